@@ -1,0 +1,35 @@
+"""Attention with a relative position bias: what self-attention and cross attention share."""
+
+from typing import Optional
+
+from torch import Tensor
+
+from mega_fairseq.modules.position import PositionBias
+from mega_fairseq.ops.attention import attention, fused_kernel_runs
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_bias: PositionBias,
+    first_query: int,
+    function: str,
+    causal: bool = False,
+    key_padding: Optional[Tensor] = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0.
+
+    A bias that can be columns of q and k becomes that where a fused kernel runs: such a kernel takes no other bias
+    without building its matrix. Elsewhere it is a vector over distances.
+    """
+    queries, keys = q.size(1), k.size(1)
+    q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
+    columns = position_bias.columns(first_query, queries, keys)
+    bias = None
+    if columns is not None and not fused_kernel_runs(q, v, function, columns[0].size(-1), dropout):
+        columns = None
+    if columns is None:
+        bias = position_bias(1 - queries - first_query, keys - first_query, q.device)
+    return attention(q, k, v, function, causal, bias, columns, key_padding, dropout)

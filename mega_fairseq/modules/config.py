@@ -1,0 +1,126 @@
+"""One config dataclass per module, checked when it is made: a wrong value is one sentence, before any work starts."""
+
+from dataclasses import dataclass
+from typing import Iterable, Optional
+
+from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
+from mega_fairseq.modules.position import POSITION_BIASES
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
+
+
+def _choose(option: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{option} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _positive(**options: int) -> None:
+    for option, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{option} is {value!r}; it must be a whole number of at least 1")
+
+
+def _probabilities(**options: float) -> None:
+    for option, value in options.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{option} is {value!r}; it must be a probability from 0 up to, but not including, 1")
+
+
+@dataclass(frozen=True)
+class _AttentionConfig:
+    """What gated self-attention and gated cross attention have in common."""
+
+    dim: int  # D, the width of the model
+    shared_dim: int  # z, the width of queries and keys
+    attention: str = "softmax"  # f of eq. 11: softmax, relu2 or laplace
+    position_bias: str = "simple"  # b_rel of eq. 11; rotary lets chunk and context grow beyond training
+    max_positions: int = 1024  # how far `simple` reaches where no chunk bounds it
+    activation: str = "silu"  # of values and candidate; the gates keep theirs
+    norm: str = "layernorm"
+    norm_affine: bool = True
+    prenorm: bool = True  # norm the input; otherwise the output
+    dropout: float = 0.0  # on the candidate (and, in self-attention, on the EMA output)
+    attention_dropout: float = 0.0  # on attention weights
+    hidden_dropout: float = 0.0  # on values
+    feature_dropout: bool = False  # drop whole channels instead of single entries, in `dropout` and `hidden_dropout`
+
+    def __post_init__(self) -> None:
+        _positive(dim=self.dim, shared_dim=self.shared_dim, max_positions=self.max_positions)
+        _choose("attention", self.attention, ATTENTION_FUNCTIONS)
+        _choose("position_bias", self.position_bias, POSITION_BIASES)
+        _choose("activation", self.activation, ACTIVATIONS)
+        _choose("norm", self.norm, NORMS)
+        _probabilities(
+            dropout=self.dropout, attention_dropout=self.attention_dropout, hidden_dropout=self.hidden_dropout
+        )
+        if self.position_bias in ("rotary", "rope") and self.shared_dim % 2:
+            raise ValueError(
+                f"position_bias {self.position_bias!r} rotates pairs of dimensions and shared_dim is {self.shared_dim}; "
+                "make shared_dim even"
+            )
+
+
+@dataclass(frozen=True)
+class GatedAttentionConfig(_AttentionConfig):
+    """Moving average equipped gated attention (eq. 6-15)."""
+
+    value_dim: int = 0  # v, the width of values; 0 means 2 dim, as in the paper
+    ndim: int = 16  # h, the order of the EMA
+    chunk_size: Optional[int] = None  # c; None attends to everything
+    causal: bool = True
+    truncation: Optional[int] = None  # taps of the EMA kernel; None or 0 keeps them all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_dim == 0:
+            object.__setattr__(self, "value_dim", 2 * self.dim)
+        _positive(value_dim=self.value_dim, ndim=self.ndim)
+        if self.chunk_size is not None:
+            _positive(chunk_size=self.chunk_size)
+        check_truncation(self.truncation)
+        if self.causal and self.norm in BATCH_NORMS:
+            raise ValueError(
+                f"norm {self.norm!r} takes statistics over all positions, so a causal layer would see the future and a "
+                "carried state could not repeat it; use layernorm, scalenorm or rmsnorm, or causal=False"
+            )
+
+
+@dataclass(frozen=True)
+class GatedCrossAttentionConfig(_AttentionConfig):
+    """Gated cross attention of a translation decoder; its values are as wide as the model."""
+
+    source_dim: int = 0  # width of the encoder's output; 0 means dim
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source_dim == 0:
+            object.__setattr__(self, "source_dim", self.dim)
+        _positive(source_dim=self.source_dim)
+        if self.norm in BATCH_NORMS:
+            raise ValueError(f"norm {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or rmsnorm")
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
+    """The normalised feed-forward layer of a Mega block."""
+
+    dim: int
+    hidden_dim: int
+    activation: str = "silu"
+    norm: str = "layernorm"
+    norm_affine: bool = True
+    prenorm: bool = True
+    dropout: float = 0.0  # on the output
+    activation_dropout: float = 0.0  # on the hidden layer
+    feature_dropout: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(dim=self.dim, hidden_dim=self.hidden_dim)
+        _choose("activation", self.activation, ACTIVATIONS)
+        _choose("norm", self.norm, NORMS)
+        _probabilities(dropout=self.dropout, activation_dropout=self.activation_dropout)
+
+
+def check_truncation(truncation: Optional[int]) -> None:
+    if truncation is not None and (not isinstance(truncation, int) or truncation < 0):
+        raise ValueError(f"truncation is {truncation!r}; give the number of kernel taps to keep, or None or 0 for all")

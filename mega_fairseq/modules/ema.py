@@ -1,0 +1,79 @@
+"""The EMA sub-layer: silu(EMA(x) + omega x) (paper eq. 3-5; omega and silu are the released code's)."""
+
+from typing import Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_fairseq.modules.checks import check_padding_mask, check_sequence
+from mega_fairseq.modules.config import check_truncation
+from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients
+from mega_fairseq.ops.padding import Alignment
+
+
+class DampedEMA(nn.Module):
+    """Multi-dimensional damped EMA, one per channel, for sequences (B, L, D).
+
+    Causal: `y, state = module(x, state, padding_mask)`. Bidirectional: `y = module(x, padding_mask=...)`.
+    """
+
+    def __init__(self, dim: int, ndim: int = 16, bidirectional: bool = False, truncation: Optional[int] = None):
+        super().__init__()
+        check_truncation(truncation)
+        self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation or None
+        directions = 2 if bidirectional else 1
+        # Logits of alpha (input weight) and delta (damping); the released code has these two names swapped.
+        self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.delta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.beta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.eta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.omega = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.alpha, std=0.2)
+        nn.init.normal_(self.delta, std=0.2)
+        nn.init.normal_(self.beta, std=0.02)
+        with torch.no_grad():  # +1, -1, +1, ... : neighbours in the hidden state start on different sides
+            self.beta[..., 0::2] += 1.0
+            self.beta[..., 1::2] -= 1.0
+        nn.init.normal_(self.eta)
+        nn.init.normal_(self.omega)
+
+    def coefficients(self, direction: int = 0) -> EMACoefficients:
+        return ema_coefficients(*(p[direction] for p in (self.alpha, self.delta, self.beta, self.eta)))
+
+    def forward(
+        self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Tensor] = None
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        check_sequence("x", x, self.dim)
+        check_padding_mask(padding_mask, x)
+        if padding_mask is None:
+            return self.aligned(x, state)
+        align = Alignment.of(padding_mask)
+        out = self.aligned(align.front(x), state, align.lengths)
+        return align.back(out) if self.bidirectional else (align.back(out[0]), out[1])
+
+    def aligned(
+        self, x: Tensor, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        """The same for a batch that is padded on the right, up to `lengths`."""
+        omega = self.omega.to(self.coefficients_dtype)
+        if self.bidirectional:
+            if state is not None:
+                raise ValueError("a bidirectional EMA carries no state; build it with bidirectional=False to stream")
+            y = bidirectional_ema(x, self.coefficients(0), self.coefficients(1), omega, self.truncation, lengths)
+            return F.silu(y)
+        width = self.truncation - 1 if self.truncation else self.ndim
+        if state is not None and state.shape != (x.size(0), self.dim, width):
+            raise ValueError(f"state has shape {tuple(state.shape)}; it must be {(x.size(0), self.dim, width)}")
+        y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
+        return F.silu(y), state
+
+    @property
+    def coefficients_dtype(self) -> torch.dtype:
+        return torch.float64 if self.omega.dtype == torch.float64 else torch.float32
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"

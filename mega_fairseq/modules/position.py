@@ -1,0 +1,105 @@
+"""Relative position biases b_rel of eq. 11, one class a kind; each turns a range of distances into scores.
+
+A bias is asked for the distances (key minus query position) first .. stop - 1 and answers with that many values. It
+may also rotate queries and keys, and may offer itself as extra columns of both.
+"""
+
+from typing import Dict, Optional, Tuple, Type
+
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.ops import position as ops
+
+
+class PositionBias(nn.Module):
+    """No bias: what the other kinds refine. `dim` is the width z of queries and keys."""
+
+    def __init__(self, dim: int, max_positions: int, causal: bool):
+        super().__init__()
+
+    def forward(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
+        """Scores for distances first .. stop - 1: (stop - first,), or None for no bias."""
+        return None
+
+    def columns(self, first_query: int, queries: int, keys: int) -> Optional[Tuple[Tensor, Tensor]]:
+        """The bias as extra columns of queries (n, r) and keys (m, r), or None where it has no such form."""
+        return None
+
+    def rotate(self, x: Tensor, first: int) -> Tensor:
+        """Queries or keys (B, n, z) at positions first, first + 1, ..., as the scores are to see them."""
+        return x
+
+
+class SimpleBias(PositionBias):
+    """One learned score per distance, up to a fixed reach: a chunk cannot grow beyond it."""
+
+    def __init__(self, dim: int, max_positions: int, causal: bool):
+        super().__init__(dim, max_positions, causal)
+        self.max_positions = max_positions
+        self.weight = nn.Parameter(torch.empty(2 * max_positions - 1))  # distances -(max - 1) .. max - 1
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
+        reach = max(-first, stop - 1) + 1
+        if reach > self.max_positions:
+            raise ValueError(
+                f"position_bias 'simple' has learned distances below {self.max_positions} and was asked for {reach}: "
+                "use shorter chunks or sequences, a larger max_positions in training, or position_bias 'rotary'"
+            )
+        return self.weight[self.max_positions - 1 + first : self.max_positions - 1 + stop]
+
+
+class RotaryBias(PositionBias):
+    """b_ij = <R_i a, R_j b> with learned a and b: depends on the distance alone and works at any length."""
+
+    def __init__(self, dim: int, max_positions: int, causal: bool):
+        super().__init__(dim, max_positions, causal)
+        self.a = nn.Parameter(torch.empty(dim))
+        self.b = nn.Parameter(torch.empty(dim))
+        nn.init.normal_(self.a, std=0.02)
+        nn.init.normal_(self.b, std=0.02)
+
+    def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
+        return ops.rotary_distances(self.a, self.b, torch.arange(first, stop, device=device))
+
+    def columns(self, first_query: int, queries: int, keys: int) -> Tuple[Tensor, Tensor]:
+        rows = torch.arange(first_query, first_query + queries, device=self.a.device)
+        return ops.rotary_columns(self.a, self.b, rows, torch.arange(keys, device=self.a.device))
+
+
+class RotaryEmbedding(PositionBias):
+    """RoPE proper: queries and keys themselves are rotated, no bias is added."""
+
+    def rotate(self, x: Tensor, first: int) -> Tensor:
+        return ops.rotate(x, torch.arange(first, first + x.size(1), device=x.device))
+
+
+class AlibiBias(PositionBias):
+    """ALiBi: scores fall linearly with distance, by the slope that it gives to a single head."""
+
+    def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
+        return torch.arange(first, stop, device=device).abs().float() * -ops.ALIBI_SLOPE
+
+
+class T5Bias(PositionBias):
+    """T5: one learned score per bucket of distances, logarithmic ones beyond the nearest."""
+
+    def __init__(self, dim: int, max_positions: int, causal: bool):
+        super().__init__(dim, max_positions, causal)
+        self.causal = causal
+        self.weight = nn.Parameter(torch.empty(ops.T5_BUCKETS))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
+        return self.weight[ops.t5_bucket(torch.arange(first, stop, device=device), self.causal)]
+
+
+POSITION_BIASES: Dict[str, Type[PositionBias]] = {
+    "simple": SimpleBias,
+    "rotary": RotaryBias,
+    "rope": RotaryEmbedding,
+    "alibi": AlibiBias,
+    "t5": T5Bias,
+    "none": PositionBias,
+}

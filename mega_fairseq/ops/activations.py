@@ -1,0 +1,31 @@
+"""The activation functions by their released names, each beside its slope, for the ops that write their own backward."""
+
+from typing import Callable, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+class Activation(NamedTuple):
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # (gradient, input) -> gradient of the input
+
+
+def _gelu(approximate: str) -> Activation:
+    return Activation(
+        lambda x: F.gelu(x, approximate=approximate),
+        lambda grad, x: _aten.gelu_backward(grad, x, approximate=approximate),
+    )
+
+
+ACTIVATIONS = {
+    "silu": Activation(F.silu, lambda grad, x: _aten.silu_backward(grad, x)),
+    "relu": Activation(torch.relu, lambda grad, x: _aten.threshold_backward(grad, x, 0)),
+    "gelu": _gelu("none"),
+    "gelu_fast": _gelu("tanh"),
+    "gelu_accurate": _gelu("tanh"),
+    "linear": Activation(lambda x: x, lambda grad, x: grad),
+}

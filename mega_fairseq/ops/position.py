@@ -1,0 +1,57 @@
+"""Relative position biases as functions of distance, and rotations of positions (paper, section 3.2).
+
+A distance is key position minus query position. The rotary bias b_ij = <R_i a, R_j b> comes in two forms: as extra
+columns of q and k, which a fused kernel can take, and as a vector over distances, which costs the tiled kernel less.
+"""
+
+import math
+from typing import Tuple
+
+import torch
+from torch import Tensor
+
+ROTARY_BASE = 10000.0
+ALIBI_SLOPE = 2.0**-8  # what ALiBi gives a single head
+T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+
+
+def _angles(positions: Tensor, dim: int) -> Tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, (n,) -> (n, dim / 2); in float64, since positions grow without bound."""
+    half = dim // 2
+    frequencies = torch.arange(half, dtype=torch.float64, device=positions.device)
+    frequencies = torch.exp(frequencies * (-math.log(ROTARY_BASE) / half))
+    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """R_i x for the position i of each row, over half-split dimensions: x (..., n, dim) or (dim,) -> (..., n, dim)."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    cos, sin = (t.to(wide.dtype) for t in _angles(positions, x.size(-1)))
+    first, second = wide.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def rotary_columns(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tuple[Tensor, Tensor]:
+    """Extra columns for q (n, z) and k (m, z) whose inner products are the rotary bias."""
+    return rotate(a, queries), rotate(b, keys)
+
+
+def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:
+    """The same bias as a vector: <R_i a, R_j b> = <a, R_{j-i} b>."""
+    a, b = (t if t.dtype == torch.float64 else t.float() for t in (a, b))
+    return (rotate(b, distances) * a).sum(-1)
+
+
+def t5_bucket(distances: Tensor, causal: bool) -> Tensor:
+    """T5's buckets: one per small distance, logarithmic ones up to 128, all beyond in the last."""
+    buckets = T5_BUCKETS
+    if causal:
+        offset, reach = torch.zeros_like(distances), (-distances).clamp_min(0)
+    else:
+        buckets //= 2
+        offset, reach = (distances > 0).long() * buckets, distances.abs()
+    exact = buckets // 2
+    ratio = torch.log(reach.clamp_min(1).double() / exact) / math.log(T5_MAX_DISTANCE / exact)
+    coarse = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
+    return offset + torch.where(reach < exact, reach, coarse)
