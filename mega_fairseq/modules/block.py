@@ -4,10 +4,12 @@ from typing import NamedTuple, Optional, Tuple, Union
 
 from torch import Tensor, nn
 
+from mega_fairseq.modules.checks import check_state_type
 from mega_fairseq.modules.config import FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention
 from mega_fairseq.modules.feed_forward import NormalizedFeedForward
 from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
+from mega_fairseq.modules.normalization import BATCH_NORMS
 
 
 class MegaBlockState(NamedTuple):
@@ -32,6 +34,11 @@ class MegaBlock(nn.Module):
                 raise ValueError(f"{name}.dim is {config.dim} and attention.dim {attention.dim}; a block has one width")
         if cross_attention is not None and not attention.causal:
             raise ValueError("cross_attention belongs to a decoder block; give it attention with causal=True")
+        if attention.causal and feed_forward is not None and feed_forward.norm in BATCH_NORMS:
+            raise ValueError(
+                f"feed_forward.norm is {feed_forward.norm!r}, whose statistics over all positions would let a causal "
+                "block see the future; use layernorm, scalenorm or rmsnorm, or attention with causal=False"
+            )
         self.causal = attention.causal
         self.mixer = MovingAverageGatedAttention(attention)
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
@@ -45,6 +52,13 @@ class MegaBlock(nn.Module):
         source: Optional[Tensor] = None,
         source_padding_mask: Optional[Tensor] = None,
     ) -> Union[Tensor, Tuple[Tensor, MegaBlockState]]:
+        if self.cross_attention is None and not (source is None and source_padding_mask is None):
+            raise ValueError(
+                "source was given to a block without cross attention; build it with "
+                "cross_attention=GatedCrossAttentionConfig(...) or leave source out"
+            )
+        if self.causal:
+            check_state_type(state, MegaBlockState)
         mixer_state = cross_state = None
         if self.causal:
             x, mixer_state = self.mixer(x, None if state is None else state.mixer, padding_mask)

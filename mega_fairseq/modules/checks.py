@@ -1,25 +1,45 @@
 """What every module asks of its tensors, answered in one sentence where it is not so."""
 
-from typing import Optional
+from typing import Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.precision import autocast_dtype
 
-def check_sequence(name: str, x: Tensor, dim: int) -> None:
+
+def check_sequence(name: str, x: Tensor, dim: int, parameter: Tensor) -> None:
+    """x (B, L, dim) in the dtype of the module's parameters (autocast casts both)."""
     if x.dim() != 3 or x.size(-1) != dim or x.size(1) == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {dim}) with length at least 1")
+    if x.dtype != parameter.dtype and (autocast_dtype(x.device.type) is None or not x.is_floating_point()):
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be {parameter.dtype} like the parameters")
 
 
 def check_padding_mask(mask: Optional[Tensor], x: Tensor, name: str = "padding_mask") -> None:
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}; it must be a bool tensor with True at padding")
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} has dtype {mask.dtype}; it must be bool with True at padding")
     if mask.shape != x.shape[:2]:
         raise ValueError(f"{name} has shape {tuple(mask.shape)}; it must be (batch, length) = {tuple(x.shape[:2])}")
 
 
-def check_state(state: Optional[object], x: Tensor, batch_of: Optional[Tensor]) -> None:
-    if state is not None and batch_of is not None and batch_of.size(0) != x.size(0):
-        raise ValueError(f"the state is of {batch_of.size(0)} sequences and the input of {x.size(0)}")
+def check_state_type(state: object, kind: type) -> None:
+    if state is not None and not isinstance(state, kind):
+        raise TypeError(
+            f"state is a {type(state).__name__}; it must be the {kind.__name__} that the last call returned, "
+            "and a mask goes to padding_mask"
+        )
+
+
+def check_state_shape(name: str, state: Tensor, expected: Sequence[Union[int, str]]) -> None:
+    """A number must match, a word stands for any size."""
+    sizes = tuple(state.shape)
+    if len(sizes) != len(expected) or any(e != s for e, s in zip(expected, sizes) if not isinstance(e, str)):
+        wanted = ", ".join(map(str, expected))
+        raise ValueError(
+            f"{name} has shape {sizes}; it must be ({wanted}): go on with the same sequences and the same module"
+        )

@@ -14,7 +14,7 @@ def _choose(option: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{option} is {value!r}; choose one of {', '.join(choices)}")
 
 
-def _positive(**options: int) -> None:
+def check_positive(**options: int) -> None:
     for option, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{option} is {value!r}; it must be a whole number of at least 1")
@@ -22,7 +22,7 @@ def _positive(**options: int) -> None:
 
 def _probabilities(**options: float) -> None:
     for option, value in options.items():
-        if not 0.0 <= value < 1.0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
             raise ValueError(f"{option} is {value!r}; it must be a probability from 0 up to, but not including, 1")
 
 
@@ -45,7 +45,7 @@ class _AttentionConfig:
     feature_dropout: bool = False  # drop whole channels instead of single entries, in `dropout` and `hidden_dropout`
 
     def __post_init__(self) -> None:
-        _positive(dim=self.dim, shared_dim=self.shared_dim, max_positions=self.max_positions)
+        check_positive(dim=self.dim, shared_dim=self.shared_dim, max_positions=self.max_positions)
         _choose("attention", self.attention, ATTENTION_FUNCTIONS)
         _choose("position_bias", self.position_bias, POSITION_BIASES)
         _choose("activation", self.activation, ACTIVATIONS)
@@ -55,8 +55,8 @@ class _AttentionConfig:
         )
         if self.position_bias in ("rotary", "rope") and self.shared_dim % 2:
             raise ValueError(
-                f"position_bias {self.position_bias!r} rotates pairs of dimensions and shared_dim is {self.shared_dim}; "
-                "make shared_dim even"
+                f"position_bias {self.position_bias!r} rotates pairs of dimensions and shared_dim is "
+                f"{self.shared_dim}; make shared_dim even"
             )
 
 
@@ -74,9 +74,9 @@ class GatedAttentionConfig(_AttentionConfig):
         super().__post_init__()
         if self.value_dim == 0:
             object.__setattr__(self, "value_dim", 2 * self.dim)
-        _positive(value_dim=self.value_dim, ndim=self.ndim)
+        check_positive(value_dim=self.value_dim, ndim=self.ndim)
         if self.chunk_size is not None:
-            _positive(chunk_size=self.chunk_size)
+            check_positive(chunk_size=self.chunk_size)
         check_truncation(self.truncation)
         if self.causal and self.norm in BATCH_NORMS:
             raise ValueError(
@@ -95,9 +95,11 @@ class GatedCrossAttentionConfig(_AttentionConfig):
         super().__post_init__()
         if self.source_dim == 0:
             object.__setattr__(self, "source_dim", self.dim)
-        _positive(source_dim=self.source_dim)
+        check_positive(source_dim=self.source_dim)
         if self.norm in BATCH_NORMS:
-            raise ValueError(f"norm {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or rmsnorm")
+            raise ValueError(
+                f"norm {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or rmsnorm"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,12 @@ class FeedForwardConfig:
     feature_dropout: bool = False
 
     def __post_init__(self) -> None:
-        _positive(dim=self.dim, hidden_dim=self.hidden_dim)
+        check_positive(dim=self.dim, hidden_dim=self.hidden_dim)
         _choose("activation", self.activation, ACTIVATIONS)
         _choose("norm", self.norm, NORMS)
         _probabilities(dropout=self.dropout, activation_dropout=self.activation_dropout)
 
 
 def check_truncation(truncation: Optional[int]) -> None:
-    if truncation is not None and (not isinstance(truncation, int) or truncation < 0):
+    if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 0):
         raise ValueError(f"truncation is {truncation!r}; give the number of kernel taps to keep, or None or 0 for all")

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.attend import attend
-from mega_fairseq.modules.checks import check_padding_mask, check_sequence
+from mega_fairseq.modules.checks import (
+    check_padding_mask,
+    check_sequence,
+    check_state_shape,
+    check_state_type,
+)
 from mega_fairseq.modules.config import GatedCrossAttentionConfig
 from mega_fairseq.modules.linear import linear
 from mega_fairseq.modules.normalization import SequenceNorm
@@ -31,7 +36,7 @@ class GatedCrossAttention(nn.Module):
 
     Y = u silu(W_h (r O)) + (1 - u) X with u, r and the queries read off the (normed) target, keys and values off the
     source. The relative bias is over absolute target position minus source position, pads counted on neither side.
-    Once there is a state the source may be None.
+    Once there is a state, the source it was made from is what counts: `source` may be None.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
@@ -47,12 +52,13 @@ class GatedCrossAttention(nn.Module):
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Tensor] = None) -> CrossAttentionState:
         """Keys and values of the encoder's output, once for a whole translation."""
-        check_sequence("source", source, self.config.source_dim)
+        check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
         if source_padding_mask is not None:
-            align = Alignment.of(source_padding_mask)
-            source = align.front(source)
-            source_padding_mask = padding_from_lengths(align.lengths, source.size(1))
+            reach = self.position_bias.reach
+            align = Alignment.of(source_padding_mask, crop=reach is not None and source.size(1) > reach)
+            source_padding_mask = padding_from_lengths(align.lengths, align.width)
+            source = align.front(source).masked_fill(source_padding_mask.unsqueeze(-1), 0.0)
         values = activated_linear(source, self.values.weight, self.values.bias, self.config.activation)
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
@@ -65,14 +71,26 @@ class GatedCrossAttention(nn.Module):
         source_padding_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, CrossAttentionState]:
         c = self.config
-        check_sequence("x", x, c.dim)
+        check_sequence("x", x, c.dim, self.queries.weight)
         check_padding_mask(padding_mask, x)
+        check_state_type(state, CrossAttentionState)
+        if source_padding_mask is not None and source is None:
+            raise ValueError(
+                "source_padding_mask was given without source; give both, or neither where there is a state"
+            )
         if state is None:
             if source is None:
                 raise ValueError("source is None and there is no state; the first call needs the encoder's output")
             state = self.project_source(source, source_padding_mask)
         if state.keys.size(0) != x.size(0):
-            raise ValueError(f"x is of {x.size(0)} sequences and the source of {state.keys.size(0)}")
+            raise ValueError(
+                f"x is of {x.size(0)} sequences and the source of {state.keys.size(0)}; give each target its own "
+                "source: select the same rows of both"
+            )
+        check_state_shape("state.keys", state.keys, (x.size(0), "source length", c.shared_dim))
+        check_state_shape("state.values", state.values, (x.size(0), state.keys.size(1), c.dim))
+        if padding_mask is not None:
+            x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         dropout, attention_dropout, hidden_dropout = (
             (c.dropout, c.attention_dropout, c.hidden_dropout) if self.training else (0.0, 0.0, 0.0)
         )
@@ -112,8 +130,8 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
     if state.lengths is not None:
         past = padding_from_lengths(state.lengths, state.position)
     pads = queries.new_zeros(queries.shape[:2], dtype=torch.bool) if padding_mask is None else padding_mask
-    align = Alignment.of(torch.cat([past, pads], 1))
+    align = Alignment.of(torch.cat([past, pads], 1), crop=True)
     blanks = queries.new_zeros(queries.size(0), state.position, queries.size(2))
     laid_out = align.front(torch.cat([blanks, queries], 1))
-    state = state._replace(position=state.position + new, lengths=align.lengths)
+    state = state._replace(position=align.width, lengths=align.lengths)
     return laid_out, lambda out: align.back(out)[:, -new:], state

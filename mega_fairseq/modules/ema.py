@@ -6,10 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.checks import check_padding_mask, check_sequence
-from mega_fairseq.modules.config import check_truncation
+from mega_fairseq.modules.checks import (
+    check_padding_mask,
+    check_sequence,
+    check_state_shape,
+    check_state_type,
+)
+from mega_fairseq.modules.config import check_positive, check_truncation
 from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients
 from mega_fairseq.ops.padding import Alignment
+from mega_fairseq.ops.precision import at_least_float32
 
 
 class DampedEMA(nn.Module):
@@ -20,8 +26,14 @@ class DampedEMA(nn.Module):
 
     def __init__(self, dim: int, ndim: int = 16, bidirectional: bool = False, truncation: Optional[int] = None):
         super().__init__()
+        check_positive(dim=dim, ndim=ndim)
         check_truncation(truncation)
-        self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation or None
+        self.dim, self.ndim, self.bidirectional, self.truncation = (
+            dim,
+            ndim,
+            bidirectional,
+            truncation or None,
+        )
         directions = 2 if bidirectional else 1
         # Logits of alpha (input weight) and delta (damping); the released code has these two names swapped.
         self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))
@@ -47,7 +59,8 @@ class DampedEMA(nn.Module):
     def forward(
         self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Tensor] = None
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        check_sequence("x", x, self.dim)
+        check_sequence("x", x, self.dim, self.omega)
+        check_state_type(state, Tensor)
         check_padding_mask(padding_mask, x)
         if padding_mask is None:
             return self.aligned(x, state)
@@ -59,21 +72,20 @@ class DampedEMA(nn.Module):
         self, x: Tensor, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         """The same for a batch that is padded on the right, up to `lengths`."""
-        omega = self.omega.to(self.coefficients_dtype)
+        omega = self.omega.to(at_least_float32(self.omega.dtype))
         if self.bidirectional:
             if state is not None:
                 raise ValueError("a bidirectional EMA carries no state; build it with bidirectional=False to stream")
             y = bidirectional_ema(x, self.coefficients(0), self.coefficients(1), omega, self.truncation, lengths)
             return F.silu(y)
-        width = self.truncation - 1 if self.truncation else self.ndim
-        if state is not None and state.shape != (x.size(0), self.dim, width):
-            raise ValueError(f"state has shape {tuple(state.shape)}; it must be {(x.size(0), self.dim, width)}")
+        self.check_state(state, x)
         y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
         return F.silu(y), state
 
-    @property
-    def coefficients_dtype(self) -> torch.dtype:
-        return torch.float64 if self.omega.dtype == torch.float64 else torch.float32
+    def check_state(self, state: Optional[Tensor], x: Tensor) -> None:
+        if state is not None:
+            width = self.truncation - 1 if self.truncation else self.ndim
+            check_state_shape("the EMA state", state, (x.size(0), self.dim, width))
 
     def extra_repr(self) -> str:
         return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"

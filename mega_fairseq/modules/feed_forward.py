@@ -24,9 +24,11 @@ class NormalizedFeedForward(nn.Module):
 
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         c = self.config
-        check_sequence("x", x, c.dim)
+        check_sequence("x", x, c.dim, self.expand.weight)
         check_padding_mask(padding_mask, x)
         activation_dropout, dropout = (c.activation_dropout, c.dropout) if self.training else (0.0, 0.0)
+        if padding_mask is not None:  # whatever stands at pads, NaN too, stays out of sums over positions
+            x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         residual = x
         if c.prenorm:
             x = self.norm(x, padding_mask)

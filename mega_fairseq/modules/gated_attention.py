@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.attend import attend
-from mega_fairseq.modules.checks import check_padding_mask, check_sequence
+from mega_fairseq.modules.checks import (
+    check_padding_mask,
+    check_sequence,
+    check_state_shape,
+    check_state_type,
+)
 from mega_fairseq.modules.config import GatedAttentionConfig
 from mega_fairseq.modules.ema import DampedEMA
 from mega_fairseq.modules.linear import linear
@@ -26,7 +31,7 @@ class GatedAttentionState(NamedTuple):
 
 
 class MovingAverageGatedAttention(nn.Module):
-    """x (B, L, D) -> Y (B, L, D). Causal: `y, state = module(x, state, padding_mask)`; otherwise `y = module(x, ...)`."""
+    """(B, L, D) -> (B, L, D). Causal: `y, state = module(x, state, padding_mask)`; otherwise `y = module(x, ...)`."""
 
     def __init__(self, config: GatedAttentionConfig):
         super().__init__()
@@ -46,14 +51,15 @@ class MovingAverageGatedAttention(nn.Module):
         self, x: Tensor, state: Optional[GatedAttentionState] = None, padding_mask: Optional[Tensor] = None
     ) -> Union[Tensor, Tuple[Tensor, GatedAttentionState]]:
         c = self.config
-        check_sequence("x", x, c.dim)
+        check_sequence("x", x, c.dim, self.kappa)
         check_padding_mask(padding_mask, x)
-        if state is not None and not c.causal:
-            raise ValueError("state was given to a bidirectional layer; only causal=True carries one")
+        self._check_state(state, x)
         align = lengths = None
         if padding_mask is not None:
-            align = Alignment.of(padding_mask)
-            x, lengths, padding_mask = align.front(x), align.lengths, padding_from_lengths(align.lengths, x.size(1))
+            reach = self.position_bias.reach
+            align = Alignment.of(padding_mask, crop=reach is not None and x.size(1) > reach)
+            lengths, padding_mask = align.lengths, padding_from_lengths(align.lengths, align.width)
+            x = align.front(x).masked_fill(padding_mask.unsqueeze(-1), 0.0)
 
         residual = x
         if c.prenorm:
@@ -90,6 +96,26 @@ class MovingAverageGatedAttention(nn.Module):
         c = self.config
         first_query, dropout = k.size(1) - q.size(1), self._rate(c.attention_dropout)
         return attend(q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout)
+
+    def _check_state(self, state: Optional[GatedAttentionState], x: Tensor) -> None:
+        if state is None:
+            return
+        c = self.config
+        if not c.causal:
+            raise ValueError("state was given to a bidirectional layer; only causal=True carries one")
+        check_state_type(state, GatedAttentionState)
+        self.ema.check_state(state.ema, x)
+        keys, values, padding = state.cache
+        room = "cached keys" if c.chunk_size is None else "up to chunk_size - 1"
+        check_state_shape("state.cache.keys", keys, (x.size(0), room, c.shared_dim))
+        check_state_shape("state.cache.values", values, (x.size(0), keys.size(1), c.value_dim))
+        if padding is not None:
+            check_state_shape("state.cache.padding", padding, (x.size(0), keys.size(1)))
+        if c.chunk_size is not None and keys.size(1) >= c.chunk_size:
+            raise ValueError(
+                f"state.cache.keys has {keys.size(1)} keys and chunk_size is {c.chunk_size}: an unfinished chunk has up "
+                "to chunk_size - 1; go on with the chunk_size that the state was made with"
+            )
 
     def _rate(self, dropout: float) -> float:
         return dropout if self.training else 0.0

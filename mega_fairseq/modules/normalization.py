@@ -5,6 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from mega_fairseq.ops.precision import at_least_float32
+
 
 class ScaleNorm(nn.Module):
     """g x / rms(x) with one learned g (the released form of Nguyen & Salazar's g x / |x|)."""
@@ -18,7 +20,7 @@ class ScaleNorm(nn.Module):
         return 1
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()  # squares overflow in half precision
+        wide = x.to(at_least_float32(x.dtype))  # squares overflow in half precision
         y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (y if self.weight is None else y * self.weight).to(x.dtype)
 

@@ -15,6 +15,8 @@ from mega_fairseq.ops import position as ops
 class PositionBias(nn.Module):
     """No bias: what the other kinds refine. `dim` is the width z of queries and keys."""
 
+    reach: Optional[int] = None  # how many positions it can tell apart; None for any number
+
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
 
@@ -36,18 +38,18 @@ class SimpleBias(PositionBias):
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
-        self.max_positions = max_positions
+        self.reach = max_positions
         self.weight = nn.Parameter(torch.empty(2 * max_positions - 1))  # distances -(max - 1) .. max - 1
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
-        reach = max(-first, stop - 1) + 1
-        if reach > self.max_positions:
+        needed = max(-first, stop - 1) + 1
+        if needed > self.reach:
             raise ValueError(
-                f"position_bias 'simple' has learned distances below {self.max_positions} and was asked for {reach}: "
+                f"position_bias 'simple' has learned distances below {self.reach} and was asked for {needed}: "
                 "use shorter chunks or sequences, a larger max_positions in training, or position_bias 'rotary'"
             )
-        return self.weight[self.max_positions - 1 + first : self.max_positions - 1 + stop]
+        return self.weight[self.reach - 1 + first : self.reach - 1 + stop]
 
 
 class RotaryBias(PositionBias):

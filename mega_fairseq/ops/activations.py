@@ -1,4 +1,4 @@
-"""The activation functions by their released names, each beside its slope, for the ops that write their own backward."""
+"""The activation functions by their released names, each beside its slope for the ops that write their backward."""
 
 from typing import Callable, NamedTuple
 

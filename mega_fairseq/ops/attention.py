@@ -22,10 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.dropout import keep_mask
-from mega_fairseq.ops._torch import autocast_dtype, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, is_compiling, without_autocast
 
 ATTENTION_FUNCTIONS = ("softmax", "relu2", "laplace")
-LAPLACE_MEAN, LAPLACE_STD = 0.707107, 0.282095  # the released constants: sqrt(1/2) and sqrt(1/(4 pi)) to six digits
+LAPLACE_MEAN, LAPLACE_STD = (
+    0.707107,
+    0.282095,
+)  # the released constants: sqrt(1/2) and sqrt(1/(4 pi)) to six digits
 
 TILE = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
 TILE_GPU = 1 << 26
@@ -76,7 +79,7 @@ def temperature(q: Tensor, k: Tensor, function: str, causal: bool, key_padding: 
         seen = (~key_padding).sum(-1, keepdim=True).clamp_min(1)  # (G, 1)
     else:
         seen = torch.full((1,), keys, device=q.device)
-    return seen.to(torch.float32).reciprocal().to(q.dtype).unsqueeze(-1)
+    return seen.to(at_least_float32(q.dtype)).reciprocal().to(q.dtype).unsqueeze(-1)
 
 
 def bias_matrix(bias: Tensor, queries: int, keys: int) -> Tensor:
@@ -115,7 +118,7 @@ def attention_naive(
     scale: float = 1.0,
 ) -> Tensor:
     """The definition, in whole matrices, for q already divided by tau; `keep` (G, n, m) and `scale` are dropout's."""
-    scores = torch.bmm(q, k.transpose(1, 2)).to(_precision(q))
+    scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
     if bias is not None:
         scores = scores + bias_matrix(bias, *scores.shape[1:])
     visible = _visible(q, k, causal, key_padding)
@@ -127,11 +130,6 @@ def attention_naive(
     if keep is not None:
         weights = weights * keep * scale
     return torch.bmm(weights.to(v.dtype), v)
-
-
-def _precision(x: Tensor) -> torch.dtype:
-    """Scores and weights live in float32 under fp16 and bf16."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class _Tiled(torch.autograd.Function):
@@ -192,7 +190,7 @@ def _tiles(q: Tensor, k: Tensor, causal: bool):
 
 def _tile_weights(q, k, bias, key_padding, function, causal, tile):
     groups, rows, keys = tile
-    scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(_precision(q))  # (G', T, keys)
+    scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(at_least_float32(q.dtype))  # (G', T, keys)
     count = rows.stop - rows.start
     if bias is not None:
         low = q.size(1) - rows.stop
@@ -265,6 +263,8 @@ def attention(
 
     `columns` (n, r), (m, r) ride along as extra columns of q and k: a bias that is an inner product of positions.
     """
+    if function not in ATTENTION_FUNCTIONS:
+        raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype = autocast_dtype(q.device.type) or q.dtype
     q, k, v = (t.to(dtype) for t in (q, k, v))
     q = q * temperature(q, k, function, causal, key_padding)

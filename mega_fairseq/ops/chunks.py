@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
+from mega_fairseq.ops.precision import is_compiling
 
 # (queries, keys, values, key padding) of whole groups -> outputs; the last query stands at the last key if causal
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
@@ -25,7 +26,12 @@ class KeyValues(NamedTuple):
 
 
 def chunked(
-    attend: Attend, q: Tensor, k: Tensor, v: Tensor, chunk_size: Optional[int], padding: Optional[Tensor] = None
+    attend: Attend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: Optional[int],
+    padding: Optional[Tensor] = None,
 ) -> Tensor:
     """q (B, n, z) against k (B, m + n, z) and v (B, m + n, e), m < chunk_size keys before the first query -> (B, n, e).
 
@@ -47,7 +53,11 @@ def chunked(
 
     whole = chunk_size if cached else 0
     last = keys - keys % chunk_size
-    bounds = [(0, min(keys, whole), 1), (whole, last, (last - whole) // chunk_size), (max(whole, last), keys, 1)]
+    bounds = [
+        (0, min(keys, whole), 1),
+        (whole, last, (last - whole) // chunk_size),
+        (max(whole, last), keys, 1),
+    ]
     pieces = [piece(*bound) for bound in bounds if bound[0] < bound[1]]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
@@ -65,21 +75,23 @@ def causal_chunked(
 
     `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query looks.
     """
-    new, restore = q.size(1), None
+    new, align = q.size(1), None
     if cache is not None:
         k, v = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)
     total = k.size(1)
     if cache is not None and cache.padding is not None:
         # Rows stand at different places in their chunks: put each one's keys in a row again, queries beside them.
-        pads = q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
-        align = Alignment.of(torch.cat([cache.padding, pads], 1))
+        pads = (
+            q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
+        )
+        align = Alignment.of(torch.cat([cache.padding, pads], 1), crop=True)
         q = torch.cat([q.new_zeros(q.size(0), total - new, q.size(2)), q], 1)
-        q, k, v, lengths, restore = align.front(q), align.front(k), align.front(v), align.lengths, align.back
+        q, k, v, lengths = align.front(q), align.front(k), align.front(v), align.lengths
     elif lengths is not None:
         lengths = lengths + (total - new)
     out = chunked(attend, q, k, v, chunk_size)
-    if restore is not None:
-        out = restore(out)[:, total - new :]
+    if align is not None:
+        out = align.back(out)[:, total - new :]
     return out, _rest(k, v, chunk_size, lengths)
 
 
@@ -91,7 +103,9 @@ def _rest(k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Ten
         if start == 0:
             return KeyValues(k, v)
         return KeyValues(k[:, start:].clone(), v[:, start:].clone())  # a view would keep all of k and v alive
-    width = total if chunk_size is None else min(total, chunk_size - 1)
+    width = min(total, total if chunk_size is None else chunk_size - 1)
+    if chunk_size is None and not is_compiling():
+        width = max(1, int(lengths.max()))  # pads of this piece are not kept
     start = torch.zeros_like(lengths) if chunk_size is None else lengths - lengths % chunk_size
     index = start.unsqueeze(1) + torch.arange(width, device=k.device)  # (B, width)
     padding = index >= lengths.unsqueeze(1)

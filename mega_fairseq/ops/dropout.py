@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def keep_mask(shape: Sequence[int], dropout: float, device: torch.device) -> Tuple[Optional[Tensor], float]:
-    """A bool mask, one byte an entry, of what survives, and the factor that keeps the mean; (None, 1) without dropout."""
+    """A bool mask of what survives, one byte an entry, and the factor that keeps the mean; (None, 1) for no dropout."""
     if dropout == 0.0:
         return None, 1.0
     keep = torch.empty(tuple(shape), dtype=torch.bool, device=device).bernoulli_(1.0 - dropout)

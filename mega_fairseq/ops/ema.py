@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops._torch import is_compiling, without_autocast
 from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 # Crossovers, measured by `python benchmarks/layer.py --forms` (docs/performance.md, "Which form when").
-BLOCK = 32  # steps in a block of the scan on the CPU: Toeplitz work grows with it, scan steps and states shrink
+BLOCK = 64  # steps in a block of the scan on the CPU: Toeplitz work grows with it, scan steps and states shrink
 BLOCK_GPU = 128  # fewer, larger products where each launch costs: chosen by launch count, not yet measured on a GPU
 
 
@@ -49,7 +49,7 @@ def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) ->
     log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. So phi neither rounds to 1 in slow
     channels nor to 0 at large logits, where a log would be infinite. eta is scaled by sqrt(1/N).
     """
-    alpha, delta, beta, eta = (t if t.dtype == torch.float64 else t.float() for t in (alpha, delta, beta, eta))
+    alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
     weight, damping = torch.sigmoid(alpha), torch.sigmoid(delta)
     product = weight * damping
     complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
@@ -148,64 +148,105 @@ def _block_tables(
 
 
 def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
-    """h_{k+1} = decay h_k + u_k along dim 0: u (K, B, D, N) -> the states before each k (after it, if reverse)."""
+    """h_{k+1} = decay h_k + u_k along dim 0: u (K, B, D, N) -> the state before each k (after it, if reverse)."""
     h = torch.zeros_like(u[0]) if first is None else first
     out = torch.empty_like(u)
-    steps = range(u.size(0) - 1, -1, -1) if reverse else range(u.size(0))
-    for k in steps:
+    for k in range(u.size(0) - 1, -1, -1) if reverse else range(u.size(0)):
         out[k] = h
         h = torch.addcmul(u[k], decay, h)
     return out
 
 
-class _BlockScan(torch.autograd.Function):
-    """(x, tables, initial state) -> y and the state that enters the last block, for L a multiple of C.
+def _scan_by_doubling(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
+    """`_scan` in log2 K steps over all of u: more work, but few launches and nothing in place."""
+    if reverse:
+        return _scan_by_doubling(u.flip(0), decay, first).flip(0)
+    h = torch.cat([(torch.zeros_like(u[0]) if first is None else first).unsqueeze(0), u[:-1]])
+    stride = 1
+    while stride < h.size(0):
+        h = torch.cat([h[:stride], torch.addcmul(h[stride:], decay, h[:-stride])])
+        decay, stride = decay * decay, stride * 2
+    return h
 
-    Channels lead inside, (D, B K, C), so that every product is a batched matrix product over channels. One transposed
-    copy of x and the block states are all that backward needs; plain autograd would keep every step of the scan.
+
+def _enter_blocks(xs: Tensor, t: _BlockTables, initial: Tensor, blocks: int) -> Tensor:
+    """The states that enter each block: xs (D, B K, C) -> (K, B, D, M), forward ones first."""
+    batch, dim, forward = initial.shape
+    scan = _scan if xs.device.type == "cpu" and not is_compiling() else _scan_by_doubling
+    u = torch.bmm(xs, t.collect).view(dim, batch, blocks, -1).permute(2, 1, 0, 3)  # (K, B, D, M)
+    ahead = scan(u[..., :forward], t.decay[:, :forward], initial)
+    if u.size(-1) == forward:
+        return ahead
+    return torch.cat([ahead, scan(u[..., forward:], t.decay[:, forward:], None, reverse=True)], -1)
+
+
+def _channels_first(x: Tensor, size: int) -> Tensor:
+    """(B, K C, D) -> (D, B K, C). As a transposed 2-D copy, which torch does four times as fast as a permuted one."""
+    return x.reshape(-1, x.size(-1)).t().contiguous().view(x.size(-1), -1, size)
+
+
+def _channels_last(xs: Tensor, batch: int) -> Tensor:
+    """(D, B K, C) -> (B, K C, D)."""
+    return xs.view(xs.size(0), -1).t().contiguous().view(batch, -1, xs.size(0))
+
+
+def _block_scan(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, tables, initial state) -> y and the states that enter the blocks, (K, B, D, M); L is a multiple of C.
+
+    Channels lead inside, so that every product is a batched matrix product over channels.
     """
+    size = t.collect.size(1)
+    xs = _channels_first(x, size)
+    enter = _enter_blocks(xs, t, initial, x.size(1) // size)
+    h = enter.permute(2, 1, 0, 3).reshape(x.size(2), xs.size(1), -1)  # (D, B K, M)
+    return _channels_last(torch.baddbmm(torch.bmm(h, t.spread), xs, t.within), x.size(0)), enter
+
+
+class _BlockScan(torch.autograd.Function):
+    """`_block_scan`, giving the state that enters the last block; x and the block states are all that it saves."""
 
     @staticmethod
-    def forward(ctx, x, within, collect, spread, decay, initial):
-        batch, length, dim = x.shape
-        size, states = collect.size(1), decay.size(1)
-        blocks = length // size
-        forward = initial.size(-1)  # states that run forward in time; the rest run backward
-        xs = x.reshape(-1, dim).t().contiguous().view(dim, batch * blocks, size)  # (D, B K, C)
-        u = torch.bmm(xs, collect).view(dim, batch, blocks, states).permute(2, 1, 0, 3)  # (K, B, D, M)
-        enter = torch.empty((blocks, batch, dim, states), dtype=x.dtype, device=x.device)
-        enter[..., :forward] = _scan(u[..., :forward], decay[:, :forward], initial)
-        if states > forward:
-            enter[..., forward:] = _scan(u[..., forward:], decay[:, forward:], None, reverse=True)
-        last = enter[-1, ..., :forward].clone()
-        h = enter.permute(2, 1, 0, 3).reshape(dim, batch * blocks, states)  # (D, B K, M)
-        ys = torch.bmm(xs, within).baddbmm_(h, spread)  # (D, B K, C)
-        ctx.save_for_backward(xs, h, within, collect, spread, decay)
-        ctx.shape = (batch, blocks, forward)
-        return ys.view(dim, -1).t().contiguous().view(batch, length, dim), last
+    def forward(ctx, x, initial, *tables):
+        y, enter = _block_scan(x, _BlockTables(*tables), initial)
+        ctx.save_for_backward(x, enter, *tables)
+        ctx.forward_states = initial.size(-1)
+        return y, enter[-1, ..., : initial.size(-1)].clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy, dlast):
-        xs, h, within, collect, spread, decay = ctx.saved_tensors
-        batch, blocks, forward = ctx.shape
-        dim, size, states = collect.shape
-        with without_autocast(xs):
-            dys = dy.reshape(-1, dim).t().contiguous().view(dim, batch * blocks, size)
-            dh = torch.bmm(dys, spread.transpose(1, 2)).view(dim, batch, blocks, states).permute(2, 1, 0, 3).contiguous()
+        x, enter, *tables = ctx.saved_tensors
+        t, forward = _BlockTables(*tables), ctx.forward_states
+        dim, size, states = t.collect.shape
+        scan = _scan if x.device.type == "cpu" else _scan_by_doubling
+        with without_autocast(x):
+            dys = _channels_first(dy, size)
+            dh = torch.bmm(dys, t.spread.transpose(1, 2)).view(dim, x.size(0), -1, states).permute(2, 1, 0, 3)
             dh[-1, ..., :forward] += dlast
-            du = torch.empty_like(dh)
-            du[..., :forward] = _scan(dh[..., :forward], decay[:, :forward], None, reverse=True)
+            # Gradients travel against the states: du_k is the whole gradient of the state that u_k leads to.
+            du = scan(dh[..., :forward], t.decay[:, :forward], None, reverse=True)
+            dinitial = torch.addcmul(dh[0, ..., :forward], t.decay[:, :forward], du[0])
             if states > forward:
-                du[..., forward:] = _scan(dh[..., forward:], decay[:, forward:], None)
-            enter = h.view(dim, batch, blocks, states).permute(2, 1, 0, 3)
-            ddecay = (du * enter).sum((0, 1))
-            dinitial = torch.addcmul(dh[0, ..., :forward], decay[:, :forward], du[0, ..., :forward])
-            dus = du.permute(2, 1, 0, 3).reshape(dim, batch * blocks, states)
-            dxs = torch.bmm(dys, within.transpose(1, 2)).baddbmm_(dus, collect.transpose(1, 2))
-            dx = dxs.view(dim, -1).t().contiguous().view(dy.shape)
-            xt = xs.transpose(1, 2)
-            return dx, torch.bmm(xt, dys), torch.bmm(xt, dus), torch.bmm(h.transpose(1, 2), dys), ddecay, dinitial
+                du = torch.cat([du, scan(dh[..., forward:], t.decay[:, forward:], None)], -1)
+            ddecay = torch.einsum("kbdm,kbdm->dm", du, enter)
+            xt = _channels_first(x, size).transpose(1, 2)  # (D, C, B K)
+            du, enter = (s.permute(2, 1, 0, 3).reshape(dim, -1, states) for s in (du, enter))  # (D, B K, M)
+            dwithin, dcollect, dspread = (
+                torch.bmm(xt, dys),
+                torch.bmm(xt, du),
+                torch.bmm(enter.transpose(1, 2), dys),
+            )
+            del xt, enter
+            dxs = torch.bmm(du, t.collect.transpose(1, 2)).baddbmm_(dys, t.within.transpose(1, 2))
+            del dys, du
+            return _channels_last(dxs, x.size(0)), dinitial, dwithin, dcollect, dspread, ddecay
+
+
+def _run_blocks(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Tensor]:
+    if is_compiling():
+        y, enter = _block_scan(x, t, initial)
+        return y, enter[-1, ..., : initial.size(-1)]
+    return _BlockScan.apply(x, initial, *t)
 
 
 def _block_size(x: Tensor) -> int:
@@ -218,7 +259,7 @@ def ema_scan(
     """Causal EMA in blocks: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
     length, size = x.size(1), _block_size(x)
     tables = _block_tables(c, _no_skip(c) if skip is None else skip, size)
-    y, last = _BlockScan.apply(_pad_to_multiple(x, size), *tables, _zero_state(x, c) if state is None else state)
+    y, last = _run_blocks(_pad_to_multiple(x, size), tables, _zero_state(x, c) if state is None else state)
     rest = (length - 1) % size + 1  # steps of the last block, which may be a partial one
     tail = x[:, length - rest :].transpose(0, 1).permute(2, 1, 0)  # (D, B, rest)
     collected = torch.bmm(tail, tables.collect[:, size - rest :]).transpose(0, 1)  # (B, D, N)
@@ -228,7 +269,7 @@ def ema_scan(
 def _ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip: Tensor) -> Tensor:
     size = _block_size(x)
     tables = _block_tables(c, skip, size, backward)
-    y, _ = _BlockScan.apply(_pad_to_multiple(x, size), *tables, _zero_state(x, c))
+    y, _ = _run_blocks(_pad_to_multiple(x, size), tables, _zero_state(x, c))
     return y[:, : x.size(1)]
 
 
@@ -289,14 +330,22 @@ def ema_window(
     skip: Optional[Tensor] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """Causal EMA of `truncation` taps; the state (B, D, T - 1) holds the inputs that the taps still reach."""
+    """Causal EMA of `truncation` taps; the state (B, D, T - 1) holds the inputs that the taps still reach.
+
+    The taps beyond T are phi^T times the whole kernel, so a delayed EMA takes them off again. (An FFT would be as
+    fast, but its rounding lets a large input touch the outputs before it.)
+    """
     length, reach = x.size(1), truncation - 1
     window = x if state is None else torch.cat([state.transpose(1, 2), x], 1)  # (B, T - 1 + L, D)
-    kernel = ema_kernel(c, min(truncation, window.size(1)))
+    before = window.size(1) - length
     if length == 1:
-        y = torch.einsum("btd,dt->bd", window, kernel.flip(-1)).unsqueeze(1)
+        y = torch.einsum("btd,dt->bd", window, ema_kernel(c, window.size(1)).flip(-1)).unsqueeze(1)
     else:
-        y = _convolve(window, kernel, kernel.size(-1) - 1, 0)[:, window.size(1) - length :]
+        y = ema_scan(window, c)[0][:, before:]
+        late = window.size(1) - truncation  # inputs that some output has left behind
+        if late > 0:
+            beyond = c._replace(project=c.project * torch.exp(c.log_decay * truncation))
+            y = y - F.pad(ema_scan(window[:, :late], beyond)[0], (0, 0, truncation - before, 0))
     if skip is not None:
         y = y + skip * x
     if lengths is not None:
@@ -377,8 +426,7 @@ def ema(
             y, end = ema_step(x[:, 0], c, _zero_state(x, c) if state is None else state)
             y = (y if skip is None else torch.addcmul(y, skip, x[:, 0])).unsqueeze(1)
         else:
-            form = ema_fft if is_compiling() else ema_scan
-            y, end = form(x, c, state, skip)
+            y, end = ema_scan(x, c, state, skip)
         if padding is not None:
             y = y.masked_fill(padding, 0.0)
             if not truncation:
@@ -402,10 +450,7 @@ def bidirectional_ema(
         if padding is not None:
             x = x.masked_fill(padding, 0.0)
         skip = _no_skip(c) if skip is None else skip
-        if truncation or is_compiling():
-            y = _ema_fft_both(x, c, backward, skip, truncation or None)
-        else:
-            y = _ema_scan_both(x, c, backward, skip)
+        y = _ema_fft_both(x, c, backward, skip, truncation) if truncation else _ema_scan_both(x, c, backward, skip)
         if padding is not None:
             y = y.masked_fill(padding, 0.0)
     return y.to(dtype)

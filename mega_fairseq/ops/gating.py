@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops._torch import autocast_dtype, is_compiling, without_autocast
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.precision import autocast_dtype, is_compiling, without_autocast
 
 TILE_ROWS = 512  # 512 x 2048 gates in float32 are 4 MiB
 
@@ -135,7 +135,9 @@ class _GatedOutput(torch.autograd.Function):
         dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))
         dweight, dbias = torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
         dhidden, dhidden_bias = torch.zeros_like(hidden), torch.zeros_like(hidden[:, 0])
-        dbase = base.new_empty(min(base.size(0), TILE_ROWS) if base.device.type == "cpu" else base.size(0), base.size(1))
+        dbase = base.new_empty(
+            min(base.size(0), TILE_ROWS) if base.device.type == "cpu" else base.size(0), base.size(1)
+        )
         with without_autocast(base):
             for rows in _tiles(residual):
                 gate, grad = base[rows], dy[rows]
@@ -181,7 +183,7 @@ def gated_output(
     if is_compiling():
         return gated_output_naive(gate_input, attended, residual, gates, hidden, activation, keep, scale)
     rows = _flat(gate_input, attended, residual)
-    keep = None if keep is None else keep.flatten(0, -2)
+    keep = None if keep is None else keep.expand(residual.shape).flatten(0, -2)
     with without_autocast(residual):
         y = _GatedOutput.apply(*rows, *_cast(rows[0], *gates, *hidden), keep, scale, activation)
     return y.view(residual.shape)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.precision import is_compiling
+
 
 class _PermuteRows(torch.autograd.Function):
     """x[order]; backward reads instead of scattering, since the inverse order is at hand."""
@@ -30,21 +32,28 @@ class Alignment(NamedTuple):
     lengths: Tensor  # (B,)
     order: Tensor  # (B L,) where each aligned row comes from
     inverse: Tensor  # (B L,)
+    width: int  # of the aligned batch: L, or the longest length
 
     @classmethod
-    def of(cls, padding_mask: Tensor) -> "Alignment":
+    def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
+        """`crop` leaves out the columns that are padding in every row, at the price of reading the lengths."""
         batch, length = padding_mask.shape
         order = torch.argsort(padding_mask.int(), dim=1, stable=True)
         inverse = torch.argsort(order, dim=1)
         start = torch.arange(batch, device=order.device).unsqueeze(1) * length
-        return cls((~padding_mask).sum(1), (order + start).flatten(), (inverse + start).flatten())
+        lengths = (~padding_mask).sum(1)
+        width = max(1, int(lengths.max())) if crop and not is_compiling() else length
+        return cls(lengths, (order + start).flatten(), (inverse + start).flatten(), width)
 
     def front(self, x: Tensor) -> Tensor:
-        """(B, L, ...) -> (B, L, ...) with each row's real tokens first, in their order."""
-        return _PermuteRows.apply(x.flatten(0, 1), self.order, self.inverse).view(x.shape)
+        """(B, L, ...) -> (B, width, ...) with each row's real tokens first, in their order."""
+        return _PermuteRows.apply(x.flatten(0, 1), self.order, self.inverse).view(x.shape)[:, : self.width]
 
     def back(self, x: Tensor) -> Tensor:
-        """The way back to where the tokens came from."""
+        """The way back to where the tokens came from: (B, width, ...) -> (B, L, ...)."""
+        missing = self.order.numel() // x.size(0) - self.width
+        if missing:
+            x = torch.cat([x, x.new_zeros(x.size(0), missing, *x.shape[2:])], 1)
         return _PermuteRows.apply(x.flatten(0, 1), self.inverse, self.order).view(x.shape)
 
 

@@ -10,6 +10,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.precision import at_least_float32
+
 ROTARY_BASE = 10000.0
 ALIBI_SLOPE = 2.0**-8  # what ALiBi gives a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
@@ -26,7 +28,7 @@ def _angles(positions: Tensor, dim: int) -> Tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """R_i x for the position i of each row, over half-split dimensions: x (..., n, dim) or (dim,) -> (..., n, dim)."""
-    wide = x if x.dtype == torch.float64 else x.float()
+    wide = x.to(at_least_float32(x.dtype))
     cos, sin = (t.to(wide.dtype) for t in _angles(positions, x.size(-1)))
     first, second = wide.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
@@ -39,7 +41,7 @@ def rotary_columns(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tuple
 
 def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:
     """The same bias as a vector: <R_i a, R_j b> = <a, R_{j-i} b>."""
-    a, b = (t if t.dtype == torch.float64 else t.float() for t in (a, b))
+    a, b = (t.to(at_least_float32(t.dtype)) for t in (a, b))
     return (rotate(b, distances) * a).sum(-1)
 
 

@@ -1,0 +1,38 @@
+"""Which precision an op computes in, and whether a compiler is looking: where torch's own interface has changed."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+
+def is_compiling() -> bool:
+    """True while torch.compile or torch.export traces: then plain forms run and the compiler does the fusing."""
+    compiler = getattr(torch, "compiler", None)
+    if hasattr(compiler, "is_compiling"):
+        return compiler.is_compiling()
+    return torch._dynamo.is_compiling()  # torch < 2.3
+
+
+def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
+    """The dtype that autocast asks for on this kind of device, or None where autocast is off."""
+    if device_type not in ("cpu", "cuda"):
+        return None
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "cuda":  # torch < 2.4 asks without a device
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Context in which matrix products keep the dtype they are given: our ops choose their own precision."""
+    if autocast_dtype(x.device.type) is None:
+        return nullcontext()
+    return torch.autocast(device_type=x.device.type, enabled=False)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays; everything else is computed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
