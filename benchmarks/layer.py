@@ -1,0 +1,262 @@
+"""Speed and memory of one layer against torch's, and of the EMA against its textbook form.
+
+    python benchmarks/layer.py                      everything (about 30 minutes): tables, and with --json a file
+    python benchmarks/layer.py --tables ema,forms   some of: layer, projections, flat, memory, ema, forms
+    python benchmarks/layer.py --quick              a minute, at small lengths: does it all run?
+    python benchmarks/layer.py --plot FILE.json     draws docs/layer.png from what --json wrote
+
+Correctness first: nothing is timed that does not agree with its naive form.
+"""
+
+import argparse
+import json
+import os
+import sys
+from typing import Callable, Dict, List
+
+import torch
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
+
+from benchmarks import contenders as c
+from benchmarks.measure import in_fresh_process, machine, peak_mib, seconds, write_json
+from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
+
+TOKENS = 8192  # a step, or one sequence where that is longer
+LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention would take minutes a step
+
+
+# ------------------------------------------------------------------------------------------- correctness gate
+
+
+def gate() -> None:
+    """Our chunked layer equals itself run token by token, our EMA the textbook's; raises where it does not."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name in (n for n in c.MEGA if "causal" in n):
+            layer, x, state, ys = c.mega(name, 300).double(), torch.randn(1, 300, c.DIM, dtype=torch.float64), None, []
+            whole, _ = layer(x)
+            for t in range(x.size(1)):
+                y, state = layer(x[:, t : t + 1], state)
+                ys.append(y)
+            torch.testing.assert_close(whole, torch.cat(ys, 1), rtol=0, atol=1e-10)
+    parameters = [p.double() for p in ema_parameters()]
+    x = torch.randn(2, 300, c.DIM, dtype=torch.float64)
+    ours, _ = ema(x, ema_coefficients(*parameters[:4]), skip=parameters[4])
+    torch.testing.assert_close(ours, c.textbook_ema(x, *parameters), rtol=0, atol=1e-8)
+    naive, _ = ema_naive(x, ema_coefficients(*parameters[:4]))
+    torch.testing.assert_close(ours, naive + parameters[4] * x, rtol=0, atol=1e-10)
+    print("correct: chunked = token by token, EMA = textbook = naive")
+
+
+def ema_parameters() -> List[torch.Tensor]:
+    module = DampedEMA(c.DIM, c.NDIM)
+    return [p.detach()[0] for p in (module.alpha, module.delta, module.beta, module.eta)] + [module.omega.detach()]
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def layer_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
+    """Tokens per CPU second, forward and backward."""
+    rows = []
+    for length in lengths:
+        quadratic = length <= LONGEST_QUADRATIC
+        step_tokens = max(tokens, length)
+        steps = {
+            name: c.training_step(module, step_tokens // length, length)
+            for name, module in c.layers(length, quadratic, quadratic).items()
+        }
+        times = seconds(steps, repeats)
+        rows.append({"length": length, "tokens": step_tokens, "seconds": times})
+        show_layer_row(rows[-1])
+    return rows
+
+
+def show_layer_row(row: Dict) -> None:
+    torch_time = row["seconds"].get("torch")
+    cells = []
+    for name, time in row["seconds"].items():
+        ratio = f" ({torch_time / time:.2f}x)" if torch_time else ""
+        cells.append(f"{name} {row['tokens'] / time:,.0f}{ratio}")
+    print(f"L={row['length']:>6} tokens/CPU-s: " + ", ".join(cells), flush=True)
+
+
+def flat_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
+    """The chunked layers at the same number of tokens a step, whatever the length: what length alone costs."""
+    rows = []
+    for length in lengths:
+        modules = {name: c.mega(name, length) for name in c.MEGA if name.startswith("chunk")}
+        steps = {name: c.training_step(module, tokens // length, length) for name, module in modules.items()}
+        rows.append({"length": length, "tokens": tokens, "seconds": seconds(steps, repeats)})
+        show_layer_row(rows[-1])
+    return rows
+
+
+def projections_table(length: int, tokens: int, repeats: int) -> Dict:
+    """What share of a chunked layer's time its matrix products alone take."""
+    modules = {"projections": c.Projections(), **{n: c.mega(n, length) for n in c.MEGA if n.startswith("chunk")}}
+    times = seconds({n: c.training_step(m, tokens // length, length) for n, m in modules.items()}, repeats)
+    for name, time in times.items():
+        print(f"L={length} {name}: {time:.3f} CPU-s, projections {times['projections'] / time:.0%} of it", flush=True)
+    return {"length": length, "seconds": times}
+
+
+def memory_table(lengths: List[int]) -> List[Dict]:
+    """Peak MiB of a step above what stood before it, gradients included; a fresh process each."""
+    rows = []
+    for length in lengths:
+        names = [n for n in ("torch", *c.MEGA) if length <= LONGEST_QUADRATIC or n == "torch" or n.startswith("chunk")]
+        row = {n: in_fresh_process(__file__, "layer", n, str(length)) for n in names}
+        rows.append({"length": length, "tokens": max(TOKENS, length), "mib": row})
+        cells = (f"{n} {mib:.0f} ({mib / row['torch']:.2f}x)" for n, mib in row.items())
+        print(f"L={length:>6} peak MiB: " + ", ".join(cells), flush=True)
+    return rows
+
+
+def ema_steps(length: int, tokens: int) -> Dict[str, Callable[[], None]]:
+    parameters = [p.requires_grad_() for p in ema_parameters()]
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return ema(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0]
+
+    batch = max(1, tokens // length)
+    return {
+        "ours": c.training_step(ours, batch, length),
+        "textbook": c.training_step(lambda x: c.textbook_ema(x, *parameters), batch, length),
+    }
+
+
+def ema_table(lengths: List[int], repeats: int) -> Dict:
+    """The EMA alone, forward and backward: against the textbook, and time per token as length grows."""
+    rows = []
+    for length in lengths:
+        times = seconds(ema_steps(length, TOKENS), repeats)
+        mib = {n: in_fresh_process(__file__, "ema", n, str(length)) for n in times}
+        rows.append({"length": length, "seconds": times, "mib": mib})
+        print(
+            f"L={length:>6} EMA: {times['textbook'] / times['ours']:.1f}x the textbook's speed "
+            f"({times['ours'] * 1e3:.0f} against {times['textbook'] * 1e3:.0f} ms), 1/{mib['textbook'] / mib['ours']:.1f} "
+            f"of its memory ({mib['ours']:.0f} against {mib['textbook']:.0f} MiB)",
+            flush=True,
+        )
+    long = max(LENGTHS) if max(lengths) >= TOKENS else max(lengths)
+    per_token = seconds({n: ema_steps(n, long)["ours"] for n in (min(1024, long), long)}, repeats)
+    ratio = per_token[long] / per_token[min(1024, long)]
+    print(f"EMA, {long} tokens a step: time per token at L={long} is {ratio:.2f} of that at L={min(1024, long)}")
+    return {"rows": rows, "long": long, "long_ratio": ratio}
+
+
+def forms_table(lengths: List[int], repeats: int) -> List[Dict]:
+    """Which form of the EMA when: the crossovers behind the constants in ops/ema.py."""
+    from mega_fairseq.ops import ema as module
+
+    parameters = [p.requires_grad_() for p in ema_parameters()]
+    rows, chosen = [], module.BLOCK
+    for length in lengths:
+        steps = {}
+        for size in (16, 32, 64, 128):
+
+            def scan(x: torch.Tensor, size: int = size) -> torch.Tensor:
+                module.BLOCK = size
+                return ema_scan(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0]
+
+            steps[f"scan_{size}"] = c.training_step(scan, TOKENS // length, length)
+        steps["fft"] = c.training_step(
+            lambda x: ema_fft(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0], TOKENS // length, length
+        )
+        rows.append({"length": length, "seconds": seconds(steps, repeats)})
+        print(
+            f"L={length:>6} ms: " + ", ".join(f"{n} {t * 1e3:.0f}" for n, t in rows[-1]["seconds"].items()), flush=True
+        )
+    module.BLOCK = chosen
+    return rows
+
+
+# ------------------------------------------------------------------------------------------- one process, one number
+
+
+def one(kind: str, name: str, length: int) -> float:
+    """Peak memory of a step, after a small step has loaded what the libraries load once."""
+    if kind == "ema":
+        ema_steps(64, 256)[name]()
+        return peak_mib(ema_steps(length, TOKENS)[name])
+    layer = c.torch_layer() if name == "torch" else c.mega(name, length)
+    c.training_step(layer, 1, 256)()
+    return peak_mib(c.training_step(layer, max(1, TOKENS // length), length))
+
+
+def plot(source: str, target: str) -> None:
+    """Tokens per second and memory against length, from a file that --json wrote."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with open(source) as file:
+        results = json.load(file)
+    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    for axis, rows, value, title in (
+        (speed, results["layer"], lambda row, n: row["tokens"] / row["seconds"][n], "tokens per CPU second"),
+        (memory, results["memory"], lambda row, n: row["mib"][n] * TOKENS / row["tokens"], "peak MiB per 8192 tokens"),
+    ):
+        key = "seconds" if axis is speed else "mib"
+        for name in rows[0][key]:
+            points = [(row["length"], value(row, name)) for row in rows if name in row[key]]
+            axis.plot(*zip(*points), marker="o", label=name.replace("_", " "))
+        axis.set(xscale="log", xlabel="sequence length", title=title, ylim=(0, None))
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+    speed.legend(fontsize=8)
+    figure.suptitle(f"One layer, forward + backward, d = 512, one thread of {results['machine']['cpu']}", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="layer,projections,flat,memory,ema,forms", help="which to run")
+    parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
+    parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--plot", metavar="FILE", help="only draw docs/layer.png from FILE")
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "NAME", "LENGTH"), help="peak memory of one step")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.plot:
+        plot(args.plot, os.path.join(os.path.dirname(__file__), "..", "docs", "layer.png"))
+        return
+    if args.one:
+        print(one(args.one[0], args.one[1], int(args.one[2])))
+        return
+    gate()
+    print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
+    lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
+    tokens, repeats, flat_tokens = TOKENS, args.repeats, max(LENGTHS)
+    if args.quick:
+        lengths, tokens, repeats, flat_tokens = [512, 1024], 1024, 1, 1024
+    quadratic = [n for n in lengths if n <= LONGEST_QUADRATIC]
+    tables = {
+        "layer": lambda: layer_table(lengths, tokens, repeats),
+        "projections": lambda: projections_table(min(4096, max(quadratic)), max(tokens, 4096), repeats),
+        "flat": lambda: flat_table(sorted({min(lengths), max(lengths)}), flat_tokens, min(3, repeats)),
+        "memory": lambda: memory_table(quadratic),
+        "ema": lambda: ema_table([n for n in quadratic if n >= 1024], repeats),
+        "forms": lambda: forms_table(quadratic, repeats),
+    }
+    unknown = set(args.tables.split(",")) - set(tables)
+    if unknown:
+        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
+    results = {}
+    for name in args.tables.split(","):
+        print(f"\n{name}: {(globals()[name + '_table'].__doc__ or '').splitlines()[0]}")
+        results[name] = tables[name]()
+        if args.json:
+            write_json(args.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How we measure: CPU time of one thread, contenders in turn within one process, medians; memory in fresh processes."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from typing import Callable, Dict, List
+
+import torch
+
+
+def seconds(steps: Dict[str, Callable[[], None]], repeats: int) -> Dict[str, float]:
+    """Median CPU seconds of each step. They take turns, so that a slow spell of the machine hits all of them."""
+    times: Dict[str, List[float]] = {name: [] for name in steps}
+    for repeat in range(repeats + 1):  # the first round warms up
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            if repeat:
+                times[name].append(time.process_time() - start)
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def peak_mib(step: Callable[[], None]) -> float:
+    """MiB of resident memory that a step needs above what stood before it (Linux)."""
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # starts the high-water mark anew
+    before = _status("VmRSS")
+    step()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def in_fresh_process(script: str, *arguments: str) -> float:
+    """Runs `script --one ...` by itself and reads the number that it prints last."""
+    result = subprocess.run(
+        [sys.executable, script, "--one", *arguments], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return float(result.stdout.split()[-1])
+
+
+def machine() -> Dict[str, str]:
+    """What the numbers were measured on."""
+    model = platform.processor()
+    try:
+        with open("/proc/cpuinfo") as info:
+            model = next(line.split(":")[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": model,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write_json(path: str, results: Dict) -> None:
+    with open(path, "w") as out:
+        json.dump({"machine": machine(), **results}, out, indent=1)
