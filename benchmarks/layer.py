@@ -36,7 +36,7 @@ def gate() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         for name in (n for n in c.MEGA if "causal" in n):
-            layer, x, state, ys = c.mega(name, 300).double(), torch.randn(1, 300, c.DIM, dtype=torch.float64), None, []
+            layer, x, state, ys = c.mega(name, 140).double(), torch.randn(1, 140, c.DIM, dtype=torch.float64), None, []
             whole, _ = layer(x)
             for t in range(x.size(1)):
                 y, state = layer(x[:, t : t + 1], state)
@@ -138,8 +138,8 @@ def ema_table(lengths: List[int], repeats: int) -> Dict:
         rows.append({"length": length, "seconds": times, "mib": mib})
         print(
             f"L={length:>6} EMA: {times['textbook'] / times['ours']:.1f}x the textbook's speed "
-            f"({times['ours'] * 1e3:.0f} against {times['textbook'] * 1e3:.0f} ms), 1/{mib['textbook'] / mib['ours']:.1f} "
-            f"of its memory ({mib['ours']:.0f} against {mib['textbook']:.0f} MiB)",
+            f"({times['ours'] * 1e3:.0f} against {times['textbook'] * 1e3:.0f} ms), "
+            f"1/{mib['textbook'] / mib['ours']:.1f} of its memory ({mib['ours']:.0f} against {mib['textbook']:.0f} MiB)",
             flush=True,
         )
     long = max(LENGTHS) if max(lengths) >= TOKENS else max(lengths)

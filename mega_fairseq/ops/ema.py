@@ -32,6 +32,7 @@ from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_a
 # Crossovers, measured by `python benchmarks/layer.py --forms` (docs/performance.md, "Which form when").
 BLOCK = 64  # steps in a block of the scan on the CPU: Toeplitz work grows with it, scan steps and states shrink
 BLOCK_GPU = 128  # fewer, larger products where each launch costs: chosen by launch count, not yet measured on a GPU
+INNER = 64  # C of the two-level powers: near the square root of the lengths that matter
 
 
 class EMACoefficients(NamedTuple):
@@ -72,10 +73,10 @@ def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
 def geometric_sum(weight: Tensor, log_decay: Tensor, length: int) -> Tensor:
     """sum_n weight_n phi_n^t for t < length: weight (D, R, N), log_decay (D, N) -> (D, R, length).
 
-    phi^(aC+b) = (phi^C)^a phi^b with C near sqrt(length): two short tables of powers and one small batched matrix
+    phi^(aC+b) = (phi^C)^a phi^b: two short tables of powers, length / C + C entries, and one small batched matrix
     product in place of a D x N x length tensor and as many calls of exp.
     """
-    inner = max(1, math.isqrt(length))
+    inner = min(length, INNER)
     outer = -(-length // inner)
     coarse = powers(log_decay * inner, 0, outer).transpose(1, 2)  # (D, A, N)
     rows = (weight.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (D, R A, N)
@@ -278,16 +279,21 @@ def _ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, ski
 
 def _fft_length(n: int) -> int:
     """The smallest 2^a 3^b 5^c >= n: lengths that an FFT is fast at."""
-    best = 1 << (n - 1).bit_length()
+    best = _doubled(1, n)
     five = 1
     while five < best:
         three = five
         while three < best:
-            candidate = three << max(0, (-(-n // three) - 1).bit_length())
-            best = min(best, candidate)
+            best = min(best, _doubled(three, n))
             three *= 3
         five *= 5
     return best
+
+
+def _doubled(start: int, n: int) -> int:
+    while start < n:
+        start *= 2
+    return start
 
 
 def _convolve(x: Tensor, taps: Tensor, past: int, future: int) -> Tensor:
@@ -375,7 +381,7 @@ def final_state(
 ) -> Tensor:
     """The state after each row's last token, without its outputs: the two-level identity of `geometric_sum` again."""
     batch, length, dim = x.shape
-    inner = max(1, math.isqrt(length))
+    inner = min(length, INNER)
     outer = -(-length // inner)
     if lengths is not None:
         x = _end_aligned(x, lengths)
