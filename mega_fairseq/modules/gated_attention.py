@@ -113,8 +113,8 @@ class MovingAverageGatedAttention(nn.Module):
             check_state_shape("state.cache.padding", padding, (x.size(0), keys.size(1)))
         if c.chunk_size is not None and keys.size(1) >= c.chunk_size:
             raise ValueError(
-                f"state.cache.keys has {keys.size(1)} keys and chunk_size is {c.chunk_size}: an unfinished chunk has up "
-                "to chunk_size - 1; go on with the chunk_size that the state was made with"
+                f"state.cache.keys has {keys.size(1)} keys and chunk_size is {c.chunk_size}: an unfinished chunk has "
+                "up to chunk_size - 1; go on with the chunk_size that the state was made with"
             )
 
     def _rate(self, dropout: float) -> float:

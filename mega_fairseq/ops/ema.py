@@ -262,7 +262,7 @@ def ema_scan(
     tables = _block_tables(c, _no_skip(c) if skip is None else skip, size)
     y, last = _run_blocks(_pad_to_multiple(x, size), tables, _zero_state(x, c) if state is None else state)
     rest = (length - 1) % size + 1  # steps of the last block, which may be a partial one
-    tail = x[:, length - rest :].transpose(0, 1).permute(2, 1, 0)  # (D, B, rest)
+    tail = x[:, length - rest :].permute(2, 0, 1)  # (D, B, rest)
     collected = torch.bmm(tail, tables.collect[:, size - rest :]).transpose(0, 1)  # (B, D, N)
     return y[:, :length], torch.addcmul(collected, torch.exp(c.log_decay * rest), last)
 

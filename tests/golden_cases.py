@@ -1,0 +1,259 @@
+"""Golden cases: numbers of the released implementation, read from .npz files and turned into modules of ours.
+
+A case is known by the prefix of its file name alone; sizes, options and masks come from its config and its
+arrays. tests/golden/README.md describes the layout. What leaves this file is batch-first.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.cli.released_names import translate
+from mega_fairseq.modules import (
+    POSITION_BIASES,
+    DampedEMA,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    MovingAverageGatedAttention,
+    NormalizedFeedForward,
+    SequenceNorm,
+)
+
+FOLDER = Path(__file__).resolve().parent / "golden"
+VARIABLE = "MEGA_GOLDEN"  # folders to read in place of tests/golden, separated like those of PATH
+
+# Prefix of a file name -> kind of case. The longest prefix that fits counts, so mega_lm_ is no mega_.
+KINDS = {
+    "activations": "activations",
+    "cross_": "cross",
+    "ema_": "ema",
+    "mega_": "mega",
+    "mega_lm_": "language model",
+    "mega_model_": "translation model",
+    "nffn_": "nffn",
+    "relbias_": "relbias",
+    "seqnorm_": "seqnorm",
+}
+NOT_YET = {
+    "translation model": "translation models come with step 2",
+    "language model": "language models come with step 3",
+}
+
+# Length-first in the files, batch-first here.
+SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "ema_out"}
+SEQUENCES |= {"step_raw", "step_ema", "onestep_ema"}
+
+# Where a module that is released bare sits inside others, in (released, our) names.
+PLACES = {
+    "ema": ("move.", "ema."),
+    "relbias": ("rel_pos_bias.", "position_bias."),
+    "seqnorm": ("norm.", "norm."),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kind: str
+    config: Dict[str, Any]
+    parameters: Dict[str, Tensor]  # and buffers, under their released names
+    inputs: Dict[str, Tensor]
+    outputs: Dict[str, Tensor]
+    gradients: Dict[str, Tensor]  # of parameters, under their released names
+    input_gradients: Dict[str, Tensor]
+
+    @property
+    def padding(self) -> Optional[Tensor]:
+        """(B, L) bool, True = pad: of the source, in cross attention."""
+        mask = self.inputs.get("key_padding_mask" if self.kind == "cross" else "padding_mask")
+        return None if mask is None else mask.bool()
+
+    @property
+    def real(self) -> Tensor:
+        """(B, L) bool, True where a real token is."""
+        x = self.inputs["key" if self.kind == "cross" else "x"]
+        return torch.ones(x.shape[:2], dtype=torch.bool) if self.padding is None else ~self.padding
+
+    @property
+    def causal(self) -> bool:
+        return not self.config.get("bidirectional", False)
+
+    @property
+    def truncation(self) -> int:
+        """Taps of the EMA kernel, 0 for all."""
+        return self.config.get("truncation") or 0
+
+    @property
+    def chunk_size(self) -> Optional[int]:
+        size = self.config.get("chunk_size")
+        return size if size is not None and size > 0 else None
+
+    @property
+    def segments(self) -> List[int]:
+        """The pieces that a stream was recorded in: token by token where the case does not say."""
+        if self.config.get("segments"):
+            return list(self.config["segments"])
+        return self.inputs["segments"].tolist() if "segments" in self.inputs else [1]
+
+    @property
+    def gradients_of_training(self) -> bool:
+        """Where a case has a training output (batch norm), its gradients are of that pass."""
+        mode = self.config.get("grads_in")
+        return "y_train" in self.outputs if mode is None else mode.startswith("train")
+
+
+def paths() -> List[Path]:
+    """Every .npz of the golden folders, however deep."""
+    folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name] or [FOLDER]
+    return [path for folder in folders for path in sorted(folder.rglob("*.npz"))]
+
+
+def kind_of(path: Path) -> Optional[str]:
+    fitting = [prefix for prefix in KINDS if path.stem.startswith(prefix)]
+    return KINDS[max(fitting, key=len)] if fitting else None
+
+
+def cases(*kinds: str) -> List[Case]:
+    return [load(path) for path in paths() if kind_of(path) in kinds]
+
+
+@lru_cache(maxsize=None)
+def load(path: Path) -> Case:
+    groups: Dict[str, Dict[str, Tensor]] = {"param": {}, "in": {}, "out": {}, "grad": {}}
+    with np.load(path) as file:
+        config = json.loads(str(file["config_json"]))
+        for key in file.files:
+            group, _, name = key.partition("/")
+            if name:
+                groups[group][name] = torch.tensor(file[key])
+    mark = "__input_"
+    of_inputs = {n[len(mark) :]: t for n, t in groups["grad"].items() if n.startswith(mark)}
+    return Case(
+        name=path.stem,
+        kind=kind_of(path),
+        config=config,
+        parameters=groups["param"],
+        inputs=_batch_first(groups["in"]),
+        outputs=_batch_first(groups["out"]),
+        gradients={n: t for n, t in groups["grad"].items() if not n.startswith(mark)},
+        input_gradients=_batch_first(of_inputs),
+    )
+
+
+def _batch_first(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    sequences = {name: t for name, t in tensors.items() if name in SEQUENCES and t.dim() == 3}
+    return {**tensors, **{name: t.transpose(0, 1).contiguous() for name, t in sequences.items()}}
+
+
+# -------------------------------------------------------------------------------------- names
+
+
+def state_dict(case: Case) -> Dict[str, Tensor]:
+    """The parameters and buffers of a case under our names."""
+    return _translated(case, case.parameters)
+
+
+def gradients(case: Case) -> Dict[str, Tensor]:
+    """The gradients that a case records, under our names; checks that none is lost on the way."""
+    recorded = {n: g for n, g in case.gradients.items() if n.rpartition(".")[2] != "_float_tensor"}
+    # Translation needs the sizes of all parameters; flags then tell which of them came with a gradient.
+    values = _translated(case, {**case.parameters, **recorded})
+    flags = _translated(case, {n: torch.full(p.shape, n in recorded) for n, p in case.parameters.items()})
+    found = {name: values[name] for name, flag in flags.items() if flag.all()}
+    lost = sum(g.numel() for g in recorded.values()) - sum(g.numel() for g in found.values())
+    assert lost == 0, f"{case.name}: {lost} gradient entries belong to no parameter of ours"
+    return found
+
+
+def _translated(case: Case, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    released, ours = PLACES.get(case.kind, ("", ""))
+    return {n[len(ours) :]: t for n, t in translate({released + n: t for n, t in tensors.items()}).items()}
+
+
+# -------------------------------------------------------------------------------------- modules
+
+
+def build(case: Case, **changes: Any) -> nn.Module:
+    """The module that a case was recorded from, in eval mode; `changes` replace options of it."""
+    module = BUILDERS[case.kind](case.config, changes)
+    module.load_state_dict(state_dict(case))
+    return module.eval()
+
+
+def _ema(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    options = {"bidirectional": config.get("bidirectional", False), "truncation": config.get("truncation")}
+    return DampedEMA(config["embed_dim"], config["ndim"], **{**options, **changes})
+
+
+def _common(config: Dict[str, Any]) -> Dict[str, Any]:
+    return {
+        "dim": config["embed_dim"],
+        "activation": config.get("activation", "silu"),
+        "norm": config.get("norm_type", "layernorm"),
+        "norm_affine": config.get("norm_affine", True),
+        "prenorm": config.get("prenorm", True),
+    }
+
+
+def _attention(config: Dict[str, Any]) -> Dict[str, Any]:
+    return {
+        **_common(config),
+        "shared_dim": config["zdim"],
+        "attention": config.get("attention_activation", "softmax"),
+        "position_bias": config.get("rel_pos_bias", "simple"),
+        "max_positions": config["max_positions"],
+    }
+
+
+def _mega(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    causal = not config.get("bidirectional", False)
+    assert config.get("causal_attn_mask", causal) == causal, "EMA and attention look different ways"
+    chunk_size = config.get("chunk_size")
+    options = {
+        **_attention(config),
+        "value_dim": config["hdim"],
+        "ndim": config["ndim"],
+        "chunk_size": chunk_size if chunk_size is not None and chunk_size > 0 else None,
+        "causal": causal,
+        "truncation": config.get("truncation"),
+    }
+    return MovingAverageGatedAttention(GatedAttentionConfig(**{**options, **changes}))
+
+
+def _cross(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    return GatedCrossAttention(GatedCrossAttentionConfig(**{**_attention(config), **changes}))
+
+
+def _nffn(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    options = {**_common(config), "hidden_dim": config["ffn_hidden_dim"]}
+    return NormalizedFeedForward(FeedForwardConfig(**{**options, **changes}))
+
+
+def _seqnorm(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    options = {"eps": config.get("eps", 1e-5), "affine": config.get("affine", True)}
+    return SequenceNorm(config["norm_type"], config["embedding_dim"], **{**options, **changes})
+
+
+def _relbias(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    released = {"SimpleRelativePositionalBias": "simple", "RotaryRelativePositionalBias": "rotary"}
+    kind = POSITION_BIASES[released[config["module"]]]
+    return kind(config.get("embed_dim", 1), config["max_positions"], False)
+
+
+BUILDERS = {
+    "cross": _cross,
+    "ema": _ema,
+    "mega": _mega,
+    "nffn": _nffn,
+    "relbias": _relbias,
+    "seqnorm": _seqnorm,
+}

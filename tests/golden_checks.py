@@ -1,0 +1,151 @@
+"""What the golden tests share: running a module in pieces, knowing where the release is right, comparing."""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.ops.attention import attention
+from tests.golden_cases import Case, cases, gradients
+
+OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute, as they came with the cases
+
+
+def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
+    """Runs a test on every case of these kinds that it can say something about."""
+    fitting = [case for case in cases(*kinds) if where(case)]
+    return pytest.mark.parametrize("case", fitting, ids=[case.name for case in fitting])
+
+
+# -------------------------------------------------------------------------------------- running
+
+
+def run(module: nn.Module, x: Tensor, padding: Optional[Tensor] = None) -> Tensor:
+    """Outputs alone, of causal and bidirectional modules alike."""
+    y = module(x, padding_mask=padding)
+    return y[0] if isinstance(y, tuple) else y
+
+
+def pieces(length: int, sizes: Sequence[int]) -> List[Tuple[int, int]]:
+    """(start, stop) of pieces of these sizes, over and over, until `length` is covered."""
+    bounds: List[Tuple[int, int]] = []
+    while not bounds or bounds[-1][1] < length:
+        start = bounds[-1][1] if bounds else 0
+        bounds.append((start, min(length, start + sizes[len(bounds) % len(sizes)])))
+    return bounds
+
+
+def splits(case: Case, length: int) -> List[List[int]]:
+    """The pieces that a case was recorded in, and others: single, uneven, nearly all at once, all at once."""
+    return [case.segments, [1], [3, 5, 1, 8, 2], [max(1, length - 1), 1], [1, length], [length]]
+
+
+def in_pieces(
+    module: nn.Module, x: Tensor, padding: Optional[Tensor], sizes: Sequence[int]
+) -> Tuple[Tensor, List[Any]]:
+    """A causal module over x piece by piece: outputs (B, L, D) and the state after each piece."""
+    state, ys, states = None, [], []
+    for start, stop in pieces(x.size(1), sizes):
+        y, state = module(x[:, start:stop], state, None if padding is None else padding[:, start:stop])
+        ys.append(y)
+        states.append(state)
+    return torch.cat(ys, 1), states
+
+
+def cross_in_pieces(
+    module: nn.Module, query: Tensor, state: Any, sizes: Sequence[int], padding: Optional[Tensor] = None
+) -> Tensor:
+    """Gated cross attention over the target piece by piece, to a source that is projected already."""
+    ys = []
+    for start, stop in pieces(query.size(1), sizes):
+        mask = None if padding is None else padding[:, start:stop]
+        y, state = module(query[:, start:stop], state=state, padding_mask=mask)
+        ys.append(y)
+    return torch.cat(ys, 1)
+
+
+def cross_weights(module: nn.Module, query: Tensor, keys: Tensor, padding: Optional[Tensor] = None) -> Tensor:
+    """(B, n, m) weights of gated cross attention, for projected keys whose columns are their positions."""
+    queries = module.queries(module.norm(query) if module.config.prenorm else query)
+    bias = module.position_bias(1 - query.size(1), keys.size(1), query.device)
+    identity = torch.eye(keys.size(1)).expand(keys.size(0), -1, -1)  # as values, so that the weights come out
+    return attention(queries, keys, identity, module.config.attention, bias=bias, key_padding=padding)
+
+
+# -------------------------------------------------------------------------------------- right and wrong
+
+
+def leading_pads(padding: Tensor) -> Tensor:
+    """(B,) how many pads stand before the first real token; 0 for a row of pads alone."""
+    return padding.int().cumprod(1).sum(1) % padding.size(1)
+
+
+def trailing_pads(padding: Optional[Tensor], x: Tensor) -> Tensor:
+    """(B, 1, 1) how many pads stand after the last real token."""
+    if padding is None:
+        return torch.zeros(x.size(0), 1, 1)
+    return padding.int().flip(1).cumprod(1).sum(1).view(-1, 1, 1)
+
+
+def wrong_rows(case: Case) -> Tensor:
+    """(B,) bool: sentences whose real tokens the release gives a wrong output (docs/paper-deviations.md)."""
+    if case.padding is None:
+        return torch.zeros(case.real.size(0), dtype=torch.bool)
+    length, leading = case.real.size(1), leading_pads(case.padding)
+    first, last = leading, length - trailing_pads(case.padding, case.padding).flatten()
+    scattered = case.real.sum(1) != (last - first).clamp_min(0)
+    if case.kind == "ema":
+        return scattered
+    if case.kind == "cross":  # its position bias counts pads; a source of pads alone is NaN
+        return scattered | (leading > 0) | case.padding.all(1)
+    if "y_incremental" in case.outputs:  # it forgets which of the past keys were pads
+        return scattered | (leading > 0)
+    chunk = min(case.chunk_size or length, length)
+    shifted = leading % chunk > 0
+    if case.causal and case.config.get("attention_activation", "softmax") != "softmax":  # tau counts pads
+        return scattered | shifted
+    return scattered | (shifted & (chunk < length))  # chunk borders count pads
+
+
+def right(case: Case) -> Tensor:
+    """(B, L) bool: the real tokens whose released outputs are right."""
+    return case.real & ~wrong_rows(case).unsqueeze(1)
+
+
+def pads_in_batch_statistics(case: Case) -> bool:
+    """Whether the release would take a batch norm's training statistics over pads."""
+    return "batchnorm" in case.config.get("norm_type", "") and not bool(case.real.all())
+
+
+def released_gradients_are_right(case: Case) -> bool:
+    """A gradient sums over the batch: one wrong sentence spoils it, and so does a NaN at a pad."""
+    recorded = [*case.gradients.values(), *case.input_gradients.values()]
+    if not recorded or wrong_rows(case).any() or not all(g.isfinite().all() for g in recorded):
+        return False
+    return not (case.gradients_of_training and pads_in_batch_statistics(case))
+
+
+# -------------------------------------------------------------------------------------- comparing
+
+
+def assert_outputs(ours: Tensor, released: Tensor, what: str, tolerance: float = OUTPUT_TOLERANCE) -> None:
+    assert released.isfinite().all(), f"the released {what} is not finite, so that it cannot be right"
+    torch.testing.assert_close(ours, released, rtol=0.0, atol=tolerance, msg=lambda text: f"{what}: {text}")
+
+
+def assert_gradients(case: Case, module: nn.Module, **inputs: Tensor) -> None:
+    """Every gradient that the case records, of parameters and of inputs."""
+    parameters = dict(module.named_parameters())
+    compared = [(name, parameters[name].grad, released) for name, released in gradients(case).items()]
+    compared += [(name, inputs[name].grad, released) for name, released in case.input_gradients.items()]
+    for name, ours, released in compared:
+        assert_outputs(ours, released, f"gradient of {name}", GRADIENT_TOLERANCE)
+
+
+def assert_batch_statistics(case: Case, module: nn.Module) -> None:
+    """Every running mean and variance that the case records after its training pass."""
+    buffers: Dict[str, Tensor] = {name.rpartition(".")[2]: b for name, b in module.named_buffers()}
+    for name, released in case.outputs.items():
+        if name.startswith("running_"):
+            assert_outputs(buffers[name.partition("_after")[0]], released, name)

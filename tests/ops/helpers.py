@@ -1,0 +1,72 @@
+"""What the tests of the operators share: gradients by name, and what an operator creates and keeps."""
+
+from typing import Callable, Dict, List
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(grad)
+
+
+def with_gradients(function: Callable[..., object], inputs: Dict[str, Tensor], seed: int = 99) -> Dict[str, Tensor]:
+    """The outputs of function(**inputs) and the gradients of a random weighing of them, by name."""
+    outputs = function(**inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    loss = sum((y * noise(*y.shape, seed=seed + i, dtype=y.dtype)).sum() for i, y in enumerate(outputs))
+    wanted = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
+    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    results = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+    return {**results, **{f"gradient of {name}": g for name, g in zip(wanted, grads)}}
+
+
+def assert_same(ours: Dict[str, Tensor], truth: Dict[str, Tensor], rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    """Equal names, and equal values to about the precision of float64."""
+    assert ours.keys() == truth.keys()
+    for name, value in truth.items():
+        mine, value = (torch.zeros(()) if t is None else t for t in (ours[name], value))
+        assert_close(mine, value, name, rtol, atol)
+
+
+def assert_close(ours: Tensor, truth: Tensor, name: str = "", rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(ours, truth, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+def relative_error(y: Tensor, truth: Tensor) -> float:
+    """Root mean square of the error over that of the truth."""
+    return ((y.double() - truth).square().mean() / truth.square().mean()).sqrt().item()
+
+
+class Recorder(TorchDispatchMode):
+    """Watches every tensor that is created, forward and backward, views and in-place results apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0  # entries
+        self.exponentials = 0  # entries that went through exp or pow
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        for t in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given:
+                self.largest = max(self.largest, t.numel())
+        if func.overloadpacket.__name__.rstrip("_") in ("exp", "exp2", "pow"):
+            self.exponentials += result.numel()
+        return result
+
+
+def kept_for_backward(function: Callable[[], object]) -> List[int]:
+    """Entries of each tensor that a forward pass keeps for its backward pass, each storage once."""
+    kept: Dict[int, Tensor] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        function()
+    return [t.untyped_storage().nbytes() // t.element_size() for t in kept.values()]

@@ -1,0 +1,339 @@
+"""The forms of attention against its definition, row by row: values, all gradients, padding, memory."""
+
+import math
+
+import pytest
+import torch
+
+from mega_fairseq.ops.attention import (
+    ATTENTION_FUNCTIONS,
+    attention,
+    attention_fused,
+    attention_naive,
+    bias_matrix,
+    laplace,
+    relu2,
+    temperature,
+)
+from tests.ops.helpers import (
+    Recorder,
+    assert_close,
+    assert_same,
+    kept_for_backward,
+    noise,
+    relative_error,
+    with_gradients,
+)
+
+WIDTH, VALUES = 4, 6
+SHAPES = [(1, 1), (1, 7), (2, 2), (5, 9), (16, 17), (17, 17), (31, 64)]
+PADDINGS = ["none", "right", "left", "scattered", "a row of pads"]
+
+
+def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, columns=0):
+    inputs = {
+        "q": noise(groups, queries, width, seed=0, grad=True),
+        "k": noise(groups, keys, width, seed=1, grad=True),
+        "v": noise(groups, keys, values, seed=2, grad=True),
+    }
+    if bias:
+        inputs["bias"] = noise(queries + keys - 1, seed=3, grad=True)
+    if columns:
+        inputs["rows"] = noise(queries, columns, seed=4, grad=True)
+        inputs["cols"] = noise(keys, columns, seed=5, grad=True)
+    return inputs
+
+
+def padding_of(kind, groups, keys):
+    """(G, m) bool, True = pad."""
+    columns, count = torch.arange(keys), torch.arange(groups).unsqueeze(1) * 3 % keys
+    if kind == "none":
+        return None
+    if kind == "scattered":
+        return (columns + torch.arange(groups).unsqueeze(1)) % 3 == 1
+    if kind == "a row of pads":
+        return (torch.arange(groups) == 1).unsqueeze(1).expand(-1, keys).contiguous()
+    return columns >= keys - count if kind == "right" else columns < count
+
+
+def definition(function, causal, padding=None):
+    """Equation 11, one query after the other."""
+
+    def attend(q, k, v, bias=None, rows=None, cols=None):
+        (groups, queries, width), keys, outputs = q.shape, k.size(1), []
+        for g in range(groups):
+            for i in range(queries):
+                place = keys - queries + i  # the last query stands at the last key
+                seen = torch.arange(place + 1 if causal else keys)
+                if padding is not None:
+                    seen = seen[~padding[g, seen]]
+                if len(seen) == 0:
+                    outputs.append(torch.zeros(v.size(-1), dtype=v.dtype))
+                    continue
+                tau = math.sqrt(width) if function == "softmax" else float(len(seen))
+                scores = (k[g, seen] * q[g, i]).sum(-1) / tau
+                if bias is not None:
+                    scores = scores + bias[seen - i + queries - 1]
+                if rows is not None:
+                    scores = scores + (cols[seen] * rows[i]).sum(-1)
+                weights = torch.softmax(scores, -1) if function == "softmax" else WEIGHTS[function](scores)
+                outputs.append(weights @ v[g, seen])
+        return torch.stack(outputs).view(groups, queries, -1)
+
+    return attend
+
+
+WEIGHTS = {
+    "relu2": lambda x: x.clamp_min(0) ** 2,
+    "laplace": lambda x: 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2)))),
+}
+
+
+def naive(function, causal, padding=None):
+    def attend(q, k, v, bias=None):
+        q = q * temperature(q, k, function, causal, padding)
+        return attention_naive(q, k, v, function, causal, bias, padding)
+
+    return attend
+
+
+def chosen(function, causal, padding=None, **options):
+    def attend(q, k, v, bias=None, rows=None, cols=None):
+        columns = None if rows is None else (rows, cols)
+        return attention(q, k, v, function, causal, bias, columns, padding, **options)
+
+    return attend
+
+
+def fused(causal, padding=None):
+    def attend(q, k, v, bias=None):
+        return attention_fused(q / math.sqrt(q.size(-1)), k, v, causal, bias, padding)
+
+    return attend
+
+
+# float64 up to the temperature: 1 / tau is rounded to float32
+CLOSE = {"rtol": 1e-6, "atol": 1e-7}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+@pytest.mark.parametrize("form", [naive, chosen])
+def test_every_form_is_the_definition_in_values_and_all_gradients(form, function, causal, padding):
+    for queries, keys in SHAPES:
+        pads, inputs = padding_of(padding, 3, keys), qkv(queries, keys)
+        ours = with_gradients(form(function, causal, pads), inputs)
+        assert_same(ours, with_gradients(definition(function, causal, pads), inputs), **CLOSE)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_the_fused_form_is_the_definition_in_values_and_all_gradients(bias, causal, padding):
+    for queries, keys in SHAPES:
+        pads, inputs = padding_of(padding, 3, keys), qkv(queries, keys, bias=bias, values=WIDTH)
+        ours = with_gradients(fused(causal, pads), inputs)
+        assert_same(ours, with_gradients(definition("softmax", causal, pads), inputs), **CLOSE)
+
+
+@pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_columns_add_their_inner_products_to_the_scores(function, causal, values):
+    for queries, keys in SHAPES:
+        inputs = qkv(queries, keys, bias=False, columns=2, values=values)
+        ours = with_gradients(chosen(function, causal), inputs)
+        assert_same(ours, with_gradients(definition(function, causal), inputs), **CLOSE)
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+@pytest.mark.parametrize(("groups", "queries", "keys"), [(1, 255, 257), (2, 513, 513), (9, 257, 300), (70, 128, 128)])
+def test_many_tiles_give_what_whole_matrices_give_in_values_and_all_gradients(
+    groups, queries, keys, function, causal, padding
+):
+    pads, inputs = padding_of(padding, groups, keys), qkv(queries, keys, groups)
+    ours = with_gradients(chosen(function, causal, pads), inputs)
+    assert_same(ours, with_gradients(naive(function, causal, pads), inputs))
+
+
+@pytest.mark.parametrize(("queries", "keys"), SHAPES)
+def test_a_bias_matrix_holds_the_bias_of_each_distance(queries, keys):
+    bias = torch.arange(queries + keys - 1)
+    matrix = bias_matrix(bias, queries, keys)
+    distances = torch.arange(keys) - torch.arange(queries).unsqueeze(1)
+    assert torch.equal(matrix, bias[distances + queries - 1])
+
+
+def test_attention_functions_are_the_papers():
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    assert_close(relu2(x), WEIGHTS["relu2"](x))
+    assert_close(laplace(x), WEIGHTS["laplace"](x))
+
+
+# ---------------------------------------------------------------------------------- rows that see nothing
+
+
+@pytest.mark.parametrize("values", [VALUES, WIDTH], ids=["tiled", "fused"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_queries_without_any_key_get_zeros_and_give_finite_gradients(function, causal, values):
+    padding = torch.zeros(3, 9, dtype=torch.bool)
+    padding[1], padding[2, :4] = True, True
+    results = with_gradients(chosen(function, causal, padding), qkv(9, 9, values=values))
+    assert not results["output 0"][1].any()
+    assert not causal or not results["output 0"][2, :4].any()
+    assert results["output 0"][2, 4:].all()
+    assert all(value.isfinite().all() for value in results.values())
+    assert not results["gradient of k"][padding].any()
+    assert not results["gradient of v"][padding].any()
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_nothing_at_a_padded_key_or_value_reaches_an_output(function):
+    padding = padding_of("scattered", 3, 9)
+    inputs = qkv(9, 9)
+    truth = chosen(function, False, padding)(**inputs)
+    for name in ("k", "v"):
+        changed = {**inputs, name: inputs[name].detach().masked_fill(padding.unsqueeze(-1), 1e6)}
+        assert torch.equal(chosen(function, False, padding)(**changed), truth)
+
+
+# ---------------------------------------------------------------------------------- gradcheck
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+@pytest.mark.parametrize("values", [3, 2], ids=["tiled", "fused"])
+def test_gradcheck_with_bias_padding_and_dropout(function, causal, padding, dropout, values):
+    pads, inputs = padding_of(padding, 2, 5), qkv(4, 5, groups=2, width=2, values=values)
+
+    def attend(*tensors):
+        torch.manual_seed(7)  # the same mask in every evaluation
+        return chosen(function, causal, pads, dropout=dropout)(**dict(zip(inputs, tensors)))
+
+    assert torch.autograd.gradcheck(attend, tuple(inputs.values()))
+
+
+# ---------------------------------------------------------------------------------- dropout
+
+
+def weights_of(function, dropout, queries=12, groups=3, values=None):
+    """Attention weights as they come out of a call: the values are the identity."""
+    inputs = qkv(queries, queries, groups)
+    inputs["v"] = torch.eye(queries, dtype=torch.float64).repeat(groups, 1, 1).requires_grad_()
+    return inputs, chosen(function, True, dropout=dropout)(**inputs)
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_dropout_either_drops_a_weight_or_scales_it(function):
+    torch.manual_seed(0)
+    _, dropped = weights_of(function, 0.25)
+    _, weights = weights_of(function, 0.0)
+    kept = dropped != 0
+    assert_close(dropped[kept], weights[kept] / 0.75)
+    seen = weights != 0
+    assert 0.15 < 1 - kept[seen].double().mean().item() < 0.35
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_dropout_keeps_the_mean(function):
+    torch.manual_seed(0)
+    groups = 4000
+    q, k, v, bias = (t.detach() for t in qkv(5, 5, groups=1).values())
+    many = (t.expand(groups, -1, -1) for t in (q, k, v))
+    dropped = attention(*many, function, bias=bias, dropout=0.4)
+    error = dropped.std(0) / math.sqrt(groups)
+    assert (dropped.mean(0) - attention(q, k, v, function, bias=bias)[0]).abs().le(5 * error).all()
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_dropout_drops_the_same_weights_in_forward_and_backward(function):
+    torch.manual_seed(0)
+    inputs, dropped = weights_of(function, 0.5)
+    cotangent = noise(*dropped.shape, seed=9)
+    (dropped * cotangent).sum().backward()
+    assert_close(inputs["v"].grad, dropped.detach().transpose(1, 2) @ cotangent)
+
+
+# ---------------------------------------------------------------------------------- memory
+
+
+def float_qkv(size, width, values, columns=0):
+    tensors = {n: t.detach().float().requires_grad_() for n, t in qkv(size, size, 1, width, values).items()}
+    if columns:
+        del tensors["bias"]
+        tensors["rows"] = noise(size, columns, dtype=torch.float32, grad=True)
+        tensors["cols"] = noise(size, columns, seed=1, dtype=torch.float32, grad=True)
+    return tensors
+
+
+MEMORY = [(function, 8, 12, 0) for function in ATTENTION_FUNCTIONS] + [("softmax", 8, 12, 4)]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(("function", "width", "values", "columns"), MEMORY)
+def test_nothing_of_queries_times_keys_is_kept_for_backward(function, width, values, columns, causal):
+    size = 512
+    inputs = float_qkv(size, width, values, columns)
+    assert max(kept_for_backward(lambda: chosen(function, causal)(**inputs))) <= size * (values + 4)
+    if not columns:
+        assert max(kept_for_backward(lambda: naive(function, causal)(**inputs))) >= size * size
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(("function", "width", "values", "columns"), MEMORY)
+def test_nothing_of_queries_times_keys_is_created_in_either_pass(function, width, values, columns, causal):
+    size = 2048
+    inputs = float_qkv(size, width, values, columns)
+    with Recorder() as recorder:
+        chosen(function, causal)(**inputs).sum().backward()
+    assert recorder.largest <= size * size // 4
+
+
+def test_dropout_keeps_its_mask_of_one_byte_an_entry_and_no_other_matrix():
+    size = 512
+    inputs = float_qkv(size, 8, 12)
+    kept = kept_for_backward(lambda: chosen("softmax", True, dropout=0.1)(**inputs))
+    assert sorted(kept)[-1] == size * size
+    assert sorted(kept)[-2] <= size * 16
+
+
+# ---------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("values", [VALUES, WIDTH], ids=["tiled", "fused"])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.002), (torch.bfloat16, 0.015)], ids=str)
+def test_half_precision_inputs_give_outputs_and_gradients_to_their_precision(dtype, bound, function, values):
+    exact = qkv(65, 65, values=values)
+    exact["bias"] = (exact["bias"].detach() * 0.1).requires_grad_()
+    rounded = {n: t.detach().to(dtype).requires_grad_() for n, t in exact.items()}
+    exact = {n: t.detach().double().requires_grad_() for n, t in rounded.items()}
+    ours, truth = (with_gradients(chosen(function, True), inputs) for inputs in (rounded, exact))
+    for name, value in truth.items():
+        assert ours[name].dtype == dtype
+        assert relative_error(ours[name], value) < bound * (1 if name.startswith("output") else 2), name
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_autocast_runs_attention_in_half_precision_and_returns_float32_gradients(function):
+    inputs = {n: t.detach().float().requires_grad_() for n, t in qkv(17, 17, bias=False).items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        y = chosen(function, True)(**inputs)
+    assert y.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(y.float().square().sum(), list(inputs.values()))
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("values", [VALUES, WIDTH], ids=["tiled", "fused"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_softmax_survives_scores_far_beyond_the_range_of_exp(causal, values):
+    inputs = {n: t.detach().float().mul(100).requires_grad_() for n, t in qkv(17, 17, values=values).items()}
+    results = with_gradients(chosen("softmax", causal), inputs)
+    assert all(value.isfinite().all() for value in results.values())
+    assert results["output 0"].abs().max() <= inputs["v"].abs().max() * 1.001

@@ -1,0 +1,68 @@
+"""Dropout keeps the mean, drops what it says it drops, and is the same mask forward and backward."""
+
+import math
+
+import pytest
+import torch
+
+from mega_fairseq.ops.dropout import dropped, keep_mask
+
+CPU = torch.device("cpu")
+FEATURES = [False, True]
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_no_dropout_is_the_identity(features):
+    x = torch.randn(2, 3, 4)
+    assert dropped(x, 0.0, features) is x
+    assert keep_mask((2, 3), 0.0, CPU) == (None, 1.0)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_dropout_keeps_the_mean(features):
+    torch.manual_seed(0)
+    x = torch.linspace(0.5, 2.0, 4 * 6).view(1, 4, 6).expand(20000, -1, -1)
+    y = dropped(x, 0.3, features)
+    error = y.std(0) / math.sqrt(len(x))
+    assert (y.mean(0) - x[0]).abs().le(5 * error).all()
+
+
+def test_a_mask_keeps_the_share_that_it_should_and_the_factor_restores_the_mean():
+    torch.manual_seed(0)
+    keep, scale = keep_mask((1000, 100), 0.3, CPU)
+    assert keep.dtype == torch.bool
+    assert abs(keep.double().mean().item() - 0.7) < 0.01
+    assert scale == pytest.approx(1 / 0.7)
+
+
+def test_plain_dropout_drops_single_entries():
+    torch.manual_seed(0)
+    zeros = dropped(torch.ones(8, 50, 40), 0.5, False) == 0
+    assert not zeros.all(1).any()
+    assert not (~zeros).all(1).any()
+
+
+def test_feature_dropout_drops_whole_channels_of_a_sentence_and_never_all_of_it():
+    """The release drops whole chunks of values instead."""
+    torch.manual_seed(0)
+    zeros = dropped(torch.ones(8, 50, 40), 0.5, True) == 0
+    assert torch.equal(zeros, zeros[:, :1].expand_as(zeros))  # the same at every step
+    share = zeros[:, 0].double().mean(1)
+    assert ((share > 0.1) & (share < 0.9)).all()  # some channels of each sentence
+    assert len({tuple(row) for row in zeros[:, 0].tolist()}) == 8  # not the same in all sentences
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_same_entries_are_dropped_forward_and_backward(features):
+    torch.manual_seed(0)
+    x = torch.ones(4, 10, 6, requires_grad=True)
+    y = dropped(x, 0.5, features)
+    y.sum().backward()
+    assert (y == 0).any()
+    assert torch.equal(x.grad, y.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("features", FEATURES)
+def test_dropout_keeps_the_dtype(features, dtype):
+    assert dropped(torch.ones(2, 3, 4, dtype=dtype), 0.5, features).dtype == dtype

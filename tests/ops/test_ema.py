@@ -1,0 +1,320 @@
+"""The forms of the EMA against its definition: values, all gradients, states, truncation, padding, cost."""
+
+import math
+
+import pytest
+import torch
+
+from mega_fairseq.ops.ema import (
+    BLOCK,
+    bidirectional_ema,
+    ema,
+    ema_coefficients,
+    ema_fft,
+    ema_kernel,
+    ema_naive,
+    ema_scan,
+    ema_step,
+    ema_window,
+    final_state,
+    geometric_sum,
+)
+from tests.golden_checks import pieces
+from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
+
+BATCH, DIM, NDIM = 2, 3, 4
+LENGTHS = sorted({1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 37, 101, 3 * BLOCK, 4 * BLOCK + 1})
+FORMS = {"scan": ema_scan, "fft": ema_fft, "chosen": ema}
+
+
+def logits(suffix="", seed=0, **options):
+    """alpha, delta, beta, eta of a few channels, some slow and some fast."""
+    names = ("alpha", "delta", "beta", "eta")
+    drawn = (noise(DIM, NDIM, seed=seed + i, grad=True, **options) for i in range(4))
+    return {f"{name}{suffix}": t for name, t in zip(names, drawn)}
+
+
+def sequence(length, batch=BATCH, seed=10):
+    return noise(batch, length, DIM, seed=seed, grad=True)
+
+
+def definition(x, c, state=None, skip=None):
+    y, state = ema_naive(x, c, state)
+    return (y if skip is None else y + skip * x), state
+
+
+def truncated_definition(x, c, truncation, skip):
+    """The convolution with the first taps of the kernel, tap by tap."""
+    y = skip * x
+    for lag in range(min(truncation, x.size(1))):
+        tap = (c.project * c.expand * torch.exp(c.log_decay) ** lag).sum(-1)
+        y = y + torch.cat([torch.zeros_like(x[:, :lag]), tap * x[:, : x.size(1) - lag]], 1)
+    return y
+
+
+def of(form, **options):
+    """A function of x, the four logits, and what else a form takes."""
+
+    def function(alpha, delta, beta, eta, x, **more):
+        return form(x, ema_coefficients(alpha, delta, beta, eta), **more, **options)
+
+    return function
+
+
+# ------------------------------------------------------------------------------ forms against the definition
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["plain", "skip"])
+@pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_causal_form_is_the_definition_in_values_and_all_gradients(form, length, state, skip):
+    inputs = {**logits(), "x": sequence(length)}
+    if state:
+        inputs["state"] = noise(BATCH, DIM, NDIM, seed=20, grad=True)
+    if skip:
+        inputs["skip"] = noise(DIM, seed=21, grad=True)
+    assert_same(with_gradients(of(FORMS[form]), inputs), with_gradients(of(definition), inputs))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_bidirectional_form_is_one_definition_each_way_in_values_and_all_gradients(length):
+    def both(form):
+        def function(x, skip, **p):
+            ahead, back = (ema_coefficients(*(p[f"{n}{d}"] for n in ("alpha", "delta", "beta", "eta"))) for d in "12")
+            return form(x, ahead, back, skip)
+
+        return function
+
+    def twice(x, ahead, back, skip):
+        return ema_naive(x, ahead)[0] + ema_naive(x.flip(1), back)[0].flip(1) + skip * x
+
+    inputs = {
+        **logits("1"),
+        **logits("2", seed=5),
+        "x": sequence(length),
+        "skip": noise(DIM, seed=21, grad=True),
+    }
+    assert_same(with_gradients(both(bidirectional_ema), inputs), with_gradients(both(twice), inputs))
+
+
+def test_one_step_is_one_row_of_the_definition():
+    c, x, state = ema_coefficients(**logits()), sequence(1), noise(BATCH, DIM, NDIM, seed=20)
+    y, after = ema_step(x[:, 0], c, state)
+    h = torch.exp(c.log_decay) * state + c.expand * x[:, 0].unsqueeze(-1)
+    assert_close(after, h)
+    assert_close(y, (h * c.project).sum(-1))
+
+
+def test_coefficients_are_the_papers():
+    p = logits()
+    alpha, delta = torch.sigmoid(p["alpha"]), torch.sigmoid(p["delta"])
+    c = ema_coefficients(**p)
+    assert_close(torch.exp(c.log_decay), 1 - alpha * delta, "phi")
+    assert_close(c.expand, alpha * p["beta"], "alpha beta")
+    assert_close(c.project, p["eta"] / math.sqrt(NDIM), "eta")
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_final_state_alone_is_that_of_the_definition(length, state):
+    inputs = {**logits(), "x": sequence(length)}
+    if state:
+        inputs["state"] = noise(BATCH, DIM, NDIM, seed=20, grad=True)
+    truth = with_gradients(of(lambda *a, **k: definition(*a, **k)[1]), inputs)
+    assert_same(with_gradients(of(final_state), inputs), truth)
+
+
+# ------------------------------------------------------------------------------ truncation
+
+
+@pytest.mark.parametrize("truncation", [1, 2, 5, 36, 37, 38, 1000])
+@pytest.mark.parametrize("length", [1, 2, 37])
+@pytest.mark.parametrize("form", ["window", "chosen"])
+def test_a_truncated_ema_keeps_the_first_taps_in_values_and_all_gradients(form, length, truncation):
+    form = {"window": ema_window, "chosen": ema}[form]
+    inputs = {**logits(), "x": sequence(length), "skip": noise(DIM, seed=21, grad=True)}
+    ours = with_gradients(of(lambda *a, **k: form(*a, truncation=truncation, **k)[0]), inputs)
+    assert_same(ours, with_gradients(of(truncated_definition, truncation=truncation), inputs))
+
+
+@pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
+@pytest.mark.parametrize("sizes", [[1], [3, 1, 8], [36, 1], [1, 36]])
+def test_a_truncated_ema_gives_the_same_step_by_step_as_at_once(truncation, sizes):
+    c, x, skip, state, ys = ema_coefficients(**logits()), sequence(37), noise(DIM, seed=21), None, []
+    for start, stop in pieces(x.size(1), sizes):
+        y, state = ema(x[:, start:stop], c, state, skip, truncation)
+        assert state.shape == (BATCH, DIM, truncation - 1)
+        ys.append(y)
+    assert_close(torch.cat(ys, 1), truncated_definition(x, c, truncation, skip))
+
+
+@pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
+def test_a_truncated_bidirectional_ema_keeps_the_first_taps_of_both_kernels(truncation):
+    c, back, x, skip = (
+        ema_coefficients(**logits()),
+        ema_coefficients(**logits(seed=5)),
+        sequence(37),
+        noise(DIM),
+    )
+    y = bidirectional_ema(x, c, back, skip, truncation)
+    backward = truncated_definition(x.flip(1), back, truncation, torch.zeros(DIM)).flip(1)
+    assert_close(y, truncated_definition(x, c, truncation, skip) + backward)
+
+
+@pytest.mark.parametrize("truncation", [None, 0])
+def test_truncation_none_and_zero_keep_all_taps(truncation):
+    c, x, skip = ema_coefficients(**logits()), sequence(37), noise(DIM)
+    (y, state), (truth, end) = ema(x, c, None, skip, truncation), definition(x, c, None, skip)
+    assert_close(y, truth)
+    assert_close(state, end)
+    both = ema_naive(x, c)[0] + ema_naive(x.flip(1), c)[0].flip(1) + skip * x
+    assert_close(bidirectional_ema(x, c, c, skip, truncation), both)
+
+
+# ------------------------------------------------------------------------------ padding
+
+
+@pytest.mark.parametrize("truncation", [None, 1, 5, 100])
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_right_padded_row_gives_outputs_states_and_gradients_of_the_row_alone(truncation, carried):
+    p, skip, lengths = logits(), noise(DIM, seed=21, grad=True), torch.tensor([41, 1, 0, 7])
+    x, state = sequence(41, batch=4), None
+    if carried:
+        state = noise(4, DIM, NDIM if truncation is None else truncation - 1, seed=20, grad=True)
+
+    def padded(x, skip, state=None, **p):
+        y, end = ema(x, ema_coefficients(**p), state, skip, truncation, lengths)
+        return y, end
+
+    def alone(x, skip, state=None, **p):
+        ys, ends = [], []
+        for row, length in enumerate(lengths.tolist()):
+            given = None if state is None else state[row : row + 1]
+            if length:
+                y, end = ema(x[row : row + 1, :length], ema_coefficients(**p), given, skip, truncation)
+            else:
+                width = NDIM if truncation is None else truncation - 1
+                y, end = x[row : row + 1, :0], torch.zeros(1, DIM, width) if given is None else given
+            ys.append(torch.cat([y, torch.zeros(1, 41 - length, DIM)], 1))
+            ends.append(end)
+        return torch.cat(ys), torch.cat(ends).to(x.dtype)
+
+    inputs = {**p, "x": x, "skip": skip, **({"state": state} if carried else {})}
+    ours = with_gradients(padded, inputs)
+    assert_same(ours, with_gradients(alone, inputs))
+    for row, length in enumerate(lengths.tolist()):
+        assert not ours["output 0"][row, length:].any()
+        assert not ours["gradient of x"][row, length:].any()
+
+
+@pytest.mark.parametrize("truncation", [None, 5])
+def test_a_right_padded_row_gives_bidirectionally_what_it_gives_alone(truncation):
+    c, back, skip = ema_coefficients(**logits()), ema_coefficients(**logits(seed=5)), noise(DIM)
+    x, lengths = sequence(41, batch=4), torch.tensor([41, 1, 0, 7])
+    y = bidirectional_ema(x, c, back, skip, truncation, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        assert not y[row, length:].any()
+        if length:
+            assert_close(y[row, :length], bidirectional_ema(x[row : row + 1, :length], c, back, skip, truncation)[0])
+
+
+# ------------------------------------------------------------------------------ gradcheck
+
+
+@pytest.mark.parametrize("options", [{}, {"truncation": 3}, {"lengths": torch.tensor([BLOCK + 2, 5])}], ids=str)
+def test_gradcheck_of_the_causal_ema_with_state_and_coefficients(options):
+    p = {name: t.detach()[:2, :2].clone().requires_grad_() for name, t in logits().items()}
+    width = options["truncation"] - 1 if "truncation" in options else 2
+    x, skip, state = (noise(*s, seed=7, grad=True) for s in ((2, BLOCK + 2, 2), (2,), (2, 2, width)))
+
+    def function(x, skip, state, *p):
+        return ema(x, ema_coefficients(*p), state, skip, **options)
+
+    assert torch.autograd.gradcheck(function, (x, skip, state, *p.values()))
+
+
+@pytest.mark.parametrize("truncation", [None, 3])
+def test_gradcheck_of_the_bidirectional_ema(truncation):
+    p = [t.detach()[:2, :2].clone().requires_grad_() for t in [*logits().values(), *logits(seed=5).values()]]
+    x, skip = noise(2, BLOCK + 2, 2, grad=True), noise(2, seed=7, grad=True)
+
+    def function(x, skip, *p):
+        return bidirectional_ema(x, ema_coefficients(*p[:4]), ema_coefficients(*p[4:]), skip, truncation)
+
+    assert torch.autograd.gradcheck(function, (x, skip, *p))
+
+
+# ------------------------------------------------------------------------------ kernels, cost
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 97, 100, 101])
+def test_a_geometric_sum_is_the_plain_sum_of_powers(length):
+    def plain(weight, log_decay):
+        powers = torch.exp(log_decay).unsqueeze(-1) ** torch.arange(length)  # (D, N, length)
+        return torch.einsum("drn,dnl->drl", weight, powers)
+
+    inputs = {
+        "weight": noise(DIM, 2, NDIM, grad=True),
+        "log_decay": (-noise(DIM, NDIM, seed=1).abs()).requires_grad_(),
+    }
+    ours = with_gradients(lambda **i: geometric_sum(**i, length=length), inputs)
+    assert_same(ours, with_gradients(plain, inputs))
+
+
+def recorded(function, *inputs):
+    """What a forward and a backward pass create."""
+    with Recorder() as recorder:
+        y = function(*inputs)
+        y = y[0] if isinstance(y, tuple) else y
+        y.sum().backward()
+    return recorder
+
+
+def test_a_kernel_costs_neither_a_table_of_all_powers_nor_as_many_exponentials():
+    dim, ndim, length = 8, 16, 4096
+    p = [noise(dim, ndim, seed=i, grad=True, dtype=torch.float32) for i in range(4)]
+    ours = recorded(lambda *p: ema_kernel(ema_coefficients(*p), length), *p)
+    table = dim * ndim * length
+    assert ours.largest <= table // 8  # a kernel itself is D x L, 1/16 of the table
+    assert 0 < ours.exponentials <= 4 * dim * ndim * math.isqrt(length)
+
+    def textbook(*p):
+        c = ema_coefficients(*p)
+        powers = torch.exp(c.log_decay.unsqueeze(-1) * torch.arange(length))
+        return ((c.expand * c.project).unsqueeze(-1) * powers).sum(1)
+
+    control = recorded(textbook, *p)
+    assert control.largest >= table
+    assert control.exponentials >= table
+
+
+@pytest.mark.parametrize("form", ["scan", "fft", "chosen", "truncated", "both directions"])
+def test_no_form_creates_a_state_for_every_step(form):
+    dim, ndim, length = 4, 16, 4096
+    p = [noise(dim, ndim, seed=i, grad=True, dtype=torch.float32) for i in range(4)]
+    x = noise(1, length, dim, grad=True, dtype=torch.float32)
+    forms = {
+        **FORMS,
+        "truncated": lambda x, c: ema(x, c, truncation=512),
+        "both directions": lambda x, c: bidirectional_ema(x, c, c),
+    }
+    ours = recorded(lambda x, *p: forms[form](x, ema_coefficients(*p)), x, *p)
+    assert ours.largest <= 4 * dim * length  # the spectrum of a padded convolution at most
+    assert recorded(lambda x, *p: every_state(x, ema_coefficients(*p)), x, *p).largest >= ndim * dim * length
+
+
+def every_state(x, c):
+    """What the operator must not do: inputs expanded to N states at every step."""
+    return (c.expand * x.unsqueeze(-1)).sum(-1)
+
+
+@pytest.mark.parametrize("form", ["scan", "chosen"])
+def test_a_scan_keeps_little_more_than_its_input_for_backward(form):
+    dim, ndim, length = 4, 16, 16384
+    p = [noise(dim, ndim, seed=i, grad=True, dtype=torch.float32) for i in range(4)]
+    x = noise(1, length, dim, grad=True, dtype=torch.float32)
+    kept = kept_for_backward(lambda: FORMS[form](x, ema_coefficients(*p)))
+    assert sum(kept) <= 3 * x.numel()
+    steps = kept_for_backward(lambda: ema_naive(x[:, :512], ema_coefficients(*p)))
+    assert sum(steps) >= ndim * x[:, :512].numel()

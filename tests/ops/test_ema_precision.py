@@ -1,0 +1,197 @@
+"""The EMA keeps its digits: half precision inputs, slow decays, huge logits, autocast."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops.ema import (
+    EMACoefficients,
+    bidirectional_ema,
+    ema,
+    ema_coefficients,
+    ema_fft,
+    ema_naive,
+    ema_scan,
+)
+from tests.ops.helpers import assert_close, noise, relative_error
+
+HALF = [torch.float16, torch.bfloat16]
+LENGTH = 8192
+HUGE = [30.0, -30.0, 100.0, -100.0, 1e4, -1e4]
+
+
+def slow_logits(dtype, dim=4, ndim=16):
+    """A decay of a 6000th per step: alpha, the released `delta`, is -8. All rounded to the dtype."""
+    delta, beta, eta = (noise(dim, ndim, seed=i).to(dtype) for i in range(3))
+    return torch.full_like(delta, -8.0), delta, beta, eta
+
+
+def one_step_after_the_other(x, c):
+    state, ys = None, []
+    for t in range(x.size(1)):
+        y, state = ema(x[:, t : t + 1], c, state)
+        ys.append(y)
+    return torch.cat(ys, 1), state
+
+
+FORMS = {
+    "chosen": ema,
+    "steps": one_step_after_the_other,
+    "truncated": lambda x, c: ema(x, c, truncation=LENGTH),
+    "scan": lambda x, c: ema_scan(x.float(), c),
+    "fft": lambda x, c: ema_fft(x.float(), c),
+}
+
+
+def truth(x, parameters):
+    with torch.no_grad():
+        return ema_naive(x.double(), ema_coefficients(*(p.double() for p in parameters)))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_slow_decays_over_8192_steps_are_right_within_a_percent_for_half_precision_inputs(form, dtype):
+    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
+    with torch.no_grad():
+        y, state = FORMS[form](x, ema_coefficients(*parameters))
+    expected, end = truth(x, parameters)
+    assert relative_error(y, expected) < 0.01
+    if form in ("chosen", "steps"):
+        assert y.dtype == dtype
+        assert state.dtype == torch.float32
+        assert relative_error(state, end) < 0.01
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_the_same_bound_rejects_a_recurrence_in_half_precision(dtype):
+    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
+    alpha, delta, beta, eta = parameters
+    phi = 1 - torch.sigmoid(alpha) * torch.sigmoid(delta)  # rounds to 1
+    y, _ = ema_naive(x, EMACoefficients(torch.log(phi), torch.sigmoid(alpha) * beta, eta / 4))
+    assert not relative_error(y, truth(x, parameters)[0]) < 0.01
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_slow_decays_both_ways_are_right_within_a_percent_for_half_precision_inputs(dtype):
+    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
+    c = ema_coefficients(*parameters)
+    expected = truth(x, parameters)[0] + truth(x.flip(1), parameters)[0].flip(1)
+    assert relative_error(bidirectional_ema(x, c, c), expected) < 0.01
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_gradients_of_slow_decays_are_right_within_a_percent_for_half_precision_inputs(dtype):
+    def gradients(cast):
+        parameters = [p.to(cast).requires_grad_() for p in slow_logits(dtype)]
+        x = noise(1, LENGTH, 4, seed=5).to(dtype).to(cast).requires_grad_()
+        y, _ = ema(x, ema_coefficients(*parameters))
+        (y * noise(1, LENGTH, 4, seed=6).to(dtype).to(cast)).sum().backward()
+        return [p.grad for p in [*parameters, x]]
+
+    for ours, expected in zip(gradients(dtype), gradients(torch.float64)):
+        assert relative_error(ours, expected) < 0.01
+
+
+@pytest.mark.parametrize("truncation", [8, 64, 1024])
+def test_float32_keeps_five_digits_of_a_truncated_ema_over_8192_steps(truncation):
+    parameters, x = slow_logits(torch.float32), noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
+    y, _ = ema(x, ema_coefficients(*parameters), truncation=truncation)
+    exact = ema_coefficients(*(p.double() for p in parameters))
+    windows = F.pad(x.double().transpose(1, 2), (truncation - 1, 0)).unfold(2, truncation, 1)  # (B, D, L, T)
+    lags = torch.arange(truncation).flip(0)
+    taps = ((exact.expand * exact.project).unsqueeze(-1) * torch.exp(exact.log_decay).unsqueeze(-1) ** lags).sum(1)
+    assert relative_error(y, torch.einsum("bdlt,dt->bld", windows, taps)) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["chosen", "fft", "scan"])
+def test_float32_keeps_five_digits_over_8192_steps_of_any_decay(form):
+    parameters = [p.float() for p in slow_logits(torch.float64)]
+    parameters[0] = torch.linspace(-8.0, 8.0, 64).view(4, 16)  # slow and fast
+    x = noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
+    with torch.no_grad():
+        assert relative_error(FORMS[form](x, ema_coefficients(*parameters))[0], truth(x, parameters)[0]) < 1e-5
+
+
+# ------------------------------------------------------------------------------ huge logits
+
+
+def runs(x, c, back):
+    """Every way through the operator."""
+    yield "scan", ema_scan(x.float(), c)[0]
+    yield "fft", ema_fft(x.float(), c)[0]
+    yield "steps", one_step_after_the_other(x, c)[0]
+    yield "carried", ema(x, c, noise(*x.shape[::2], c.expand.size(1), dtype=torch.float32))[0]
+    yield "truncated", ema(x, c, truncation=5)[0]
+    yield "padded", ema(x, c, lengths=torch.tensor([x.size(1) - 3] * x.size(0)))[0]
+    yield "both directions", bidirectional_ema(x, c, back)
+    yield "both directions, truncated", bidirectional_ema(x, c, back, truncation=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize(("alpha", "delta"), list(itertools.product(HUGE, HUGE)))
+def test_huge_logits_give_finite_values_and_gradients_in_every_form(alpha, delta, dtype):
+    parameters = [torch.full((2, 3), value, dtype=dtype) for value in (alpha, delta)]
+    parameters = [p.requires_grad_() for p in [*parameters, noise(2, 3).to(dtype), noise(2, 3, seed=1).to(dtype)]]
+    x = noise(2, 70, 2, seed=2).to(dtype).requires_grad_()
+    back = ema_coefficients(*(p.detach() for p in parameters))
+    for name, y in runs(x, ema_coefficients(*parameters), back):
+        assert y.isfinite().all(), name
+        for gradient in torch.autograd.grad(y.float().square().sum(), [*parameters, x], retain_graph=True):
+            assert gradient.isfinite().all(), name
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(30.0, 30.0), (100.0, 100.0), (1e4, 1e4)])
+def test_a_decay_of_nothing_forgets_at_once(alpha, delta):
+    parameters = [
+        torch.full((2, 3), alpha),
+        torch.full((2, 3), delta),
+        *(noise(2, 3, seed=i).float() for i in (0, 1)),
+    ]
+    c, x = ema_coefficients(*parameters), noise(2, 70, 2, dtype=torch.float32)
+    now = (c.expand * c.project).sum(-1) * x
+    for form in (ema_scan, ema_fft, ema, one_step_after_the_other):
+        assert_close(form(x, c)[0], now, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_of_nothing_lets_nothing_in_and_nothing_out():
+    parameters = [torch.full((2, 3), -1e4), *(noise(2, 3, seed=i).float() for i in (0, 1, 2))]
+    c, state = ema_coefficients(*parameters), noise(2, 2, 3, dtype=torch.float32)
+    y, end = ema(noise(2, 70, 2, dtype=torch.float32), c, state)
+    assert torch.equal(end, state)
+    assert_close(y, (state * c.project).sum(-1).unsqueeze(1).expand(-1, 70, -1), rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------ autocast
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("truncation", [None, 9])
+def test_autocast_leaves_the_ema_and_its_gradients_in_float32(bidirectional, truncation):
+    torch.manual_seed(0)
+    module = DampedEMA(6, 4, bidirectional, truncation)
+
+    def run(autocast):
+        x = noise(2, 70, 6, dtype=torch.float32, grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = module(x)
+        results = y if isinstance(y, tuple) else (y,)
+        gradients = torch.autograd.grad(results[0].square().sum(), [*module.parameters(), x])
+        return [*results, *gradients]
+
+    for cast, plain in zip(run(True), run(False)):
+        assert cast.dtype == torch.float32
+        assert torch.equal(cast, plain)
+
+
+def test_autocast_gives_half_precision_inputs_their_float32_state():
+    c = ema_coefficients(*slow_logits(torch.float32))
+    x = noise(1, 600, 4).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = ema(x, c)
+        _, carried = ema(x[:, :1], c, state)
+    assert y.dtype == torch.bfloat16
+    assert state.dtype == carried.dtype == torch.float32
+    assert_close(state, ema_naive(x.float(), c)[1], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,166 @@
+"""The dense half of the layer, tile by tile, against its plain form: values and all gradients."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.gating import (
+    TILE_ROWS,
+    activated_linear,
+    activated_linear_naive,
+    gated_output,
+    gated_output_naive,
+)
+from tests.ops.helpers import assert_close, assert_same, kept_for_backward, noise, relative_error, with_gradients
+
+DIM, WIDTH = 3, 5
+ROWS = [1, 2, 7, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3]
+ACTIVATION_NAMES = sorted(ACTIVATIONS)
+
+
+def linear_inputs(*shape):
+    return {
+        "x": noise(*shape, DIM, seed=0, grad=True),
+        "weight": noise(WIDTH, DIM, seed=1, grad=True),
+        "bias": noise(WIDTH, seed=2, grad=True),
+    }
+
+
+def gate_inputs(batch, length, candidate, dtype=torch.float64):
+    """X', O, X and the weights; `candidate` says whether X' has a part in the candidate."""
+    rows = DIM + WIDTH + (DIM if candidate else 0)
+    shapes = {
+        "gate_input": (batch, length, DIM),
+        "attended": (batch, length, WIDTH),
+        "residual": (batch, length, DIM),
+        "weight": (rows, DIM),
+        "bias": (rows,),
+        "hidden": (DIM, WIDTH),
+        "hidden_bias": (DIM,),
+    }
+    return {name: noise(*shape, seed=i, grad=True, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def gated(form, activation="silu", keep=None, scale=1.0):
+    def function(gate_input, attended, residual, weight, bias, hidden, hidden_bias):
+        gates, hidden = (weight, bias), (hidden, hidden_bias)
+        return form(gate_input, attended, residual, gates, hidden, activation, keep, scale)
+
+    return function
+
+
+def mask(*shape):
+    return noise(*shape, seed=50) > -0.5
+
+
+# ------------------------------------------------------------------------------- activation(x W + b)
+
+
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+def test_the_slope_of_every_activation_is_its_derivative(activation):
+    x = noise(1000, grad=True)
+    forward, backward = ACTIVATIONS[activation]
+    (derivative,) = torch.autograd.grad((forward(x) * noise(1000, seed=1)).sum(), x)
+    assert_close(backward(noise(1000, seed=1), x.detach()), derivative)
+
+
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_an_activated_projection_is_its_plain_form_in_values_and_all_gradients(rows, activation):
+    inputs = linear_inputs(1, rows)
+    ours = with_gradients(lambda **i: activated_linear(**i, activation=activation), inputs)
+    assert_same(ours, with_gradients(lambda **i: activated_linear_naive(**i, activation=activation), inputs))
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4)])
+def test_an_activated_projection_takes_any_leading_shape(shape):
+    ours = with_gradients(activated_linear, linear_inputs(*shape))
+    assert_same(ours, with_gradients(activated_linear_naive, linear_inputs(*shape)))
+
+
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+def test_gradcheck_of_an_activated_projection(activation):
+    inputs = tuple(linear_inputs(2, 3).values())
+    assert torch.autograd.gradcheck(lambda *i: activated_linear(*i, activation), inputs)
+
+
+def test_inputs_that_are_not_contiguous_give_the_same():
+    inputs = linear_inputs(4, 6)
+    turned = {**inputs, "x": inputs["x"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()}
+    assert not turned["x"].is_contiguous()
+    assert_same(with_gradients(activated_linear, turned), with_gradients(activated_linear, inputs))
+
+
+# ------------------------------------------------------------------------------- gates
+
+
+@pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_gates_are_their_plain_form_in_values_and_all_gradients(rows, activation, candidate):
+    inputs = gate_inputs(1, rows, candidate)
+    ours = with_gradients(gated(gated_output, activation), inputs)
+    assert_same(ours, with_gradients(gated(gated_output_naive, activation), inputs))
+
+
+@pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
+def test_the_gates_mix_as_the_papers_equations_say(candidate):
+    i = {name: t.detach() for name, t in gate_inputs(2, 3, candidate).items()}
+    base = i["gate_input"] @ i["weight"].T + i["bias"]
+    update = torch.sigmoid(base[..., :DIM])
+    reset = base[..., DIM : DIM + WIDTH] * torch.sigmoid(base[..., DIM : DIM + WIDTH])
+    hidden = (reset * i["attended"]) @ i["hidden"].T + i["hidden_bias"]
+    hidden = torch.tanh(hidden + base[..., DIM + WIDTH :]) if candidate else torch.tanh(hidden)
+    hidden = torch.atanh(hidden)  # the candidate, before its activation
+    hidden = hidden * torch.sigmoid(hidden)
+    assert_close(gated(gated_output)(**i), update * hidden + (1 - update) * i["residual"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
+@pytest.mark.parametrize("length", [1, 7, TILE_ROWS // 2 + 1, TILE_ROWS + 1])
+def test_dropout_masks_the_candidate_in_values_and_all_gradients(length, candidate):
+    inputs, keep = gate_inputs(2, length, candidate), mask(2, length, DIM)
+    ours = with_gradients(gated(gated_output, keep=keep, scale=1.5), inputs)
+    assert_same(ours, with_gradients(gated(gated_output_naive, keep=keep, scale=1.5), inputs))
+    assert not torch.equal(ours["output 0"], gated(gated_output)(**inputs))
+
+
+@pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, TILE_ROWS + 1), (2, 5), (3, TILE_ROWS // 2 + 1)])
+def test_a_mask_of_whole_channels_is_the_same_at_every_step_of_a_sentence(batch, length, candidate):
+    inputs, keep = gate_inputs(batch, length, candidate), mask(batch, 1, DIM)
+    ours = with_gradients(gated(gated_output, keep=keep, scale=1.5), inputs)
+    everywhere = gated(gated_output_naive, keep=keep.expand(batch, length, DIM), scale=1.5)
+    assert_same(ours, with_gradients(everywhere, inputs))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
+def test_gradcheck_of_the_gates(candidate, dropout):
+    inputs = gate_inputs(2, 3, candidate)
+    function = gated(gated_output, keep=mask(2, 3, DIM) if dropout else None, scale=1.5)
+    assert torch.autograd.gradcheck(lambda *i: function(*i), tuple(inputs.values()))
+
+
+# ------------------------------------------------------------------------------- precision, memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_computes_in_half_precision_and_returns_gradients_in_the_dtype_of_their_tensors(dtype):
+    exact = gate_inputs(2, 9, True)
+    inputs = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        y = gated(gated_output)(**inputs)
+        z = activated_linear(inputs["gate_input"], inputs["weight"], inputs["bias"])
+    assert y.dtype == z.dtype == torch.bfloat16
+    assert relative_error(y, gated(gated_output_naive)(**exact)) < 0.02
+    gradients = torch.autograd.grad(y.float().sum() + z.float().sum(), list(inputs.values()))
+    assert all(g.dtype == dtype and g.isfinite().all() for g in gradients)
+
+
+def test_the_gates_keep_one_projection_of_the_input_and_no_product_of_it():
+    inputs = gate_inputs(2, 2000, True)
+    rows, base = 4000, DIM + WIDTH + DIM
+    inputs_kept = DIM + WIDTH + DIM
+    assert sum(kept_for_backward(lambda: gated(gated_output)(**inputs))) <= rows * (inputs_kept + base + DIM) + 1000
+    assert sum(kept_for_backward(lambda: gated(gated_output_naive)(**inputs))) > rows * (inputs_kept + base + 4 * DIM)

@@ -1,0 +1,83 @@
+"""Padding anywhere becomes padding on the right, and back."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops.padding import Alignment, padding_from_lengths
+from tests.ops.helpers import assert_close, noise
+
+MASKS = {
+    "none": [[0, 0, 0, 0]],
+    "right": [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 1]],
+    "left": [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]],
+    "both": [[1, 0, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0]],
+    "all": [[1, 1, 1, 1], [0, 0, 0, 0]],
+}
+
+
+@pytest.fixture(params=MASKS)
+def mask(request):
+    return torch.tensor(MASKS[request.param], dtype=torch.bool)
+
+
+def test_real_tokens_move_to_the_front_in_their_order(mask):
+    x = noise(*mask.shape, 3)
+    align = Alignment.of(mask)
+    front = align.front(x)
+    for row, length in enumerate(align.lengths.tolist()):
+        assert length == (~mask[row]).sum()
+        assert torch.equal(front[row, :length], x[row, ~mask[row]])
+
+
+def test_the_way_back_puts_every_token_where_it_came_from(mask):
+    x, align = noise(*mask.shape, 3), Alignment.of(mask)
+    assert torch.equal(align.back(align.front(x)), x)
+    assert torch.equal(align.front(align.back(x)), x)
+
+
+@pytest.mark.parametrize("extra", [(), (3,), (3, 2)])
+def test_anything_of_a_token_moves_with_it(mask, extra):
+    x, align = noise(*mask.shape, *extra), Alignment.of(mask)
+    front = align.front(x)
+    assert front.shape == x.shape
+    assert torch.equal(front[~padding_from_lengths(align.lengths, mask.size(1))], x[~mask])
+
+
+@pytest.mark.parametrize("way", ["front", "back"])
+def test_gradients_return_to_the_tokens_that_they_belong_to(mask, way):
+    align, other = Alignment.of(mask), {"front": "back", "back": "front"}[way]
+    x, weight = noise(*mask.shape, 3, grad=True), noise(*mask.shape, 3, seed=1)
+    (getattr(align, way)(x) * weight).sum().backward()
+    assert torch.equal(x.grad, getattr(align, other)(weight))
+    assert torch.autograd.gradcheck(getattr(align, way), x)
+
+
+def test_gradients_of_gradients_pass_too(mask):
+    x = noise(*mask.shape, 2, grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: Alignment.of(mask).front(x).pow(3), x)
+
+
+def test_cropping_leaves_out_what_is_padding_in_every_row_and_comes_back_at_the_old_length():
+    mask = torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1]], dtype=torch.bool)
+    x, align = noise(2, 5, 3, grad=True), Alignment.of(mask, crop=True)
+    front = align.front(x)
+    assert align.width == 2
+    assert torch.equal(front, Alignment.of(mask).front(x)[:, :2])
+    assert torch.equal(align.back(front)[~mask], x[~mask])
+    weight = noise(2, 2, 3, seed=1)
+    (front * weight).sum().backward()
+    assert torch.equal(x.grad[~mask], weight[~padding_from_lengths(align.lengths, 2)])
+
+
+def test_cropping_a_batch_of_pads_alone_leaves_one_column():
+    assert Alignment.of(torch.ones(2, 5, dtype=torch.bool), crop=True).width == 1
+
+
+def test_a_batch_that_is_padded_on_the_right_stays_as_it_is():
+    mask, x = torch.tensor(MASKS["right"], dtype=torch.bool), noise(3, 4, 2)
+    assert_close(Alignment.of(mask).front(x), x)
+
+
+def test_lengths_say_where_padding_begins():
+    expected = torch.tensor([[True] * 4, [False, True, True, True], [False] * 4])
+    assert torch.equal(padding_from_lengths(torch.tensor([0, 1, 4]), 4), expected)

@@ -1,0 +1,142 @@
+"""Position biases against their published definitions."""
+
+import math
+
+import pytest
+import torch
+
+from mega_fairseq.modules import POSITION_BIASES
+from mega_fairseq.ops.attention import bias_matrix
+from mega_fairseq.ops.position import ALIBI_SLOPE, rotary_columns, rotary_distances, rotate, t5_bucket
+from tests.ops.helpers import assert_close, noise, with_gradients
+
+FAR = 10**6
+
+
+def rotated(x, position):
+    """Pair (i, i + half) of x turned by position / 10000^(i / half), pair after pair."""
+    half, y = x.size(0) // 2, torch.empty_like(x)
+    for i in range(half):
+        angle = position * 10000.0 ** (-i / half)
+        cos, sin = math.cos(angle), math.sin(angle)
+        y[i] = x[i] * cos - x[i + half] * sin
+        y[i + half] = x[i + half] * cos + x[i] * sin
+    return y
+
+
+def published_t5_bucket(distance, bidirectional, buckets=32, max_distance=128):
+    """Raffel et al., 2020: `_relative_position_bucket` for one distance, key minus query position."""
+    bucket, n = 0, -distance
+    if bidirectional:
+        buckets //= 2
+        bucket += buckets if n < 0 else 0
+        n = abs(n)
+    else:
+        n = max(n, 0)
+    exact = buckets // 2
+    if n < exact:
+        return bucket + n
+    large = exact + int(math.log(n / exact) / math.log(max_distance / exact) * (buckets - exact))
+    return bucket + min(large, buckets - 1)
+
+
+@pytest.mark.parametrize("dim", [2, 4, 8])
+def test_rotation_turns_half_split_pairs_by_position(dim):
+    positions = torch.tensor([0, 1, 2, 17, 1000, FAR, -3])
+    x = noise(len(positions), dim)
+    truth = torch.stack([rotated(row, p) for row, p in zip(x, positions.tolist())])
+    assert_close(rotate(x, positions), truth, rtol=1e-8, atol=1e-8)
+    single = torch.stack([rotated(x[0], p) for p in positions.tolist()])
+    assert_close(rotate(x[0], positions), single, rtol=1e-8, atol=1e-8)
+
+
+def test_rotated_queries_and_keys_know_their_distance_alone():
+    q, k = noise(8), noise(8, seed=1)
+    for shift in (0, 5, 1000, FAR):
+        positions = torch.tensor([3, 10]) + shift
+        scores = rotate(q, positions) @ rotate(k, positions).T
+        assert_close(scores, rotate(q, torch.tensor([3, 10])) @ rotate(k, torch.tensor([3, 10])).T, rtol=1e-7)
+
+
+def test_positions_beyond_a_million_keep_their_digits_in_float32():
+    x, positions = noise(8), torch.tensor([FAR, FAR + 1])
+    single = rotate(x.float(), positions)
+    assert single.dtype == torch.float32
+    assert_close(single.double(), rotate(x, positions), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("first_query", "queries", "keys"), [(0, 1, 1), (0, 5, 5), (3, 2, 5), (0, 11, 17), (7, 4, 2)])
+def test_rotary_columns_and_rotary_distances_are_the_same_bias_with_the_same_gradients(first_query, queries, keys):
+    inputs = {"a": noise(6, grad=True), "b": noise(6, seed=1, grad=True)}
+
+    def by_columns(a, b):
+        rows, columns = rotary_columns(a, b, torch.arange(queries) + first_query, torch.arange(keys))
+        return rows @ columns.T
+
+    def by_distances(a, b):
+        distances = torch.arange(1 - queries - first_query, keys - first_query)
+        return bias_matrix(rotary_distances(a, b, distances), queries, keys)
+
+    def by_definition(a, b):
+        turned = [
+            [rotated(a.detach(), first_query + i) @ rotated(b.detach(), j) for j in range(keys)] for i in range(queries)
+        ]
+        return torch.stack([torch.stack(row) for row in turned])
+
+    ours, other = with_gradients(by_columns, inputs), with_gradients(by_distances, inputs)
+    for name, value in ours.items():
+        assert_close(other[name], value, name)
+    assert_close(ours["output 0"], by_definition(**inputs))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_t5_buckets_are_the_published_ones(causal):
+    distances = torch.arange(-300, 301)
+    expected = torch.tensor([published_t5_bucket(d, not causal) for d in distances.tolist()])
+    assert torch.equal(t5_bucket(distances, causal), expected)
+    used = set(range(32)) if causal else set(range(32)) - {16}  # there is no key at distance 0 after the query
+    assert set(expected.tolist()) == used
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_t5_module_looks_its_weights_up_by_bucket(causal):
+    module = POSITION_BIASES["t5"](8, 16, causal)
+    bias = bias_matrix(module(1 - 40, 200, torch.device("cpu")), 40, 200)
+    for i, j in [(0, 0), (39, 0), (0, 39), (0, 199), (5, 7), (20, 4)]:
+        assert bias[i, j] == module.weight[published_t5_bucket(j - i, not causal)]
+
+
+def test_alibi_falls_linearly_with_distance_by_the_slope_of_one_head():
+    module = POSITION_BIASES["alibi"](8, 16, True)
+    bias = bias_matrix(module(1 - 7, 9, torch.device("cpu")), 7, 9)
+    assert ALIBI_SLOPE == 2.0 ** (-8 / 1)  # Press et al., 2022: head h of H has 2^(-8 h / H)
+    for i in range(7):
+        for j in range(9):
+            assert bias[i, j] == -ALIBI_SLOPE * abs(i - j)
+
+
+def test_the_simple_bias_has_one_weight_per_distance():
+    module = POSITION_BIASES["simple"](8, 16, True)
+    bias = bias_matrix(module(1 - 16, 16, torch.device("cpu")), 16, 16)
+    for i, j in [(0, 0), (15, 0), (0, 15), (3, 9)]:
+        assert bias[i, j] == module.weight[15 + j - i]
+    with pytest.raises(ValueError, match="simple"):
+        module(1 - 17, 17, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["rotary", "rope"])
+def test_rotary_and_rope_reach_beyond_any_length_of_training(kind):
+    module = POSITION_BIASES[kind](8, 16, True)
+    q = noise(1, 4, 8)
+    assert module.rotate(q, FAR).isfinite().all()
+    bias = module(-FAR - 3, 4 - FAR, torch.device("cpu"))
+    assert bias is None or bias.isfinite().all()
+
+
+def test_rope_rotates_and_the_others_do_not():
+    x = noise(2, 3, 8)
+    for kind, biases in POSITION_BIASES.items():
+        turned = biases(8, 16, True).rotate(x, 5)
+        assert torch.equal(turned, x) == (kind != "rope")
+    truth = torch.stack([torch.stack([rotated(row, 5 + i) for i, row in enumerate(sentence)]) for sentence in x])
+    assert_close(POSITION_BIASES["rope"](8, 16, True).rotate(x, 5), truth, rtol=1e-8, atol=1e-8)

@@ -1,0 +1,247 @@
+"""Layers to hold against the contracts: every kind of module, with every option, in hypothesis strategies.
+
+Parameters are drawn far from their initial values: layers that start near zero would forgive nearly any mistake.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mega_fairseq.modules import (
+    POSITION_BIASES,
+    DampedEMA,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    MegaBlock,
+    MegaBlockState,
+    MovingAverageGatedAttention,
+    NormalizedFeedForward,
+)
+from tests.properties.contracts import Layer
+
+DIM, SOURCE_DIM = 4, 5
+REACH = 64  # of the simple bias: more than any sequence here, padded or not
+FUNCTIONS = ("softmax", "relu2", "laplace")
+BIASES = tuple(POSITION_BIASES)
+CHUNKS = (None, 1, 2, 3, 5, 8, 40)
+TRUNCATIONS = (None, 0, 1, 2, 3, 7, 40)
+CAUSAL_NORMS = ("layernorm", "scalenorm", "rmsnorm")
+NORMS = (*CAUSAL_NORMS, "batchnorm", "syncbatchnorm")
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_fast", "linear")
+
+CAUSAL = ("ema", "attention", "cross_attention", "feed_forward", "block", "decoder_block")
+BIDIRECTIONAL = ("bidirectional_ema", "bidirectional_attention", "bidirectional_block")
+
+
+def randomise(module: nn.Module, seed: int) -> nn.Module:
+    """Float64 parameters of a size at which every term matters."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(t: Tensor, scale: float) -> Tensor:
+        return scale * torch.randn(t.shape, generator=generator, dtype=torch.float64)
+
+    module.double()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            norm = ".norm." in f".{name}" and name.endswith("weight")
+            parameter.copy_(1.0 + noise(parameter, 0.3) if norm else noise(parameter, 0.7))
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point():  # statistics of batchnorm
+                buffer.copy_(noise(buffer, 0.5).abs() + (0.5 if name.endswith("var") else 0.0))
+    return module
+
+
+def random_input(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------- modules as layers
+
+
+def with_state(module: nn.Module) -> Layer:
+    """For modules that are called as `y, state = module(x, state, padding_mask)`."""
+    return Layer(module, list(module.parameters()))
+
+
+def stateless(module: nn.Module) -> Layer:
+    """For modules that are called as `y = module(x, padding_mask=...)`."""
+    return Layer(lambda x, state, mask: (module(x, padding_mask=mask), None), list(module.parameters()))
+
+
+def reading(module: nn.Module, source: Tensor, source_mask: Optional[Tensor]) -> Layer:
+    """Gated cross attention, or a block that has it: the projected source is the state before the first token."""
+    source = source.detach().clone().requires_grad_()
+    in_block = isinstance(module, MegaBlock)
+    cross = module.cross_attention if in_block else module
+
+    def start() -> Any:
+        state = cross.project_source(source, source_mask)
+        return MegaBlockState(None, state) if in_block else state
+
+    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
+        return module(x, state=state, padding_mask=mask)
+
+    return Layer(step, [*module.parameters(), source], start)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to build a module, readable in hypothesis' report of a failure."""
+
+    kind: str
+    options: Dict[str, Any]
+    seed: int
+
+    def module(self) -> nn.Module:
+        return randomise(self._module(), self.seed).eval()
+
+    def layer(self, batch: int = 1) -> Layer:
+        return self.layer_of(self.module(), batch)
+
+    def layer_of(self, module: nn.Module, batch: int = 1) -> Layer:
+        if self.kind in ("cross_attention", "decoder_block"):
+            lengths = [2 + (self.seed + 3 * i) % 5 for i in range(batch)]
+            source = random_input(self.seed + 1, batch, max(lengths), SOURCE_DIM)
+            mask = torch.stack([torch.arange(max(lengths)) >= n for n in lengths])
+            source = source.to(next(module.parameters()).dtype)
+            return reading(module, source, mask if batch > 1 else None)
+        causal = self.kind in CAUSAL and self.kind != "feed_forward"
+        return with_state(module) if causal else stateless(module)
+
+    def _module(self) -> nn.Module:
+        o = self.options
+        if self.kind in ("ema", "bidirectional_ema"):
+            return DampedEMA(DIM, bidirectional=self.kind != "ema", **o)
+        if self.kind in ("attention", "bidirectional_attention"):
+            return MovingAverageGatedAttention(GatedAttentionConfig(**o))
+        if self.kind == "cross_attention":
+            return GatedCrossAttention(GatedCrossAttentionConfig(**o))
+        if self.kind == "feed_forward":
+            return NormalizedFeedForward(FeedForwardConfig(**o))
+        cross = o.get("cross")
+        return MegaBlock(
+            GatedAttentionConfig(**o["attention"]),
+            FeedForwardConfig(**o["feed_forward"]) if o["feed_forward"] else None,
+            GatedCrossAttentionConfig(**cross) if cross else None,
+        )
+
+
+# ------------------------------------------------------------------------------------------- strategies
+
+seeds = st.integers(0, 2**20)
+
+
+def _attends(norms: Sequence[str]) -> Dict[str, st.SearchStrategy]:
+    """Options that self-attention and cross attention share; widths 4 and 4 or 8 reach the fused kernel too."""
+    return {
+        "dim": st.just(DIM),
+        "shared_dim": st.sampled_from((2, 4)),
+        "attention": st.sampled_from(FUNCTIONS),
+        "position_bias": st.sampled_from(BIASES),
+        "max_positions": st.just(REACH),
+        "activation": st.sampled_from(ACTIVATIONS),
+        "norm": st.sampled_from(norms),
+        "norm_affine": st.booleans(),
+        "prenorm": st.booleans(),
+    }
+
+
+def _ema_options() -> st.SearchStrategy:
+    return st.fixed_dictionaries({"ndim": st.integers(1, 3), "truncation": st.sampled_from(TRUNCATIONS)})
+
+
+def attention_options(causal: bool, attention: Optional[str] = None) -> st.SearchStrategy:
+    options = _attends(CAUSAL_NORMS if causal else NORMS)
+    if attention is not None:
+        options["attention"] = st.just(attention)
+    return st.fixed_dictionaries(
+        {
+            **options,
+            "value_dim": st.sampled_from((4, 8)),
+            "ndim": st.integers(1, 3),
+            "chunk_size": st.sampled_from(CHUNKS),
+            "causal": st.just(causal),
+            "truncation": st.sampled_from(TRUNCATIONS),
+        }
+    )
+
+
+def _cross_options() -> st.SearchStrategy:
+    return st.fixed_dictionaries({**_attends(CAUSAL_NORMS), "source_dim": st.just(SOURCE_DIM)})
+
+
+def _feed_forward_options(norms: Sequence[str]) -> st.SearchStrategy:
+    return st.fixed_dictionaries(
+        {
+            "dim": st.just(DIM),
+            "hidden_dim": st.just(6),
+            "activation": st.sampled_from(ACTIVATIONS),
+            "norm": st.sampled_from(norms),
+            "norm_affine": st.booleans(),
+            "prenorm": st.booleans(),
+        }
+    )
+
+
+def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
+    feed_forward = _feed_forward_options(CAUSAL_NORMS if causal else NORMS)
+    return st.fixed_dictionaries(
+        {
+            "attention": attention_options(causal),
+            "feed_forward": st.one_of(feed_forward, st.none()),
+            "cross": _cross_options() if cross else st.none(),
+        }
+    )
+
+
+OPTIONS: Dict[str, Callable[[], st.SearchStrategy]] = {
+    "ema": _ema_options,
+    "bidirectional_ema": _ema_options,
+    "attention": lambda: attention_options(True),
+    "bidirectional_attention": lambda: attention_options(False),
+    "cross_attention": _cross_options,
+    "feed_forward": lambda: _feed_forward_options(CAUSAL_NORMS),
+    "block": lambda: _block_options(True, False),
+    "decoder_block": lambda: _block_options(True, True),
+    "bidirectional_block": lambda: _block_options(False, False),
+}
+
+
+def recipes(kind: str) -> st.SearchStrategy:
+    return st.builds(Recipe, kind=st.just(kind), options=OPTIONS[kind](), seed=seeds)
+
+
+@st.composite
+def pieces_of(draw: Callable[[st.SearchStrategy], Any], length: int) -> List[int]:
+    """A sequence cut anywhere: whole, one token at a time, and all between."""
+    if draw(st.booleans()) and draw(st.booleans()):
+        return [1] * length
+    cuts = [0, *sorted(draw(st.sets(st.integers(1, length - 1), max_size=6)) if length > 1 else []), length]
+    return [stop - start for start, stop in zip(cuts, cuts[1:])]
+
+
+@st.composite
+def layouts(draw: Callable[[st.SearchStrategy], Any], counts: Sequence[int]) -> Tensor:
+    """A mask (B, L) with counts[i] real places in row i: padded left, right, scattered, or each row its own way."""
+    length = max(1, max(counts) + draw(st.integers(0, 4)))
+    mask = torch.ones(len(counts), length, dtype=torch.bool)
+    for i, count in enumerate(counts):
+        side = draw(st.sampled_from(("right", "left", "scattered")))
+        if side == "scattered":
+            places = draw(st.permutations(range(length)))[:count]
+        else:
+            places = range(count) if side == "right" else range(length - count, length)
+        mask[i, list(places)] = False
+    return mask
+
+
+@st.composite
+def ragged(draw: Callable[[st.SearchStrategy], Any], batch: int, most: int = 8) -> List[Tensor]:
+    """Masks of up to four pieces, of which each row takes as many tokens as it likes, perhaps none."""
+    count = draw(st.integers(1, 4))
+    return [draw(layouts(draw(st.lists(st.integers(0, most), min_size=batch, max_size=batch)))) for _ in range(count)]

@@ -1,0 +1,151 @@
+"""Contract 3, company does not matter: alone, in any batch, padded anywhere, a sequence is treated the same."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.modules import (
+    GatedAttentionConfig,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    MovingAverageGatedAttention,
+    SequenceNorm,
+)
+from tests.properties.contracts import (
+    Layer,
+    assert_close,
+    check_company_does_not_matter,
+    check_ragged_pieces,
+    place,
+    take,
+)
+from tests.properties.layers import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    DIM,
+    NORMS,
+    SOURCE_DIM,
+    layouts,
+    random_input,
+    randomise,
+    reading,
+    recipes,
+    seeds,
+    stateless,
+    with_state,
+)
+
+row_lengths = st.lists(st.integers(0, 12), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), counts=row_lengths, seed=seeds)
+def test_a_sequence_alone_and_in_any_padded_batch_is_the_same(kind, data, counts, seed):
+    recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    tails = random_input(seed + 9, len(counts), 3, DIM) if kind in CAUSAL else None
+    check_company_does_not_matter(recipe.layer(len(counts)), rows, mask, tails)
+
+
+@pytest.mark.parametrize("in_block", [False, True], ids=["cross_attention", "decoder_block"])
+@given(data=st.data(), counts=st.lists(st.integers(1, 12), min_size=1, max_size=3), seed=seeds)
+def test_a_source_alone_and_in_any_padded_batch_is_read_the_same(in_block, data, counts, seed):
+    module = data.draw(recipes("decoder_block" if in_block else "cross_attention")).module()
+    mask = data.draw(layouts(counts))
+    sources = [random_input(seed + i, n, SOURCE_DIM) for i, n in enumerate(counts)]
+    target = random_input(seed + 9, len(counts), 5, DIM)
+    padded = place(sources, mask, 1e4 * random_input(seed + 8, *mask.shape, SOURCE_DIM))
+    together = reading(module, padded, mask)
+    y, _ = together.step(target, together.start(), None)
+    y.square().sum().backward()
+    source_grad = together.parameters[-1].grad
+    assert not source_grad[mask].any(), "a padded source has a gradient"
+    for i, (source, grad) in enumerate(zip(sources, take(source_grad, mask))):
+        alone = reading(module, source.unsqueeze(0), None)
+        own, _ = alone.step(target[i : i + 1], alone.start(), None)
+        own.square().sum().backward()
+        assert_close(y[i], own[0], f"row {i}")
+        assert_close(grad, alone.parameters[-1].grad[0], f"gradient of source {i}")
+
+
+def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_row():
+    for function in ("softmax", "relu2", "laplace"):
+        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 4, function)), 3)
+        source, x = random_input(1, 2, 5, DIM), random_input(2, 2, 4, DIM)
+        mask = torch.tensor([[True] * 5, [False] * 5])
+        y, _ = module(x, source, None, None, mask)
+        y.sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+        assert_close(y[1:], module(x[1:], source[1:])[0], function)
+        assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), counts=row_lengths, seed=seeds, bad=st.sampled_from((float("nan"), float("inf"))))
+def test_nan_and_infinity_in_padded_inputs_stay_there(kind, data, counts, seed, bad):
+    recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    filler = torch.full((*mask.shape, DIM), bad, dtype=torch.float64)
+    check_company_does_not_matter(recipe.layer(len(counts)), rows, mask, filler=filler)
+
+
+SHORT = 8  # the reach of a simple bias, and the length of the longest sequence
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_padding_does_not_use_up_the_reach_of_the_simple_bias(chunk_size, causal):
+    config = GatedAttentionConfig(DIM, 2, chunk_size=chunk_size, causal=causal, max_positions=SHORT)
+    module = randomise(MovingAverageGatedAttention(config), 5)
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[0, 5:], mask[1, :5] = False, False
+    rows = [random_input(1, 8, DIM), random_input(2, 5, DIM)]
+    check_company_does_not_matter(with_state(module) if causal else stateless(module), rows, mask)
+
+
+@pytest.mark.parametrize("kind", ["attention", "cross_attention"])
+def test_padding_of_pieces_does_not_use_up_the_reach_of_the_simple_bias(kind):
+    if kind == "attention":
+        layer = with_state(randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, 2, max_positions=SHORT)), 5))
+    else:
+        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 2, max_positions=SHORT)), 5)
+        layer = reading(module, random_input(3, 2, 4, DIM), None)
+    masks = [torch.tensor([[False, False, True, True, True], [True, True, True, False, True]]) for _ in range(3)]
+    rows = [random_input(1, 6, DIM), random_input(2, 3, DIM)]
+    check_ragged_pieces(layer, rows, masks, random_input(4, 2, 2, DIM))
+
+
+def test_padding_of_a_source_does_not_use_up_the_reach_of_the_simple_bias():
+    module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 2, max_positions=SHORT)), 5)
+    source, x = random_input(3, 1, 6, DIM), random_input(4, 1, 7, DIM)
+    padded = torch.cat([random_input(5, 1, 9, DIM), source], 1)
+    mask = torch.arange(15).unsqueeze(0) < 9
+    assert_close(module(x, padded, None, None, mask)[0], module(x, source)[0], "outputs")
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@given(data=st.data(), counts=row_lengths, seed=seeds, affine=st.booleans())
+def test_a_norm_treats_a_token_the_same_in_any_batch(kind, data, counts, seed, affine):
+    mask = data.draw(layouts(counts))
+    norm = randomise(SequenceNorm(kind, DIM, affine=affine), seed).eval()
+
+    def step(x, state, padding_mask):
+        y = norm(x, padding_mask)
+        return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), None
+
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    check_company_does_not_matter(Layer(step, list(norm.parameters())), rows, mask)
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "syncbatchnorm"])
+@given(data=st.data(), counts=st.lists(st.integers(1, 6), min_size=2, max_size=3), seed=seeds)
+def test_batchnorm_in_training_takes_its_statistics_from_real_tokens_only(kind, data, counts, seed):
+    mask = data.draw(layouts(counts))
+    padded, packed = (randomise(SequenceNorm(kind, DIM), seed).train() for _ in range(2))
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    y = padded(place(rows, mask, torch.full((*mask.shape, DIM), 1e4, dtype=torch.float64)), mask)
+    assert_close(torch.cat(take(y, mask)), packed(torch.cat(rows).unsqueeze(0))[0], "outputs")
+    assert not y[mask].any()
+    for name, buffer in padded.named_buffers():
+        assert_close(buffer, packed.get_buffer(name), name)

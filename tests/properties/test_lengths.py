@@ -1,0 +1,88 @@
+"""Contract 5, any length: no caller pads to a chunk, and at each length a layer is what the paper's equations say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+from tests.properties import reference
+from tests.properties.contracts import check_equals_reference, gradients
+from tests.properties.layers import (
+    BIASES,
+    DIM,
+    FUNCTIONS,
+    SOURCE_DIM,
+    layouts,
+    random_input,
+    randomise,
+    reading,
+    recipes,
+    seeds,
+    stateless,
+    with_state,
+)
+
+lengths = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 11, 13))
+KINDS = {
+    "ema": reference.ema,
+    "bidirectional_ema": reference.ema,
+    "attention": reference.gated_attention,
+    "bidirectional_attention": reference.gated_attention,
+    "feed_forward": reference.feed_forward,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), length=lengths, seed=seeds)
+def test_values_and_gradients_are_those_of_the_equations(kind, data, length, seed):
+    recipe = data.draw(recipes(kind))
+    module = recipe.module()
+    slow = reference.per_sequence(KINDS[kind], module)
+    check_equals_reference(recipe.layer_of(module), slow, random_input(seed, 2, length, DIM))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), counts=st.lists(st.integers(0, 9), min_size=1, max_size=3), seed=seeds)
+def test_padded_batches_have_the_values_and_gradients_of_the_equations(kind, data, counts, seed):
+    recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
+    module = recipe.module()
+    slow = reference.per_sequence(KINDS[kind], module)
+    check_equals_reference(recipe.layer_of(module), slow, random_input(seed, *mask.shape, DIM), mask)
+
+
+@given(data=st.data(), length=lengths, source_length=lengths, seed=seeds)
+def test_cross_attention_has_the_values_and_gradients_of_the_equations(data, length, source_length, seed):
+    module = data.draw(recipes("cross_attention")).module()
+    layer = reading(module, random_input(seed, 1, source_length, SOURCE_DIM), None)
+    source = layer.parameters[-1]
+    slow = reference.per_sequence(lambda m, x: reference.cross_attention(m, source[0], x), module)
+    check_equals_reference(layer, slow, random_input(seed + 1, 1, length, DIM))
+
+
+CHUNK = 3
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11])
+@pytest.mark.parametrize("chunk_size", [1, CHUNK, 50])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_every_length_around_a_chunk_edge_works_for_every_function_and_bias(length, chunk_size, causal):
+    for function in FUNCTIONS:
+        for bias in BIASES:
+            config = GatedAttentionConfig(
+                DIM, 4, function, bias, value_dim=8, ndim=2, chunk_size=chunk_size, causal=causal
+            )
+            module = randomise(MovingAverageGatedAttention(config), 11)
+            layer = with_state(module) if causal else stateless(module)
+            slow = reference.per_sequence(reference.gated_attention, module)
+            check_equals_reference(layer, slow, random_input(length, 1, length, DIM))
+
+
+def test_the_comparison_sees_each_parameter():
+    """No parameter is idle: a reference that forgot one would differ from the layer."""
+    for function in FUNCTIONS:
+        for bias in BIASES:
+            module = randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, 2, function, bias, ndim=2)), 2)
+            y, _ = module(random_input(3, 1, 7, DIM))
+            named = dict(module.named_parameters())
+            for name, grad in zip(named, gradients(y.square().sum(), list(named.values()))):
+                assert grad.abs().max() > 1e-6, f"{name} does nothing with {function} and {bias}"

@@ -1,0 +1,146 @@
+"""Contract 6, stable numbers: finite for any finite parameters, near float64 in half precision."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.modules import DampedEMA, GatedAttentionConfig, MovingAverageGatedAttention
+from tests.properties.contracts import Layer, check_finite, check_near, leaves
+from tests.properties.layers import (
+    BIASES,
+    BIDIRECTIONAL,
+    CAUSAL,
+    DIM,
+    FUNCTIONS,
+    attention_options,
+    layouts,
+    random_input,
+    randomise,
+    recipes,
+    seeds,
+    stateless,
+    with_state,
+)
+
+EXTREME = 1e4
+numbers = st.one_of(
+    st.floats(-EXTREME, EXTREME, width=32), st.sampled_from((0.0, 30.0, -30.0, 90.0, -90.0, EXTREME, -EXTREME))
+)
+dtypes = st.sampled_from((torch.float32, torch.float64))
+HALVES = (torch.bfloat16, torch.float16)
+SUBLAYERS = {"block": 2, "bidirectional_block": 2, "decoder_block": 3}
+
+
+def half_precision_error(kind, dtype):
+    """The relative RMS error to allow: four roundings for each layer on the way."""
+    return 4 * torch.finfo(dtype).eps * SUBLAYERS.get(kind, 1)
+
+
+def fill(parameter, values):
+    with torch.no_grad():
+        parameter.copy_(torch.tensor(values).view(parameter.shape))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@given(data=st.data(), length=st.sampled_from((1, 2, 24, 70)), truncation=st.sampled_from((None, 1, 5)), dtype=dtypes)
+def test_any_finite_ema_parameters_give_finite_outputs_states_and_gradients(
+    bidirectional, data, length, truncation, dtype
+):
+    module = DampedEMA(2, 2, bidirectional, truncation).to(dtype)
+    for parameter in module.parameters():
+        size = parameter.numel()
+        fill(parameter, data.draw(st.lists(numbers, min_size=size, max_size=size)))
+    layer = stateless(module) if bidirectional else with_state(module)
+    check_finite(layer, random_input(length, 2, length, 2).to(dtype))
+
+
+@given(data=st.data(), length=st.sampled_from((1, 9, 24)), seed=seeds, causal=st.booleans(), dtype=dtypes)
+def test_any_finite_ema_logits_give_a_finite_gated_attention(data, length, seed, causal, dtype):
+    config = GatedAttentionConfig(**data.draw(attention_options(causal)))
+    module = randomise(MovingAverageGatedAttention(config), seed).to(dtype).eval()
+    for parameter in (module.ema.alpha, module.ema.delta):
+        fill(parameter, data.draw(st.lists(numbers, min_size=parameter.numel(), max_size=parameter.numel())))
+    layer = with_state(module) if causal else stateless(module)
+    check_finite(layer, random_input(seed, 2, length, DIM).to(dtype))
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), scale=st.floats(0.0, 1e3), seed=seeds)
+def test_layers_with_large_or_zero_parameters_and_all_padded_rows_stay_finite(kind, data, scale, seed):
+    recipe = data.draw(recipes(kind))
+    module = recipe.module()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(scale)
+    mask = data.draw(layouts(data.draw(st.lists(st.integers(0, 6), min_size=2, max_size=2))))
+    check_finite(recipe.layer_of(module, 2), random_input(seed, *mask.shape, DIM), mask)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), seed=seeds)
+def test_half_precision_layers_stay_near_float64(kind, dtype, data, seed):
+    recipe = data.draw(recipes(kind))
+    module = recipe.module().to(dtype)
+    exact = deepcopy(module).double()
+    x = random_input(seed, 2, 24, DIM).to(dtype)
+    check_near(recipe.layer_of(module, 2), recipe.layer_of(exact, 2), x, half_precision_error(kind, dtype))
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), seed=seeds)
+def test_layers_under_autocast_stay_near_float64(kind, data, seed):
+    recipe = data.draw(recipes(kind))
+    module = recipe.module().float()
+    exact = deepcopy(module).double()
+    layer = recipe.layer_of(module, 2)
+
+    def step(x, state, mask):
+        with torch.autocast("cpu", torch.bfloat16):
+            y, state = layer.step(x, state, mask)
+        return y.float(), state
+
+    x = random_input(seed, 2, 24, DIM).float()
+    automatic = Layer(step, layer.parameters, layer.start)
+    check_near(automatic, recipe.layer_of(exact, 2), x, half_precision_error(kind, torch.bfloat16))
+    check_finite(automatic, x)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_slow_decays_over_8192_steps_keep_their_digits_in_half_precision(dtype):
+    module = DampedEMA(DIM, 4)
+    with torch.no_grad():
+        module.alpha.fill_(-2.0)
+        module.delta.fill_(-8.0)
+        module.eta.mul_(4.0)
+    module = module.to(dtype)
+    x = (random_input(1, 2, 8192, DIM) + 0.5).to(dtype)
+    check_near(with_state(module), with_state(deepcopy(module).double()), x, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("truncation", [None, 5])
+def test_the_ema_state_is_float32_in_half_precision_from_the_first_token_on(dtype, truncation):
+    config = GatedAttentionConfig(DIM, 2, ndim=3, chunk_size=4, truncation=truncation)
+    module = MovingAverageGatedAttention(config).to(dtype)
+    state = None
+    for length in (1, 3, 1, 6):
+        y, state = module(torch.randn(2, length, DIM).to(dtype), state)
+        assert state.ema.dtype == torch.float32
+        assert y.dtype == dtype
+        assert {leaf.dtype for leaf in leaves(state.cache) if isinstance(leaf, torch.Tensor)} == {dtype}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("bias", BIASES)
+def test_half_precision_stays_finite_with_gradients_at_ordinary_scales(function, bias):
+    for dtype in HALVES:
+        for chunk_size in (None, 4):
+            torch.manual_seed(0)
+            module = MovingAverageGatedAttention(
+                GatedAttentionConfig(DIM, 4, function, bias, value_dim=8, chunk_size=chunk_size)
+            ).to(dtype)
+            check_finite(with_state(module), random_input(1, 2, 19, DIM).to(dtype))

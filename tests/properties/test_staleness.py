@@ -1,0 +1,59 @@
+"""Contract 7, nothing goes stale: a module is its parameters, whatever happened to it before."""
+
+import io
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.properties.contracts import assert_close, check_nothing_is_stale
+from tests.properties.layers import BIDIRECTIONAL, CAUSAL, DIM, Recipe, random_input, recipes, seeds
+
+KINDS = [*CAUSAL, *BIDIRECTIONAL]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(data=st.data(), length=st.sampled_from((1, 4, 9)), seed=seeds)
+def test_after_any_change_outputs_and_gradients_are_those_of_a_fresh_module(kind, data, length, seed):
+    recipe, number = data.draw(recipes(kind)), count(seed)
+
+    def make():
+        return Recipe(kind, recipe.options, next(number)).module()
+
+    check_nothing_is_stale(make, lambda module: recipe.layer_of(module, 2), random_input(seed, 2, length, DIM))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=5)
+@given(data=st.data(), seed=seeds)
+def test_a_saved_and_loaded_module_is_the_module(kind, data, seed):
+    recipe = data.draw(recipes(kind))
+    module, x = recipe.module(), random_input(seed, 2, 7, DIM)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    loaded = Recipe(kind, recipe.options, seed + 1).module()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    (a, _), (b, _) = (layer.step(x, layer.start(), None) for layer in (recipe.layer_of(m, 2) for m in (module, loaded)))
+    assert_close(a, b, "outputs after loading", 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=5)
+@given(data=st.data(), seed=seeds)
+def test_two_graphs_of_one_module_do_not_disturb_each_other(kind, data, seed):
+    recipe = data.draw(recipes(kind))
+    layer = recipe.layer_of(recipe.module(), 2)
+    inputs = [random_input(seed + i, 2, length, DIM).requires_grad_() for i, length in enumerate((9, 4))]
+
+    def outputs(x):
+        return layer.step(x, layer.start(), None)[0].square().sum()
+
+    expected = [torch.autograd.grad(outputs(x), x)[0] for x in inputs]
+    both = [outputs(x) for x in inputs]  # two graphs alive at once, differentiated in the other order
+    actual = [torch.autograd.grad(loss, x)[0] for loss, x in zip(both[::-1], inputs[::-1])][::-1]
+    for a, b in zip(actual, expected):
+        assert_close(a, b, "gradient", 0.0)

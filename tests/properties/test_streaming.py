@@ -1,0 +1,59 @@
+"""Contract 2, split anywhere: training, streaming evaluation, prefix decoding and beam search are one code path."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties.contracts import (
+    check_ragged_pieces,
+    check_reordering,
+    check_split_anywhere,
+    check_state_is_a_value,
+)
+from tests.properties.layers import CAUSAL, DIM, layouts, pieces_of, ragged, random_input, recipes, seeds
+
+STREAMING = [kind for kind in CAUSAL if kind != "feed_forward"]
+
+batches = st.integers(1, 3)
+lengths = st.integers(1, 24)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+@given(data=st.data(), batch=batches, length=lengths, seed=seeds)
+def test_any_pieces_with_carried_state_give_the_outputs_state_and_gradients_of_the_whole(
+    kind, data, batch, length, seed
+):
+    layer = data.draw(recipes(kind)).layer(batch)
+    check_split_anywhere(layer, random_input(seed, batch, length, DIM), data.draw(pieces_of(length)))
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+@given(data=st.data(), batch=batches, seed=seeds)
+def test_rows_may_take_different_numbers_of_tokens_from_each_piece(kind, data, batch, seed):
+    masks = data.draw(ragged(batch))
+    layer = data.draw(recipes(kind)).layer(batch)
+    counts = torch.stack([(~mask).sum(1) for mask in masks]).sum(0).tolist()
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    check_ragged_pieces(layer, rows, masks, random_input(seed + 9, batch, 3, DIM))
+
+
+@pytest.mark.parametrize("kind", STREAMING)
+@given(data=st.data(), batch=batches, length=st.integers(2, 16), seed=seeds)
+def test_a_state_that_was_passed_on_can_be_used_again(kind, data, batch, length, seed):
+    layer = data.draw(recipes(kind)).layer(batch)
+    x, other = random_input(seed, batch, length, DIM), random_input(seed + 1, batch, length, DIM)
+    check_state_is_a_value(layer, x, other, data.draw(st.integers(1, length - 1)))
+
+
+@pytest.mark.parametrize("kind", STREAMING)
+@given(data=st.data(), batch=batches, seed=seeds)
+def test_a_state_can_be_reordered_repeated_and_thinned_out_like_beams(kind, data, batch, seed):
+    layer = data.draw(recipes(kind)).layer(batch)
+    if data.draw(st.booleans()):
+        mask = data.draw(layouts(data.draw(st.lists(st.integers(0, 12), min_size=batch, max_size=batch))))
+    else:
+        mask = torch.zeros(batch, data.draw(st.integers(1, 12)), dtype=torch.bool)
+    rows = [random_input(seed + i, int(n), DIM) for i, n in enumerate((~mask).sum(1))]
+    order = data.draw(st.lists(st.integers(0, batch - 1), min_size=1, max_size=4))
+    check_reordering(layer, rows, mask, random_input(seed + 9, len(order), 3, DIM), order)

@@ -1,0 +1,211 @@
+"""`torch.compile(module, fullgraph=True)` changes nothing but speed, in a process without fairseq.
+
+Three backends: "eager" runs what dynamo traced, which is where a fullgraph can fail, for every option; "aot_eager" also
+traces the backward pass, once for each module; "inductor" also generates code and compiles it, for two layers.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mega_fairseq.modules import (
+    POSITION_BIASES,
+    DampedEMA,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    MegaBlock,
+    MovingAverageGatedAttention,
+    NormalizedFeedForward,
+)
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
+
+DIM, LENGTH, CHUNK = 4, 11, 4
+TOLERANCE = 1e-9
+MASK = torch.zeros(2, LENGTH, dtype=torch.bool)
+MASK[1, :5] = True
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def attends(**options):
+    return GatedAttentionConfig(
+        **{"dim": DIM, "shared_dim": 2, "value_dim": 8, "ndim": 2, "max_positions": 32, **options}
+    )
+
+
+def crosses(**options):
+    return GatedCrossAttentionConfig(**{"dim": DIM, "shared_dim": 2, "max_positions": 32, **options})
+
+
+def ready(module):
+    """In float64, with parameters at which every term matters."""
+    torch.manual_seed(1)
+    module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.7 * torch.randn_like(parameter))
+    return module
+
+
+def inputs(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+
+
+def flat(result):
+    """The tensors of an output and its state, and everything else."""
+    if isinstance(result, tuple):
+        return [leaf for part in result for leaf in flat(part)]
+    return [result]
+
+
+def compare(module, *args, backend="eager", **kwargs):
+    """Values, states and gradients of the compiled module are those of the eager one."""
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.requires_grad]
+    asked = [*module.parameters(), *tensors]
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    results = []
+    for run in (module, compiled):
+        leaves = flat(run(*args, **kwargs))
+        floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        loss = sum((leaf * torch.linspace(1, 2, leaf.numel()).view(leaf.shape).to(leaf)).sum() for leaf in floats)
+        results.append((leaves, torch.autograd.grad(loss, asked, allow_unused=True)))
+    (eager, eager_grads), (fast, fast_grads) = results
+    assert len(eager) == len(fast)
+    for a, b in zip([*fast, *fast_grads], [*eager, *eager_grads]):
+        if isinstance(b, torch.Tensor):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+        else:
+            assert a == b
+
+
+padding = pytest.mark.parametrize("mask", [None, MASK], ids=["unpadded", "padded"])
+
+
+@padding
+@pytest.mark.parametrize("truncation", [None, 3])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+def test_a_compiled_ema_is_the_ema(bidirectional, truncation, mask):
+    compare(ready(DampedEMA(DIM, 3, bidirectional, truncation)), inputs(2, LENGTH, DIM), padding_mask=mask)
+
+
+@pytest.mark.parametrize("truncation", [None, 3])
+def test_so_it_is_from_a_carried_state_and_for_one_token(truncation):
+    module = ready(DampedEMA(DIM, 3, truncation=truncation))
+    _, state = module(inputs(2, 3, DIM))
+    state = state.detach().requires_grad_()
+    compare(module, inputs(2, LENGTH, DIM), state, MASK)
+    compare(module, inputs(2, 1, DIM), state)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("chunk_size", [None, CHUNK])
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_a_compiled_gated_attention_is_the_gated_attention(function, chunk_size, causal):
+    module = ready(MovingAverageGatedAttention(attends(attention=function, chunk_size=chunk_size, causal=causal)))
+    compare(module, inputs(2, LENGTH, DIM))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(("function", "chunk_size"), [("softmax", None), ("softmax", CHUNK), ("laplace", CHUNK)])
+def test_so_it_is_with_padding(function, chunk_size, causal):
+    module = ready(MovingAverageGatedAttention(attends(attention=function, chunk_size=chunk_size, causal=causal)))
+    compare(module, inputs(2, LENGTH, DIM), padding_mask=MASK)
+
+
+@pytest.mark.parametrize("value_dim", [4, 8])  # widths at which softmax runs on the fused kernel, 8 for rotary
+@pytest.mark.parametrize("bias", POSITION_BIASES)
+def test_so_it_is_with_every_position_bias(bias, value_dim):
+    config = attends(shared_dim=4, value_dim=value_dim, position_bias=bias, chunk_size=CHUNK)
+    compare(ready(MovingAverageGatedAttention(config)), inputs(2, LENGTH, DIM))
+
+
+@pytest.mark.parametrize("chunk_size", [None, CHUNK])
+@padding
+def test_so_it_is_from_a_carried_state(chunk_size, mask):
+    module = ready(MovingAverageGatedAttention(attends(chunk_size=chunk_size)))
+    with torch.no_grad():
+        _, state = module(inputs(2, LENGTH, DIM), None, mask)
+    compare(module, inputs(2, LENGTH, DIM), state, mask)
+    compare(module, inputs(2, 1, DIM), state)
+
+
+@padding
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_a_compiled_cross_attention_is_the_cross_attention(function, mask):
+    module = ready(GatedCrossAttention(crosses(attention=function)))
+    source_mask = None if mask is None else mask[:, -7:]
+    compare(module, inputs(2, LENGTH, DIM), inputs(2, 7, DIM), None, mask, source_mask)
+    with torch.no_grad():
+        _, state = module(inputs(2, LENGTH, DIM), inputs(2, 7, DIM), None, mask, source_mask)
+    compare(module, inputs(2, 1, DIM), None, state)
+
+
+@padding
+@pytest.mark.parametrize("norm", ["layernorm", "scalenorm", "rmsnorm", "batchnorm"])
+def test_a_compiled_feed_forward_layer_is_the_feed_forward_layer(norm, mask):
+    module = ready(NormalizedFeedForward(FeedForwardConfig(DIM, 6, norm=norm)))
+    compare(module.eval() if norm == "batchnorm" else module, inputs(2, LENGTH, DIM), mask)
+
+
+@padding
+@pytest.mark.parametrize("kind", ["causal", "bidirectional", "decoder"])
+def test_a_compiled_block_is_the_block(kind, mask):
+    attention = attends(chunk_size=CHUNK, causal=kind != "bidirectional")
+    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, 6), crosses() if kind == "decoder" else None))
+    source = inputs(2, 7, DIM) if kind == "decoder" else None
+    compare(module, inputs(2, LENGTH, DIM), None, mask, source)
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+def test_the_backward_pass_is_traced_as_well(kind):
+    attention = attends(attention="laplace", chunk_size=CHUNK, causal=kind == "causal")
+    cross = crosses() if kind == "causal" else None
+    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, 6), cross))
+    source = None if cross is None else inputs(2, 7, DIM)
+    compare(module, inputs(2, LENGTH, DIM), None, MASK, source, backend="aot_eager")
+
+
+@pytest.mark.parametrize("kind", ["bidirectional_ema", "truncated_ema", "causal", "bidirectional"])
+def test_a_compiled_layer_takes_another_length(kind):
+    if kind.endswith("ema"):
+        module = ready(DampedEMA(DIM, 2, kind == "bidirectional_ema", 3 if kind == "truncated_ema" else None))
+    else:
+        module = ready(MovingAverageGatedAttention(attends(chunk_size=CHUNK, causal=kind == "causal")))
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for length in (LENGTH, LENGTH + 1, 1):  # from the second on, dynamo treats the length as a variable
+        x = inputs(2, length, DIM)
+        torch.testing.assert_close(flat(compiled(x))[0], flat(module(x))[0], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_inductor_generates_code_for_a_chunked_causal_layer():
+    module = ready(MovingAverageGatedAttention(attends(chunk_size=CHUNK, attention="laplace")))
+    compare(module, inputs(2, 2 * CHUNK, DIM), backend="inductor")
+
+
+def test_inductor_generates_code_for_a_bidirectional_ema_with_padding():
+    compare(ready(DampedEMA(DIM, 2, bidirectional=True)), inputs(2, LENGTH, DIM), padding_mask=MASK, backend="inductor")
+
+
+def test_modules_compile_in_a_process_that_never_imports_fairseq():
+    code = """
+import sys, torch
+from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+module = MovingAverageGatedAttention(GatedAttentionConfig(4, 2, chunk_size=4)).eval()
+x = torch.randn(2, 9, 4)
+y, _ = torch.compile(module, fullgraph=True, backend="eager")(x)
+torch.testing.assert_close(y, module(x)[0])
+assert "fairseq" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

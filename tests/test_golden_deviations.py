@@ -1,0 +1,179 @@
+"""Where the release is wrong and we are right. docs/paper-deviations.md has a line for each of these tests.
+
+The truth comes from the release itself wherever it can: pads are put around a case recorded without any, and
+every sentence must still give what the release gives it without them, in outputs and in all gradients.
+"""
+
+import pytest
+import torch
+
+from mega_fairseq.modules import CrossAttentionState
+from tests import golden_cases as golden
+from tests import golden_checks as checks
+from tests.golden_checks import assert_batch_statistics, assert_gradients, assert_outputs, each
+
+PADS = 5  # around each sentence; no multiple of a chunk, so that counting them would move its borders
+
+
+def is_unpadded(case):
+    """Whether there are right outputs to put pads around."""
+    return case.padding is None and "y" in case.outputs and bool(case.outputs["y"].isfinite().all())
+
+
+def with_pads(x):
+    """x (B, L, D) -> (B, L + PADS, D), noise around each row, some of it before; the mask that says where."""
+    batch, length, dim = x.shape
+    leading = ((3 * torch.arange(batch) + 2) % (PADS + 1)).unsqueeze(1)  # 2, 5, 2, 5, ...
+    columns = torch.arange(length + PADS)
+    padding = (columns < leading) | (columns >= leading + length)
+    noise = torch.randn(batch, length + PADS, dim, generator=torch.Generator().manual_seed(0)) * 10.0
+    return noise.masked_scatter(~padding.unsqueeze(-1), x), padding
+
+
+@each("ema", "mega", where=is_unpadded)
+def test_pads_around_sentences_change_neither_released_outputs_nor_gradients(case):
+    """Deviation: left pads move released chunk borders, count in tau of relu2 and laplace, or give NaN."""
+    module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
+    module.train(case.gradients_of_training)
+    padded, padding = with_pads(x)
+    padded.retain_grad()
+    y = checks.run(module, padded, padding)[~padding].view(x.shape)
+    assert_outputs(y, case.outputs["y_train" if module.training else "y"], "y")
+    (y * case.inputs.get("cotangent", torch.ones_like(y))).sum().backward()
+    assert not padded.grad[padding].any()
+    assert_gradients(case, module, x=x)
+
+
+@each("ema", "mega", where=lambda case: is_unpadded(case) and case.causal)
+@pytest.mark.parametrize("sizes", [[1], [3, 5, 1, 8, 2], [4]])
+def test_pads_around_sentences_change_nothing_in_any_split(case, sizes):
+    """Deviation: the release forgets in a stream which of the past keys were pads."""
+    padded, padding = with_pads(case.inputs["x"])
+    y, _ = checks.in_pieces(golden.build(case), padded, padding, sizes)
+    assert_outputs(y[~padding].view(case.inputs["x"].shape), case.outputs["y"], "y")
+    assert not y[padding].any()
+
+
+@each("cross", where=is_unpadded)
+def test_pads_around_sources_change_neither_released_outputs_nor_gradients(case):
+    """Deviation: released cross attention counts pads as positions; left padding changes a translation."""
+    module = golden.build(case)
+    query, key = (case.inputs[name].clone().requires_grad_() for name in ("query", "key"))
+    padded, padding = with_pads(key)
+    padded.retain_grad()
+    y, _ = module(query, padded, source_padding_mask=padding)
+    assert_outputs(y, case.outputs["y"], "y")
+    (y * case.inputs.get("cotangent", torch.ones_like(y))).sum().backward()
+    assert not padded.grad[padding].any()
+    assert_gradients(case, module, query=query, key=key)
+
+
+@each("cross", where=is_unpadded)
+@pytest.mark.parametrize("sizes", [[1000], [1], [3, 5, 1, 8, 2]])
+def test_pads_around_targets_change_nothing_in_any_split(case, sizes):
+    module, (padded, padding) = golden.build(case), with_pads(case.inputs["query"])
+    y = checks.cross_in_pieces(module, padded, module.project_source(case.inputs["key"]), sizes, padding)
+    assert_outputs(y[~padding].view(case.inputs["query"].shape), case.outputs["y"], "y")
+    assert not y[padding].any()
+
+
+# -------------------------------------------------------------------------------- recorded with pads
+
+
+def alone(case, module, x):
+    """(B, L, D): every sentence run by itself, its pads cut off, its outputs put where its tokens were."""
+    ys = torch.zeros_like(x)
+    for row, real in enumerate(case.real):
+        if real.any():
+            ys[row, real] = checks.run(module, x[row : row + 1, real])[0]
+    return ys
+
+
+def has_sources(case):
+    return case.padding is not None and case.real.any(1).all()
+
+
+@each("ema", "mega", where=lambda case: case.padding is not None)
+def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_has_alone(case):
+    """Ties the sentences that the release gets wrong in company to what it gets right alone."""
+    module, results = golden.build(case), []
+    names = ["y", *(f"gradient of {name}" for name in dict(module.named_parameters())), "gradient of x"]
+    cotangent = torch.randn(case.inputs["x"].shape, generator=torch.Generator().manual_seed(0))
+    for forward in (lambda x: checks.run(module, x, case.padding), lambda x: alone(case, module, x)):
+        x = case.inputs["x"].clone().requires_grad_()
+        y = forward(x)
+        results.append([y, *torch.autograd.grad((y * cotangent).sum(), [*module.parameters(), x])])
+    for name, company, single in zip(names, *results):
+        tolerance = checks.OUTPUT_TOLERANCE if name == "y" else checks.GRADIENT_TOLERANCE
+        assert_outputs(company, single, name, tolerance)
+
+
+@each("cross", where=has_sources)
+def test_every_padded_source_gives_what_it_gives_alone(case):
+    """Deviation: for a left-padded source the truth is the sentence by itself, not what was recorded."""
+    module, query, key = golden.build(case), case.inputs["query"], case.inputs["key"]
+    y, _ = module(query, key, source_padding_mask=case.padding)
+    for row, real in enumerate(case.real):
+        single, _ = module(query[row : row + 1], key[row : row + 1, real])
+        assert_outputs(y[row : row + 1], single, f"y of sentence {row}")
+
+
+@each("cross", where=has_sources)
+def test_the_released_cross_attention_is_ours_with_pads_counted_as_positions(case):
+    """Deviation: this, and nothing else, sets a released left-padded case apart: values and gradients."""
+    module = golden.build(case)
+    query, key = (case.inputs[name].clone().requires_grad_() for name in ("query", "key"))
+    projected = module.project_source(key)
+    y, _ = module(query, state=CrossAttentionState(projected.keys, projected.values, case.padding, 0))
+    assert_outputs(y, case.outputs["y"], "y")
+    if "attn_weights" in case.outputs:
+        weights = checks.cross_weights(module, query, projected.keys, case.padding)
+        assert_outputs(weights, case.outputs["attn_weights"], "attn_weights")
+    if case.gradients:
+        (y * case.inputs["cotangent"]).sum().backward()
+        assert_gradients(case, module, query=query, key=key)
+
+
+# -------------------------------------------------------------------------------- norms, options, caches
+
+
+@each("seqnorm", where=lambda case: "y_train" in case.outputs)
+def test_pads_change_neither_released_batch_statistics_nor_outputs(case):
+    """Deviation: the released batch norm takes its statistics over pads."""
+    module, (padded, padding) = golden.build(case).train(), with_pads(case.inputs["x"])
+    y = module(padded, padding)[~padding].view(case.inputs["x"].shape)
+    assert_outputs(y, case.outputs["y_train"], "y_train")
+    assert_batch_statistics(case, module)
+
+
+@each("mega", "nffn", where=lambda case: is_unpadded(case) and "batchnorm" in case.config.get("norm_type", ""))
+@pytest.mark.parametrize("prenorm", [True, False], ids=["pre", "post"])
+def test_pads_change_neither_outputs_nor_statistics_of_a_layer_with_batch_norm(case, prenorm):
+    plain, company = (golden.build(case, prenorm=prenorm).train() for _ in range(2))
+    padded, padding = with_pads(case.inputs["x"])
+    y = checks.run(company, padded, padding)[~padding].view(case.inputs["x"].shape)
+    assert_outputs(y, checks.run(plain, case.inputs["x"]), "y")
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(dict(company.named_buffers())[name], buffer, msg=name)
+
+
+@each("ema", "mega", where=lambda case: is_unpadded(case) and not case.truncation)
+def test_truncation_zero_means_no_truncation(case):
+    """Deviation: 0, as in the published command, crashes a released encoder and empties a causal EMA."""
+    y = checks.run(golden.build(case, truncation=0), case.inputs["x"])
+    assert_outputs(y, case.outputs["y"], "y")
+
+
+@each("ema", "mega", where=is_unpadded)
+def test_a_module_that_has_run_gives_the_outputs_of_weights_and_dtypes_set_later(case):
+    """Deviation: released kernels are cached in eval mode and survive new weights and casts."""
+    module, x = golden.build(case), case.inputs["x"]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1)
+        changed = checks.run(module, x)
+        module.load_state_dict(golden.state_dict(case))
+        loaded, double = checks.run(module, x), checks.run(module.double(), x.double())
+    assert (changed - loaded).abs().max() > 1e-3
+    assert_outputs(loaded, case.outputs["y"], "y")
+    assert_outputs(double, case.outputs["y"].double(), "y in float64")

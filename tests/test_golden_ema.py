@@ -1,0 +1,194 @@
+"""The EMA sub-layer against the released numbers: outputs, kernels, coefficients, states, and every gradient.
+
+The release computes outputs at pads too and its cases weigh them: `released_ema` builds that from our ops, so
+that all of a gradient can be compared; our sub-layer, zero at pads, is then tied to it at real tokens.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_fairseq.ops.ema import bidirectional_ema, ema, ema_kernel
+from tests import golden_cases as golden
+from tests import golden_checks as checks
+from tests.golden_checks import assert_gradients, assert_outputs, each
+
+
+def is_whole(case):
+    return "y" in case.outputs
+
+
+def is_stream(case):
+    return "y_incremental" in case.outputs
+
+
+def is_extreme(case):
+    """Whether the release lost its own outputs to a decay that underflows."""
+    return is_whole(case) and case.causal and not case.outputs["y"].isfinite().all()
+
+
+def released_ema(case, module, x):
+    """silu(EMA(x without its pads) + omega x), at pads too."""
+    entering = x.masked_fill(~case.real.unsqueeze(-1), 0.0)
+    if module.bidirectional:
+        both = module.coefficients(0), module.coefficients(1)
+        y = bidirectional_ema(entering, *both, truncation=module.truncation)
+    else:
+        y, _ = ema(entering, module.coefficients(), truncation=module.truncation)
+    return F.silu(y + module.omega * x)
+
+
+def released_outputs(case, module):
+    """What the release gives or, where that is not finite, what its one-step recurrence gives."""
+    y = case.outputs["y"]
+    if "onestep_ema" not in case.outputs:
+        return y
+    recurrence = F.silu(case.outputs["onestep_ema"] + module.omega.detach() * case.inputs["x"])
+    return torch.where(y.isfinite(), y, recurrence)
+
+
+@each("ema", where=is_whole)
+def test_ema_gives_the_released_outputs_at_real_tokens_and_zeros_at_pads(case):
+    module = golden.build(case)
+    y, released = checks.run(module, case.inputs["x"], case.padding), released_outputs(case, module)
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    assert_outputs(y[known], released[known], "y")
+    assert y.isfinite().all()
+    assert not y[~case.real].any()
+
+
+@each("ema", where=is_whole)
+def test_ema_gives_the_released_outputs_at_pads_too_where_they_are_asked_for(case):
+    module = golden.build(case)
+    y, released = released_ema(case, module, case.inputs["x"]), released_outputs(case, module)
+    known = released.isfinite()
+    assert_outputs(y[known], released[known], "y")
+
+
+@each("ema", where=checks.released_gradients_are_right)
+def test_ema_gives_every_released_gradient(case):
+    module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
+    with torch.no_grad():  # what the release caches here cuts its gradients
+        module(x, padding_mask=case.padding)
+    (released_ema(case, module, x) * case.inputs["cotangent"]).sum().backward()
+    assert_gradients(case, module, x=x)
+
+
+@each("ema", where=checks.released_gradients_are_right)
+def test_gradients_of_the_sub_layer_are_the_released_ones_at_real_tokens(case):
+    module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
+    names, wanted = [*dict(module.named_parameters()), "x"], [*module.parameters(), x]
+    cotangent = case.inputs["cotangent"] * case.real.unsqueeze(-1)
+    ours = torch.autograd.grad((checks.run(module, x, case.padding) * cotangent).sum(), wanted)
+    released = torch.autograd.grad((released_ema(case, module, x) * cotangent).sum(), wanted)
+    for name, mine, theirs in zip(names, ours, released):
+        assert_outputs(mine, theirs, f"gradient of {name}", checks.GRADIENT_TOLERANCE)
+
+
+@each("ema", where=lambda case: "kernel" in case.outputs)
+def test_kernels_of_both_directions_are_the_released_taps(case):
+    module, released = golden.build(case), case.outputs["kernel"]
+    directions = range(2 if module.bidirectional else 1)
+    ours = torch.cat([ema_kernel(module.coefficients(d), released.size(1)) for d in directions])
+    known = released.isfinite()
+    assert_outputs(ours[known], released[known], "kernel")
+    assert ours.isfinite().all()
+
+
+@each("ema", where=lambda case: {"p", "q"} <= set(case.outputs))
+def test_coefficients_are_the_released_input_weights_and_decays(case):
+    module = golden.build(case)
+    directions = [module.coefficients(d) for d in range(2 if module.bidirectional else 1)]
+    decay = torch.cat([c.log_decay for c in directions]).exp()
+    expand = torch.cat([c.expand for c in directions])
+    assert_outputs(decay, case.outputs["q"].squeeze(-1), "q")
+    assert_outputs(expand, (case.outputs["p"] * case.parameters["beta"]).squeeze(-1), "p beta")
+
+
+@each("ema", where=lambda case: is_whole(case) and case.causal)
+def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
+    module = golden.build(case)
+    released = released_outputs(case, module)
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[known], released[known], f"y in pieces of {sizes}")
+
+
+# -------------------------------------------------------------------------------------- carried states
+
+
+@each("ema", where=is_stream)
+def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
+    """Deviation: the release ignores truncation in streams, so that its pieces contradict its full pass."""
+    module = golden.build(case)
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[case.real], case.outputs["y_full"][case.real], f"y in pieces of {sizes}")
+
+
+@each("ema", where=is_stream)
+def test_without_truncation_any_split_gives_the_released_stream(case):
+    module = golden.build(case, truncation=None)
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[case.real], case.outputs["y_incremental"][case.real], f"y in pieces of {sizes}")
+
+
+@each("ema", where=is_stream)
+def test_carried_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
+    """Deviation: padded steps age the released state; ours waits, and is the same alone and in company."""
+    module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
+    decay = module.coefficients().log_decay.detach().exp()
+    _, states = checks.in_pieces(module, x, padding, case.segments)
+    for i, (_, stop) in enumerate(checks.pieces(x.size(1), case.segments)):
+        pads = checks.trailing_pads(None if padding is None else padding[:, :stop], x)
+        assert_outputs(states[i] * decay**pads, case.outputs[f"state_{i}"], f"state_{i}")
+
+
+@each("ema", where=lambda case: is_stream(case) and "step_raw" in case.outputs)
+def test_the_ema_before_skip_and_activation_is_the_released_one_with_its_final_state(case):
+    module, x = (
+        golden.build(case, truncation=None),
+        case.inputs["x"].masked_fill(~case.real.unsqueeze(-1), 0.0),
+    )
+    y, state = ema(x, module.coefficients())
+    assert_outputs(y, case.outputs["step_raw"], "step_raw")
+    assert_outputs(state, case.outputs["step_raw_final_state"], "step_raw_final_state")
+
+
+# -------------------------------------------------------------------------------------- extreme coefficients
+
+
+@each("ema", where=is_extreme)
+def test_extreme_coefficients_give_the_released_recurrence_where_the_released_kernel_is_nan(case):
+    """Deviation: from alpha = delta = 17 on the released kernel is NaN, and only its one-step form is not."""
+    module, x = golden.build(case, truncation=None), case.inputs["x"]
+    y, state = ema(x, module.coefficients())
+    for name, ours in {"onestep_ema": y, "step_ema": y, "onestep_h": state, "step_h": state}.items():
+        if name in case.outputs:
+            known = case.outputs[name].isfinite()
+            assert_outputs(ours[known], case.outputs[name][known], name)
+            assert ours.isfinite().all()
+
+
+@each("ema", where=is_extreme)
+def test_extreme_coefficients_have_the_kernel_of_their_definition(case):
+    module = golden.build(case)
+    ours = ema_kernel(module.coefficients(), case.inputs["x"].size(1))
+    alpha, delta, beta, eta = (p[0].double() for p in (module.alpha, module.delta, module.beta, module.eta))
+    weight = torch.sigmoid(alpha)
+    decay = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)  # 1 - alpha delta without its rounding
+    taps = decay.unsqueeze(-1) ** torch.arange(ours.size(1))
+    kernel = (eta * module.ndim**-0.5 * weight * beta).unsqueeze(-1) * taps
+    assert_outputs(ours.double(), kernel.sum(1), "kernel")
+
+
+@each("ema", where=is_extreme)
+@pytest.mark.parametrize("sizes", [[1000], [3], [1]])
+def test_extreme_coefficients_have_finite_gradients_in_any_split(case, sizes):
+    module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
+    checks.in_pieces(module, x, case.padding, sizes)[0].square().sum().backward()
+    for tensor in [*module.parameters(), x]:
+        assert tensor.grad.isfinite().all()
+        assert tensor.grad.any()

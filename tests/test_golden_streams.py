@@ -1,0 +1,105 @@
+"""Gated attention and gated cross attention, piece by piece with carried state, against released numbers."""
+
+import torch
+
+from tests import golden_cases as golden
+from tests import golden_checks as checks
+from tests.golden_checks import assert_outputs, each
+
+
+def is_stream(case):
+    return "y_incremental" in case.outputs
+
+
+def is_unpadded_stream(case):
+    return is_stream(case) and case.padding is None
+
+
+@each("mega", where=lambda case: "y" in case.outputs and case.causal)
+def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
+    """Deviation: the release takes pieces at chunk borders only, unchunked just single tokens after one."""
+    module, right = golden.build(case), checks.right(case)
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[right], case.outputs["y"][right], f"y in pieces of {sizes}")
+
+
+@each("mega", where=lambda case: "y_full" in case.outputs)
+def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
+    """Deviation: the release ignores truncation in streams, so that its pieces contradict its full pass."""
+    module, right = golden.build(case), checks.right(case)
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[right], case.outputs["y_full"][right], f"y in pieces of {sizes}")
+
+
+@each("mega", where=is_stream)
+def test_without_truncation_any_split_gives_the_released_stream(case):
+    module, right = golden.build(case, truncation=None), checks.right(case)
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[right], case.outputs["y_incremental"][right], f"y in pieces of {sizes}")
+
+
+@each("mega", where=is_stream)
+def test_carried_ema_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
+    """Deviation: padded steps age the released state; ours waits, and is the same alone and in company."""
+    module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
+    decay = module.ema.coefficients().log_decay.detach().exp()
+    bounds = checks.pieces(x.size(1), case.segments)
+    _, states = checks.in_pieces(module, x, padding, case.segments)
+    numbers = {f"ema_state_{i}": i for i in range(len(bounds))}
+    for name, i in {**numbers, "final_ema_state": len(bounds) - 1}.items():
+        if name in case.outputs:
+            pads = checks.trailing_pads(None if padding is None else padding[:, : bounds[i][1]], x)
+            assert_outputs(states[i].ema * decay**pads, case.outputs[name], name)
+
+
+@each("mega", where=lambda case: is_unpadded_stream(case) and "final_prev_key" in case.outputs)
+def test_the_carried_chunk_is_the_released_one_however_the_stream_was_split(case):
+    module, x = golden.build(case, truncation=None), case.inputs["x"]
+    for sizes in checks.splits(case, x.size(1)):
+        cache = checks.in_pieces(module, x, None, sizes)[1][-1].cache
+        assert_outputs(cache.keys, case.outputs["final_prev_key"], "final_prev_key")
+        assert_outputs(cache.values, case.outputs["final_prev_value"], "final_prev_value")
+
+
+@each("mega", where=lambda case: is_unpadded_stream(case) and case.chunk_size)
+def test_nothing_of_a_finished_chunk_is_carried(case):
+    module, x = golden.build(case), case.inputs["x"]
+    for sizes in checks.splits(case, x.size(1)):
+        _, states = checks.in_pieces(module, x, None, sizes)
+        for state, (_, stop) in zip(states, checks.pieces(x.size(1), sizes)):
+            assert state.cache.keys.size(1) == state.cache.values.size(1) == stop % case.chunk_size
+
+
+@each("mega", where=lambda case: is_unpadded_stream(case) and case.truncation)
+def test_the_state_of_a_truncated_ema_holds_the_last_inputs_that_its_taps_reach(case):
+    module, x = golden.build(case), case.inputs["x"]
+    inputs = module.norm(x) if module.config.prenorm else x
+    reach = case.truncation - 1
+    expected = torch.cat([torch.zeros(x.size(0), reach, x.size(2)), inputs], 1)[:, x.size(1) :].transpose(1, 2)
+    for sizes in checks.splits(case, x.size(1)):
+        state = checks.in_pieces(module, x, None, sizes)[1][-1].ema
+        assert_outputs(state, expected, f"window after pieces of {sizes}")
+
+
+# -------------------------------------------------------------------------------------- cross attention
+
+
+@each("cross", where=is_stream)
+def test_any_split_of_a_target_gives_the_released_cross_attention(case):
+    module, query, rows = golden.build(case), case.inputs["query"], ~checks.wrong_rows(case)
+    state = module.project_source(case.inputs["key"], case.padding)
+    for sizes in checks.splits(case, query.size(1)):
+        y = checks.cross_in_pieces(module, query, state, sizes)
+        assert_outputs(y[rows], case.outputs["y_incremental"][rows], f"y in pieces of {sizes}")
+
+
+@each("cross", where=lambda case: "final_prev_key" in case.outputs)
+def test_the_projected_source_is_the_released_one_at_its_real_tokens(case):
+    state = golden.build(case).project_source(case.inputs["key"], case.padding)
+    ours = case.real if state.padding is None else ~state.padding  # ours are in order at the front
+    released = case.outputs["final_prev_key"], case.outputs["final_prev_value"]
+    assert_outputs(state.keys[ours], released[0][case.real], "final_prev_key")
+    assert_outputs(state.values[ours], released[1][case.real], "final_prev_value")

@@ -1,0 +1,140 @@
+"""The package as a whole: what importing it loads, which way imports point, what the packaging files say."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import mega_fairseq
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "mega_fairseq"
+DISTRIBUTION = "mega-fairseq"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MAX_LINES = 450
+
+# What the files of a floor may import beside the standard library.
+FLOORS = {
+    "ops": ("torch", "mega_fairseq.ops"),
+    "modules": ("torch", "mega_fairseq.ops", "mega_fairseq.modules"),
+}
+
+# Hosts of package registries and folders of somebody's machine, spelled so as not to find themselves.
+PRIVATE = re.compile(
+    rb"pyp[i]\.org|python[h]osted\.org|npm[j]s\.(org|com)|deb\.debia[n]\.org"
+    rb"|(^|[^A-Za-z0-9_.])/(w[o]rk|f[a]rm|h[o]me|r[o]ot)/"
+)
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def imported_names(source, package):
+    """Absolute names of all that a file of `package` imports, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            origin = [*above, node.module] if node.module else above
+            yield from (".".join([*origin, alias.name]) for alias in node.names)
+
+
+def upward_imports(source, floor):
+    """The imports that a file of this floor must not contain."""
+    return [
+        name
+        for name in imported_names(source, f"mega_fairseq.{floor}")
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and not any(name == allowed or name.startswith(allowed + ".") for allowed in FLOORS[floor])
+    ]
+
+
+def requirements(lines):
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def constraints():
+    return requirements((ROOT / "constraints.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize("module", ["mega_fairseq", "mega_fairseq.ops", "mega_fairseq.modules"])
+def test_importing_the_lower_floors_does_not_import_fairseq(module):
+    program = f"import sys, {module}; sys.exit('fairseq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_only_point_down_the_floors(floor):
+    files = sorted((PACKAGE / floor).rglob("*.py"))
+    assert files
+    found = {relative(path): upward_imports(path.read_text(), floor) for path in files}
+    assert not {path: names for path, names in found.items() if names}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
+@pytest.mark.parametrize(
+    ("floor", "source"),
+    [
+        ("ops", "from mega_fairseq.modules import DampedEMA"),
+        ("ops", "from ..modules import DampedEMA"),
+        ("ops", "from .. import __version__"),
+        ("modules", "def late():\n    import fairseq.utils"),
+        ("modules", "import torchaudio"),
+    ],
+)
+def test_an_import_that_points_up_is_noticed(floor, source):
+    assert upward_imports(source, floor)
+
+
+def test_every_folder_with_code_is_a_package():
+    assert all((path.parent / "__init__.py").exists() for path in SOURCES)
+
+
+def test_no_file_outgrows_its_room():
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
+
+
+def test_installed_metadata_names_the_version_of_the_package():
+    assert importlib.metadata.version(DISTRIBUTION) == mega_fairseq.__version__
+
+
+def test_the_changelog_knows_the_version():
+    assert f"## [{mega_fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_constraint_parses_and_limits_a_version():
+    assert all(constraint.specifier for constraint in constraints())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have limits in place of pins")
+@pytest.mark.parametrize("extra", ["", "dev", "plot", "test"])
+def test_every_declared_dependency_is_pinned_to_a_version_that_it_accepts(extra):
+    pins = {
+        canonicalize_name(constraint.name): next(iter(constraint.specifier)).version
+        for constraint in constraints()
+        if constraint.marker.evaluate()
+    }
+    declared = requirements(importlib.metadata.requires(DISTRIBUTION))
+    wanted = [r for r in declared if r.marker is None or r.marker.evaluate({"extra": extra})]
+    assert not [str(r) for r in wanted if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"))]
+
+
+def test_no_file_names_a_package_registry_or_a_folder_of_one_machine():
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    found = [relative(path) for path in files if path.is_file() and PRIVATE.search(path.read_bytes())]
+    assert not found
