@@ -139,7 +139,7 @@ def ema_table(lengths: List[int], repeats: int) -> Dict:
         print(
             f"L={length:>6} EMA: {times['textbook'] / times['ours']:.1f}x the textbook's speed "
             f"({times['ours'] * 1e3:.0f} against {times['textbook'] * 1e3:.0f} ms), "
-            f"1/{mib['textbook'] / mib['ours']:.1f} of its memory ({mib['ours']:.0f} against {mib['textbook']:.0f} MiB)",
+            f"1/{mib['textbook'] / mib['ours']:.1f} of its memory ({mib['ours']:.0f} and {mib['textbook']:.0f} MiB)",
             flush=True,
         )
     long = max(LENGTHS) if max(lengths) >= TOKENS else max(lengths)
@@ -151,7 +151,7 @@ def ema_table(lengths: List[int], repeats: int) -> Dict:
 
 def forms_table(lengths: List[int], repeats: int) -> List[Dict]:
     """Which form of the EMA when: the crossovers behind the constants in ops/ema.py."""
-    from mega_fairseq.ops import ema as module
+    from mega_fairseq.ops import ema_blocks as module
 
     parameters = [p.requires_grad_() for p in ema_parameters()]
     rows, chosen = [], module.BLOCK

@@ -5,6 +5,12 @@ import math
 import pytest
 import torch
 
+from mega_fairseq.modules import (
+    GatedAttentionConfig,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    MovingAverageGatedAttention,
+)
 from mega_fairseq.ops.dropout import dropped, keep_mask
 
 CPU = torch.device("cpu")
@@ -66,3 +72,31 @@ def test_the_same_entries_are_dropped_forward_and_backward(features):
 @pytest.mark.parametrize("features", FEATURES)
 def test_dropout_keeps_the_dtype(features, dtype):
     assert dropped(torch.ones(2, 3, 4, dtype=dtype), 0.5, features).dtype == dtype
+
+
+DROPOUT = {"dropout": 0.4, "hidden_dropout": 0.4, "attention_dropout": 0.4}
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 600), (3, 7)])
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("kind", ["causal", "bidirectional", "cross"])
+def test_layers_train_with_every_dropout_at_any_batch_size_and_length(kind, features, batch, length):
+    torch.manual_seed(0)
+    options = {"dim": 8, "shared_dim": 4, "feature_dropout": features, **DROPOUT}
+    x = torch.randn(batch, length, 8, requires_grad=True)
+    if kind == "cross":
+        module, others = GatedCrossAttention(GatedCrossAttentionConfig(**options)), [torch.ones(batch, 5, 8)]
+    else:
+        config = GatedAttentionConfig(**options, causal=kind == "causal", chunk_size=64)
+        module, others = MovingAverageGatedAttention(config), []
+
+    def forward():
+        y = module(x, *others)
+        return y[0] if isinstance(y, tuple) else y
+
+    first, second = forward(), forward()
+    assert not torch.equal(first, second)
+    first.sum().backward()
+    assert all(p.grad.isfinite().all() for p in [*module.parameters(), x])
+    module.eval()
+    assert torch.equal(forward(), forward())

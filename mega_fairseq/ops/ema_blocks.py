@@ -1,0 +1,249 @@
+"""The damped EMA in blocks of C steps: Toeplitz products inside a block, only N states a channel between blocks."""
+
+from typing import NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.ema_recurrence import EMACoefficients, ema_kernel, end_aligned, no_skip, powers, zero_state
+from mega_fairseq.ops.precision import is_compiling, without_autocast
+
+# Measured by `python benchmarks/layer.py --tables forms` (docs/performance.md, "Which form when").
+BLOCK = 64  # steps in a block on the CPU: Toeplitz work grows with it, scan steps and states shrink
+BLOCK_GPU = 128  # fewer, larger products where each launch costs: chosen by launch count, not yet measured on a GPU
+
+
+class _BlockTables(NamedTuple):
+    """The recurrence over C steps at once; M = N states a channel, or 2N when both directions run."""
+
+    within: Tensor  # (D, C, C): from an input to the outputs of its own block
+    collect: Tensor  # (D, C, M): from an input to the state that leaves its block
+    spread: Tensor  # (D, M, C): from the state that enters a block to its outputs
+    decay: Tensor  # (D, M): phi^C
+
+
+def _toeplitz(taps: Tensor, size: int) -> Tensor:
+    """(D, 2C - 1) taps for lags -(C-1) .. C-1  ->  (D, C, C) with [c, c'] = tap of lag c' - c."""
+    return taps.unfold(-1, size, 1).flip(1)
+
+
+def _block_tables(
+    c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None
+) -> _BlockTables:
+    taps = ema_kernel(c, size)  # (D, C)
+    present = taps[:, :1] + skip.unsqueeze(-1)
+    collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, size)).flip(-1).transpose(1, 2)  # (D, C, N)
+    spread = c.project.unsqueeze(-1) * powers(c.log_decay, 1, size)  # (D, N, C)
+    decay = torch.exp(c.log_decay * size)
+    if backward is None:
+        past = torch.zeros_like(taps[:, 1:])
+        return _BlockTables(_toeplitz(torch.cat([past, present, taps[:, 1:]], -1), size), collect, spread, decay)
+    back = ema_kernel(backward, size)
+    both = torch.cat([back[:, 1:].flip(-1), present + back[:, :1], taps[:, 1:]], -1)
+    collect_back = (backward.expand.unsqueeze(-1) * powers(backward.log_decay, 0, size)).transpose(1, 2)
+    spread_back = (backward.project.unsqueeze(-1) * powers(backward.log_decay, 1, size)).flip(-1)
+    return _BlockTables(
+        _toeplitz(both, size),
+        torch.cat([collect, collect_back], 2),
+        torch.cat([spread, spread_back], 1),
+        torch.cat([decay, torch.exp(backward.log_decay * size)], -1),
+    )
+
+
+def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
+    """h_{k+1} = decay h_k + u_k along dim 0: u (K, B, D, N) -> the state before each k (after it, if reverse)."""
+    h = torch.zeros_like(u[0]) if first is None else first
+    out = torch.empty_like(u)
+    for k in range(u.size(0) - 1, -1, -1) if reverse else range(u.size(0)):
+        out[k] = h
+        h = torch.addcmul(u[k], decay, h)
+    return out
+
+
+def _scan_by_doubling(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
+    """`_scan` in log2 K steps over all of u: more work, but few launches and nothing in place."""
+    if reverse:
+        return _scan_by_doubling(u.flip(0), decay, first).flip(0)
+    h = torch.cat([(torch.zeros_like(u[0]) if first is None else first).unsqueeze(0), u[:-1]])
+    stride = 1
+    while stride < h.size(0):
+        h = torch.cat([h[:stride], torch.addcmul(h[stride:], decay, h[:-stride])])
+        decay, stride = decay * decay, stride * 2
+    return h
+
+
+def _enter_blocks(xs: Tensor, t: _BlockTables, initial: Tensor, blocks: int) -> Tensor:
+    """The states that enter each block: xs (D, B K, C) -> (K, B, D, M), forward ones first."""
+    batch, dim, forward = initial.shape
+    scan = _scan if xs.device.type == "cpu" and not is_compiling() else _scan_by_doubling
+    u = torch.bmm(xs, t.collect).view(dim, batch, blocks, -1).permute(2, 1, 0, 3)  # (K, B, D, M)
+    ahead = scan(u[..., :forward], t.decay[:, :forward], initial)
+    if u.size(-1) == forward:
+        return ahead
+    return torch.cat([ahead, scan(u[..., forward:], t.decay[:, forward:], None, reverse=True)], -1)
+
+
+def _channels_first(x: Tensor, size: int) -> Tensor:
+    """(B, K C, D) -> (D, B K, C). As a transposed 2-D copy, which torch does four times as fast as a permuted one."""
+    return x.reshape(-1, x.size(-1)).t().contiguous().view(x.size(-1), -1, size)
+
+
+def _channels_last(xs: Tensor, batch: int) -> Tensor:
+    """(D, B K, C) -> (B, K C, D)."""
+    return xs.view(xs.size(0), -1).t().contiguous().view(batch, -1, xs.size(0))
+
+
+def _block_scan(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, tables, initial state) -> y and the states that enter the blocks, (K, B, D, M); L is a multiple of C.
+
+    Channels lead inside, so that every product is a batched matrix product over channels.
+    """
+    size = t.collect.size(1)
+    xs = _channels_first(x, size)
+    enter = _enter_blocks(xs, t, initial, x.size(1) // size)
+    h = enter.permute(2, 1, 0, 3).reshape(x.size(2), xs.size(1), -1)  # (D, B K, M)
+    return _channels_last(torch.baddbmm(torch.bmm(h, t.spread), xs, t.within), x.size(0)), enter
+
+
+class _BlockScan(torch.autograd.Function):
+    """`_block_scan`, giving the state that enters the last block; x and the block states are all that it saves."""
+
+    @staticmethod
+    def forward(ctx, x, initial, *tables):
+        y, enter = _block_scan(x, _BlockTables(*tables), initial)
+        ctx.save_for_backward(x, enter, *tables)
+        ctx.forward_states = initial.size(-1)
+        return y, enter[-1, ..., : initial.size(-1)].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy, dlast):
+        x, enter, *tables = ctx.saved_tensors
+        t, forward = _BlockTables(*tables), ctx.forward_states
+        dim, size, states = t.collect.shape
+        scan = _scan if x.device.type == "cpu" else _scan_by_doubling
+        with without_autocast(x):
+            dys = _channels_first(dy, size)
+            dh = torch.bmm(dys, t.spread.transpose(1, 2)).view(dim, x.size(0), -1, states).permute(2, 1, 0, 3)
+            dh[-1, ..., :forward] += dlast
+            # Gradients travel against the states: du_k is the whole gradient of the state that u_k leads to.
+            du = scan(dh[..., :forward], t.decay[:, :forward], None, reverse=True)
+            dinitial = torch.addcmul(dh[0, ..., :forward], t.decay[:, :forward], du[0])
+            if states > forward:
+                du = torch.cat([du, scan(dh[..., forward:], t.decay[:, forward:], None)], -1)
+            ddecay = torch.einsum("kbdm,kbdm->dm", du, enter)
+            xt = _channels_first(x, size).transpose(1, 2)  # (D, C, B K)
+            du, enter = (s.permute(2, 1, 0, 3).reshape(dim, -1, states) for s in (du, enter))  # (D, B K, M)
+            dwithin, dcollect, dspread = (
+                torch.bmm(xt, dys),
+                torch.bmm(xt, du),
+                torch.bmm(enter.transpose(1, 2), dys),
+            )
+            del xt, enter
+            dxs = torch.bmm(du, t.collect.transpose(1, 2)).baddbmm_(dys, t.within.transpose(1, 2))
+            del dys, du
+            return _channels_last(dxs, x.size(0)), dinitial, dwithin, dcollect, dspread, ddecay
+
+
+def _run_blocks(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Tensor]:
+    if is_compiling():
+        y, enter = _block_scan(x, t, initial)
+        return y, enter[-1, ..., : initial.size(-1)]
+    return _BlockScan.apply(x, initial, *t)
+
+
+def _block_size(x: Tensor) -> int:
+    return min(x.size(1), BLOCK if x.device.type == "cpu" else BLOCK_GPU)
+
+
+def ema_scan(
+    x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, skip: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
+    """Causal EMA in blocks: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
+    length, size = x.size(1), _block_size(x)
+    tables = _block_tables(c, no_skip(c) if skip is None else skip, size)
+    y, last = _run_blocks(_pad_to_multiple(x, size), tables, zero_state(x, c) if state is None else state)
+    rest = (length - 1) % size + 1  # steps of the last block, which may be a partial one
+    tail = x[:, length - rest :].permute(2, 0, 1)  # (D, B, rest)
+    collected = torch.bmm(tail, tables.collect[:, size - rest :]).transpose(0, 1)  # (B, D, N)
+    return y[:, :length], torch.addcmul(collected, torch.exp(c.log_decay * rest), last)
+
+
+def ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip: Tensor) -> Tensor:
+    size = _block_size(x)
+    tables = _block_tables(c, skip, size, backward)
+    y, _ = _run_blocks(_pad_to_multiple(x, size), tables, zero_state(x, c))
+    return y[:, : x.size(1)]
+
+
+# ---------------------------------------------------------------------------------------------- truncated kernels
+
+
+def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
+    """The first T taps in blocks: a Toeplitz product for lags that a block's edge or T cuts, states for those between.
+
+    Exact at both ends, which the cheaper ways are not: an FFT's rounding lets a large input touch the outputs before
+    it, and a whole EMA less its delayed self leaves rounding of inputs behind that the taps no longer reach.
+    """
+    size = min(x.size(1), taps, _block_size(x))
+    xs = _channels_first(_pad_to_multiple(x, size), size).view(x.size(2), x.size(0), -1, size)  # (D, B, K, C)
+    kernel = F.pad(ema_kernel(c, taps), (size - 1, 2 * size))
+    whole = max(0, taps // size - 1)  # earlier blocks that the taps span from end to end
+    cut = [0, *range(whole + 1, (taps + size - 2) // size + 1)]
+    y = sum(
+        torch.matmul(_shifted(xs, j), _toeplitz(kernel[:, j * size : (j + 2) * size - 1], size).unsqueeze(1))
+        for j in cut
+        if j < xs.size(2)
+    )
+    if whole:
+        collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, size)).flip(-1).transpose(1, 2)  # (D, C, N)
+        u = torch.matmul(xs, collect.unsqueeze(1))  # (D, B, K, N)
+        states = _shifted(_sliding_sum(u, torch.exp(c.log_decay * size), whole), 1)
+        spread = c.project.unsqueeze(-1) * powers(c.log_decay, 1, size)  # (D, N, C)
+        y = y + torch.matmul(states, spread.unsqueeze(1))
+    return _channels_last(y, x.size(0))[:, : x.size(1)]
+
+
+def _shifted(blocks: Tensor, count: int) -> Tensor:
+    """Each block replaced by the one `count` before it, zeros at the start: (D, B, K, .) -> (D, B, K, .)."""
+    return F.pad(blocks[:, :, : max(0, blocks.size(2) - count)], (0, 0, min(count, blocks.size(2)), 0))
+
+
+def _sliding_sum(u: Tensor, decay: Tensor, width: int) -> Tensor:
+    """sum over j < width of decay^j u_{k-j}, by doubling, without a difference: u (D, B, K, N), decay (D, N)."""
+    decay = decay[:, None, None]
+    total, part, size = torch.zeros_like(u), u, 1
+    while size <= width:
+        if width & size:
+            total = part + decay * _shifted(total, size)
+        part, decay, size = part + decay * _shifted(part, size), decay * decay, 2 * size
+    return total
+
+
+def ema_window(
+    x: Tensor,
+    c: EMACoefficients,
+    truncation: int,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Causal EMA of `truncation` taps; the state (B, D, T - 1) holds the inputs that the taps still reach."""
+    length, reach = x.size(1), truncation - 1
+    window = x if state is None else torch.cat([state.transpose(1, 2), x], 1)  # (B, T - 1 + L, D)
+    if length == 1:
+        y = torch.einsum("btd,dt->bd", window, ema_kernel(c, window.size(1)).flip(-1)).unsqueeze(1)
+    else:
+        y = _cut_ema(window, c, truncation)[:, window.size(1) - length :]
+    if skip is not None:
+        y = y + skip * x
+    if lengths is not None:
+        window = end_aligned(window, lengths + (window.size(1) - length))
+    window = F.pad(window, (0, 0, max(0, reach - window.size(1)), 0))
+    return y, window[:, window.size(1) - reach :].transpose(1, 2)
+
+
+def _pad_to_multiple(x: Tensor, size: int) -> Tensor:
+    rest = -x.size(1) % size
+    return F.pad(x, (0, 0, 0, rest)) if rest else x

@@ -1,0 +1,118 @@
+"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step, and a loop of steps."""
+
+import math
+from typing import NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.precision import at_least_float32
+
+INNER = 64  # C of the two-level powers: near the square root of the lengths that matter
+
+
+class EMACoefficients(NamedTuple):
+    """What the recurrence needs, each (D, N) in float32 or float64."""
+
+    log_decay: Tensor  # log phi, finite and <= 0
+    expand: Tensor  # alpha . beta: what an input adds to the state
+    project: Tensor  # eta: how the state is read
+
+
+def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
+    """From the logits of alpha and delta and from beta and eta, all (..., N), to the recurrence's coefficients.
+
+    log phi is taken from whichever side keeps its digits: log1p(-alpha delta) for slow decays (phi near 1), and
+    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. So phi neither rounds to 1 in slow
+    channels nor to 0 at large logits, where a log would be infinite. eta is scaled by sqrt(1/N).
+    """
+    alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
+    weight, damping = torch.sigmoid(alpha), torch.sigmoid(delta)
+    product = weight * damping
+    complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
+    slow = product < 0.5
+    # Each branch sees a harmless constant where the other one is taken, so that its gradient is 0 there, not NaN.
+    log_decay = torch.where(
+        slow,
+        torch.log1p(-torch.where(slow, product, 0.25)),
+        torch.log(torch.where(slow, 0.75, complement).clamp_min(torch.finfo(alpha.dtype).tiny)),
+    )
+    return EMACoefficients(log_decay, weight * beta, eta * math.sqrt(1.0 / eta.size(-1)))
+
+
+def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
+    """phi^t for t = first .. first + count - 1: (D, N) -> (D, N, count)."""
+    t = torch.arange(first, first + count, device=log_decay.device, dtype=log_decay.dtype)
+    return torch.exp(log_decay.unsqueeze(-1) * t)
+
+
+def geometric_sum(weight: Tensor, log_decay: Tensor, length: int) -> Tensor:
+    """sum_n weight_n phi_n^t for t < length: weight (D, R, N), log_decay (D, N) -> (D, R, length).
+
+    phi^(aC+b) = (phi^C)^a phi^b: two short tables of powers, length / C + C entries, and one small batched matrix
+    product in place of a D x N x length tensor and as many calls of exp.
+    """
+    inner = min(length, INNER)
+    outer = -(-length // inner)
+    coarse = powers(log_decay * inner, 0, outer).transpose(1, 2)  # (D, A, N)
+    rows = (weight.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (D, R A, N)
+    taps = torch.bmm(rows, powers(log_decay, 0, inner))  # (D, R A, C)
+    return taps.view(weight.size(0), weight.size(1), outer * inner)[..., :length]
+
+
+def ema_kernel(c: EMACoefficients, length: int) -> Tensor:
+    """The first `length` taps of the convolution kernel (eq. 25): (D, length)."""
+    return geometric_sum((c.expand * c.project).unsqueeze(1), c.log_decay, length).squeeze(1)
+
+
+def ema_step(x: Tensor, c: EMACoefficients, state: Tensor) -> Tuple[Tensor, Tensor]:
+    """One token: x (B, D), state (B, D, N) -> y (B, D), next state."""
+    state = torch.addcmul(c.expand * x.unsqueeze(-1), torch.exp(c.log_decay), state)
+    return (state * c.project).sum(-1), state
+
+
+def ema_naive(x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The definition, step after step: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
+    h = zero_state(x, c) if state is None else state
+    ys = []
+    for t in range(x.size(1)):
+        y, h = ema_step(x[:, t], c, h)
+        ys.append(y)
+    return torch.stack(ys, 1), h
+
+
+def zero_state(x: Tensor, c: EMACoefficients) -> Tensor:
+    return x.new_zeros(x.size(0), *c.expand.shape)
+
+
+def no_skip(c: EMACoefficients) -> Tensor:
+    return c.expand.new_zeros(c.expand.size(0))
+
+
+def final_state(
+    x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
+) -> Tensor:
+    """The state after each row's last token, without its outputs: the two-level identity of `geometric_sum` again."""
+    batch, length, dim = x.shape
+    inner = min(length, INNER)
+    outer = -(-length // inner)
+    if lengths is not None:
+        x = end_aligned(x, lengths)
+    x = F.pad(x, (0, 0, outer * inner - length, 0))  # zeros before a zero state change nothing
+    blocks = x.reshape(-1, dim).t().reshape(dim, batch * outer, inner)  # (D, B A, C)
+    collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, inner)).flip(-1).transpose(1, 2)  # (D, C, N)
+    collected = torch.bmm(blocks, collect).view(dim, batch, outer, -1)  # (D, B, A, N)
+    reach = powers(c.log_decay * inner, 0, outer).flip(-1).transpose(1, 2)  # (D, A, N)
+    end = (collected * reach.unsqueeze(1)).sum(2).transpose(0, 1)  # (B, D, N)
+    if state is None:
+        return end
+    steps = length if lengths is None else lengths.to(x.dtype).view(-1, 1, 1)
+    return torch.addcmul(end, torch.exp(c.log_decay * steps), state)
+
+
+def end_aligned(x: Tensor, lengths: Tensor) -> Tensor:
+    """Rolls each row so that its `lengths` leading entries come last: (B, L, ...) -> (B, L, ...)."""
+    length = x.size(1)
+    at = torch.arange(length, device=x.device) + lengths.unsqueeze(1)  # (B, L)
+    return x.gather(1, (at % length).view(*at.shape, *[1] * (x.dim() - 2)).expand_as(x))
