@@ -81,6 +81,4 @@ def training_step(module: Callable[[Tensor], Tensor], batch: int, length: int) -
 def layers(length: int, with_full: bool, with_torch: bool) -> Dict[str, nn.Module]:
     chosen = {"torch": torch_layer()} if with_torch else {}
     chosen.update({name: mega(name, length) for name in MEGA if with_full or name.startswith("chunk")})
-    if with_full and mega_pytorch() is not None:
-        chosen["mega_pytorch_causal"] = mega_pytorch()
     return chosen

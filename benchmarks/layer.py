@@ -1,7 +1,7 @@
 """Speed and memory of one layer against torch's, and of the EMA against its textbook form.
 
     python benchmarks/layer.py                      everything (about 30 minutes): tables, and with --json a file
-    python benchmarks/layer.py --tables ema,forms   some of: layer, projections, flat, memory, ema, forms
+    python benchmarks/layer.py --tables ema,forms   some of: layer, projections, flat, memory, ema, forms, rival
     python benchmarks/layer.py --quick              a minute, at small lengths: does it all run?
     python benchmarks/layer.py --plot FILE.json     draws docs/layer.png from what --json wrote
 
@@ -102,6 +102,18 @@ def projections_table(length: int, tokens: int, repeats: int) -> Dict:
     for name, time in times.items():
         print(f"L={length} {name}: {time:.3f} CPU-s, projections {times['projections'] / time:.0%} of it", flush=True)
     return {"length": length, "seconds": times}
+
+
+def rival_table(length: int, tokens: int, repeats: int) -> Dict:
+    """PyPI's mega-pytorch at the same widths, full causal attention; nothing where it is not installed."""
+    rival = c.mega_pytorch()
+    if rival is None:
+        print("mega-pytorch is not installed: pip install --no-deps mega-pytorch einops")
+        return {}
+    modules = {"mega_pytorch": rival, "full_causal_rotary": c.mega("full_causal_rotary", length)}
+    times = seconds({n: c.training_step(m, tokens // length, length) for n, m in modules.items()}, repeats)
+    print(f"L={length}: ours is {times['mega_pytorch'] / times['full_causal_rotary']:.1f}x as fast", flush=True)
+    return {"length": length, "tokens": tokens, "seconds": times}
 
 
 def memory_table(lengths: List[int]) -> List[Dict]:
@@ -217,7 +229,7 @@ def plot(source: str, target: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="layer,projections,flat,memory,ema,forms", help="which to run")
+    parser.add_argument("--tables", default="layer,projections,flat,memory,ema,forms,rival", help="which to run")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
@@ -243,6 +255,7 @@ def main() -> None:
         "layer": lambda: layer_table(lengths, tokens, repeats),
         "projections": lambda: projections_table(min(4096, max(quadratic)), max(tokens, 4096), repeats),
         "flat": lambda: flat_table(sorted({min(lengths), max(lengths)}), flat_tokens, min(3, repeats)),
+        "rival": lambda: rival_table(min(1024, max(quadratic)), tokens, min(2, repeats)),
         "memory": lambda: memory_table(quadratic),
         "ema": lambda: ema_table([n for n in quadratic if n >= 1024], repeats),
         "forms": lambda: forms_table(quadratic, repeats),

@@ -122,9 +122,9 @@ class GatedCrossAttention(nn.Module):
 
 def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAttentionState):
     """Lays queries out by absolute position, last one at the new position; also the way back and the next state."""
-    new = queries.size(1)
+    new, source = queries.size(1), state[:3]
     if padding_mask is None and state.lengths is None:
-        return queries, lambda out: out, state._replace(position=state.position + new)
+        return queries, lambda out: out, CrossAttentionState(*source, state.position + new)
     # Rows stand at different positions: lay each one out from position 0, with blanks for what it has seen already.
     past = queries.new_zeros((queries.size(0), state.position), dtype=torch.bool)
     if state.lengths is not None:
@@ -133,5 +133,4 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
     align = Alignment.of(torch.cat([past, pads], 1), crop=True)
     blanks = queries.new_zeros(queries.size(0), state.position, queries.size(2))
     laid_out = align.front(torch.cat([blanks, queries], 1))
-    state = state._replace(position=align.width, lengths=align.lengths)
-    return laid_out, lambda out: align.back(out)[:, -new:], state
+    return laid_out, lambda out: align.back(out)[:, -new:], CrossAttentionState(*source, align.width, align.lengths)
