@@ -120,7 +120,8 @@ def attention_naive(
     """The definition, in whole matrices, for q already divided by tau; `keep` (G, n, m) and `scale` are dropout's."""
     scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
     if bias is not None:
-        scores = scores + bias_matrix(bias, *scores.shape[1:])
+        queries, keys = (torch.arange(size, device=bias.device) for size in scores.shape[1:])
+        scores = scores + bias[keys - queries.unsqueeze(1) + scores.size(1) - 1]
     visible = _visible(q, k, causal, key_padding)
     if visible is not None:
         scores = scores.masked_fill(~visible, MASKED)

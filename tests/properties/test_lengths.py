@@ -69,7 +69,14 @@ def test_every_length_around_a_chunk_edge_works_for_every_function_and_bias(leng
     for function in FUNCTIONS:
         for bias in BIASES:
             config = GatedAttentionConfig(
-                DIM, 4, function, bias, value_dim=8, ndim=2, chunk_size=chunk_size, causal=causal
+                DIM,
+                4,
+                attention=function,
+                position_bias=bias,
+                value_dim=8,
+                ndim=2,
+                chunk_size=chunk_size,
+                causal=causal,
             )
             module = randomise(MovingAverageGatedAttention(config), 11)
             layer = with_state(module) if causal else stateless(module)
@@ -81,7 +88,12 @@ def test_the_comparison_sees_each_parameter():
     """No parameter is idle: a reference that forgot one would differ from the layer."""
     for function in FUNCTIONS:
         for bias in BIASES:
-            module = randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, 2, function, bias, ndim=2)), 2)
+            module = randomise(
+                MovingAverageGatedAttention(
+                    GatedAttentionConfig(DIM, 2, ndim=2, attention=function, position_bias=bias)
+                ),
+                2,
+            )
             y, _ = module(random_input(3, 1, 7, DIM))
             named = dict(module.named_parameters())
             for name, grad in zip(named, gradients(y.square().sum(), list(named.values()))):

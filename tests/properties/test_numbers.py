@@ -141,6 +141,6 @@ def test_half_precision_stays_finite_with_gradients_at_ordinary_scales(function,
         for chunk_size in (None, 4):
             torch.manual_seed(0)
             module = MovingAverageGatedAttention(
-                GatedAttentionConfig(DIM, 4, function, bias, value_dim=8, chunk_size=chunk_size)
+                GatedAttentionConfig(DIM, 4, attention=function, position_bias=bias, value_dim=8, chunk_size=chunk_size)
             ).to(dtype)
             check_finite(with_state(module), random_input(1, 2, 19, DIM).to(dtype))
