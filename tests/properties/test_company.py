@@ -71,7 +71,7 @@ def test_a_source_alone_and_in_any_padded_batch_is_read_the_same(in_block, data,
 
 def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_row():
     for function in ("softmax", "relu2", "laplace"):
-        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 4, function)), 3)
+        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 4, attention=function)), 3)
         source, x = random_input(1, 2, 5, DIM), random_input(2, 2, 4, DIM)
         mask = torch.tensor([[True] * 5, [False] * 5])
         y, _ = module(x, source, None, None, mask)
