@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.ema_recurrence import EMACoefficients, ema_kernel, end_aligned, no_skip, powers, zero_state
+from mega_fairseq.ops.ema_recurrence import (
+    EMACoefficients,
+    collecting,
+    ema_kernel,
+    end_aligned,
+    no_skip,
+    spreading,
+    zero_state,
+)
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 
 # Measured by `python benchmarks/layer.py --tables forms` (docs/performance.md, "Which form when").
@@ -33,16 +41,14 @@ def _block_tables(
 ) -> _BlockTables:
     taps = ema_kernel(c, size)  # (D, C)
     present = taps[:, :1] + skip.unsqueeze(-1)
-    collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, size)).flip(-1).transpose(1, 2)  # (D, C, N)
-    spread = c.project.unsqueeze(-1) * powers(c.log_decay, 1, size)  # (D, N, C)
+    collect, spread = collecting(c, size), spreading(c, size)  # (D, C, N), (D, N, C)
     decay = torch.exp(c.log_decay * size)
     if backward is None:
         past = torch.zeros_like(taps[:, 1:])
         return _BlockTables(_toeplitz(torch.cat([past, present, taps[:, 1:]], -1), size), collect, spread, decay)
     back = ema_kernel(backward, size)
     both = torch.cat([back[:, 1:].flip(-1), present + back[:, :1], taps[:, 1:]], -1)
-    collect_back = (backward.expand.unsqueeze(-1) * powers(backward.log_decay, 0, size)).transpose(1, 2)
-    spread_back = (backward.project.unsqueeze(-1) * powers(backward.log_decay, 1, size)).flip(-1)
+    collect_back, spread_back = collecting(backward, size).flip(1), spreading(backward, size).flip(-1)
     return _BlockTables(
         _toeplitz(both, size),
         torch.cat([collect, collect_back], 2),
@@ -197,11 +203,9 @@ def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
         if j < xs.size(2)
     )
     if whole:
-        collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, size)).flip(-1).transpose(1, 2)  # (D, C, N)
-        u = torch.matmul(xs, collect.unsqueeze(1))  # (D, B, K, N)
+        u = torch.matmul(xs, collecting(c, size).unsqueeze(1))  # (D, B, K, N)
         states = _shifted(_sliding_sum(u, torch.exp(c.log_decay * size), whole), 1)
-        spread = c.project.unsqueeze(-1) * powers(c.log_decay, 1, size)  # (D, N, C)
-        y = y + torch.matmul(states, spread.unsqueeze(1))
+        y = y + torch.matmul(states, spreading(c, size).unsqueeze(1))
     return _channels_last(y, x.size(0))[:, : x.size(1)]
 
 

@@ -90,6 +90,16 @@ def no_skip(c: EMACoefficients) -> Tensor:
     return c.expand.new_zeros(c.expand.size(0))
 
 
+def collecting(c: EMACoefficients, steps: int) -> Tensor:
+    """From each input of `steps` steps to the state after them: (D, C, N)."""
+    return (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, steps)).flip(-1).transpose(1, 2)
+
+
+def spreading(c: EMACoefficients, steps: int) -> Tensor:
+    """From the state before `steps` steps to each of their outputs: (D, N, C)."""
+    return c.project.unsqueeze(-1) * powers(c.log_decay, 1, steps)
+
+
 def final_state(
     x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
 ) -> Tensor:
@@ -101,7 +111,7 @@ def final_state(
         x = end_aligned(x, lengths)
     x = F.pad(x, (0, 0, outer * inner - length, 0))  # zeros before a zero state change nothing
     blocks = x.reshape(-1, dim).t().reshape(dim, batch * outer, inner)  # (D, B A, C)
-    collect = (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, inner)).flip(-1).transpose(1, 2)  # (D, C, N)
+    collect = collecting(c, inner)
     collected = torch.bmm(blocks, collect).view(dim, batch, outer, -1)  # (D, B, A, N)
     reach = powers(c.log_decay * inner, 0, outer).flip(-1).transpose(1, 2)  # (D, A, N)
     end = (collected * reach.unsqueeze(1)).sum(2).transpose(0, 1)  # (B, D, N)
