@@ -10,12 +10,13 @@ from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCross
 from mega_fairseq.modules.feed_forward import NormalizedFeedForward
 from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
 from mega_fairseq.modules.normalization import BATCH_NORMS
+from mega_fairseq.ops.padding import Padding
 
 
 class MegaBlockState(NamedTuple):
     """What a causal block remembers: its mixer's state and, in a translation decoder, the projected source."""
 
-    mixer: GatedAttentionState
+    mixer: Optional[GatedAttentionState]  # None at the start, where only the source is known
     cross: Optional[CrossAttentionState] = None
 
 
@@ -48,9 +49,9 @@ class MegaBlock(nn.Module):
         self,
         x: Tensor,
         state: Optional[MegaBlockState] = None,
-        padding_mask: Optional[Tensor] = None,
+        padding_mask: Optional[Padding] = None,
         source: Optional[Tensor] = None,
-        source_padding_mask: Optional[Tensor] = None,
+        source_padding_mask: Optional[Padding] = None,
     ) -> Union[Tensor, Tuple[Tensor, MegaBlockState]]:
         if self.cross_attention is None and not (source is None and source_padding_mask is None):
             raise ValueError(

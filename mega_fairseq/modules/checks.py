@@ -5,6 +5,7 @@ from typing import Optional, Sequence, Union
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.padding import Alignment, Padding
 from mega_fairseq.ops.precision import autocast_dtype
 
 
@@ -16,8 +17,15 @@ def check_sequence(name: str, x: Tensor, dim: int, parameter: Tensor) -> None:
         raise TypeError(f"{name} has dtype {x.dtype}; it must be {parameter.dtype} like the parameters")
 
 
-def check_padding_mask(mask: Optional[Tensor], x: Tensor, name: str = "padding_mask") -> None:
+def check_padding_mask(mask: Optional[Padding], x: Tensor, name: str = "padding_mask") -> None:
     if mask is None:
+        return
+    if isinstance(mask, Alignment):
+        if mask.width != x.size(1) or mask.lengths.size(0) != x.size(0) or mask.order is not None:
+            raise ValueError(
+                f"{name} is an alignment of {mask.lengths.size(0)} sequences up to {mask.width} and x has shape "
+                f"{tuple(x.shape)}; give align.done() along with align.front(x)"
+            )
         return
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} is a {type(mask).__name__}; it must be a bool tensor with True at padding")

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import attend
+from mega_fairseq.modules.attend import attend, attend_at_one_position
 from mega_fairseq.modules.checks import (
     check_padding_mask,
     check_sequence,
@@ -18,25 +18,29 @@ from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position import POSITION_BIASES
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.gating import activated_linear, gated_output
-from mega_fairseq.ops.padding import Alignment, padding_from_lengths
+from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
 
 class CrossAttentionState(NamedTuple):
-    """The source, projected once, and how far each target has come."""
+    """The sources, projected once, and how far each target has come.
 
-    keys: Tensor  # (B, m, z)
-    values: Tensor  # (B, m, d)
-    padding: Optional[Tensor]  # (B, m) bool, True = pad, at the end of each source
+    S sources serve B targets, B / S neighbours each: the beams of a sentence share its keys and values.
+    """
+
+    keys: Tensor  # (S, m, z)
+    values: Tensor  # (S, m, d)
+    padding: Optional[Tensor]  # (S, m) bool, True = pad, at the end of each source
     position: int  # target tokens seen, by the row that has seen most
     lengths: Optional[Tensor] = None  # (B,) the same for each row, where they differ
 
 
 class GatedCrossAttention(nn.Module):
-    """Target x (B, n, D), source (B, m, S) -> (B, n, D): `y, state = module(x, source, state, ...)`.
+    """Target x (B, n, D), source (B, m, D') -> (B, n, D): `y, state = module(x, source, state, ...)`.
 
     Y = u silu(W_h (r O)) + (1 - u) X with u, r and the queries read off the (normed) target, keys and values off the
     source. The relative bias is over absolute target position minus source position, pads counted on neither side.
-    Once there is a state, the source it was made from is what counts: `source` may be None.
+    Once there is a state, the source it was made from is what counts: `source` may be None. `project_source` makes a
+    first state; its sources may be fewer than the targets, which then share them evenly, in their order.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
@@ -50,15 +54,11 @@ class GatedCrossAttention(nn.Module):
         self.hidden = linear(c.dim, c.dim)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
 
-    def project_source(self, source: Tensor, source_padding_mask: Optional[Tensor] = None) -> CrossAttentionState:
+    def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:
         """Keys and values of the encoder's output, once for a whole translation."""
         check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
-        if source_padding_mask is not None:
-            reach = self.position_bias.reach
-            align = Alignment.of(source_padding_mask, crop=reach is not None and source.size(1) > reach)
-            source_padding_mask = padding_from_lengths(align.lengths, align.width)
-            source = align.front(source).masked_fill(source_padding_mask.unsqueeze(-1), 0.0)
+        source, _, source_padding_mask = to_front(source, source_padding_mask, self.position_bias.reach)
         values = activated_linear(source, self.values.weight, self.values.bias, self.config.activation)
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
@@ -67,8 +67,8 @@ class GatedCrossAttention(nn.Module):
         x: Tensor,
         source: Optional[Tensor] = None,
         state: Optional[CrossAttentionState] = None,
-        padding_mask: Optional[Tensor] = None,
-        source_padding_mask: Optional[Tensor] = None,
+        padding_mask: Optional[Padding] = None,
+        source_padding_mask: Optional[Padding] = None,
     ) -> Tuple[Tensor, CrossAttentionState]:
         c = self.config
         check_sequence("x", x, c.dim, self.queries.weight)
@@ -81,43 +81,66 @@ class GatedCrossAttention(nn.Module):
         if state is None:
             if source is None:
                 raise ValueError("source is None and there is no state; the first call needs the encoder's output")
+            if source.size(0) != x.size(0):
+                raise ValueError(
+                    f"x is of {x.size(0)} sequences and the source of {source.size(0)}; give each target its own "
+                    "source, or share sources out by state=project_source(source)"
+                )
             state = self.project_source(source, source_padding_mask)
-        if state.keys.size(0) != x.size(0):
+        sources = state.keys.size(0)
+        if sources == 0 or x.size(0) % sources:
             raise ValueError(
-                f"x is of {x.size(0)} sequences and the source of {state.keys.size(0)}; give each target its own "
-                "source: select the same rows of both"
+                f"x is of {x.size(0)} sequences and the state of {sources} sources, which cannot be shared out evenly; "
+                "select the same rows of both"
             )
-        check_state_shape("state.keys", state.keys, (x.size(0), "source length", c.shared_dim))
-        check_state_shape("state.values", state.values, (x.size(0), state.keys.size(1), c.dim))
+        check_state_shape("state.keys", state.keys, (sources, "source length", c.shared_dim))
+        check_state_shape("state.values", state.values, (sources, state.keys.size(1), c.dim))
+        padding_mask = as_mask(padding_mask)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
-        dropout, attention_dropout, hidden_dropout = (
-            (c.dropout, c.attention_dropout, c.hidden_dropout) if self.training else (0.0, 0.0, 0.0)
-        )
-
         residual = x
         if c.prenorm:
             x = self.norm(x)
-        values = dropped(state.values, hidden_dropout, c.feature_dropout)
         queries, place, state = _by_position(self.queries(x), padding_mask, state)  # (B, n', z)
-        attended = attend(
-            queries,
-            state.keys,
-            values,
-            self.position_bias,
-            state.position - queries.size(1),
-            c.attention,
-            key_padding=state.padding,
-            dropout=attention_dropout,
-        )
+        attended = self._attend(queries, state)
         attended = place(attended)  # (B, n, D)
         shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
-        keep, scale = keep_mask(shape, dropout, x.device)
+        keep, scale = keep_mask(shape, self._rate(c.dropout), x.device)
         gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
         y = gated_output(x, attended, residual, gates, hidden, c.activation, keep, scale)
         if not c.prenorm:
             y = self.norm(y)
         return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), state
+
+    def weights(self, x: Tensor, state: CrossAttentionState) -> Tensor:
+        """f(Q K^T / tau + b_rel) for the tokens x after `state`: (B, n, D) -> (B, n, m)."""
+        queries, place, state = _by_position(self.queries(self.norm(x) if self.config.prenorm else x), None, state)
+        sources, length, _ = state.keys.shape
+        identity = torch.eye(length, dtype=x.dtype, device=x.device).expand(sources, -1, -1)
+        return place(self._attend(queries, state._replace(values=identity)))
+
+    def _attend(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
+        """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
+        c, (targets, length, _) = self.config, queries.shape
+        values = dropped(state.values, self._rate(c.hidden_dropout), c.feature_dropout)
+        keys, padding, dropout = state.keys, state.padding, self._rate(c.attention_dropout)
+        first = state.position - length
+        if length == 1 and dropout == 0.0:
+            beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
+            out = attend_at_one_position(beams, keys, values, self.position_bias, first, c.attention, padding)
+            return out.reshape(targets, 1, -1)
+        keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
+        return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
+
+    def _rate(self, dropout: float) -> float:
+        return dropout if self.training else 0.0
+
+
+def _one_each(source: Optional[Tensor], targets: int) -> Optional[Tensor]:
+    """(S, ...) -> (B, ...): a source for each target."""
+    if source is None or source.size(0) == targets:
+        return source
+    return source.repeat_interleave(targets // source.size(0), 0)
 
 
 def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAttentionState):

@@ -10,6 +10,7 @@ from mega_fairseq.modules.linear import linear
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.padding import Padding, as_mask
 
 
 class NormalizedFeedForward(nn.Module):
@@ -22,11 +23,12 @@ class NormalizedFeedForward(nn.Module):
         self.expand = linear(config.dim, config.hidden_dim)
         self.contract = linear(config.hidden_dim, config.dim)
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Optional[Padding] = None) -> Tensor:
         c = self.config
         check_sequence("x", x, c.dim, self.expand.weight)
         check_padding_mask(padding_mask, x)
         activation_dropout, dropout = (c.activation_dropout, c.dropout) if self.training else (0.0, 0.0)
+        padding_mask = as_mask(padding_mask)
         if padding_mask is not None:  # whatever stands at pads, NaN too, stays out of sums over positions
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         residual = x

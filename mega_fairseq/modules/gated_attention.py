@@ -20,7 +20,7 @@ from mega_fairseq.modules.position import POSITION_BIASES
 from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.gating import activated_linear, gated_output
-from mega_fairseq.ops.padding import Alignment, padding_from_lengths
+from mega_fairseq.ops.padding import Padding, to_front
 
 
 class GatedAttentionState(NamedTuple):
@@ -48,18 +48,14 @@ class MovingAverageGatedAttention(nn.Module):
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
 
     def forward(
-        self, x: Tensor, state: Optional[GatedAttentionState] = None, padding_mask: Optional[Tensor] = None
+        self, x: Tensor, state: Optional[GatedAttentionState] = None, padding_mask: Optional[Padding] = None
     ) -> Union[Tensor, Tuple[Tensor, GatedAttentionState]]:
         c = self.config
         check_sequence("x", x, c.dim, self.kappa)
         check_padding_mask(padding_mask, x)
         self._check_state(state, x)
-        align = lengths = None
-        if padding_mask is not None:
-            reach = self.position_bias.reach
-            align = Alignment.of(padding_mask, crop=reach is not None and x.size(1) > reach)
-            lengths, padding_mask = align.lengths, padding_from_lengths(align.lengths, align.width)
-            x = align.front(x).masked_fill(padding_mask.unsqueeze(-1), 0.0)
+        x, align, padding_mask = to_front(x, padding_mask, self.position_bias.reach)
+        lengths = None if align is None else align.lengths
 
         residual = x
         if c.prenorm:
@@ -105,7 +101,7 @@ class MovingAverageGatedAttention(nn.Module):
             raise ValueError("state was given to a bidirectional layer; only causal=True carries one")
         check_state_type(state, GatedAttentionState)
         self.ema.check_state(state.ema, x)
-        keys, values, padding = state.cache
+        keys, values, padding, _ = state.cache
         room = "cached keys" if c.chunk_size is None else "up to chunk_size - 1"
         check_state_shape("state.cache.keys", keys, (x.size(0), room, c.shared_dim))
         check_state_shape("state.cache.values", values, (x.size(0), keys.size(1), c.value_dim))

@@ -6,16 +6,17 @@ Shapes: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e); G counts chunks of s
 relative bias never becomes a matrix of its own; its gradient comes back as such a vector.
 `key_padding` (G, m) bool, True = pad. A row that sees no key at all gives zeros.
 
-Three forms of one function:
+Four forms of one function:
 
     attention_naive   plain matrices, plain autograd; the truth that the others are tested against
+    one position      queries that see the same keys at the same distances, as in a step of decoding: plain matrices
     fused             torch's scaled_dot_product_attention, for softmax wherever one of its fused kernels can run
     tiled             rows in tiles that fit the cache; backward computes the scores again, so nothing of size n x m
                       outlives its tile: laplace, relu2, and softmax where no fused kernel takes z != e
 """
 
 import math
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -65,11 +66,13 @@ def _weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: s
     return grad.mul_(_laplace_slope(scores))
 
 
-def temperature(q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor]) -> Tensor:
+def temperature(
+    q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor]
+) -> Union[float, Tensor]:
     """1 / tau: sqrt(z) for softmax, else the number of keys that each row may see; shaped to multiply q."""
     queries, keys = q.size(1), k.size(1)
     if function == "softmax":
-        return q.new_tensor(q.size(-1) ** -0.5)
+        return q.size(-1) ** -0.5
     if causal:
         seen = torch.arange(keys - queries + 1, keys + 1, device=q.device)
         if key_padding is not None:
@@ -78,7 +81,7 @@ def temperature(q: Tensor, k: Tensor, function: str, causal: bool, key_padding: 
     elif key_padding is not None:
         seen = (~key_padding).sum(-1, keepdim=True).clamp_min(1)  # (G, 1)
     else:
-        seen = torch.full((1,), keys, device=q.device)
+        return 1.0 / keys
     return seen.to(at_least_float32(q.dtype)).reciprocal().to(q.dtype).unsqueeze(-1)
 
 
@@ -217,6 +220,28 @@ def _accumulate(target: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         target.baddbmm_(a, b)
 
 
+def attention_at_one_position(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    function: str,
+    bias: Optional[Tensor] = None,
+    key_padding: Optional[Tensor] = None,
+) -> Tensor:
+    """Queries (G, n, z) that all stand at one position, such as the beams of a sentence; bias (m,), a score per key."""
+    q = q * temperature(q[:, :1], k, function, False, key_padding)
+    scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))  # (G, n, m)
+    if bias is not None:
+        scores = scores + bias
+    if key_padding is not None:
+        padding = key_padding.unsqueeze(1)
+        scores = scores.masked_fill(padding, MASKED)
+    weights = _weights(scores, function)
+    if key_padding is not None:
+        weights = weights.masked_fill(padding, 0.0)
+    return torch.bmm(weights.to(v.dtype), v)
+
+
 def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0) -> bool:
     """Whether torch's fused softmax attention takes these tensors: on CUDA always, on the CPU where widths agree."""
     if function != "softmax":
@@ -268,6 +293,9 @@ def attention(
         raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype = autocast_dtype(q.device.type) or q.dtype
     q, k, v = (t.to(dtype) for t in (q, k, v))
+    if q.size(1) == 1 and columns is None and dropout == 0.0:
+        with without_autocast(q):
+            return attention_at_one_position(q, k, v, function, bias, key_padding)
     q = q * temperature(q, k, function, causal, key_padding)
     with without_autocast(q):
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)

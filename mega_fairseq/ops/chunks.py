@@ -13,8 +13,24 @@ from torch import Tensor
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
 from mega_fairseq.ops.precision import is_compiling
 
+MIN_ROOM = 64  # tokens
+
 # (queries, keys, values, key padding) of whole groups -> outputs; the last query stands at the last key if causal
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
+
+
+class Room:
+    """Storage that keys and values grow into. Of the states that share it, only the longest may write behind itself."""
+
+    def __init__(self, keys: Tensor, values: Tensor, capacity: int):
+        self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
+        self.used = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> Tuple[Tensor, Tensor]:
+        start, self.used = self.used, self.used + keys.size(1)
+        self.keys[:, start : self.used] = keys
+        self.values[:, start : self.used] = values
+        return self.keys[:, : self.used], self.values[:, : self.used]
 
 
 class KeyValues(NamedTuple):
@@ -23,6 +39,19 @@ class KeyValues(NamedTuple):
     keys: Tensor  # (B, m, z)
     values: Tensor  # (B, m, e)
     padding: Optional[Tensor] = None  # (B, m) bool, True = unused: only where rows stand at different positions
+    room: Optional[Room] = None  # where keys and values lie, if that has place for more
+
+    def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
+        """These and n more, (B, m + n, .): without a gradient to record, nothing old is copied, save now and then."""
+        if torch.is_grad_enabled() or is_compiling():
+            return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
+        old, room = self.keys.size(1), self.room
+        total = old + keys.size(1)
+        if room is None or room.used != old or room.keys.size(1) < total:
+            grown = max(MIN_ROOM, 2 * total)  # doubling: a token is copied about once in its life
+            room = Room(keys, values, grown if chunk_size is None or total > chunk_size else min(grown, chunk_size))
+            room.append(self.keys, self.values)
+        return KeyValues(*room.append(keys, values), self.padding, room)
 
 
 def chunked(
@@ -75,16 +104,16 @@ def causal_chunked(
 
     `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query looks.
     """
-    new, align = q.size(1), None
+    new, align, room = q.size(1), None, None
     if cache is not None:
-        k, v = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)
+        k, v, padding, room = cache.append(k, v, chunk_size)
     total = k.size(1)
-    if cache is not None and cache.padding is not None:
+    if cache is not None and padding is not None:
         # Rows stand at different places in their chunks: put each one's keys in a row again, queries beside them.
         pads = (
             q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
         )
-        align = Alignment.of(torch.cat([cache.padding, pads], 1), crop=True)
+        align = Alignment.of(torch.cat([padding, pads], 1), crop=True)
         q = torch.cat([q.new_zeros(q.size(0), total - new, q.size(2)), q], 1)
         q, k, v, lengths = align.front(q), align.front(k), align.front(v), align.lengths
     elif lengths is not None:
@@ -92,16 +121,18 @@ def causal_chunked(
     out = chunked(attend, q, k, v, chunk_size)
     if align is not None:
         out = align.back(out)[:, total - new :]
-    return out, _rest(k, v, chunk_size, lengths)
+    return out, _rest(k, v, chunk_size, lengths, room)
 
 
-def _rest(k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Tensor]) -> KeyValues:
+def _rest(
+    k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Tensor], room: Optional[Room]
+) -> KeyValues:
     """The keys and values that later tokens still see, of k and v that start at a chunk border."""
     total = k.size(1)
     if lengths is None:
         start = 0 if chunk_size is None else total - total % chunk_size
         if start == 0:
-            return KeyValues(k, v)
+            return KeyValues(k, v, None, room)
         return KeyValues(k[:, start:].clone(), v[:, start:].clone())  # a view would keep all of k and v alive
     width = min(total, total if chunk_size is None else chunk_size - 1)
     if chunk_size is None and not is_compiling():

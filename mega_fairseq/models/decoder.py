@@ -1,0 +1,152 @@
+"""Mega's causal decoder behind fairseq's interface: whole targets, or token after token from a carried state."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder
+from fairseq.modules import AdaptiveSoftmax
+from torch import Tensor, nn
+
+from mega_fairseq.models.beam import DecoderState, reorder
+from mega_fairseq.models.embedding import embed, embedding_norm
+from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
+from mega_fairseq.modules import MegaBlock, MegaBlockState, SequenceNorm
+from mega_fairseq.ops.padding import Alignment
+
+Extra = Dict[str, List[Optional[Tensor]]]
+STATE = "state"  # key of the DecoderState in fairseq's incremental state
+
+
+class MegaDecoder(FairseqIncrementalDecoder):
+    """(B, L) target tokens and the encoder's output -> (B, L, V) scores."""
+
+    def __init__(self, cfg: MegaOptions, dictionary: Dictionary, embed_tokens: nn.Embedding, max_positions: int):
+        super().__init__(dictionary)
+        self.cfg, self.padding_idx, dim = cfg, dictionary.pad(), cfg.decoder_embed_dim
+        self.embed_tokens = embed_tokens
+        self.embed_norm = embedding_norm(cfg, dim)
+        configs = layer_configs(cfg, "decoder", max_positions, source_dim=cfg.encoder_embed_dim)
+        self.layers = nn.ModuleList(MegaBlock(*configs) for _ in range(cfg.decoder_layers))
+        self.final_norm = SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_before else None
+        self.output_projection = None
+        if cfg.adaptive_softmax_cutoff is not None:
+            self.adaptive_softmax = AdaptiveSoftmax(
+                len(dictionary),
+                dim,
+                utils.eval_str_list(cfg.adaptive_softmax_cutoff, type=int),
+                dropout=cfg.adaptive_softmax_dropout,
+                factor=cfg.adaptive_softmax_factor,
+            )
+        elif not cfg.share_decoder_input_output_embed:
+            self.output_projection = nn.Linear(dim, len(dictionary), bias=False)
+            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+        self.need_attn = False
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Any]]] = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        features_only: bool = False,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
+        return (x if features_only else self.output_layer(x)), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Any]]] = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        """(B, L) -> (B, L, D); with an incremental state, of the tokens that it has not seen yet."""
+        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
+        if state is None:
+            state = self._start(encoder_out, prev_output_tokens.size(0))
+        else:
+            unseen = max(1, prev_output_tokens.size(1) - state.length)
+            prev_output_tokens = prev_output_tokens[:, -unseen:]
+        x, attn, state = self._advance(prev_output_tokens, state, carry=incremental_state is not None)
+        if incremental_state is not None:
+            self.set_incremental_state(incremental_state, STATE, state)
+        return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
+
+    def _start(self, encoder_out: Dict[str, List[Any]], targets: int) -> DecoderState:
+        """The state before the first token: the source as each layer projects it, once a sentence."""
+        source = encoder_out["encoder_out"][0].transpose(0, 1)  # (L, S, D) -> (S, L, D)
+        padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
+        rows = encoder_out["rows"][0] if encoder_out["rows"] else None
+        if rows is not None and not torch.equal(rows, _in_beams(source.size(0), rows)):
+            source = source.index_select(0, rows)
+            padding = None if padding is None else padding.index_select(0, rows)
+        align = None if padding is None else Alignment.of(padding, crop=True)
+        if align is not None:
+            source = align.front(source)
+        padding = None if align is None else align.done()
+        blocks = (MegaBlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
+        return DecoderState.start(tuple(blocks), targets)
+
+    def _advance(
+        self, tokens: Tensor, state: DecoderState, carry: bool
+    ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
+        """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
+        padding = tokens.eq(self.padding_idx)  # (B, L)
+        align = Alignment.of(padding, crop=True) if tokens.size(1) > 1 and padding.any() else None
+        x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
+        # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
+        mask = align.done() if align is not None and carry else None
+        blocks, attn = [], None
+        for layer, past in zip(self.layers, state.blocks):
+            if self.need_attn and layer is self.layers[-1]:
+                attn = layer.cross_attention.weights(layer.mixer(x, past.mixer)[0], past.cross)  # (B, width, m)
+            x, after = layer(x, past, mask)
+            blocks.append(after)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        if align is not None:
+            x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
+            attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
+        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """(B, L, D) -> (B, L, V); an adaptive softmax takes the features themselves."""
+        if self.adaptive_softmax is not None:
+            return features
+        layer = self.embed_tokens if self.output_projection is None else self.output_projection
+        return F.linear(features, layer.weight)
+
+    def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+        state = self.get_incremental_state(incremental_state, STATE)
+        if state is not None:
+            self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
+
+    def max_positions(self) -> int:
+        """The longest target that position bias `simple` can take."""
+        block = self.layers[0]
+        reaches = [block.cross_attention.position_bias.reach]
+        if self.cfg.decoder_chunk_size == -1:
+            reaches.append(block.mixer.position_bias.reach)
+        return min((reach for reach in reaches if reach is not None), default=UNBOUNDED)
+
+    def make_generation_fast_(self, need_attn: Any = False, **unused: Any) -> None:
+        """fairseq's word before generation: attention is returned only to those who print alignments."""
+        self.need_attn = bool(need_attn)
+
+
+def _in_beams(sources: int, rows: Tensor) -> Tensor:
+    """The rows of a batch in which each source has as many neighbouring rows as any other."""
+    return torch.arange(rows.numel(), device=rows.device) // max(1, rows.numel() // sources)
+
+
+def _in_source_order(attn: Tensor, encoder_out: Dict[str, List[Any]]) -> Tensor:
+    """Attention (B, n, width) over sources with their tokens in front -> (B, n, m) over tokens as they were given."""
+    if not encoder_out["encoder_padding_mask"]:
+        return attn
+    padding = encoder_out["encoder_padding_mask"][0]
+    if encoder_out["rows"]:
+        padding = padding.index_select(0, encoder_out["rows"][0])
+    return Alignment.of(padding, crop=True).back(attn.transpose(1, 2)).transpose(1, 2)

@@ -1,0 +1,36 @@
+"""From tokens to the first layer's input, alike in encoders and decoders."""
+
+import math
+from typing import Optional
+
+from fairseq import utils
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+from mega_fairseq.models.options import MegaOptions
+from mega_fairseq.modules import SequenceNorm
+from mega_fairseq.ops.dropout import dropped
+
+
+def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:
+    """Embeddings N(0, 1 / dim) with 0 for the pad, or those of a file for the types that it knows."""
+    embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    nn.init.zeros_(embedding.weight[dictionary.pad()])
+    if path:
+        utils.load_embedding(utils.parse_embedding(path), dictionary, embedding)
+    return embedding
+
+
+def embedding_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
+    return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_embedding else None
+
+
+def embed(stack: nn.Module, tokens: Tensor) -> Tensor:
+    """(B, L) -> (B, L, D) with the `embed_tokens`, `embed_norm` and `cfg` of an encoder or decoder."""
+    x = stack.embed_tokens(tokens)
+    if not stack.cfg.no_scale_embedding:
+        x = x * math.sqrt(x.size(-1))
+    if stack.embed_norm is not None:
+        x = stack.embed_norm(x)
+    return dropped(x, stack.cfg.dropout if stack.training else 0.0, stack.cfg.feature_dropout)

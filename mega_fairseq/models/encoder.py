@@ -1,0 +1,64 @@
+"""Mega's bidirectional encoder behind fairseq's interface."""
+
+from typing import Any, Dict, List, Optional
+
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder
+from torch import Tensor, nn
+
+from mega_fairseq.models.embedding import embed, embedding_norm
+from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
+from mega_fairseq.modules import MegaBlock, SequenceNorm
+from mega_fairseq.ops.padding import Alignment, as_mask
+
+
+class MegaEncoder(FairseqEncoder):
+    """(B, L) tokens, padded on any side -> the dictionary that fairseq hands from encoder to decoder."""
+
+    def __init__(self, cfg: MegaOptions, dictionary: Dictionary, embed_tokens: nn.Embedding, max_positions: int):
+        super().__init__(dictionary)
+        self.cfg, self.padding_idx = cfg, dictionary.pad()
+        self.embed_tokens = embed_tokens
+        self.embed_norm = embedding_norm(cfg, cfg.encoder_embed_dim)
+        attention, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
+        self.layers = nn.ModuleList(MegaBlock(attention, feed_forward) for _ in range(cfg.encoder_layers))
+        final = cfg.normalize_before
+        self.final_norm = SequenceNorm(str(cfg.normalization_type), cfg.encoder_embed_dim) if final else None
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
+    ) -> Dict[str, List[Any]]:
+        padding = src_tokens.eq(self.padding_idx)  # (B, L)
+        align = Alignment.of(padding, crop=True) if padding.any() else None
+        embeddings = embed(self, src_tokens if align is None else align.front(src_tokens))
+        if align is not None:
+            embeddings = embeddings.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)
+        x, states = embeddings, []
+        for layer in self.layers:
+            x = layer(x, padding_mask=None if align is None else align.done())  # (B, width, D)
+            states.append(x)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+
+        def outward(t: Tensor) -> Tensor:  # (B, width, D) -> (B, L, D), zero at pads
+            return t if align is None else align.back(t).masked_fill(padding.unsqueeze(-1), 0.0)
+
+        return {
+            "encoder_out": [outward(x).transpose(0, 1)],  # (L, B, D), fairseq's order
+            "encoder_padding_mask": [] if align is None else [padding],  # (B, L)
+            "encoder_embedding": [outward(embeddings)],  # (B, L, D)
+            "encoder_states": [outward(t).transpose(0, 1) for t in states] if return_all_hiddens else [],
+            "src_tokens": [],
+            "src_lengths": [],
+            "rows": [],  # which sentence each row of a beam belongs to, once there are beams
+        }
+
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Any]], new_order: Tensor) -> Dict[str, List[Any]]:
+        """Says which row is which sentence, and copies none of them: the decoder projects each sentence once."""
+        rows = [new_order if not encoder_out["rows"] else encoder_out["rows"][0].index_select(0, new_order)]
+        return {**encoder_out, "rows": rows}
+
+    def max_positions(self) -> int:
+        """The longest sentence that position bias `simple` can take, where no chunk bounds it."""
+        reach = None if not self.layers else self.layers[0].mixer.position_bias.reach
+        return UNBOUNDED if reach is None or self.cfg.encoder_chunk_size != -1 else reach

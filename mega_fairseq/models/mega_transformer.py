@@ -1,0 +1,103 @@
+"""Translation: Mega in the place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+from torch import Tensor
+
+from mega_fairseq.models.decoder import MegaDecoder
+from mega_fairseq.models.embedding import token_embedding
+from mega_fairseq.models.encoder import MegaEncoder
+from mega_fairseq.models.options import MegaOptions, option
+from mega_fairseq.models.presets import register_with_presets
+
+
+@dataclass
+class MegaTransformerConfig(MegaOptions):
+    encoder_embed_dim: int = option(512, "width D of the encoder")
+    encoder_hidden_dim: int = option(1024, "width v of attention's values in the encoder")
+    encoder_z_dim: int = option(128, "width z of queries and keys in the encoder")
+    encoder_n_dim: int = option(16, "order h of the EMA in the encoder")
+    encoder_ffn_embed_dim: int = option(1024, "width of the encoder's feed-forward layers; 0 leaves them out")
+    encoder_layers: int = option(6, "number of encoder layers")
+    encoder_chunk_size: int = option(-1, "chunk size of the encoder's attention; -1 attends to everything")
+    encoder_truncation_length: int = option(-1, "taps of the encoder's EMA; -1 follows --truncation-length")
+    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
+    share_all_embeddings: bool = option(
+        False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
+    )
+    # options of the translation task
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+class MegaTransformerModel(FairseqEncoderDecoderModel):
+    """Mega encoder and decoder; `from_pretrained` and `--arch mega_transformer` build it."""
+
+    @classmethod
+    def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
+        source, target = task.source_dictionary, task.target_dictionary
+        _check_sharing(cfg, joined=source == target)
+        encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
+        decoder_embed = encoder_embed
+        if cfg.share_all_embeddings:
+            cfg.share_decoder_input_output_embed = True
+        else:
+            decoder_embed = token_embedding(target, cfg.decoder_embed_dim, cfg.decoder_embed_path)
+        longest = max(cfg.max_source_positions, cfg.max_target_positions)
+        return cls(
+            MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
+            MegaDecoder(cfg, target, decoder_embed, longest),
+        )
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Optional[Tensor], prev_output_tokens: Tensor, **kwargs: Any
+    ) -> Any:
+        encoder_out = self.encoder(src_tokens, src_lengths)
+        return self.decoder(prev_output_tokens, encoder_out=encoder_out, **kwargs)
+
+
+def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
+    if not cfg.share_all_embeddings:
+        return
+    if not joined:
+        raise ValueError(
+            "--share-all-embeddings needs one dictionary for both languages and they have two; "
+            "run fairseq-preprocess with --joined-dictionary, or leave the option out"
+        )
+    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise ValueError(
+            f"--share-all-embeddings needs one width and --encoder-embed-dim is {cfg.encoder_embed_dim}, "
+            f"--decoder-embed-dim {cfg.decoder_embed_dim}; make them equal, or leave the option out"
+        )
+    if cfg.decoder_embed_path and cfg.decoder_embed_path != cfg.encoder_embed_path:
+        raise ValueError(
+            "--share-all-embeddings has one table and --decoder-embed-path names a second; "
+            "give --encoder-embed-path alone"
+        )
+
+
+def _both(**sizes: Any) -> dict:
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+
+
+_regularised = {"dropout": 0.15, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
+PRESETS = {
+    # the paper's WMT model (table 4), with the dropouts of its recipe
+    "mega_transformer_base": _regularised,
+    "mega_transformer_laplace": {**_regularised, "attention_activation_fn": "laplace"},
+    "mega_transformer_big": {
+        **_regularised,
+        "dropout": 0.3,
+        **_both(embed_dim=1024, hidden_dim=2048, z_dim=256, ffn_embed_dim=2048),
+    },
+    # for small corpora, laptops and the demo
+    "mega_transformer_small": {
+        **_regularised,
+        **_both(embed_dim=256, hidden_dim=512, z_dim=64, ffn_embed_dim=512, layers=3),
+    },
+}
+register_with_presets("mega_transformer", MegaTransformerModel, MegaTransformerConfig, PRESETS)
