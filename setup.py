@@ -13,7 +13,9 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "mega_fairseq/__init__.py").read_text(), re.MULTILINE)
 
-TEST = ["hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist"]
+# for the segmentations of examples/ that do not come with sentencepiece
+EXAMPLES = ["sacremoses", "subword-nmt"]
+TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist"]
 
 setup(
     name="mega-fairseq",
@@ -25,6 +27,7 @@ setup(
     author="mega_fairseq contributors",
     python_requires=">=3.8",
     packages=find_packages(include=["mega_fairseq", "mega_fairseq.*"]),
+    entry_points={"console_scripts": ["mega-fairseq = mega_fairseq.cli.main:main"]},
     install_requires=[
         # Both provide `import fairseq`: the last official release does not run on Python 3.11 and newer,
         # fairseq-fixed is its main branch with the repairs that this takes.
@@ -37,6 +40,7 @@ setup(
     ],
     extras_require={
         "dev": [*TEST, "pre-commit", "ruff"],
+        "examples": EXAMPLES,
         # fastBPE ships C++ generated for older Pythons and regenerates it only if it finds Cython already
         # installed: the README has the two lines that do this.
         "fastbpe": ["Cython", "fastBPE==0.1.0"],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Last parts of a name, the longest match first: (released, ours).
 RENAMED: Tuple[Tuple[str, str], ...] = (
-    ("norm.norm.scalar", "norm.norm.weight"),
+    ("norm.scalar", "norm.weight"),
     ("move.omega", "ema.omega"),
     ("rel_pos_bias.rel_pos_bias", "position_bias.weight"),
     ("v_proj.weight", "values.weight"),
@@ -26,7 +26,9 @@ RENAMED: Tuple[Tuple[str, str], ...] = (
     ("fc2.bias", "contract.bias"),
 )
 EMA_NAMES = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
-EMPTY = ("_float_tensor", "version")  # uninitialised memory and a format number: they carry nothing
+# Parts of a whole model, wherever they stand in a name.
+PARTS = {"mega_layer": "mixer", "cross_attn": "cross_attention", "nffn": "feed_forward"}
+VERSIONS = ("encoder.version", "decoder.version")  # format numbers that nothing reads; adaptive softmax reads its own
 
 
 def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
@@ -34,7 +36,7 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     ours: Dict[str, Tensor] = {}
     for name, tensor in released.items():
         prefix, _, leaf = name.rpartition(".")
-        if leaf in EMPTY:
+        if leaf == "_float_tensor" or name in VERSIONS:  # the former is uninitialised memory
             continue
         stem = prefix + "." if prefix else ""
         if prefix.endswith("move") and leaf in EMA_NAMES:
@@ -44,17 +46,17 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         elif prefix.endswith("mx_proj"):
             update, shared, reset, candidate = tensor.split(_mx_rows(released, _parent(prefix)))
             ours[f"{_parent(prefix)}gates.{leaf}"] = torch.cat([update, reset, candidate])
-            ours[f"{_parent(prefix)}shared.{leaf}"] = shared
+            ours[f"{_parent(prefix)}shared.{leaf}"] = shared.clone()  # a view would be saved with all that it views
         elif prefix.endswith("q_proj"):
             width = released[f"{_parent(prefix)}h_proj.bias"].numel()
             update, reset, queries = tensor.split([width, width, tensor.size(0) - 2 * width])
             ours[f"{_parent(prefix)}gates.{leaf}"] = torch.cat([update, reset])
-            ours[f"{_parent(prefix)}queries.{leaf}"] = queries
+            ours[f"{_parent(prefix)}queries.{leaf}"] = queries.clone()
         elif leaf in ("gamma", "beta"):
             ours[f"{stem}{'kappa' if leaf == 'gamma' else 'mu'}"] = tensor
         else:
             ours[_renamed(name)] = tensor
-    return ours
+    return {".".join(PARTS.get(part, part) for part in name.split(".")): tensor for name, tensor in ours.items()}
 
 
 def ema_tensor(tensor: Tensor, dim: int) -> Tensor:

@@ -1,0 +1,160 @@
+"""A released checkpoint as a checkpoint of ours: what fairseq-train would have written for the same model."""
+
+from collections import Counter
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+import torch
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+import mega_fairseq.models  # noqa: F401 - registers them
+from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.cli.released_checkpoint import Released
+from mega_fairseq.cli.released_names import translate
+from mega_fairseq.cli.released_options import PATH, Family, choose, family_of
+
+# What the release saves a second time where it is tied.
+COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
+
+
+class Converted(NamedTuple):
+    state: Dict[str, Any]  # plain values and tensors: torch.load needs no allow-list for it
+    summary: List[str]
+
+
+def convert(released: Released) -> Converted:
+    family = family_of(released.options)
+    cfg = configuration(released.options, family)
+    tensors = _translated(released.tensors)
+    model = _empty_model(cfg, [_dictionary(tensors, name) for name in family.embeddings])
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _drop_copies(tensors, shapes)
+    _check(tensors, shapes)
+    state = {
+        "args": None,  # where fairseq kept the options before 0.10
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": tensors,
+        "criterion": None,
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
+        ],
+        "task_state": {},
+        "extra_state": {
+            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
+            "val_loss": None,
+        },
+        "last_optimizer_state": None,
+    }
+    return Converted(state, _summary(released, family, cfg, model))
+
+
+def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
+    """The whole nested configuration: stock defaults, and what the checkpoint says about model and data."""
+    model = choose(options, family.model_options)
+    model.update({name: None for name, kind in family.model_options.items() if kind is PATH})  # weights are here
+    model["decoder_truncation_length"] = 0
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.task = TASK_DATACLASS_REGISTRY[family.task](**choose(options, family.task_options))
+    cfg.task._name = family.task
+    try:
+        cfg.model = MODEL_DATACLASS_REGISTRY[family.model](**model)
+    except ValueError as error:
+        raise _no_model(error) from None
+    cfg.model._name = family.model
+    cfg.criterion = _criterion(options, model)
+    return cfg
+
+
+def _criterion(options: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
+    """What fairseq-validate computes."""
+    if model["adaptive_softmax_cutoff"] is not None:
+        name, chosen = "adaptive_loss", {}
+    elif options.get("criterion") == "label_smoothed_cross_entropy":
+        name, chosen = "label_smoothed_cross_entropy", choose(options, {"label_smoothing": float})
+    else:
+        name, chosen = "cross_entropy", {}
+    return CRITERION_DATACLASS_REGISTRY[name](_name=name, **chosen)
+
+
+def _no_model(error: Exception) -> Refusal:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return Refusal(f"has options that make no model ({reason}); get it again from its source")
+
+
+def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    try:
+        return translate(released)
+    except KeyError as missing:
+        raise Refusal(f"lacks the tensor {missing}, so it is damaged; get it again from its source") from None
+    except (IndexError, RuntimeError):  # a tensor too small to be taken apart
+        raise Refusal("has tensors of shapes that do not fit together; get it again from its source") from None
+
+
+def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary]) -> nn.Module:
+    """The model that fairseq will build from these options, without memory for its tensors."""
+    task = TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries)
+    try:
+        with torch.device("meta"):
+            return task.build_model(cfg.model)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise _no_model(error) from None
+
+
+def _dictionary(tensors: Mapping[str, Tensor], embedding: str) -> Dictionary:
+    """A dictionary as long as the one that the model was trained with."""
+    if embedding not in tensors:
+        raise Refusal(f"lacks the tensor {embedding}, so it is damaged; get it again from its source")
+    dictionary = Dictionary()
+    for number in range(sum(tensors[embedding].shape[:1]) - len(dictionary)):
+        dictionary.add_symbol(str(number))
+    return dictionary
+
+
+def _drop_copies(tensors: Dict[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    for copy, original in COPIES.items():
+        if copy in tensors and copy not in shapes and torch.equal(tensors[copy], tensors[original]):
+            del tensors[copy]
+
+
+def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    """What the model has and what the checkpoint holds must be the same, names and shapes."""
+    wrong = [
+        (sorted(set(shapes) - set(tensors)), "lacks {count} tensors of its model"),
+        (sorted(set(tensors) - set(shapes)), "holds {count} tensors that are not of its model"),
+        (
+            [name for name in shapes if name in tensors and tensors[name].shape != shapes[name]],
+            "holds {count} tensors of other shapes than its model's",
+        ),
+    ]
+    for names, problem in wrong:
+        if names:
+            raise Refusal(
+                f"{problem.format(count=len(names))}, the first is {names[0]!r}, so its options are of another model "
+                "or it is damaged; get it again from its source"
+            )
+
+
+def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Module) -> List[str]:
+    taps, parameters = cfg.model.truncation_length, sum(p.numel() for p in model.parameters())
+    ((dtype, _),) = Counter(str(t.dtype).split(".")[-1] for t in released.tensors.values()).most_common(1)
+    lines = [
+        f"{released.options['arch']}, {cfg.task.source_lang} to {cfg.task.target_lang}, "
+        f"{parameters:,} parameters, stored as {dtype}",
+        "the optimizer's state and counters stay behind, laid out for the old tensors: train on with "
+        "--finetune-from-model or --restore-file and the same model options",
+    ]
+    if taps:
+        lines.insert(
+            1,
+            f"the decoder's EMA keeps all its taps: the release cut them to {taps} in training but never while "
+            f"decoding; the encoder's stays at {taps}",
+        )
+    paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
+    if paths:
+        lines.append(f"{' and '.join(paths)} dropped: the embeddings are in the checkpoint")
+    return lines

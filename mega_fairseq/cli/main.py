@@ -1,0 +1,36 @@
+"""The command `mega-fairseq`: one file a command, imported only when it is called."""
+
+import argparse
+import importlib
+import sys
+from typing import Optional, Sequence
+
+from mega_fairseq import __version__
+from mega_fairseq.cli.refusal import Refusal
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Runs one command; what it refuses is one sentence on stderr and exit code 1."""
+    chosen = parser().parse_args(arguments)
+    try:
+        importlib.import_module(f"mega_fairseq.cli.{chosen.command.replace('-', '_')}").run(chosen)
+    except Refusal as refusal:
+        print(f"mega-fairseq {chosen.command}: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="mega-fairseq", description="Small commands around the plugin mega_fairseq.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    about = "print the folder to give to fairseq's --user-dir"
+    commands.add_parser("user-dir", help=about, description=about.capitalize() + ".")
+
+    about = "turn a checkpoint of the authors' released code into one that fairseq loads with this plugin"
+    convert = commands.add_parser("convert", help=about, description=about.capitalize() + ".")
+    convert.add_argument("source", metavar="IN.pt", help="what the released code wrote; only read, and never executed")
+    convert.add_argument("target", metavar="OUT.pt", help="where to write the converted checkpoint")
+    convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
+    return top

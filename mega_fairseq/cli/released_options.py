@@ -1,0 +1,106 @@
+"""The options of the released code that a converted checkpoint keeps, by family of models.
+
+They come from an untrusted file and fairseq evaluates some of them as Python, so each is held to its type.
+"""
+
+import re
+import reprlib
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from mega_fairseq.cli.refusal import Refusal
+
+SIZES = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim", "layers", "chunk_size")
+CUTOFF = "cutoff"  # None, or numbers separated by commas
+PATH = "path"  # None, or any string
+
+
+class Family(NamedTuple):
+    """Released architectures that become one model of ours."""
+
+    archs: Tuple[str, ...]
+    model: str  # the name that we register
+    task: str  # of stock fairseq
+    model_options: Mapping[str, Any]  # name -> kind
+    task_options: Mapping[str, Any]
+    embeddings: Tuple[str, ...]  # our names of them, one for each dictionary of the task
+
+
+COMMON = {
+    **dict.fromkeys(("activation_fn", "attention_activation_fn", "normalization_type", "rel_pos_bias"), str),
+    **dict.fromkeys(("normalize_before", "normalize_embedding", "no_scale_embedding", "feature_dropout"), bool),
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "activation_dropout"), float),
+    "truncation_length": int,
+    "adaptive_softmax_cutoff": CUTOFF,
+    "adaptive_softmax_dropout": float,
+    "share_decoder_input_output_embed": bool,
+    **{f"decoder_{name}": int for name in SIZES},
+    "decoder_embed_path": PATH,
+}
+TRANSLATION = Family(
+    archs=("mega", "mega_wmt_en_de", "mega_wmt_en_de_big"),
+    model="mega_transformer",
+    task="translation",
+    model_options={
+        **COMMON,
+        **{f"encoder_{name}": int for name in SIZES},
+        "encoder_embed_path": PATH,
+        "share_all_embeddings": bool,
+    },
+    task_options={
+        "data": PATH,
+        **dict.fromkeys(("source_lang", "target_lang"), str),
+        **dict.fromkeys(("left_pad_source", "left_pad_target"), bool),
+        **dict.fromkeys(("max_source_positions", "max_target_positions"), int),
+    },
+    embeddings=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+)
+FAMILIES = (TRANSLATION,)
+NOT_YET = {"mega_lm": "language models", "mega_lra": "classifiers", "mega_sc": "speech classifiers"}
+
+
+def family_of(options: Mapping[str, Any]) -> Family:
+    arch = _checked("arch", options.get("arch"), str)
+    for family in FAMILIES:
+        if arch in family.archs:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.archs)
+    for prefix, what in NOT_YET.items():
+        if arch.startswith(prefix):
+            raise Refusal(f"is of {reprlib.repr(arch)}, and {what} cannot be converted yet; give one of {known}")
+    raise Refusal(f"is of the architecture {reprlib.repr(arch)}, which is not Mega's; give one of {known}")
+
+
+def choose(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> Dict[str, Any]:
+    """The options of these names, each of its kind."""
+    missing = [name for name in kinds if name not in options]
+    if missing:
+        raise Refusal(f"lacks the option {missing[0]}, so it is damaged or not released; get it again from its source")
+    return {name: _checked(name, options[name], kind) for name, kind in kinds.items()}
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    if kind is CUTOFF:
+        fits: Optional[bool] = value is None or (isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value))
+    elif kind is PATH:
+        fits = value is None or _plain(value)
+    elif kind is str:
+        fits = _plain(value)
+    else:
+        if kind is float and type(value) is int:
+            value = float(value)
+        elif (
+            kind is bool and type(value) is str and value in ("True", "False")
+        ):  # as typed on a command line of that time
+            value = value == "True"
+        fits = type(value) is kind
+    if fits:
+        return value
+    raise Refusal(
+        f"has {reprlib.repr(value)} for the option {name}, which the released code never writes; "
+        "get it again from its source"
+    )
+
+
+def _plain(value: Any) -> bool:
+    """A string in which OmegaConf finds nothing to fill in."""
+    return isinstance(value, str) and "${" not in value

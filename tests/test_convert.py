@@ -1,0 +1,400 @@
+"""What `mega-fairseq convert` makes of released checkpoints: the released numbers, under options that fairseq loads.
+
+The checkpoints are golden models in the form in which the released code saves them (tests/released.py).
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.modules import AdaptiveSoftmax
+
+from mega_fairseq.cli import released_options
+from mega_fairseq.cli.main import main
+from mega_fairseq.cli.released_names import translate
+from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
+from tests import golden_cases as golden
+from tests.golden_checks import OUTPUT_TOLERANCE, assert_outputs
+from tests.released import NEEDS_TORCH, READS_SAFELY, ROOT, checkpoint, model, models, refuse, run, save
+
+pytestmark = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+RELEASED = json.loads((golden.FOLDER / "released_options_mega.json").read_text())
+POST, PRE = "post_softmax_simple_full_rightpad", "pre_softmax_rotary_chunk8_rightpad"
+TRUNCATED = "post_softmax_simple_enc8_decfull_trunc4"
+SYMBOLS = 36  # and bos, pad, eos, unk
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the dictionaries that the golden models were made for."""
+    folder = tmp_path_factory.mktemp("data")
+    for language in ("de", "en"):
+        (folder / f"dict.{language}.txt").write_text("".join(f"w{i} 1\n" for i in range(SYMBOLS)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The path of a golden model after the command has converted it, by its name."""
+    folder, paths = tmp_path_factory.mktemp("converted"), {}
+
+    def path_of(case):
+        if case.name not in paths:
+            source, target = save(checkpoint(case), folder / f"{case.name}.old.pt"), folder / f"{case.name}.pt"
+            result = run("convert", source, target)
+            assert result.returncode == 0, result.stderr
+            paths[case.name] = target
+        return paths[case.name]
+
+    return path_of
+
+
+def convert(content, folder, name="released.pt", **how):
+    """Converts in this process, and gives the path of the result."""
+    target = folder / f"ours-{name}"
+    assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
+    return target
+
+
+def load(path, data, **overrides):
+    models_, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data), **overrides})
+    return models_[0].eval(), cfg
+
+
+def logits(ours, tokens, previous):
+    with torch.no_grad():
+        return ours(tokens, None, previous)[0]
+
+
+def each_model():
+    return pytest.mark.parametrize("case", models(), ids=lambda case: case.name)
+
+
+# -------------------------------------------------------------------------------------- numbers
+
+
+@each_model()
+def test_a_converted_model_gives_the_released_logits_of_each_sentence_in_its_batch(case, converted, data):
+    # In the truncated case the release decodes by another model than it trains: see the next tests.
+    overrides = {"decoder_truncation_length": -1} if case.name.endswith("trunc4") else {}
+    ours, _ = load(converted(case), data, **overrides)
+    y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"])
+    for row, real in enumerate(case.inputs["prev_output_tokens"] != 1):
+        assert_outputs(y[row, real], case.outputs[f"logits_alone_{row}"], f"logits of sentence {row}")
+
+
+@each_model()
+def test_a_converted_model_decodes_as_the_release_did_step_by_step(case, converted, data):
+    ours, _ = load(converted(case), data)
+    released = case.outputs["logits_incremental"]
+    y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"][:, : released.size(1)])
+    right = ~torch.tensor([bool(row[0] == 1) for row in case.inputs["src_tokens"]])  # left pads shifted its bias
+    assert right.any()
+    assert_outputs(y[right], released[right], "logits step by step")
+
+
+def test_the_truncation_of_the_decoder_is_what_step_by_step_logits_depend_on(converted, data):
+    case = model(TRUNCATED)
+    ours, _ = load(converted(case), data, decoder_truncation_length=4)
+    released = case.outputs["logits_incremental"]
+    y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"][:, : released.size(1)])
+    assert (y - released).abs().max() > 1e4 * OUTPUT_TOLERANCE
+
+
+def test_from_pretrained_loads_a_converted_model_and_translates(converted, data):
+    path = converted(model(PRE))
+    hub = MegaTransformerModel.from_pretrained(str(path.parent), path.name, data_name_or_path=str(data))
+    assert set(hub.translate("w1 w2 w3", beam=2).split()) <= {f"w{i}" for i in range(SYMBOLS)}
+
+
+@pytest.mark.parametrize("how", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])
+def test_a_half_precision_checkpoint_stays_in_half_precision_and_loads(how, tmp_path, data):
+    case, content = model(POST), checkpoint(model(POST), fp16=True)
+    content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
+    path = convert(content, tmp_path, **how)
+    assert {t.dtype for t in torch.load(path, weights_only=True)["model"].values()} == {torch.float16}
+    ours, _ = load(path, data)
+    y, released = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"]), case.outputs["logits"]
+    real = case.inputs["prev_output_tokens"] != 1
+    assert (y[real] - released[real]).abs().max() < 2e-2
+
+
+# -------------------------------------------------------------------------------------- what is in the file
+
+
+def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(converted):
+    path = converted(model(POST))
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+    state = torch.load(path, weights_only=True)
+    assert state["args"] is None
+    assert state["last_optimizer_state"] is None
+    assert {"common", "task", "model", "criterion", "generation", "checkpoint"} <= set(state["cfg"])
+    assert state["cfg"]["model"]["_name"] == "mega_transformer"
+    assert {field.name for field in dataclasses.fields(MegaTransformerConfig)} == set(state["cfg"]["model"])
+    assert {
+        name: state["cfg"]["task"][name] for name in ("_name", "source_lang", "target_lang", "left_pad_source")
+    } == {
+        "_name": "translation",
+        "source_lang": "de",
+        "target_lang": "en",
+        "left_pad_source": True,
+    }
+    assert state["cfg"]["criterion"]["label_smoothing"] == 0.1
+
+
+def test_only_the_tensors_of_the_model_are_saved_and_tied_ones_once(tmp_path):
+    content = checkpoint(model(POST))  # all embeddings tied
+    tensors = content["model"]
+    for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
+        tensors[name] = tensors["encoder.embed_tokens.weight"]
+    state = torch.load(convert(content, tmp_path), weights_only=True)["model"]
+    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state.values()}
+    drop = ("decoder.embed_tokens.weight", "decoder.output_projection.weight", "encoder.version", "decoder.version")
+    assert sum(stored.values()) == sum(4 * t.numel() for name, t in tensors.items() if name not in drop)
+
+
+def with_other_norms(case, kind, **options):
+    """The case with another kind of norm, all norms of that kind, and norms of embeddings if asked."""
+    content = checkpoint(case, normalization_type=kind, **options)
+    tensors = content["model"]
+    if options.get("normalize_embedding"):
+        for side in ("encoder", "decoder"):
+            tensors[f"{side}.embed_norm.norm.weight"] = torch.rand(case.config["encoder_embed_dim"])
+            tensors[f"{side}.embed_norm.norm.bias"] = torch.zeros(case.config["encoder_embed_dim"])
+    if kind == "layernorm":
+        return content
+    for name in [name for name in tensors if "norm.norm." in name]:
+        tensor = tensors.pop(name)
+        if name.endswith(".weight"):
+            stem = name[: -len("weight")]
+            tensors.update({f"{stem}scalar": tensor[:1]} if kind == "scalenorm" else {name: tensor})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        (POST, "layernorm", {"normalize_embedding": True, "feature_dropout": True, "dropout": 0.15}),
+        (POST, "scalenorm", {"normalize_embedding": True, "activation_fn": "gelu_fast"}),
+        (PRE, "scalenorm", {"no_scale_embedding": True, "attention_activation_fn": "laplace"}),
+        (PRE, "rmsnorm", {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0}),
+    ],
+)
+def test_every_option_and_every_tensor_arrive_in_the_model(name, kind, options, tmp_path, data):
+    content = with_other_norms(model(name), kind, **options)
+    ours, cfg = load(convert(content, tmp_path), data)
+    for option, value in {"normalization_type": kind, **options}.items():
+        assert cfg.model[option] == value
+    parameters = ours.state_dict()
+    assert set(parameters) <= set(translate(content["model"]))
+    for option, tensor in translate(content["model"]).items():
+        assert option not in parameters or torch.equal(parameters[option], tensor)
+
+
+def test_an_adaptive_softmax_arrives_with_its_version(tmp_path, data):
+    content = checkpoint(model(PRE), adaptive_softmax_cutoff="12,24", criterion="adaptive_loss")
+    del content["model"]["decoder.output_projection.weight"]
+    adaptive = AdaptiveSoftmax(SYMBOLS + 4, 32, [12, 24], dropout=0.0).state_dict()
+    content["model"].update({f"decoder.adaptive_softmax.{name}": tensor for name, tensor in adaptive.items()})
+    ours, cfg = load(convert(content, tmp_path), data)
+    assert cfg.criterion._name == "adaptive_loss"
+    for name, tensor in ours.decoder.adaptive_softmax.state_dict().items():
+        assert torch.equal(tensor, adaptive[name])
+
+
+def test_the_files_of_pretrained_embeddings_are_not_asked_for_again(tmp_path, data, capsys):
+    content = checkpoint(model(PRE), encoder_embed_path="/gone/embeddings.txt")
+    load(convert(content, tmp_path), data)
+    assert "encoder_embed_path dropped" in capsys.readouterr().out
+
+
+def test_the_log_of_a_training_with_bleu_is_read_under_the_module_name_of_its_numpy(tmp_path, capsys):
+    content = checkpoint(model(PRE))
+    content["extra_state"]["metrics"]["valid"] = [(100, "_bleu_counts", "AverageMeter", {"sum": np.arange(4)})]
+    source = save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)  # names stand in it as lines
+    for module in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
+        written = source.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+        source.write_bytes(written.replace(b"numpy.core.multiarray", module))
+        assert main(["convert", str(source), str(tmp_path / f"{len(module)}.pt")]) == 0, capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------- options
+
+
+def test_every_released_option_of_translation_models_is_an_option_of_ours():
+    ours = {field.name for field in dataclasses.fields(MegaTransformerConfig)}
+    assert not {option["name"] for option in RELEASED["options"]} - ours
+
+
+def test_switches_saved_as_words_are_read_as_switches():
+    assert released_options.choose({"left_pad_source": "False"}, {"left_pad_source": bool}) == {
+        "left_pad_source": False
+    }
+
+
+def test_every_released_option_of_translation_models_is_converted():
+    kinds = released_options.TRANSLATION.model_options
+    assert set(kinds) == {option["name"] for option in RELEASED["options"]}
+    python = {"int": (int,), "float": (float,), "_StoreTrueAction": (bool,)}
+    for option in RELEASED["options"]:
+        assert kinds[option["name"]] in python.get(option["type"], (str, "cutoff", "path")), option
+
+
+def test_every_released_choice_is_a_choice_of_ours():
+    types = {field.name: field.type for field in dataclasses.fields(MegaTransformerConfig)}
+    for option in RELEASED["options"]:
+        for choice in option["choices"] or ():
+            assert types[option["name"]](choice) == choice
+
+
+@pytest.mark.parametrize("arch", RELEASED["arch_defaults"])
+def test_the_defaults_of_every_released_architecture_make_a_configuration(arch):
+    assert arch in released_options.TRANSLATION.archs
+    defaults = {**RELEASED["arch_defaults"][arch], "arch": arch}
+    chosen = released_options.choose(defaults, released_options.TRANSLATION.model_options)
+    assert {name: defaults[name] for name in chosen} == chosen
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def without(content, *names):
+    return {**content, "model": {name: tensor for name, tensor in content["model"].items() if name not in names}}
+
+
+def with_tensors(content, **tensors):
+    return {**content, "model": {**content["model"], **{name.replace("__", "."): t for name, t in tensors.items()}}}
+
+
+def without_option(content, name):
+    options = vars(content["args"])
+    return {**content, "args": Namespace(**{key: value for key, value in options.items() if key != name})}
+
+
+NORMAL = checkpoint(model(PRE))
+OMEGA = "encoder.layers.1.mega_layer.move.omega"
+REFUSED = {
+    "no dictionary": ([1, 2], "holds no model"),
+    "no model": ({"args": Namespace()}, "holds no model"),
+    "no tensor": ({**NORMAL, "model": {"decoder.weight": 1}}, "decoder.weight"),
+    "no options": ({**NORMAL, "args": None}, "was not written by the released code"),
+    "stock transformer, old": (checkpoint(model(PRE), arch="transformer_iwslt_de_en"), "'transformer_iwslt_de_en'"),
+    "stock transformer, new": ({**NORMAL, "cfg": {"model": {"_name": "transformer"}}, "args": None}, "transformer"),
+    "stock transformer, as a namespace": ({**NORMAL, "cfg": {"model": Namespace(_name="transformer")}}, "transformer"),
+    "language model": (checkpoint(model(PRE), arch="mega_lm_enwik8_base"), "language models cannot be converted yet"),
+    "no architecture": (checkpoint(model(PRE), arch=None), "None"),
+    "missing option": (without_option(NORMAL, "encoder_z_dim"), "lacks the option encoder_z_dim"),
+    "missing option of the task": (without_option(NORMAL, "target_lang"), "lacks the option target_lang"),
+    "option of another type": (checkpoint(model(PRE), dropout="0.1"), "option dropout"),
+    "option that is an array": (checkpoint(model(PRE), normalize_before=np.arange(2)), "option normalize_before"),
+    "option of no choice": (checkpoint(model(PRE), activation_fn="sine"), "sine"),
+    "option that makes no model": (checkpoint(model(PRE), encoder_n_dim=-3), "--encoder-n-dim"),
+    "option that code would be read from": (
+        checkpoint(model(PRE), adaptive_softmax_cutoff="__import__('os').abort()"),
+        "adaptive_softmax_cutoff",
+    ),
+    "option that is filled in later": (checkpoint(model(PRE), source_lang="${oc.env:HOME}"), "source_lang"),
+    "missing tensor": (without(NORMAL, "decoder.final_norm.norm.bias"), "decoder.final_norm.norm.bias"),
+    "missing tensor that others need": (without(NORMAL, OMEGA), OMEGA),
+    "missing embeddings": (without(NORMAL, "encoder.embed_tokens.weight"), "encoder.embed_tokens.weight"),
+    "unknown tensor": (with_tensors(NORMAL, decoder__extra=torch.ones(1)), "decoder.extra"),
+    "tensor of another shape": (with_tensors(NORMAL, encoder__final_norm__norm__bias=torch.ones(3)), "final_norm"),
+    "tensor too small to take apart": (
+        with_tensors(NORMAL, encoder__layers__0__mega_layer__mx_proj__weight=torch.ones(3, 32)),
+        "shapes",
+    ),
+    "embeddings that are a number": (with_tensors(NORMAL, encoder__embed_tokens__weight=torch.tensor(1.0)), "embed"),
+    "more layers than options say": (checkpoint(model(PRE), decoder_layers=1), "decoder.layers.1"),
+    "tensor without numbers": (with_tensors(NORMAL, decoder__version=torch.ones(1, device="meta")), "decoder.version"),
+    "sparse tensor": (with_tensors(NORMAL, decoder__version=torch.ones(1).to_sparse()), "decoder.version"),
+    "tied embeddings that differ": (
+        checkpoint(model(PRE), share_decoder_input_output_embed=True),
+        "decoder.output_projection.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_whole_released_translation_model_is_refused_in_one_sentence(reason, tmp_path, capsys):
+    content, words = REFUSED[reason]
+    source = save(content, tmp_path / "any.pt")
+    refuse(capsys, source, tmp_path / "ours.pt", words=[f"convert: {source} ", words])
+    assert [path.name for path in tmp_path.iterdir()] == ["any.pt"]
+
+
+def test_a_converted_checkpoint_is_not_converted_again(converted, tmp_path, capsys):
+    refuse(capsys, converted(model(PRE)), tmp_path / "twice.pt", words=["mega_transformer", "use it as it is"])
+
+
+def test_a_torch_that_cannot_read_without_executing_does_not_read(tmp_path, capsys, monkeypatch):
+    source = save(NORMAL, tmp_path / "old.pt")
+    monkeypatch.delattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
+    refuse(capsys, source, tmp_path / "ours.pt", words=["torch 2.6 or newer"])
+
+
+# -------------------------------------------------------------------------------------- stock commands
+
+
+def fairseq(command, *arguments):
+    """A stock command line in a process of its own; gives all that it says."""
+    result = subprocess.run(
+        [sys.executable, "-m", f"fairseq_cli.{command}", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def binarised(tmp_path_factory, data):
+    """Eight sentences for every split."""
+    folder = tmp_path_factory.mktemp("text")
+    for split in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            lines = [" ".join(f"w{(i * j) % SYMBOLS}" for j in range(1, 4 + i)) for i in range(8)]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    dictionaries = [f"--srcdict={data / 'dict.de.txt'}", f"--tgtdict={data / 'dict.en.txt'}"]
+    fairseq("preprocess", "-s", "de", "-t", "en", *prefixes, *dictionaries, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+@pytest.mark.slow
+def test_fairseq_generate_translates_every_sentence_with_a_converted_model(converted, binarised):
+    said = fairseq(
+        "generate", binarised, "--user-dir", ROOT / "mega_fairseq", "--path", converted(model(POST)), "--cpu",
+        "--required-batch-size-multiple", 1, "--beam", 5, "--max-len-b", 20,
+    )  # fmt: skip
+    assert sum(line.startswith("H-") for line in said.splitlines()) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_fairseq_train_goes_on_from_a_converted_model(option, converted, binarised, tmp_path):
+    case = model(PRE)
+    sizes = [
+        argument
+        for name, value in case.config.items()
+        if name.startswith(("encoder_", "decoder_")) and isinstance(value, int) and name != "decoder_input_dim"
+        for argument in (f"--{name.replace('_', '-')}", value)
+    ]
+    said = fairseq(
+        "train", binarised, "--user-dir", ROOT / "mega_fairseq", option, converted(case), "--arch", "mega_transformer",
+        *sizes, "--normalize-before", "--rel-pos-bias", "rotary", "--max-source-positions", 64,
+        "--max-target-positions", 64, "--truncation-length", 1024, "--dropout", 0, "--optimizer", "adam", "--lr", 0,
+        "--max-update", 1, "--max-tokens", 400, "--required-batch-size-multiple", 1, "--cpu",
+        "--save-dir", tmp_path,
+    )  # fmt: skip
+    assert "Loaded checkpoint" in said
+    before = torch.load(converted(case), weights_only=True)["model"]
+    after = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert after["optimizer_history"][-1]["num_updates"] == 1
+    assert set(after["model"]) == set(before)
+    for name, tensor in before.items():  # the learning rate is 0
+        assert torch.equal(after["model"][name], tensor)
+    assert "valid on 'valid' subset" in said
