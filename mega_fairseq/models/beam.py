@@ -10,14 +10,23 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.modules import CrossAttentionState, MegaBlockState
+from mega_fairseq.modules import BlockStep, CrossAttentionState, MegaBlockState
 from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.linear import Projection
+
+
+class Ready(NamedTuple):
+    """The weights made ready for single tokens: a copy that lives as long as one generation."""
+
+    blocks: Tuple[BlockStep, ...]
+    output: Optional[Projection]  # None for an adaptive softmax, which takes features
 
 
 class DecoderState(NamedTuple):
     blocks: Tuple[MegaBlockState, ...]
     length: int  # tokens seen
     shared: Tensor  # (R, R) on the CPU: how many first tokens two rows certainly have in common
+    ready: Optional[Ready] = None
 
     @classmethod
     def start(cls, blocks: Tuple[MegaBlockState, ...], rows: int) -> "DecoderState":
@@ -45,7 +54,7 @@ def reorder(state: DecoderState, order: Tensor) -> DecoderState:
         mixer = past.mixer._replace(ema=ema, cache=_reordered(cache, order, first if steady else None))
         return MegaBlockState(mixer, None if past.cross is None else _same_sources(past.cross, chosen, rows))
 
-    return DecoderState(tuple(map(block, state.blocks)), state.length, shared)
+    return state._replace(blocks=tuple(map(block, state.blocks)), shared=shared)
 
 
 def _reordered(cache: KeyValues, order: Tensor, first: Optional[int]) -> KeyValues:

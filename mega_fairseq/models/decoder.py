@@ -10,10 +10,12 @@ from fairseq.models import FairseqIncrementalDecoder
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
-from mega_fairseq.models.beam import DecoderState, reorder
+from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import embed, embedding_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
-from mega_fairseq.modules import MegaBlock, MegaBlockState, SequenceNorm
+from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, SequenceNorm
+from mega_fairseq.modules.step import can_step
+from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment
 
 Extra = Dict[str, List[Optional[Tensor]]]
@@ -54,7 +56,12 @@ class MegaDecoder(FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        return (x if features_only else self.output_layer(x)), extra
+        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
+        if features_only:
+            return x, extra
+        if state is not None and state.ready is not None and state.ready.output is not None and x.size(1) == 1:
+            return state.ready.output(x.squeeze(1)).unsqueeze(1), extra  # (R, 1, D) -> (R, 1, V)
+        return self.output_layer(x), extra
 
     def extract_features(
         self,
@@ -99,25 +106,34 @@ class MegaDecoder(FairseqIncrementalDecoder):
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
         # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
         mask = align.done() if align is not None and carry else None
+        ready = state.ready if tokens.size(1) == 1 else None
+        if ready is None and carry and tokens.size(1) == 1 and can_step(self.layers[0], state.blocks[0]):
+            ready = self._ready()
         blocks, attn = [], None
-        for layer, past in zip(self.layers, state.blocks):
+        for i, (layer, past) in enumerate(zip(self.layers, state.blocks)):
             if self.need_attn and layer is self.layers[-1]:
                 attn = layer.cross_attention.weights(layer.mixer(x, past.mixer)[0], past.cross)  # (B, width, m)
-            x, after = layer(x, past, mask)
+            x, after = layer(x, past, mask) if ready is None else ready.blocks[i](x, past)
             blocks.append(after)
         if self.final_norm is not None:
             x = self.final_norm(x)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared)
+        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared, ready)
+
+    def _ready(self) -> Ready:
+        output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
+        return Ready(tuple(BlockStep(layer) for layer in self.layers), output)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, V); an adaptive softmax takes the features themselves."""
         if self.adaptive_softmax is not None:
             return features
-        layer = self.embed_tokens if self.output_projection is None else self.output_projection
-        return F.linear(features, layer.weight)
+        return F.linear(features, self._output_weight())
+
+    def _output_weight(self) -> Tensor:
+        return (self.embed_tokens if self.output_projection is None else self.output_projection).weight
 
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         state = self.get_incremental_state(incremental_state, STATE)

@@ -8,9 +8,11 @@ from mega_fairseq.modules.feed_forward import NormalizedFeedForward
 from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position import POSITION_BIASES
+from mega_fairseq.modules.step import BlockStep
 
 __all__ = [
     "POSITION_BIASES",
+    "BlockStep",
     "CrossAttentionState",
     "DampedEMA",
     "FeedForwardConfig",

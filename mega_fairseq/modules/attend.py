@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor
 
 from mega_fairseq.modules.position import PositionBias
-from mega_fairseq.ops.attention import attention, attention_at_one_position, fused_kernel_runs
+from mega_fairseq.ops.attention import attention, fused_kernel_runs, weights_at_one_position
 
 
 def attend(
@@ -35,17 +35,15 @@ def attend(
     return attention(q, k, v, function, causal, bias, columns, key_padding, dropout)
 
 
-def attend_at_one_position(
+def weigh_at_one_position(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     position_bias: PositionBias,
     position: int,
     function: str,
     key_padding: Optional[Tensor] = None,
 ) -> Tensor:
-    """The same for queries (G, n, z) that all stand at `position`: the beams of a sentence share its keys."""
+    """f(Q K^T / tau + b_rel) for queries (G, n, z) that all stand at `position` -> (G, n, m)."""
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
     bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
-    k = position_bias.rotate(k, 0)
-    return attention_at_one_position(q_rows.view_as(q), k, v, function, bias, key_padding)
+    return weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)

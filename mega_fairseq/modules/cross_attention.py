@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import attend, attend_at_one_position
+from mega_fairseq.modules.attend import attend, weigh_at_one_position
 from mega_fairseq.modules.checks import (
     check_padding_mask,
     check_sequence,
@@ -127,8 +127,8 @@ class GatedCrossAttention(nn.Module):
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
-            out = attend_at_one_position(beams, keys, values, self.position_bias, first, c.attention, padding)
-            return out.reshape(targets, 1, -1)
+            weights = weigh_at_one_position(beams, keys, self.position_bias, first, c.attention, padding)
+            return torch.bmm(weights, values).reshape(targets, 1, -1)
         keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
 

@@ -9,7 +9,7 @@ relative bias never becomes a matrix of its own; its gradient comes back as such
 Four forms of one function:
 
     attention_naive   plain matrices, plain autograd; the truth that the others are tested against
-    one position      queries that see the same keys at the same distances, as in a step of decoding: plain matrices
+    one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax wherever one of its fused kernels can run
     tiled             rows in tiles that fit the cache; backward computes the scores again, so nothing of size n x m
                       outlives its tile: laplace, relu2, and softmax where no fused kernel takes z != e
@@ -220,26 +220,22 @@ def _accumulate(target: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         target.baddbmm_(a, b)
 
 
-def attention_at_one_position(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    function: str,
-    bias: Optional[Tensor] = None,
-    key_padding: Optional[Tensor] = None,
+def weights_at_one_position(
+    q: Tensor, k: Tensor, function: str, bias: Optional[Tensor] = None, key_padding: Optional[Tensor] = None
 ) -> Tensor:
-    """Queries (G, n, z) that all stand at one position, such as the beams of a sentence; bias (m,), a score per key."""
+    """f(Q K^T / tau + b) of queries (G, n, z) that all stand at one position, such as the beams of a sentence.
+
+    bias (m,) is a score per key -> (G, n, m), to be multiplied with v.
+    """
     q = q * temperature(q[:, :1], k, function, False, key_padding)
-    scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))  # (G, n, m)
+    # Tall times narrow: for a few queries the CPU's product is twice as fast this way round.
+    scores = torch.bmm(k, q.transpose(1, 2)).transpose(1, 2).to(at_least_float32(q.dtype))
     if bias is not None:
         scores = scores + bias
-    if key_padding is not None:
-        padding = key_padding.unsqueeze(1)
-        scores = scores.masked_fill(padding, MASKED)
-    weights = _weights(scores, function)
-    if key_padding is not None:
-        weights = weights.masked_fill(padding, 0.0)
-    return torch.bmm(weights.to(v.dtype), v)
+    if key_padding is None:
+        return _weights(scores, function).to(q.dtype)
+    padding = key_padding.unsqueeze(1)
+    return _weights(scores.masked_fill(padding, MASKED), function).masked_fill(padding, 0.0).to(q.dtype)
 
 
 def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0) -> bool:
@@ -295,7 +291,7 @@ def attention(
     q, k, v = (t.to(dtype) for t in (q, k, v))
     if q.size(1) == 1 and columns is None and dropout == 0.0:
         with without_autocast(q):
-            return attention_at_one_position(q, k, v, function, bias, key_padding)
+            return torch.bmm(weights_at_one_position(q, k, function, bias, key_padding), v)
     q = q * temperature(q, k, function, causal, key_padding)
     with without_autocast(q):
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)

@@ -1,0 +1,129 @@
+"""Beam search with mega_transformer_base against fairseq's own Transformer base, in one process.
+
+    python benchmarks/decode.py                     everything (about 25 minutes): table, and with --json a file
+    python benchmarks/decode.py --lengths 64,512    some lengths
+    python benchmarks/decode.py --quick             a minute, at small lengths: does it all run?
+
+One sentence, beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of
+one thread, encoder and fairseq's own search included. Correctness first: before anything is timed, step-by-step
+decoding is compared with the whole target at once.
+"""
+
+import argparse
+import os
+import sys
+import warnings
+from argparse import Namespace
+from typing import Callable, Dict, List
+
+import torch
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
+
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.sequence_generator import SequenceGenerator
+
+import mega_fairseq.models  # noqa: F401 - registers
+from benchmarks.measure import machine, seconds, write_json
+
+VOCABULARY, BEAM = 33_000, 5
+LENGTHS = [64, 256, 512, 2048]
+CHUNK = 128
+
+
+def task(vocabulary: int) -> Namespace:
+    words = Dictionary()
+    for index in range(vocabulary - len(words)):
+        words.add_symbol(f"w{index}")
+    return Namespace(source_dictionary=words, target_dictionary=words)
+
+
+def mega(task: Namespace, longest: int, **options) -> BaseFairseqModel:
+    cfg = MODEL_DATACLASS_REGISTRY["mega_transformer_base"]()
+    options.update(share_all_embeddings=True, max_source_positions=longest, max_target_positions=longest)
+    for name, value in options.items():
+        setattr(cfg, name, value)
+    return MODEL_REGISTRY["mega_transformer_base"].build_model(cfg, task).eval()
+
+
+def transformer(task: Namespace, longest: int) -> BaseFairseqModel:
+    args = Namespace(share_all_embeddings=True, max_source_positions=longest, max_target_positions=longest)
+    ARCH_CONFIG_REGISTRY["transformer_wmt_en_de"](args)
+    return MODEL_REGISTRY["transformer"].build_model(args, task).eval()
+
+
+def contenders(task: Namespace, longest: int) -> Dict[str, BaseFairseqModel]:
+    torch.manual_seed(0)
+    return {
+        "transformer": transformer(task, longest),
+        "mega": mega(task, longest),
+        f"mega_chunk{CHUNK}": mega(task, longest, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK),
+    }
+
+
+def generation(model: BaseFairseqModel, length: int) -> Callable[[], None]:
+    """Translates one sentence of `length` tokens into exactly as many."""
+    torch.manual_seed(1)
+    words = model.decoder.dictionary
+    source = torch.randint(4, len(words), (1, length))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([length])}}
+    model.make_generation_fast_(need_attn=False)  # as fairseq-generate does
+    options = {"min_len": length - 1, "max_len_a": 0, "max_len_b": length - 1}
+    search = SequenceGenerator([model], words, beam_size=BEAM, **options)
+
+    def run() -> None:
+        (found,) = search.generate([model], sample)
+        assert all(h["tokens"].numel() == length for h in found)
+
+    return run
+
+
+@torch.no_grad()
+def gate(models: Dict[str, BaseFairseqModel]) -> None:
+    """Step by step equals all at once; raises where it does not."""
+    for name, model in models.items():
+        words = model.decoder.dictionary
+        source, target = (torch.randint(4, len(words), (2, 40)) for _ in range(2))
+        out, state = model.encoder(source, torch.tensor([40, 40])), {}
+        whole, _ = model.decoder(target, encoder_out=out)
+        for step in range(1, 41):
+            last, _ = model.decoder(target[:, :step], encoder_out=out, incremental_state=state)
+            torch.testing.assert_close(last[:, -1], whole[:, step - 1], atol=1e-4, rtol=1e-4, msg=name)
+    print("correct: step by step = all at once")
+
+
+def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
+    """CPU milliseconds per target token, and how much faster than the Transformer."""
+    models = contenders(task(vocabulary), max(lengths) + 8)
+    gate(models)
+    rows = []
+    for length in lengths:
+        steps = {name: generation(model, length) for name, model in models.items()}
+        times = seconds(steps, repeats if length <= 512 else 1)
+        rows.append({"length": length, "ms_per_token": {n: 1000 * t / length for n, t in times.items()}})
+        ratios = "  ".join(
+            f"{n} {1000 * t / length:7.2f} ms ({times['transformer'] / t:4.2f}x)" for n, t in times.items()
+        )
+        print(f"{length:6d} tokens  {ratios}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", help="comma-separated target lengths instead of 64, 256, 512, 2048")
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds up to 512 tokens; the median counts")
+    parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
+    lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
+    rows = table([16, 32], 1000, 1) if args.quick else table(lengths, VOCABULARY, args.repeats)
+    if args.json:
+        write_json(args.json, {"decode": rows})
+
+
+if __name__ == "__main__":
+    main()
