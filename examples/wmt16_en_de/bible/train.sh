@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Train a small Mega on the shipped corpus: on a laptop's CPU, or faster on a GPU. Call it again to go on from the last
+# checkpoint; arguments are passed to fairseq-train behind the recipe's and override them.
+#
+# Variables: DATA, CHECKPOINTS, BPE (as in prepare.sh), ARCH (mega_transformer_small), UPDATES (3000), WARMUP (400),
+# MAX_TOKENS (4096, in one batch on one GPU), BATCH_TOKENS (4096, in one update over all GPUs), GPUS (all; 0 trains on
+# the CPU), PRECISION (fp32, fp16 or bf16), KEEP (epochs whose checkpoints are kept for averaging: 5), PYTHON.
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+BPE=${BPE:-sentencepiece}
+# shellcheck source=examples/wmt16_en_de/common.sh
+source "$HERE/../common.sh"
+
+UPDATES=${UPDATES:-3000}
+WARMUP=${WARMUP:-400}
+MAX_TOKENS=${MAX_TOKENS:-4096}
+BATCH_TOKENS=${BATCH_TOKENS:-4096}
+PRECISION=${PRECISION:-fp32}
+KEEP=${KEEP:-5}
+
+train --arch "${ARCH:-mega_transformer_small}" \
+    --lr 1e-3 --weight-decay 0.05 \
+    --dropout 0.15 --attention-dropout 0.1 --activation-dropout 0.1 \
+    "$@"

@@ -1,0 +1,46 @@
+"""Remove the training pairs that no model learns from, and say how many and why.
+
+clean_pairs.py SOURCE TARGET CLEAN_SOURCE CLEAN_TARGET MAX_WORDS MAX_RATIO
+
+A pair goes if a side is empty, has more than MAX_WORDS words, or has more than MAX_RATIO times the other's words.
+"""
+
+import collections
+import sys
+
+import lines
+
+
+def fault(source: str, target: str, max_words: int, max_ratio: float) -> str:
+    """Why this pair has to go; nothing if it may stay."""
+    short, long = sorted([len(source.split()), len(target.split())])
+    if short == 0:
+        return "empty"
+    if long > max_words:
+        return f"longer than {max_words} words"
+    if long > max_ratio * short:
+        return f"lengths differ by more than {max_ratio:g} times"
+    return ""
+
+
+def main() -> None:
+    source_path, target_path, *clean_paths, max_words, max_ratio = sys.argv[1:]
+    sources, targets = (lines.clean(lines.open_text(path)) for path in (source_path, target_path))
+    removed = collections.Counter()
+    kept = 0
+    with lines.open_text(clean_paths[0], "w") as clean_source, lines.open_text(clean_paths[1], "w") as clean_target:
+        for source, target in zip(sources, targets):
+            reason = fault(source, target, int(max_words), float(max_ratio))
+            if reason:
+                removed[reason] += 1
+                continue
+            kept += 1
+            clean_source.write(source + "\n")
+            clean_target.write(target + "\n")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items()))
+    total = sum(removed.values())
+    print(f"cleaning removed {total:,} of {kept + total:,} pairs" + (f" ({reasons})" if reasons else ""))
+
+
+if __name__ == "__main__":
+    main()
