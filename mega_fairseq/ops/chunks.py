@@ -26,6 +26,11 @@ class Room:
         self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
         self.used = 0
 
+    def ends_with(self, keys: Tensor) -> bool:
+        """Whether these keys lie here and nothing behind them: no copy of them, no rows of them, no older state."""
+        here = keys.data_ptr() == self.keys.data_ptr() and keys.size(0) == self.keys.size(0)
+        return here and keys.size(1) == self.used
+
     def append(self, keys: Tensor, values: Tensor) -> Tuple[Tensor, Tensor]:
         start, self.used = self.used, self.used + keys.size(1)
         self.keys[:, start : self.used] = keys
@@ -47,7 +52,7 @@ class KeyValues(NamedTuple):
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         old, room = self.keys.size(1), self.room
         total = old + keys.size(1)
-        if room is None or room.used != old or room.keys.size(1) < total:
+        if room is None or not room.ends_with(self.keys) or room.keys.size(1) < total:
             grown = max(MIN_ROOM, 2 * total)  # doubling: a token is copied about once in its life
             room = Room(keys, values, grown if chunk_size is None or total > chunk_size else min(grown, chunk_size))
             room.append(self.keys, self.values)

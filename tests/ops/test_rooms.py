@@ -1,0 +1,75 @@
+"""Caches that grow in place stay values: whoever holds an older state, a copy or some rows of it sees no difference."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops.chunks import MIN_ROOM, KeyValues
+
+WIDTH, VALUES = 3, 5
+
+
+def tokens(count, batch=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(batch, count, w, generator=generator) for w in (WIDTH, VALUES))
+
+
+def grown(counts, chunk_size=None):
+    cache, all_keys = KeyValues(*(t[:, :0] for t in tokens(1))), []
+    for seed, count in enumerate(counts):
+        keys, values = tokens(count, seed=seed)
+        cache, all_keys = cache.append(keys, values, chunk_size), [*all_keys, keys]
+    return cache, torch.cat(all_keys, 1)
+
+
+@pytest.mark.parametrize("counts", [[1] * 70, [5, 1, 200, 1, 1], [64, 1], [63, 1, 1], [130]])
+@torch.no_grad()
+def test_a_cache_that_grows_in_place_holds_what_was_appended(counts):
+    cache, expected = grown(counts)
+    assert torch.equal(cache.keys, expected)
+
+
+@torch.no_grad()
+def test_most_appends_copy_nothing_old():
+    cache, _ = grown([1])
+    places = set()
+    for seed in range(1000):
+        cache = cache.append(*tokens(1, seed=seed), None)
+        places.add(cache.keys.data_ptr())
+    assert len(places) <= 6  # room for 64, 130, 262, 526, 1054 tokens
+
+
+@torch.no_grad()
+def test_room_never_exceeds_a_chunk():
+    cache, _ = grown([1] * 10, chunk_size=12)
+    assert cache.room.keys.size(1) == 12 < MIN_ROOM
+
+
+@torch.no_grad()
+def test_an_older_state_goes_on_from_where_it_was():
+    old, before = grown([4])
+    new = old.append(*tokens(1, seed=1), None)
+    branch = old.append(*tokens(1, seed=2), None)
+    assert torch.equal(new.keys, torch.cat([before, next(iter(tokens(1, seed=1)))], 1))
+    assert torch.equal(branch.keys, torch.cat([before, next(iter(tokens(1, seed=2)))], 1))
+    assert torch.equal(old.keys, before)
+
+
+@pytest.mark.parametrize("rows", [[1, 0], [0], [1, 1, 0], [0, 1]])
+@torch.no_grad()
+def test_selected_rows_of_a_state_go_on_as_themselves(rows):
+    """Selecting rows of the tensors leaves the room behind; it must not be mistaken for theirs."""
+    cache, _ = grown([3])
+    chosen = cache._replace(keys=cache.keys[rows], values=cache.values[rows])
+    keys, values = tokens(1, batch=len(rows), seed=7)
+    expected = torch.cat([cache.keys[rows], keys], 1)
+    assert torch.equal(chosen.append(keys, values, None).keys, expected)
+    first = cache._replace(keys=cache.keys[:1], values=cache.values[:1])  # a view that starts where the room does
+    assert torch.equal(first.append(keys[:1], values[:1], None).keys, torch.cat([cache.keys[:1], keys[:1]], 1))
+
+
+def test_where_gradients_are_recorded_nothing_is_written_in_place():
+    cache, _ = grown([2])
+    assert cache.room is None
+    keys, values = (t.requires_grad_() for t in tokens(1))
+    cache.append(keys, values, None).keys.sum().backward()
+    assert keys.grad is not None

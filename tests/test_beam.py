@@ -1,0 +1,206 @@
+"""Beams follow their hypotheses: whatever order rows take and however many leave, decoding on equals starting anew."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.models import beam as beam_module
+from mega_fairseq.models.decoder import STATE
+from tests.golden_models import PAD, dictionary
+
+WORDS, SENTENCES, BEAMS = 40, 3, 3
+
+
+def model(**options):
+    torch.manual_seed(0)
+    words = dictionary(WORDS)
+    sizes = {"embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20, "layers": 2}
+    narrow = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    longest = {"max_source_positions": 400, "max_target_positions": 400}
+    cfg = MegaTransformerConfig(**{**narrow, **longest, **options})
+    made = MegaTransformerModel.build_model(cfg, Namespace(source_dictionary=words, target_dictionary=words)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return made
+
+
+def sources(pad_left=True):
+    """Sentences of lengths 7, 4 and 6, padded."""
+    torch.manual_seed(1)
+    tokens = torch.randint(4, WORDS, (SENTENCES, 7))
+    for row, pads in enumerate((0, 3, 1)):
+        if pads:
+            tokens[row, slice(0, pads) if pad_left else slice(7 - pads, 7)] = PAD
+    return tokens
+
+
+class Search:
+    """Plays the generator: rows with histories, their sentences, and the model's incremental state."""
+
+    def __init__(self, made, seed):
+        self.model, self.random = made, torch.Generator().manual_seed(seed)
+        self.sources, self.state = sources(), {}
+        self.sentence = torch.arange(SENTENCES).repeat_interleave(BEAMS)
+        self.out = made.encoder.reorder_encoder_out(made.encoder(self.sources), self.sentence)
+        self.history = torch.full((SENTENCES * BEAMS, 1), 2)
+
+    def step(self):
+        logits, _ = self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)
+        anew, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
+        torch.testing.assert_close(logits[:, -1], anew[:, -1], atol=2e-5, rtol=1e-4)
+
+    def follow(self, order):
+        """Rows continue the rows `order`, each with a word of its own."""
+        order = torch.tensor(order)
+        self.model.decoder.reorder_incremental_state_scripting(self.state, order)
+        self.out = self.model.encoder.reorder_encoder_out(self.out, order)
+        self.sentence = self.sentence[order]
+        words = torch.randint(4, WORDS, (len(order), 1), generator=self.random)
+        self.history = torch.cat([self.history[order], words], 1)
+
+
+@st.composite
+def within_sentences(draw, sentences):
+    """An order of beams inside each of the sentences that stay."""
+    staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
+    return [s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)], len(staying)
+
+
+@st.composite
+def searches(draw):
+    orders, sentences = [], SENTENCES
+    for _ in range(draw(st.integers(1, 9))):
+        order, sentences = draw(within_sentences(sentences))
+        orders.append(order)
+    return orders
+
+
+MODELS = {
+    "full": model(),
+    "chunks": model(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
+    "laplace": model(attention_activation_fn="laplace", truncation_length=4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=25, deadline=None)
+@given(orders=searches(), seed=st.integers(0, 99))
+@torch.no_grad()
+def test_beams_that_move_and_sentences_that_leave_decode_as_if_started_anew(name, orders, seed):
+    search = Search(MODELS[name], seed)
+    search.step()
+    for order in orders:
+        search.follow(order)
+        search.step()
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+@torch.no_grad()
+def test_any_order_of_rows_at_all_decodes_as_if_started_anew(data):
+    """Rows that leave their sentence's neighbourhood get a source of their own."""
+    search, rows = Search(MODELS["full"], 0), SENTENCES * BEAMS
+    search.step()
+    for _ in range(3):
+        order = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows))
+        search.follow(order)
+        search.step()
+        rows = len(order)
+
+
+@torch.no_grad()
+def test_beams_of_a_sentence_share_one_projection_of_its_source_as_long_as_they_stay_together():
+    search = Search(MODELS["full"], 0)
+    search.step()
+    first = source_keys(search)
+    assert first.size(0) == SENTENCES
+    search.follow([1, 0, 2, 5, 5, 3, 8, 7, 6])
+    assert source_keys(search) is first  # not even copied
+    search.follow([0, 0, 1, 7, 6, 8])  # the second sentence is finished
+    assert source_keys(search).size(0) == SENTENCES - 1
+    search.follow([0, 3, 1, 4])  # mixed up
+    assert source_keys(search).size(0) == 4
+
+
+def source_keys(search):
+    return search.model.decoder.get_incremental_state(search.state, STATE).blocks[0].cross.keys
+
+
+@torch.no_grad()
+def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
+    search, copied = Search(MODELS["full"], 0), []
+    reordered = beam_module._reordered
+    monkeypatch.setattr(beam_module, "_reordered", lambda c, o, first: copied.append(first) or reordered(c, o, first))
+    search.step()
+    search.follow([0, 0, 0, 3, 3, 3, 6, 6, 6])  # all beams of a sentence come from one
+    for _ in range(5):
+        search.step()
+        search.follow(list(range(9)))  # nothing moves, nothing is copied
+    assert set(copied) == {0}
+    copied.clear()
+    search.follow([1, 0, 2, 3, 4, 5, 6, 7, 8])
+    assert set(copied) == {1}  # the token from before they parted stays where it is
+    search.step()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_search_that_forgets_to_reorder_is_caught(name):
+    search = Search(MODELS[name], 0)
+    search.step()
+    search.follow([0, 1, 2, 3, 4, 5, 6, 7, 8])
+    search.step()
+    search.model.decoder.reorder_incremental_state_scripting = lambda state, order: None
+    try:
+        search.follow([2, 1, 0, 3, 4, 5, 6, 7, 8])
+        with pytest.raises(AssertionError):
+            search.step()
+    finally:
+        del search.model.decoder.reorder_incremental_state_scripting
+
+
+@torch.no_grad()
+def test_a_decoder_takes_the_unseen_tokens_of_a_prefix_at_once_or_one_by_one():
+    made, out = MODELS["chunks"], MODELS["chunks"].encoder(sources())
+    tokens = torch.randint(4, WORDS, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
+    whole, _ = made.decoder(tokens, encoder_out=out)
+    state, seen = {}, 0
+    for count in (4, 1, 5, 1):
+        seen += count
+        logits, _ = made.decoder(tokens[:, :seen], encoder_out=out, incremental_state=state)
+        torch.testing.assert_close(logits, whole[:, seen - count : seen], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@torch.no_grad()
+def test_a_left_padded_target_prefix_decodes_like_one_without_pads(pad_left):
+    made = MODELS["full"]
+    tokens = torch.randint(4, WORDS, (SENTENCES, 6), generator=torch.Generator().manual_seed(4))
+    tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
+    batch, _ = made.decoder(tokens, encoder_out=made.encoder(sources(pad_left)))
+    alone, _ = made.decoder(tokens[:1][tokens[:1] != PAD][None], encoder_out=made.encoder(sources()[:1]))
+    torch.testing.assert_close(batch[0][tokens[0] != PAD], alone[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("need_attn", [True, False])
+@torch.no_grad()
+def test_attention_is_returned_in_the_order_of_the_given_source_and_only_to_who_asks(need_attn):
+    made = model()
+    made.decoder.make_generation_fast_(need_attn=need_attn)
+    tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)
+    (left_attn,), (right_attn,) = (made.decoder(tokens, made.encoder(s))[1]["attn"] for s in (left, right))
+    if not need_attn:
+        assert left_attn is None
+        return
+    assert not left_attn[1, :, :3].any()
+    torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))
+    rows, state = torch.arange(SENTENCES).repeat_interleave(2), {}
+    out = made.encoder.reorder_encoder_out(made.encoder(left), rows)
+    for step in range(1, 4):
+        _, extra = made.decoder(tokens[rows][:, :step], out, state)
+        torch.testing.assert_close(extra["attn"][0][:, -1], left_attn[rows][:, step - 1], atol=2e-5, rtol=1e-4)

@@ -1,0 +1,140 @@
+"""Generation's fast path: one token at a time, on weights made ready once, is the block itself."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_fairseq.modules import (
+    POSITION_BIASES,
+    BlockStep,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttentionConfig,
+    MegaBlock,
+    MegaBlockState,
+)
+from mega_fairseq.modules.step import LONG_SOURCE, can_step
+from mega_fairseq.ops.linear import packing_runs, ready_linear
+from tests.properties.contracts import leaves
+
+DIM, SHARED, SOURCES, BEAMS, LENGTH = 16, 8, 3, 2, 13
+CLOSE = {"atol": 5e-6, "rtol": 1e-5}
+
+
+def block(seed=0, source=True, feed_forward=True, chunk_size=None, truncation=None, prenorm=True, **attends):
+    torch.manual_seed(seed)
+    common = {"dim": DIM, "prenorm": prenorm}
+    attends = {**common, "shared_dim": SHARED, "max_positions": 400, **attends}
+    made = MegaBlock(
+        GatedAttentionConfig(ndim=4, chunk_size=chunk_size, truncation=truncation, **attends),
+        FeedForwardConfig(hidden_dim=20, **common) if feed_forward else None,
+        GatedCrossAttentionConfig(**attends) if source else None,
+    )
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made.eval()
+
+
+def start(made, length=7):
+    """The state after one token, and the tokens that follow."""
+    source, padding = torch.randn(SOURCES, length, DIM), torch.zeros(SOURCES, length, dtype=torch.bool)
+    padding[1, length - 2 :] = True
+    cross = None if made.cross_attention is None else made.cross_attention.project_source(source, padding)
+    x = torch.randn(SOURCES * BEAMS, LENGTH, DIM)
+    _, state = made(x[:, :1], MegaBlockState(None, cross))
+    return state, x[:, 1:]
+
+
+def same_all_the_way(made, state, x):
+    step, stepped = BlockStep(made), state
+    for t in range(x.size(1)):
+        token = x[:, t : t + 1]
+        assert can_step(made, stepped)
+        y, state = made(token, state)
+        ours, stepped = step(token, stepped)
+        torch.testing.assert_close(ours, y, **CLOSE)
+        for one, other in zip(leaves(stepped), leaves(state)):
+            if isinstance(one, torch.Tensor):
+                torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("attention", "bias", "chunk_size", "prenorm"),
+    list(product(["softmax", "relu2", "laplace"], POSITION_BIASES, [None, 4], [True, False])),
+)
+@torch.no_grad()
+def test_a_step_is_the_block_for_one_token(attention, bias, chunk_size, prenorm):
+    made = block(attention=attention, position_bias=bias, chunk_size=chunk_size, prenorm=prenorm)
+    same_all_the_way(made, *start(made))
+
+
+@pytest.mark.parametrize(
+    "options", [{"truncation": 3}, {"source": False}, {"feed_forward": False}, {"norm": "rmsnorm"}]
+)
+@torch.no_grad()
+def test_a_step_is_the_block_whatever_its_parts(options):
+    made = block(**options)
+    same_all_the_way(made, *start(made))
+
+
+@torch.no_grad()
+def test_a_step_is_the_block_for_long_sources_also_when_some_of_them_leave():
+    made = block(position_bias="rotary")
+    state, x = start(made, LONG_SOURCE + 3)
+    same_all_the_way(made, state, x[:, :2])
+    step = BlockStep(made)
+    step(x[:, :1], state)  # has laid out the values of three sources
+    cross, mixer = state.cross, state.mixer
+    rows = torch.tensor([2, 3, 4, 5])
+    fewer = MegaBlockState(
+        mixer._replace(
+            ema=mixer.ema[rows],
+            cache=mixer.cache._replace(keys=mixer.cache.keys[rows], values=mixer.cache.values[rows]),
+        ),
+        cross._replace(keys=cross.keys[1:], values=cross.values[1:].clone(), padding=cross.padding[1:]),
+    )
+    torch.testing.assert_close(step(x[rows, :1], fewer)[0], made(x[rows, :1], fewer)[0], **CLOSE)
+
+
+def test_a_step_is_not_for_training_gradients_ragged_rows_or_a_start():
+    made = block()
+    with torch.no_grad():
+        state, x = start(made)
+        assert can_step(made, state)
+        assert not can_step(made, MegaBlockState(None, state.cross))
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+        padding[0, 3:] = True
+        assert not can_step(made, made(x, state, padding)[1])
+        assert not can_step(made.train(), state)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not can_step(made.eval(), state)
+    assert not can_step(made.eval(), state)
+
+
+@torch.no_grad()
+def test_a_step_reads_the_weights_when_it_is_made():
+    """Nothing goes stale as long as it lives no longer than its generation: the module itself keeps none of it."""
+    made = block()
+    state, x = start(made)
+    BlockStep(made)(x[:, :1], state)
+    made.mixer.values.weight.mul_(2.0)
+    changed, _ = made(x[:, :1], state)
+    torch.testing.assert_close(BlockStep(made)(x[:, :1], state)[0], changed, **CLOSE)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_ready_projection_is_the_projection(rows, dtype):
+    weight, bias, x = (torch.randn(*shape).to(dtype) for shape in ((30, 16), (30,), (rows, 16)))
+    for b in (bias, None):
+        torch.testing.assert_close(ready_linear(weight, b)(x), F.linear(x, weight, b))
+    transposed = weight.t().contiguous().t()
+    torch.testing.assert_close(ready_linear(transposed)(x), F.linear(x, weight))
+
+
+def test_packed_products_run_where_onednn_is():
+    assert packing_runs(torch.randn(3, 4)) == torch.backends.mkldnn.is_available()
+    assert not packing_runs(torch.randn(3, 4).double())
