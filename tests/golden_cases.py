@@ -44,7 +44,6 @@ KINDS = {
     "seqnorm_": "seqnorm",
 }
 NOT_YET = {
-    "translation model": "translation models come with step 2",
     "language model": "language models come with step 3",
 }
 

@@ -42,6 +42,8 @@ def test_a_right_padded_batch_gives_the_released_logits_and_log_probabilities(ca
     model = translation_model(case)
     logits, extra = model(**inputs(case))
     torch.testing.assert_close(logits[real(case)], case.outputs["logits"][real(case)], **TOLERANCE)
+    first = case.outputs["logits_full_T"]
+    torch.testing.assert_close(logits[:, : first.size(1)], first, **TOLERANCE)
     lprobs = model.get_normalized_probs((logits, extra), log_probs=True)
     torch.testing.assert_close(lprobs[real(case)], case.outputs["lprobs"][real(case)], **TOLERANCE)
 

@@ -102,7 +102,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.of(padding, crop=True) if tokens.size(1) > 1 and padding.any() else None
+        align = Alignment.where_needed(padding) if tokens.size(1) > 1 else None
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
         # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
         mask = align.done() if align is not None and carry else None

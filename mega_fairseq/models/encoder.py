@@ -29,7 +29,7 @@ class MegaEncoder(FairseqEncoder):
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
     ) -> Dict[str, List[Any]]:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.of(padding, crop=True) if padding.any() else None
+        align = Alignment.where_needed(padding)
         embeddings = embed(self, src_tokens if align is None else align.front(src_tokens))
         if align is not None:
             embeddings = embeddings.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)

@@ -35,6 +35,11 @@ class Alignment(NamedTuple):
     inverse: Optional[Tensor] = None  # (B L,)
 
     @classmethod
+    def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
+        """`of` with `crop`, or None where there is no pad at all; a compiler cannot know, and gets an alignment."""
+        return cls.of(padding_mask, crop=True) if is_compiling() or padding_mask.any() else None
+
+    @classmethod
     def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
         """`crop` leaves out the columns that are padding in every row, at the price of reading the lengths."""
         batch, length = padding_mask.shape
