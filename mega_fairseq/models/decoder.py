@@ -165,4 +165,5 @@ def _in_source_order(attn: Tensor, encoder_out: Dict[str, List[Any]]) -> Tensor:
     padding = encoder_out["encoder_padding_mask"][0]
     if encoder_out["rows"]:
         padding = padding.index_select(0, encoder_out["rows"][0])
-    return Alignment.of(padding, crop=True).back(attn.transpose(1, 2)).transpose(1, 2)
+    align = Alignment.of(padding)._replace(width=attn.size(2))  # as wide as the batch was when it was aligned
+    return align.back(attn.transpose(1, 2)).transpose(1, 2)

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from mega_fairseq.modules import POSITION_BIASES, FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
+from mega_fairseq.modules.linear import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
@@ -35,6 +36,7 @@ class MegaOptions(FairseqDataclass):
     normalize_before: bool = option(False, "norm the input of each layer (pre-norm) and what leaves the last")
     normalize_embedding: bool = option(False, "norm embeddings")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
+    init: ChoiceEnum(list(INITS)) = option("released", "how weights start; scaled learns faster in small models")
     truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
 
     dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
@@ -78,6 +80,7 @@ def named_as_options(side: str):
         "hidden_dropout": "--hidden-dropout",
         "activation_dropout": "--activation-dropout",
         "position_bias": "--rel-pos-bias",
+        "init": "--init",
     }
     try:
         yield
@@ -103,6 +106,7 @@ def _layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_
         "activation": str(cfg.activation_fn),
         "dropout": cfg.dropout,
         "feature_dropout": cfg.feature_dropout,
+        "init": str(cfg.init),
     }
     attending = {
         "shared_dim": of("z_dim"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Iterable, Optional, Union
 
+from mega_fairseq.modules.linear import INITS
 from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.position import POSITION_BIASES
 from mega_fairseq.ops.activations import ACTIVATIONS
@@ -48,6 +49,7 @@ class GatedAttentionConfig:
     attention_dropout: float = 0.0  # on attention weights
     hidden_dropout: float = 0.0  # on values
     feature_dropout: bool = False  # drop whole channels instead of single entries, in `dropout` and `hidden_dropout`
+    init: str = "released"  # how weights start: released, or scaled to the width they read
 
     def __post_init__(self) -> None:
         if self.value_dim == 0:
@@ -82,6 +84,7 @@ class GatedCrossAttentionConfig:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     feature_dropout: bool = False
+    init: str = "released"
 
     def __post_init__(self) -> None:
         if self.source_dim == 0:
@@ -101,6 +104,7 @@ def _check_attention(c: Union[GatedAttentionConfig, GatedCrossAttentionConfig]) 
     _choose("position_bias", c.position_bias, POSITION_BIASES)
     _choose("activation", c.activation, ACTIVATIONS)
     _choose("norm", c.norm, NORMS)
+    _choose("init", c.init, INITS)
     _probabilities(dropout=c.dropout, attention_dropout=c.attention_dropout, hidden_dropout=c.hidden_dropout)
     if c.position_bias in ("rotary", "rope") and c.shared_dim % 2:
         raise ValueError(
@@ -122,11 +126,13 @@ class FeedForwardConfig:
     dropout: float = 0.0  # on the output
     activation_dropout: float = 0.0  # on the hidden layer
     feature_dropout: bool = False
+    init: str = "released"
 
     def __post_init__(self) -> None:
         check_positive(dim=self.dim, hidden_dim=self.hidden_dim)
         _choose("activation", self.activation, ACTIVATIONS)
         _choose("norm", self.norm, NORMS)
+        _choose("init", self.init, INITS)
         _probabilities(dropout=self.dropout, activation_dropout=self.activation_dropout)
 
 

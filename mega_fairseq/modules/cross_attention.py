@@ -47,11 +47,11 @@ class GatedCrossAttention(nn.Module):
         super().__init__()
         self.config = c = config
         self.norm = SequenceNorm(c.norm, c.dim, affine=c.norm_affine)
-        self.queries = linear(c.dim, c.shared_dim)
-        self.gates = linear(c.dim, 2 * c.dim)  # update, reset
-        self.keys = linear(c.source_dim, c.shared_dim)
-        self.values = linear(c.source_dim, c.dim)
-        self.hidden = linear(c.dim, c.dim)
+        self.queries = linear(c.dim, c.shared_dim, c.init)
+        self.gates = linear(c.dim, 2 * c.dim, c.init)  # update, reset
+        self.keys = linear(c.source_dim, c.shared_dim, c.init)
+        self.values = linear(c.source_dim, c.dim, c.init)
+        self.hidden = linear(c.dim, c.dim, c.init)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:

@@ -20,8 +20,8 @@ class NormalizedFeedForward(nn.Module):
         super().__init__()
         self.config = config
         self.norm = SequenceNorm(config.norm, config.dim, affine=config.norm_affine)
-        self.expand = linear(config.dim, config.hidden_dim)
-        self.contract = linear(config.hidden_dim, config.dim)
+        self.expand = linear(config.dim, config.hidden_dim, config.init)
+        self.contract = linear(config.hidden_dim, config.dim, config.init)
 
     def forward(self, x: Tensor, padding_mask: Optional[Padding] = None) -> Tensor:
         c = self.config

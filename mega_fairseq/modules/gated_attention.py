@@ -14,7 +14,7 @@ from mega_fairseq.modules.checks import (
 )
 from mega_fairseq.modules.config import GatedAttentionConfig
 from mega_fairseq.modules.ema import DampedEMA
-from mega_fairseq.modules.linear import linear
+from mega_fairseq.modules.linear import RELEASED_STD, linear
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position import POSITION_BIASES
 from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
@@ -38,13 +38,13 @@ class MovingAverageGatedAttention(nn.Module):
         self.config = c = config
         self.norm = SequenceNorm(c.norm, c.dim, affine=c.norm_affine)
         self.ema = DampedEMA(c.dim, c.ndim, bidirectional=not c.causal, truncation=c.truncation)
-        self.values = linear(c.dim, c.value_dim)
-        self.shared = linear(c.dim, c.shared_dim)
-        self.gates = linear(c.dim, c.dim + c.value_dim + c.dim)  # update, reset, candidate
-        self.hidden = linear(c.value_dim, c.dim)  # U_h
+        self.values = linear(c.dim, c.value_dim, c.init)
+        self.shared = linear(c.dim, c.shared_dim, c.init)
+        self.gates = linear(c.dim, c.dim + c.value_dim + c.dim, c.init)  # update, reset, candidate
+        self.hidden = linear(c.value_dim, c.dim, c.init)  # U_h
         self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))  # scale and offset of queries (0) and keys (1)
         self.mu = nn.Parameter(torch.zeros(2, c.shared_dim))
-        nn.init.normal_(self.kappa, std=0.02)
+        nn.init.normal_(self.kappa, 0.0, RELEASED_STD) if c.init == "released" else nn.init.ones_(self.kappa)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
 
     def forward(

@@ -1,11 +1,17 @@
-"""Projections as the paper initialises them."""
+"""How weights start: as released, or scaled to the width they read."""
 
 from torch import nn
 
+# N(0, 0.02) everywhere, kappa too, as the release has it; or N(0, 1/in) with kappa = 1, which starts attention off
+# with scores of order 1. The released scale was chosen for widths of 512 and more and hundreds of thousands of
+# updates: docs/results.md shows what it does to a small model that has a thousand.
+INITS = ("released", "scaled")
+RELEASED_STD = 0.02
 
-def linear(in_dim: int, out_dim: int) -> nn.Linear:
-    """A projection with weights N(0, 0.02) and bias 0."""
+
+def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
+    """A projection with weights N(0, 0.02) or N(0, 1/in) and bias 0."""
     layer = nn.Linear(in_dim, out_dim)
-    nn.init.normal_(layer.weight, std=0.02)
+    nn.init.normal_(layer.weight, std=RELEASED_STD if init == "released" else in_dim**-0.5)
     nn.init.zeros_(layer.bias)
     return layer

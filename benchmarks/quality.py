@@ -1,0 +1,141 @@
+"""Mega against fairseq's Transformer on the shipped Bible corpus: equal parameters, updates and batches.
+
+    examples/wmt16_en_de/bible/prepare.sh with VOCABULARY=4000 DATA=DATA     first, once
+    python benchmarks/quality.py DATA OUT --models transformer,mega-scaled --seeds 1,2
+    python benchmarks/quality.py DATA OUT --collect docs/quality.json        scores and learning curves of all runs
+    python benchmarks/quality.py --plot docs/quality.json                    draws docs/quality.png
+
+A run is OUT/MODEL-SEED: train.log, checkpoint_last.pt and scores.txt. What is there is not done again, and an
+interrupted training goes on: call the command once more. On one CPU thread a run takes about half an hour.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+HERE = Path(__file__).resolve().parent
+PLUGIN, EXAMPLE = HERE.parent / "mega_fairseq", HERE.parent / "examples/wmt16_en_de/bible"
+
+
+def both_sides(**sizes: int) -> List[str]:
+    return [
+        part
+        for side in ("encoder", "decoder")
+        for name, size in sizes.items()
+        for part in (f"--{side}-{name.replace('_', '-')}", str(size))
+    ]
+
+
+MEGA = ["--arch", "mega_transformer", *both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=3)]
+MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is as wide as it takes to have 2,017,760
+    "mega": MEGA,
+    "mega-scaled": [*MEGA, "--init", "scaled"],
+    "transformer": ["--arch", "transformer_iwslt_de_en"]
+    + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=3),
+}
+
+
+def recipe(updates: int) -> List[str]:
+    return [
+        *["--task", "translation", "--source-lang", "en", "--target-lang", "de", "--share-all-embeddings"],
+        *["--dropout", "0.1", "--weight-decay", "0.05", "--clip-norm", "1.0"],
+        *["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"],
+        *["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-8"],
+        *["--lr", "2e-3", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "300"],
+        *["--total-num-update", str(updates), "--max-update", str(updates), "--max-tokens", "4096"],
+        *["--required-batch-size-multiple", "1", "--validate-interval-updates", "200", "--no-epoch-checkpoints"],
+        *["--save-interval", "1000", "--save-interval-updates", "400", "--keep-interval-updates", "1"],
+        *["--log-format", "json", "--log-interval", "50"],
+    ]
+
+
+def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
+    """Trains and scores one model, as far as that is not done yet."""
+    folder = out / f"{model}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    log, binarised = folder / "train.log", data / "sentencepiece/bin"
+    if not (log.exists() and "done training" in log.read_text()):
+        print(f"training {folder}: tail -f {log}", flush=True)
+        command = ["fairseq-train", str(binarised), "--user-dir", str(PLUGIN), *MODELS[model], *recipe(updates)]
+        with open(log, "a") as file:
+            options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
+            subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
+    if not (folder / "scores.txt").exists():
+        print(f"scoring {folder}", flush=True)
+        places = {"DATA": data, "CHECKPOINT": folder / "checkpoint_last.pt", "RESULTS": folder, "GPUS": 0}
+        environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
+        subprocess.run(["bash", str(EXAMPLE / "generate.sh")], check=True, env=environment)
+
+
+def read(folder: Path) -> Dict:
+    """Learning curve and test scores of a run."""
+    curve, lines = {}, (folder / "train.log").read_text().splitlines()
+    for line in lines:
+        if "| INFO | valid |" in line:
+            entry = json.loads(line.split("|")[-1])
+            curve[int(entry["valid_num_updates"])] = float(entry["valid_nll_loss"])
+    parameters = next(line for line in lines if "num. shared model params" in line)
+    return {
+        "parameters": int(re.search(r"params: ([\d,]+)", parameters).group(1).replace(",", "")),
+        "valid_bits_per_token": sorted(curve.items()),
+        "scores": (folder / "scores.txt").read_text().splitlines() if (folder / "scores.txt").exists() else None,
+    }
+
+
+def collect(out: Path, target: Path) -> None:
+    runs = {folder.name: read(folder) for folder in sorted(out.iterdir()) if (folder / "train.log").exists()}
+    target.write_text(json.dumps(runs, indent=1) + "\n")
+    for name, found in runs.items():
+        update, bits = found["valid_bits_per_token"][-1]
+        print(f"{name}: {found['parameters']:,} parameters, validation {bits} bits a token after {update} updates")
+        print("   " + "\n   ".join(found["scores"] or ["not scored"]))
+
+
+def plot(source: Path) -> None:
+    """Validation loss against updates, one line a run, one colour a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    runs, colours = json.loads(source.read_text()), dict(zip(MODELS, ("tab:orange", "tab:red", "tab:blue")))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
+    for name, found in runs.items():
+        model, seed = name.rsplit("-", 1)
+        axis.plot(*zip(*found["valid_bits_per_token"]), color=colours[model], label=f"{model}, seed {seed}")
+    axis.set(xlabel="updates", ylabel="bits per token", title="Bible en-de, validation, 2.0M parameters")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(source.with_suffix(".png"), dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="what prepare.sh made")
+    parser.add_argument("out", type=Path, nargs="?", help="where runs go")
+    parser.add_argument("--models", default="transformer,mega-scaled", help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write what the runs in OUT have come to")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw FILE's curves beside it")
+    args = parser.parse_args()
+    if args.plot:
+        return plot(args.plot)
+    unknown = set(args.models.split(",")) - set(MODELS)
+    if unknown or args.out is None:
+        parser.error(f"--models has {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+    if args.collect:
+        return collect(args.out, args.collect)
+    for seed in map(int, args.seeds.split(",")):
+        for model in args.models.split(","):
+            run(args.data.resolve(), args.out.resolve(), model, seed, args.updates)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
