@@ -142,11 +142,13 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest target that position bias `simple` can take."""
-        block = self.layers[0]
-        reaches = [block.cross_attention.position_bias.reach]
-        if self.cfg.decoder_chunk_size == -1:
-            reaches.append(block.mixer.position_bias.reach)
-        return min((reach for reach in reaches if reach is not None), default=UNBOUNDED)
+        reach = self.layers[0].mixer.position_bias.reach
+        own = UNBOUNDED if reach is None or self.cfg.decoder_chunk_size != -1 else reach
+        return min(own, self.max_source_positions())
+
+    def max_source_positions(self) -> int:
+        """The longest source that its cross attention can take."""
+        return self.layers[0].cross_attention.position_bias.reach or UNBOUNDED
 
     def make_generation_fast_(self, need_attn: Any = False, **unused: Any) -> None:
         """fairseq's word before generation: attention is returned only to those who print alignments."""

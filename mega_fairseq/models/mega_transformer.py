@@ -1,7 +1,7 @@
 """Translation: Mega in the place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
@@ -58,6 +58,9 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
     ) -> Any:
         encoder_out = self.encoder(src_tokens, src_lengths)
         return self.decoder(prev_output_tokens, encoder_out=encoder_out, **kwargs)
+
+    def max_positions(self) -> Tuple[int, int]:
+        return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()
 
 
 def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:

@@ -1,0 +1,142 @@
+"""Options of the translation model that no golden case holds, and sentences in company."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
+from tests.golden_models import PAD, dictionary
+from tests.test_beam import SENTENCES, WORDS, model, sources
+
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+def targets(length=5):
+    return torch.randint(4, WORDS, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def logits(made, source=None, target=None):
+    return made(sources() if source is None else source, None, targets() if target is None else target)[0]
+
+
+def steps(made):
+    """The same logits, token by token."""
+    out, state, target = made.encoder(sources()), {}, targets()
+    with torch.no_grad():
+        return torch.cat([made.decoder(target[:, :t], out, state)[0] for t in range(1, target.size(1) + 1)], 1)
+
+
+def test_an_encoder_of_another_width_serves_the_decoder():
+    made = model(encoder_embed_dim=24)
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+def test_pre_norm_and_embedding_norm_go_together():
+    made = model(normalize_before=True, normalize_embedding=True, normalization_type="rmsnorm")
+    assert made.encoder.embed_norm is not made.decoder.embed_norm
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+@pytest.mark.parametrize("option", ["no_scale_embedding", "share_decoder_input_output_embed", "share_all_embeddings"])
+def test_ways_to_embed_decode_as_they_train(option):
+    made = model(**{option: True})
+    tied = made.decoder.output_projection is None
+    assert tied == (option != "no_scale_embedding")
+    assert (made.encoder.embed_tokens is made.decoder.embed_tokens) == (option == "share_all_embeddings")
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+def test_an_adaptive_softmax_scores_as_it_trains():
+    made = model(adaptive_softmax_cutoff="10,20", adaptive_softmax_factor=2.0)
+    features = logits(made)
+    torch.testing.assert_close(steps(made), features, **CLOSE)
+    lprobs = made.get_normalized_probs((features, None), log_probs=True)
+    torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(features.shape[:2]), **CLOSE)
+
+
+def test_layers_without_feed_forward_decode_as_they_train():
+    made = model(encoder_ffn_embed_dim=0, decoder_ffn_embed_dim=0)
+    assert all(layer.feed_forward is None for layer in made.decoder.layers)
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
+@pytest.mark.parametrize("pad_left", [True, False])
+def test_a_sentence_gets_its_logits_alone_in_any_batch_and_padded_on_any_side(options, pad_left):
+    made, source = model(**options), sources(pad_left)
+    batch = logits(made, source)
+    wider = torch.cat([torch.full((SENTENCES, 4), PAD), source, torch.full((SENTENCES, 9), PAD)], 1)
+    torch.testing.assert_close(logits(made, wider), batch, **CLOSE)
+    for row in range(SENTENCES):
+        alone = logits(made, source[row][source[row] != PAD][None], targets()[row : row + 1])
+        torch.testing.assert_close(batch[row], alone[0], **CLOSE)
+
+
+def test_company_changes_no_gradient():
+    made, source, target = model(), sources(), targets()
+    target[1, 3:] = PAD
+
+    def gradients(rows):
+        made.zero_grad()
+        for source_row, target_row in rows:
+            out, _ = made(source_row, None, target_row)
+            cross_entropy(out.flatten(0, 1), target_row.flatten(), ignore_index=PAD, reduction="sum").backward()
+        return {name: p.grad.clone() for name, p in made.named_parameters()}
+
+    together = gradients([(source, target)])
+    single = [(source[i][source[i] != PAD][None], target[i][target[i] != PAD][None]) for i in range(SENTENCES)]
+    for name, gradient in gradients(single).items():
+        torch.testing.assert_close(gradient, together[name], atol=2e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")
+    words = dictionary(WORDS)
+    made = model(decoder_embed_path=str(path))
+    # `model` adds noise to every parameter: look at the means of the rows.
+    rows = made.decoder.embed_tokens.weight.detach()
+    assert rows[words.index("w7")].mean().item() == pytest.approx(7.5, abs=0.5)
+    assert abs(rows[words.index("w8")].mean().item()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encoder_chunk_size": 0}, "--encoder-chunk-size is 0"),
+        ({"decoder_z_dim": 15, "rel_pos_bias": "rotary"}, "--decoder-z-dim is 15"),
+        ({"encoder_n_dim": 0}, "--encoder-n-dim is 0"),
+        ({"dropout": 1.5}, "--dropout is 1.5"),
+        ({"attention_dropout": -0.1}, "--attention-dropout is -0.1"),
+        ({"truncation_length": -2}, "--truncation-length is -2"),
+        ({"decoder_ffn_embed_dim": -4}, "--decoder-ffn-embed-dim is -4"),
+        ({"share_all_embeddings": True, "encoder_embed_dim": 24}, "--encoder-embed-dim is 24"),
+        ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path names a second"),
+    ],
+)
+def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_typed(options, words):
+    with pytest.raises(ValueError, match=".") as caught:
+        model(**options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sharing_all_embeddings_needs_one_dictionary():
+    cfg = MegaTransformerConfig(share_all_embeddings=True, max_source_positions=9, max_target_positions=9)
+    with pytest.raises(ValueError, match="--joined-dictionary"):
+        MegaTransformerModel.build_model(
+            cfg, Namespace(source_dictionary=dictionary(20), target_dictionary=dictionary(21))
+        )
+
+
+def test_only_the_simple_bias_bounds_the_length():
+    longest = {"max_source_positions": 50, "max_target_positions": 60}
+    simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)
+    assert simple.max_positions() == (50, 60)
+    assert chunked.max_positions() == (60, 60)  # cross attention still reaches so far
+    assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
+    with pytest.raises(ValueError, match="rotary"):
+        logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))
