@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import contenders, layer
+from benchmarks import contenders, decode, layer, quality
 
 ROOT = Path(__file__).parent.parent
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(ROOT / "benchmarks" / "layer.py"), *arguments]
+def run(*arguments: str, script: str = "layer.py") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -54,3 +54,64 @@ def test_the_textbook_rival_is_the_recurrence_that_it_claims_to_be():
         state = (1 - weight * damping) * state + weight * parameters[2] * x[0, t].unsqueeze(-1)
         ys.append((state * parameters[3]).sum(-1) / contenders.NDIM**0.5 + parameters[4] * x[0, t])
     torch.testing.assert_close(contenders.textbook_ema(x, *parameters)[0], torch.stack(ys), rtol=0, atol=1e-10)
+
+
+def test_the_decode_benchmark_times_both_models_and_writes_its_numbers(tmp_path):
+    out = tmp_path / "decode.json"
+    result = run("--quick", "--json", str(out), script="decode.py")
+    assert result.returncode == 0, result.stderr
+    assert "correct: step by step = all at once" in result.stdout
+    rows = json.loads(out.read_text())["decode"]
+    assert [row["length"] for row in rows] == [16, 32]
+    assert set(rows[0]["ms_per_token"]) == {"transformer", "mega", "mega_chunk128"}
+
+
+def test_the_decode_gate_stops_a_model_that_decodes_wrongly():
+    words = decode.task(50)
+    model = decode.mega(words, 64, encoder_layers=1, decoder_layers=1)
+    decode.gate({"mega": model})
+    right = model.decoder.get_incremental_state
+
+    def forgetful(incremental_state, key):
+        state = right(incremental_state, key)
+        return state and state._replace(blocks=tuple(block._replace(mixer=None) for block in state.blocks))
+
+    model.decoder.get_incremental_state = forgetful
+    with pytest.raises(AssertionError):
+        decode.gate({"mega": model})
+
+
+def test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to(tmp_path):
+    run_folder = tmp_path / "runs" / "mega-scaled-1"
+    run_folder.mkdir(parents=True)
+    entry = '{{"epoch": 1, "valid_nll_loss": "{}", "valid_num_updates": "{}"}}'
+    lines = ["x | INFO | fairseq_cli.train | num. shared model params: 2,038,391 (num. trained: 2,038,391)"]
+    lines += [f"x | INFO | valid | {entry.format(loss, update)}" for loss, update in ((8.2, 200), (6.1, 400))]
+    (run_folder / "train.log").write_text("\n".join(lines))
+    (run_folder / "scores.txt").write_text("BLEU|x = 1.23\n")
+    out = tmp_path / "quality.json"
+    quality.collect(tmp_path / "runs", out)
+    (found,) = json.loads(out.read_text()).values()
+    assert found == {
+        "parameters": 2038391,
+        "valid_bits_per_token": [[200, 8.2], [400, 6.1]],
+        "scores": ["BLEU|x = 1.23"],
+    }
+    assert run("--plot", str(out), script="quality.py").returncode == 0
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
+def test_the_quality_benchmark_compares_models_of_equal_size():
+    """Within 3%: built as the benchmark's own options say, with a joined dictionary of its vocabulary."""
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    sizes = {}
+    for name, arguments in quality.MODELS.items():
+        parser = options.get_training_parser()
+        given = ["data", "--user-dir", str(quality.PLUGIN), *arguments, *quality.recipe(10)]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
+        words = decode.task(3908).source_dictionary
+        task = tasks.TASK_REGISTRY["translation"](cfg.task, words, words)
+        sizes[name] = sum(p.numel() for p in task.build_model(cfg.model).parameters())
+    assert max(sizes.values()) < 1.03 * min(sizes.values())
