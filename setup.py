@@ -36,7 +36,7 @@ setup(
         "numpy",
         "sacrebleu",
         "sentencepiece",
-        "torch>=2.0",
+        "torch>=2.4",
     ],
     extras_require={
         "dev": [*TEST, "pre-commit", "ruff"],

@@ -59,13 +59,14 @@ def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
     folder = out / f"{model}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     log, binarised = folder / "train.log", data / "sentencepiece/bin"
-    if not (log.exists() and "done training" in log.read_text()):
+    if not (log.exists() and f'"train_num_updates": "{updates}"' in log.read_text()):
         print(f"training {folder}: tail -f {log}", flush=True)
         command = ["fairseq-train", str(binarised), "--user-dir", str(PLUGIN), *MODELS[model], *recipe(updates)]
         with open(log, "a") as file:
             options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
             subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
-    if not (folder / "scores.txt").exists():
+    scores = folder / "scores.txt"
+    if not (scores.exists() and scores.stat().st_size):
         print(f"scoring {folder}", flush=True)
         places = {"DATA": data, "CHECKPOINT": folder / "checkpoint_last.pt", "RESULTS": folder, "GPUS": 0}
         environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
@@ -79,9 +80,9 @@ def read(folder: Path) -> Dict:
         if "| INFO | valid |" in line:
             entry = json.loads(line.split("|")[-1])
             curve[int(entry["valid_num_updates"])] = float(entry["valid_nll_loss"])
-    parameters = next(line for line in lines if "num. shared model params" in line)
+    parameters = re.search(r"num\. shared model params: ([\d,]+)", "\n".join(lines))
     return {
-        "parameters": int(re.search(r"params: ([\d,]+)", parameters).group(1).replace(",", "")),
+        "parameters": parameters and int(parameters.group(1).replace(",", "")),
         "valid_bits_per_token": sorted(curve.items()),
         "scores": (folder / "scores.txt").read_text().splitlines() if (folder / "scores.txt").exists() else None,
     }
@@ -89,6 +90,7 @@ def read(folder: Path) -> Dict:
 
 def collect(out: Path, target: Path) -> None:
     runs = {folder.name: read(folder) for folder in sorted(out.iterdir()) if (folder / "train.log").exists()}
+    runs = {name: found for name, found in runs.items() if found["valid_bits_per_token"]}  # others have just begun
     target.write_text(json.dumps(runs, indent=1) + "\n")
     for name, found in runs.items():
         update, bits = found["valid_bits_per_token"][-1]

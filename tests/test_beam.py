@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models import beam as beam_module
+from mega_fairseq.models.beam import DecoderState
 from mega_fairseq.models.decoder import STATE
+from mega_fairseq.modules import CrossAttentionState, GatedAttentionState, MegaBlockState
+from mega_fairseq.ops.chunks import KeyValues
 from tests.golden_models import PAD, dictionary
 
 WORDS, SENTENCES, BEAMS = 40, 3, 3
@@ -162,6 +165,58 @@ def test_a_search_that_forgets_to_reorder_is_caught(name):
             search.step()
     finally:
         del search.model.decoder.reorder_incremental_state_scripting
+
+
+@torch.no_grad()
+def test_the_table_of_what_beams_share_grows_with_sentences_not_with_their_square():
+    state = DecoderState((), 3)
+    rows = 4000
+    mixer = GatedAttentionState(torch.zeros(rows, 1, 1), KeyValues(torch.zeros(rows, 3, 1), torch.zeros(rows, 3, 1)))
+    cross = CrossAttentionState(torch.zeros(rows // 4, 1, 1), torch.zeros(rows // 4, 1, 1), None, 3)
+    state = state._replace(blocks=(MegaBlockState(mixer, cross),))
+    order = torch.arange(rows).view(-1, 4).flip(1).flatten()
+    assert beam_module.reorder(state, order).shared.numel() == 4 * rows
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@torch.no_grad()
+def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
+    made, tokens = MODELS["full"], torch.full((count, 3), 5)
+    out = made.encoder.reorder_encoder_out(made.encoder(sources()), torch.arange(count))
+    expected, _ = made.decoder(tokens, made.encoder(sources()[:count]))
+    torch.testing.assert_close(made.decoder(tokens, out)[0], expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@torch.no_grad()
+def test_pads_in_a_prefix_count_for_nothing_when_fed_token_by_token(pad_left):
+    made, state = MODELS["full"], {}
+    tokens = torch.randint(4, WORDS, (SENTENCES, 6), generator=torch.Generator().manual_seed(5))
+    tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
+    out = made.encoder(sources())
+    whole, _ = made.decoder(tokens, out)
+    for step in range(1, 7):
+        logits, _ = made.decoder(tokens[:, :step], out, state)
+        real = tokens[:, step - 1] != PAD
+        torch.testing.assert_close(logits[real, -1], whole[real, step - 1], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_search_that_goes_on_with_gradients_gets_them():
+    made, state = MODELS["full"], {}
+    tokens, out = torch.full((SENTENCES, 4), 5), MODELS["full"].encoder(sources())
+    for step in (1, 2, 3):
+        made.decoder(tokens[:, :step], out, state)
+    with torch.enable_grad():
+        logits, _ = made.decoder(tokens, out, state)
+        logits.sum().backward()
+    assert made.decoder.layers[0].mixer.values.weight.grad is not None
+    made.zero_grad()
+
+
+def test_retained_dropout_is_refused_rather_than_forgotten():
+    with pytest.raises(ValueError, match="--retain-dropout"):
+        model().make_generation_fast_(retain_dropout=True)
 
 
 @torch.no_grad()

@@ -25,12 +25,17 @@ class Ready(NamedTuple):
 class DecoderState(NamedTuple):
     blocks: Tuple[MegaBlockState, ...]
     length: int  # tokens seen
-    shared: Tensor  # (R, R) on the CPU: how many first tokens two rows certainly have in common
+    shared: Optional[Tensor] = None  # (S, b, b) on the CPU: first tokens that two beams of a sentence have in common
     ready: Optional[Ready] = None
 
-    @classmethod
-    def start(cls, blocks: Tuple[MegaBlockState, ...], rows: int) -> "DecoderState":
-        return cls(blocks, 0, torch.zeros(rows, rows, dtype=torch.long))
+
+class Move(NamedTuple):
+    """What an order of rows means: rows of one sentence stand together, b of them, before and after."""
+
+    order: Tensor  # (R',) the row that each row continues
+    sources: Tensor  # (S',) the source of each sentence that is left; where rows are mixed up, of each row
+    first: Optional[int]  # rows differ in no token before this one from the row they continue; None for other rows
+    shared: Optional[Tensor]
 
 
 def reorder(state: DecoderState, order: Tensor) -> DecoderState:
@@ -38,23 +43,40 @@ def reorder(state: DecoderState, order: Tensor) -> DecoderState:
 
     The caller owns `state` and gives it up: its caches are written over.
     """
-    chosen, rows = order.cpu(), state.shared.size(0)
-    steady = chosen.numel() == rows
-    moved = chosen != torch.arange(chosen.numel())
-    if steady and not moved.any():
+    rows = state.blocks[0].mixer.ema.size(0)
+    chosen = order.cpu()
+    if torch.equal(chosen, torch.arange(rows)):
         return state
-    # Tokens before `parting` are the same in every row and in the one it continues.
-    parting = int(state.shared[moved.nonzero(), chosen[moved].unsqueeze(1)].min()) if steady else 0
-    siblings = chosen.unsqueeze(1) == chosen
-    shared = state.shared[chosen][:, chosen].masked_fill(siblings, state.length)
+    move = _move(state, order, chosen, rows)
 
     def block(past: MegaBlockState) -> MegaBlockState:
         cache, ema = past.mixer.cache, past.mixer.ema.index_select(0, order)
-        first = max(0, parting - (state.length - cache.keys.size(1)))  # the cache holds the last tokens only
-        mixer = past.mixer._replace(ema=ema, cache=_reordered(cache, order, first if steady else None))
-        return MegaBlockState(mixer, None if past.cross is None else _same_sources(past.cross, chosen, rows))
+        before = state.length - cache.keys.size(1)  # the cache holds the last tokens only
+        first = None if move.first is None else max(0, move.first - before)
+        mixer = past.mixer._replace(ema=ema, cache=_reordered(cache, order, first))
+        return MegaBlockState(mixer, _same_sources(past.cross, move))
 
-    return state._replace(blocks=tuple(map(block, state.blocks)), shared=shared)
+    return state._replace(blocks=tuple(map(block, state.blocks)), shared=move.shared)
+
+
+def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int) -> Move:
+    sources = state.blocks[0].cross.keys.size(0)
+    beams = rows // sources
+    sentence = chosen // beams
+    if chosen.numel() % beams or not torch.equal(sentence, sentence[::beams].repeat_interleave(beams)):
+        return Move(order, sentence.to(order.device), None, None)
+    kept = sentence[::beams]  # (S',)
+    beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
+    shared = torch.zeros(sources, beams, beams, dtype=torch.long) if state.shared is None else state.shared
+    common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # of each row's parent with every beam
+    first = None
+    if torch.equal(kept, torch.arange(sources)):
+        with_parent = common.diagonal(dim1=1, dim2=2)  # of the parent with who stood in the row before
+        moved = beam != torch.arange(beams)
+        first = int(with_parent[moved].min())
+    shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
+    shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # siblings share everything
+    return Move(order, kept.to(order.device), first, shared)
 
 
 def _reordered(cache: KeyValues, order: Tensor, first: Optional[int]) -> KeyValues:
@@ -66,19 +88,12 @@ def _reordered(cache: KeyValues, order: Tensor, first: Optional[int]) -> KeyValu
     return cache
 
 
-def _same_sources(cross: CrossAttentionState, chosen: Tensor, rows: int) -> CrossAttentionState:
-    """Sources of the sentences that are still there, one for all beams of a sentence as long as they stay together."""
-    beams = rows // cross.keys.size(0)
-    sentences = chosen // beams
-    if chosen.numel() % beams == 0 and bool((sentences.view(-1, beams) == sentences[::beams].unsqueeze(1)).all()):
-        sentences = sentences[::beams]
-    if not torch.equal(sentences, torch.arange(cross.keys.size(0))):
-        index = sentences.to(cross.keys.device)
-        cross = cross._replace(
-            keys=cross.keys.index_select(0, index),
-            values=cross.values.index_select(0, index),
-            padding=None if cross.padding is None else cross.padding.index_select(0, index),
-        )
+def _same_sources(cross: CrossAttentionState, move: Move) -> CrossAttentionState:
+    """The sources of the sentences that are left, untouched while all are; how far each row has come moves with it."""
     if cross.lengths is not None:
-        cross = cross._replace(lengths=cross.lengths.index_select(0, chosen.to(cross.lengths.device)))
-    return cross
+        cross = cross._replace(lengths=cross.lengths.index_select(0, move.order))
+    if move.first is not None:
+        return cross
+    tensors = {name: getattr(cross, name) for name in ("keys", "values", "padding")}
+    chosen = {name: None if t is None else t.index_select(0, move.sources) for name, t in tensors.items()}
+    return cross._replace(**chosen)

@@ -17,8 +17,6 @@ from fairseq.distributed.utils import _TensorPlaceholder
 
 def allow_plain_containers() -> None:
     """Tells torch.load that fairseq's configs, numpy numbers and argparse's namespaces are data."""
-    if not hasattr(torch.serialization, "add_safe_globals"):  # before torch 2.4 there is no such list
-        return
     core = getattr(np, "_core", None) or np.core
     metadata = omegaconf.base
     torch.serialization.add_safe_globals(

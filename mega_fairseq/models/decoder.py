@@ -4,7 +4,6 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder
 from fairseq.modules import AdaptiveSoftmax
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import embed, embedding_norm
-from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
-from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, SequenceNorm
-from mega_fairseq.modules.step import can_step
+from mega_fairseq.models.options import UNBOUNDED, MegaOptions, adaptive_cutoffs, layer_configs
+from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, SequenceNorm, can_step
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment
 
@@ -38,7 +36,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
             self.adaptive_softmax = AdaptiveSoftmax(
                 len(dictionary),
                 dim,
-                utils.eval_str_list(cfg.adaptive_softmax_cutoff, type=int),
+                adaptive_cutoffs(cfg, len(dictionary)),
                 dropout=cfg.adaptive_softmax_dropout,
                 factor=cfg.adaptive_softmax_factor,
             )
@@ -73,8 +71,9 @@ class MegaDecoder(FairseqIncrementalDecoder):
         """(B, L) -> (B, L, D); with an incremental state, of the tokens that it has not seen yet."""
         state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
         if state is None:
-            state = self._start(encoder_out, prev_output_tokens.size(0))
+            state = self._start(encoder_out)
         else:
+            # Callers hand in everything so far, as fairseq's generator does, or the newest token alone.
             unseen = max(1, prev_output_tokens.size(1) - state.length)
             prev_output_tokens = prev_output_tokens[:, -unseen:]
         x, attn, state = self._advance(prev_output_tokens, state, carry=incremental_state is not None)
@@ -82,12 +81,12 @@ class MegaDecoder(FairseqIncrementalDecoder):
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
 
-    def _start(self, encoder_out: Dict[str, List[Any]], targets: int) -> DecoderState:
+    def _start(self, encoder_out: Dict[str, List[Any]]) -> DecoderState:
         """The state before the first token: the source as each layer projects it, once a sentence."""
         source = encoder_out["encoder_out"][0].transpose(0, 1)  # (L, S, D) -> (S, L, D)
         padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
         rows = encoder_out["rows"][0] if encoder_out["rows"] else None
-        if rows is not None and not torch.equal(rows, _in_beams(source.size(0), rows)):
+        if rows is not None and not _in_beams(rows, source.size(0)):
             source = source.index_select(0, rows)
             padding = None if padding is None else padding.index_select(0, rows)
         align = None if padding is None else Alignment.of(padding, crop=True)
@@ -95,25 +94,28 @@ class MegaDecoder(FairseqIncrementalDecoder):
             source = align.front(source)
         padding = None if align is None else align.done()
         blocks = (MegaBlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
-        return DecoderState.start(tuple(blocks), targets)
+        return DecoderState(tuple(blocks), 0)
 
     def _advance(
         self, tokens: Tensor, state: DecoderState, carry: bool
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.where_needed(padding) if tokens.size(1) > 1 else None
+        align = Alignment.where_needed(padding)
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
         # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
         mask = align.done() if align is not None and carry else None
-        ready = state.ready if tokens.size(1) == 1 else None
-        if ready is None and carry and tokens.size(1) == 1 and can_step(self.layers[0], state.blocks[0]):
-            ready = self._ready()
+        ready = None
+        if carry and align is None and tokens.size(1) == 1 and can_step(self.layers[0], state.blocks[0]):
+            ready = state.ready or self._ready()
         blocks, attn = [], None
         for i, (layer, past) in enumerate(zip(self.layers, state.blocks)):
             if self.need_attn and layer is self.layers[-1]:
-                attn = layer.cross_attention.weights(layer.mixer(x, past.mixer)[0], past.cross)  # (B, width, m)
-            x, after = layer(x, past, mask) if ready is None else ready.blocks[i](x, past)
+                x, after, attn = layer.with_weights(x, past, mask)  # (B, width, m)
+            elif ready is not None:
+                x, after = ready.blocks[i](x, past)
+            else:
+                x, after = layer(x, past, mask)
             blocks.append(after)
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -136,6 +138,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return (self.embed_tokens if self.output_projection is None else self.output_projection).weight
 
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+        """Rows follow their beams, in place: whoever forks a search clones the incremental state's tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
         if state is not None:
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
@@ -150,14 +153,17 @@ class MegaDecoder(FairseqIncrementalDecoder):
         """The longest source that its cross attention can take."""
         return self.layers[0].cross_attention.position_bias.reach or UNBOUNDED
 
-    def make_generation_fast_(self, need_attn: Any = False, **unused: Any) -> None:
+    def make_generation_fast_(self, need_attn: Any = False, retain_dropout: bool = False, **unused: Any) -> None:
         """fairseq's word before generation: attention is returned only to those who print alignments."""
+        if retain_dropout:
+            raise ValueError("--retain-dropout is not for Mega models, which drop nothing in generation; leave it out")
         self.need_attn = bool(need_attn)
 
 
-def _in_beams(sources: int, rows: Tensor) -> Tensor:
-    """The rows of a batch in which each source has as many neighbouring rows as any other."""
-    return torch.arange(rows.numel(), device=rows.device) // max(1, rows.numel() // sources)
+def _in_beams(rows: Tensor, sources: int) -> bool:
+    """Whether each source has as many neighbouring rows as any other."""
+    beams, rest = divmod(rows.numel(), sources)
+    return rest == 0 and torch.equal(rows, torch.arange(sources, device=rows.device).repeat_interleave(beams))
 
 
 def _in_source_order(attn: Tensor, encoder_out: Dict[str, List[Any]]) -> Tensor:

@@ -30,13 +30,13 @@ class MegaEncoder(FairseqEncoder):
     ) -> Dict[str, List[Any]]:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
         align = Alignment.where_needed(padding)
-        embeddings = embed(self, src_tokens if align is None else align.front(src_tokens))
+        x, states = embed(self, src_tokens if align is None else align.front(src_tokens)), []
         if align is not None:
-            embeddings = embeddings.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)
-        x, states = embeddings, []
+            x = x.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)
         for layer in self.layers:
             x = layer(x, padding_mask=None if align is None else align.done())  # (B, width, D)
-            states.append(x)
+            if return_all_hiddens:
+                states.append(x)
         if self.final_norm is not None:
             x = self.final_norm(x)
 
@@ -46,8 +46,8 @@ class MegaEncoder(FairseqEncoder):
         return {
             "encoder_out": [outward(x).transpose(0, 1)],  # (L, B, D), fairseq's order
             "encoder_padding_mask": [] if align is None else [padding],  # (B, L)
-            "encoder_embedding": [outward(embeddings)],  # (B, L, D)
-            "encoder_states": [outward(t).transpose(0, 1) for t in states] if return_all_hiddens else [],
+            "encoder_embedding": [],
+            "encoder_states": [outward(t).transpose(0, 1) for t in states],
             "src_tokens": [],
             "src_lengths": [],
             "rows": [],  # which sentence each row of a beam belongs to, once there are beams

@@ -11,7 +11,7 @@ from torch import Tensor
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import MegaOptions, option
+from mega_fairseq.models.options import MegaOptions, check_sizes, option
 from mega_fairseq.models.presets import register_with_presets
 
 
@@ -40,6 +40,8 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
         source, target = task.source_dictionary, task.target_dictionary
+        check_sizes(cfg, "encoder")
+        check_sizes(cfg, "decoder")
         _check_sharing(cfg, joined=source == target)
         encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         decoder_embed = encoder_embed

@@ -7,11 +7,12 @@ annotations, no `int | None`.
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Iterator, List, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from mega_fairseq.modules import POSITION_BIASES, FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
+from mega_fairseq.modules.config import check_positive
 from mega_fairseq.modules.linear import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -64,7 +65,7 @@ class MegaOptions(FairseqDataclass):
 
 
 @contextmanager
-def named_as_options(side: str):
+def named_as_options(side: str) -> Iterator[None]:
     """Errors of the module configs, with the names that the user typed in place of theirs."""
     names = {
         "dim": f"--{side}-embed-dim",
@@ -73,7 +74,8 @@ def named_as_options(side: str):
         "hidden_dim": f"--{side}-ffn-embed-dim",
         "ndim": f"--{side}-n-dim",
         "chunk_size": f"--{side}-chunk-size",
-        "truncation": "--truncation-length",
+        "truncation": f"--truncation-length or --{side}-truncation-length",
+        "layers": f"--{side}-layers",
         "max_positions": "--max-source-positions or --max-target-positions",
         "dropout": "--dropout",
         "attention_dropout": "--attention-dropout",
@@ -86,6 +88,27 @@ def named_as_options(side: str):
         yield
     except ValueError as error:
         raise ValueError(re.sub(r"\w+", lambda word: names.get(word.group(), word.group()), str(error))) from None
+
+
+def check_sizes(cfg: FairseqDataclass, side: str) -> None:
+    """What no layer's config would notice, or only after embeddings are made."""
+    names = {"dim": "embed_dim", "value_dim": "hidden_dim", "layers": "layers"}
+    with named_as_options(side):
+        check_positive(**{name: getattr(cfg, f"{side}_{option}") for name, option in names.items()})
+
+
+def adaptive_cutoffs(cfg: MegaOptions, types: int) -> List[int]:
+    """The ends of an adaptive softmax' clusters but the last, which ends with the vocabulary."""
+    given = str(cfg.adaptive_softmax_cutoff)
+    cutoffs = [int(part) if part.strip().isdigit() else 0 for part in given.strip("[]").split(",")]
+    if cutoffs != sorted(set(cutoffs)) or cutoffs[0] < 1 or cutoffs[-1] >= types:
+        raise ValueError(
+            f"--adaptive-softmax-cutoff is {given!r}; give rising numbers of types below the vocabulary's {types}, "
+            "separated by commas, as in 20000,60000"
+        )
+    if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
+        raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
+    return cutoffs
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:

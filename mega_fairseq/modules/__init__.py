@@ -8,7 +8,7 @@ from mega_fairseq.modules.feed_forward import NormalizedFeedForward
 from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position import POSITION_BIASES
-from mega_fairseq.modules.step import BlockStep
+from mega_fairseq.modules.step import BlockStep, can_step
 
 __all__ = [
     "POSITION_BIASES",
@@ -25,4 +25,5 @@ __all__ = [
     "MovingAverageGatedAttention",
     "NormalizedFeedForward",
     "SequenceNorm",
+    "can_step",
 ]

@@ -71,3 +71,14 @@ class MegaBlock(nn.Module):
         if self.feed_forward is not None:
             x = self.feed_forward(x, padding_mask)
         return (x, MegaBlockState(mixer_state, cross_state)) if self.causal else x
+
+    def with_weights(
+        self, x: Tensor, state: MegaBlockState, padding_mask: Optional[Padding] = None
+    ) -> Tuple[Tensor, MegaBlockState, Tensor]:
+        """`forward` with cross attention from a state, and the weights (B, L, m) that it gives to its source."""
+        x, mixer = self.mixer(x, state.mixer, padding_mask)
+        weights = self.cross_attention.weights(x, state.cross)
+        x, cross = self.cross_attention(x, None, state.cross, padding_mask)
+        if self.feed_forward is not None:
+            x = self.feed_forward(x, padding_mask)
+        return x, MegaBlockState(mixer, cross), weights

@@ -1,8 +1,8 @@
 """One token after another through a block: what generation runs, thousands of times, on the same weights.
 
 `BlockStep(block)` is the block for single tokens, with everything that does not depend on them done beforehand:
-projections laid out for a few rows, the EMA's coefficients, position biases. It reads the weights when it is made and
-never again, so it belongs to one generation. `step(x, state)` equals `block(x, state)` for x (R, 1, D).
+projections laid out for a few rows, the EMA's coefficients, position biases. Most weights are read when it is made, so
+it belongs to one generation, in which none may change. `step(x, state)` equals `block(x, state)` for x (R, 1, D).
 """
 
 from typing import List, Optional, Tuple

@@ -13,7 +13,7 @@ from torch import Tensor
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
 from mega_fairseq.ops.precision import is_compiling
 
-MIN_ROOM = 64  # tokens
+MIN_ROOM = 8  # tokens: little, since many rows at once hold as much each
 
 # (queries, keys, values, key padding) of whole groups -> outputs; the last query stands at the last key if causal
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
@@ -48,13 +48,14 @@ class KeyValues(NamedTuple):
 
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
         """These and n more, (B, m + n, .): without a gradient to record, nothing old is copied, save now and then."""
-        if torch.is_grad_enabled() or is_compiling():
-            return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         old, room = self.keys.size(1), self.room
         total = old + keys.size(1)
+        passing = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not kept as it is
+        if torch.is_grad_enabled() or is_compiling() or passing:
+            return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         if room is None or not room.ends_with(self.keys) or room.keys.size(1) < total:
-            grown = max(MIN_ROOM, 2 * total)  # doubling: a token is copied about once in its life
-            room = Room(keys, values, grown if chunk_size is None or total > chunk_size else min(grown, chunk_size))
+            grown = total + max(MIN_ROOM, total // 2)  # in proportion: a token is copied a few times in its life
+            room = Room(keys, values, grown if chunk_size is None else min(grown, chunk_size))
             room.append(self.keys, self.values)
         return KeyValues(*room.append(keys, values), self.padding, room)
 

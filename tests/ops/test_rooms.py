@@ -35,13 +35,20 @@ def test_most_appends_copy_nothing_old():
     for seed in range(1000):
         cache = cache.append(*tokens(1, seed=seed), None)
         places.add(cache.keys.data_ptr())
-    assert len(places) <= 6  # room for 64, 130, 262, 526, 1054 tokens
+    assert len(places) <= 13  # each half as large again as the last
 
 
 @torch.no_grad()
 def test_room_never_exceeds_a_chunk():
-    cache, _ = grown([1] * 10, chunk_size=12)
-    assert cache.room.keys.size(1) == 12 < MIN_ROOM
+    cache, _ = grown([1] * 11, chunk_size=12)
+    assert cache.room.keys.size(1) == 12 < 11 + MIN_ROOM
+
+
+@torch.no_grad()
+def test_pieces_that_finish_a_chunk_get_no_room():
+    cache, expected = grown([3, 500], chunk_size=12)
+    assert cache.room is None
+    assert torch.equal(cache.keys, expected)
 
 
 @torch.no_grad()
