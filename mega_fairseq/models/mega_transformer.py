@@ -102,6 +102,7 @@ PRESETS = {
     # for small corpora, laptops and the demo
     "mega_transformer_small": {
         **_regularised,
+        "init": "scaled",
         **_both(embed_dim=256, hidden_dim=512, z_dim=64, ffn_embed_dim=512, layers=3),
     },
 }

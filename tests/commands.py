@@ -1,0 +1,158 @@
+"""fairseq's commands with their real command lines, each in a process of its own, and what they say.
+
+Importing fairseq takes longer than most of what the tests ask of it. So a process is forked from one that has imported
+fairseq, but no plugin and no command; `fresh` starts one from nothing, as a shell does.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SIZES = {"train": 600, "valid": 23, "test": 37}  # primes: no batch size divides what is to be translated
+SYLLABLES = [consonant + vowel for consonant in "bdgklmnp" for vowel in "aeiou"]
+
+# Words of command lines, for a translation model that trains within seconds.
+PLUGIN = ["--user-dir", ROOT / "mega_fairseq"]
+CPU = ["--cpu", "--required-batch-size-multiple", 1]  # a multiple of 8, the default, drops the rest of the sentences
+
+
+def on_each_side(**sizes: int) -> Dict[str, int]:
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+
+
+def as_words(sizes: Dict[str, int]) -> List[str]:
+    return [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+
+
+SMALL = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 64}
+MEGA_SIZES = on_each_side(**SMALL, hidden_dim=64, z_dim=16, n_dim=4, chunk_size=5)  # sentences are several chunks long
+MEGA = ["--arch=mega_transformer", *as_words(MEGA_SIZES), "--normalize-before", "--share-all-embeddings"]
+STOCK = ["--arch=transformer_iwslt_de_en", *as_words(on_each_side(**SMALL, attention_heads=2))]
+TRAINING = [
+    *CPU, "--optimizer=adam", "--lr=0.02", "--clip-norm=1", "--criterion=label_smoothed_cross_entropy",
+    "--label-smoothing=0.1", "--max-tokens=300", "--no-epoch-checkpoints", "--log-format=json", "--log-interval=1",
+]  # fmt: skip
+SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
+
+
+def write_corpus(folder: Path) -> None:
+    """Sentences of words of one or two pieces, and their translation: a word that ends in `a` is said twice."""
+    for split, size in SIZES.items():
+        chance, pairs = random.Random(split), []
+        for _ in range(size):
+            words = [
+                "@@ ".join(chance.choices(SYLLABLES, k=chance.choice([1, 2]))) for _ in range(chance.randint(1, 7))
+            ]
+            pairs.append((words, [f"{word} {word}" if word.endswith("a") else word for word in words]))
+        for language, sentences in zip(("de", "en"), zip(*pairs)):
+            text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
+            (folder / f"{split}.{language}").write_text(text)
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+LIMIT = 300  # seconds for one command
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo"]
+)  # torch's optimizers import the last
+
+
+class Running:
+    """A command that has been started."""
+
+    def __init__(self, command: str, *arguments: Any, cwd: Optional[Path] = None):
+        output, self.output = tempfile.mkstemp()
+        os.close(output)
+        words = [f"fairseq-{command}", *map(str, arguments)]
+        self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output))
+        self.process.start()
+
+    def wait(self) -> Tuple[Optional[int], str]:
+        """Exit code, and what was said on both streams."""
+        self.process.join(LIMIT)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        said = Path(self.output).read_text()
+        os.remove(self.output)
+        return self.process.exitcode, said
+
+
+def _main(words: List[str], cwd: str, output: str) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.chdir(cwd)
+    multiprocessing.set_start_method(None, force=True)  # loaders start their workers as they would anywhere else
+    sys.argv = words
+    importlib.import_module("fairseq_cli." + words[0].split("-", 1)[1].replace("-", "_")).cli_main()
+
+
+def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
+    """All that a command says that ends well."""
+    code, said = Running(command, *arguments, cwd=cwd).wait()
+    assert code == 0, said
+    return said
+
+
+def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
+    """Like `fairseq`, for any program of a fresh process."""
+    result = subprocess.run(
+        list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def failure(command: str, *arguments: Any) -> str:
+    """The last line of a command that ends badly."""
+    code, said = Running(command, *arguments).wait()
+    assert code, said
+    return said.splitlines()[-1]
+
+
+def train_in_two_processes(*arguments: Any) -> str:
+    """What fairseq-train says in the first of two processes on CPUs; both end well."""
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        place = f"tcp://127.0.0.1:{any_port.getsockname()[1]}"
+    together = ["--ddp-backend=legacy_ddp", "--distributed-world-size=2", "--distributed-no-spawn"]
+    together += ["--distributed-backend=gloo", "--distributed-init-method", place]
+    both = [Running("train", *arguments, *together, "--distributed-rank", rank) for rank in (0, 1)]
+    ends = [process.wait() for process in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    return ends[0][1]
+
+
+# ------------------------------------------------------------------------------------------------ what was said
+
+
+def records(said: str, source: str) -> List[Dict[str, float]]:
+    """What fairseq-train logs as JSON: its `train_inner`, `train` or `valid` numbers."""
+    found = re.findall(rf"\b{source}\b\W*?(\{{.*\}})$", said, re.MULTILINE)
+    return [{name: float(value) for name, value in json.loads(record).items()} for record in found]
+
+
+def lines(said: str, letter: str) -> Iterator[Tuple[int, str]]:
+    """What stands in lines like `H-12`, by their number."""
+    for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", said, re.MULTILINE):
+        yield int(number), rest
+
+
+def translations(said: str) -> List[Tuple[int, str, float]]:
+    """Number, text and score of all hypotheses, in the order of the sentences."""
+    found = [(number, *rest.split("\t")) for number, rest in lines(said, "H")]
+    return [(number, text, float(score)) for number, score, text in sorted(found, key=lambda line: line[0])]

@@ -1,0 +1,449 @@
+"""Translation through fairseq's own command lines: what a user types, what comes out, what is left on disk."""
+
+import functools
+import json
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mega_fairseq.models  # noqa: F401  allows what checkpoints of stock models hold
+from tests.commands import (
+    CPU,
+    MEGA,
+    MEGA_SIZES,
+    PLUGIN,
+    ROOT,
+    SEARCH,
+    SIZES,
+    STOCK,
+    SYLLABLES,
+    TRAINING,
+    failure,
+    fairseq,
+    fresh,
+    lines,
+    records,
+    train_in_two_processes,
+    translations,
+    write_corpus,
+)
+
+# fairseq cuts batches anew when it resumes, but not from epoch to epoch; with this it does both times.
+SAME_BATCHES = "--grouped-shuffling"
+UPDATES, HALF_WAY = 150, 90  # both within an epoch, of 20 updates
+
+
+# ------------------------------------------------------------------------------------------------ what all share
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    files = [f"--{split}pref={folder / split}" for split in SIZES]
+    fresh(
+        sys.executable, "-m", "fairseq_cli.preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files,
+        "--destdir", folder / "bin",
+    )  # fmt: skip
+    return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def sources(corpus):
+    return (corpus.parent / "test.de").read_text().splitlines()
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """A model that has learned something, in a fresh process; and one from half of the way there."""
+    folder = tmp_path_factory.mktemp("trained")
+    said = fresh(
+        sys.executable, "-m", "fairseq_cli.train", corpus, *PLUGIN, *MEGA, *TRAINING, SAME_BATCHES,
+        "--max-update", UPDATES, "--save-interval-updates", HALF_WAY, "--save-dir", folder,
+    )  # fmt: skip
+    (half_way,) = folder.glob(f"checkpoint_*_{HALF_WAY}.pt")
+    return SimpleNamespace(last=folder / "checkpoint_last.pt", half_way=half_way, said=said, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def stock(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stock")
+    fairseq("train", corpus, *STOCK, *TRAINING, "--max-update=30", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
+
+
+def train(corpus, folder, *options, updates):
+    return fairseq("train", corpus, *PLUGIN, *MEGA, *TRAINING, "--save-dir", folder, "--max-update", updates, *options)
+
+
+def checkpoint(path):
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture(scope="session")
+def generate(corpus, trained):
+    """Calls fairseq-generate, each call once; gives what it said."""
+
+    @functools.lru_cache(maxsize=None)
+    def call(*options, path=trained.last, data=corpus):
+        return fairseq("generate", data, *PLUGIN, *CPU, *SEARCH, "--path", path, *options)
+
+    return call
+
+
+def texts(said):
+    return [text for _, text, _ in translations(said)]
+
+
+def scores(said):
+    return [score for *_, score in translations(said)]
+
+
+def bleu(said):
+    return float(re.search(r"BLEU4 = ([\d.]+)", said).group(1))
+
+
+def assert_same_translations(said, other):
+    """One for each sentence of the test set, and the same by either command."""
+    assert [number for number, *_ in translations(said)] == list(range(SIZES["test"]))
+    assert texts(said) == texts(other)
+    assert scores(said) == pytest.approx(scores(other), abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ fairseq-train
+
+
+def test_training_lowers_the_loss(trained):
+    losses = [record["loss"] for record in records(trained.said, "train_inner")]
+    assert len(losses) == UPDATES
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_checkpoint_is_read_by_a_process_that_knows_nothing_of_the_plugin(trained):
+    program = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['cfg']['model']['_name'])"
+    assert fresh(sys.executable, "-c", program, trained.last, cwd=trained.folder) == "mega_transformer\n"
+
+
+def test_a_training_that_was_interrupted_within_an_epoch_ends_at_exactly_the_same_model(corpus, trained, tmp_path):
+    said = train(corpus, tmp_path, "--restore-file", trained.half_way, SAME_BATCHES, updates=UPDATES)
+    assert checkpoint(trained.half_way)["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
+    whole, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(resumed["model"], whole["model"], rtol=0, atol=0)
+    torch.testing.assert_close(resumed["last_optimizer_state"], whole["last_optimizer_state"], rtol=0, atol=0)
+    curves = [
+        {record["num_updates"]: record["loss"] for record in records(each, "train_inner")}
+        for each in (trained.said, said)
+    ]
+    assert curves[1] == {update: loss for update, loss in curves[0].items() if update > HALF_WAY}
+
+
+def test_validation_of_a_checkpoint_repeats_the_loss_of_its_training(corpus, trained):
+    said = fairseq("validate", corpus, *PLUGIN, "--task=translation", *CPU, "--batch-size=7", "--path", trained.last)
+    loss = float(re.search(r"valid on 'valid' subset \| loss ([\d.]+)", said).group(1))
+    assert loss == pytest.approx(records(trained.said, "valid")[-1]["valid_loss"], abs=2e-3)
+
+
+def test_sentences_beyond_the_reach_of_the_simple_bias_are_refused_before_the_first_update(corpus):
+    words = ["--max-source-positions=8", "--encoder-chunk-size=-1"]
+    line = failure("train", corpus, *PLUGIN, *MEGA, *TRAINING, "--no-save", *words)
+    assert "max_positions=(8, 1024), skip this example with --skip-invalid-size-inputs-valid-test" in line
+
+
+# ------------------------------------------------------------------------------------------------ fairseq-generate
+
+
+@pytest.mark.parametrize("padding", [[], ["--left-pad-source"]], ids=["left", "right"])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_neither_the_batch_nor_the_side_of_padding_changes_a_translation(generate, size, padding):
+    said, alone = generate(f"--batch-size={size}", *padding), generate("--batch-size=1")
+    assert_same_translations(said, alone)
+    assert bleu(said) == bleu(alone)
+
+
+def test_what_was_learned_is_translated(generate):
+    assert bleu(generate("--batch-size=64")) > 40
+
+
+def test_decoding_step_by_step_scores_a_reference_as_the_whole_of_it_at_once(generate):
+    """The reference as a forced prefix against fairseq's scorer; some are longer than others."""
+    scored = generate("--batch-size=7", "--score-reference")
+    assert texts(scored) == [text for _, text in sorted(lines(scored, "T"))]
+    assert_same_translations(generate("--batch-size=7", "--prefix-size=40", "--max-len-b=40"), scored)
+
+
+def test_what_a_search_says_of_its_translations_is_said_of_them_as_references(generate, corpus, sources, tmp_path):
+    found = generate("--batch-size=7")
+    for language, sentences in (("de", sources), ("en", texts(found))):
+        (tmp_path / f"test.{language}").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    known = ["--joined-dictionary", "--srcdict", corpus / "dict.de.txt", "--destdir", tmp_path]
+    fairseq("preprocess", "-s", "de", "-t", "en", "--testpref", tmp_path / "test", *known)
+    assert_same_translations(found, generate("--batch-size=7", "--score-reference", data=tmp_path))
+
+
+def test_a_ragged_prefix_is_kept_in_any_batch(generate):
+    said = generate("--prefix-size=3", "--batch-size=64")
+    references = [text.split() for _, text in sorted(lines(said, "T"))]
+    assert min(map(len, references)) < 3 < max(map(len, references))
+    assert [text.split()[:3] for text in texts(said)] == [reference[:3] for reference in references]
+    assert_same_translations(said, generate("--prefix-size=3", "--batch-size=1"))
+
+
+def test_the_best_of_many_is_the_best_and_scores_fall(generate):
+    many = translations(generate("--batch-size=7", "--nbest=4"))
+    best = generate("--batch-size=7")
+    assert [text for _, text, _ in many[::4]] == texts(best)
+    for first in range(0, len(many), 4):
+        numbers, hypotheses, falling = zip(*many[first : first + 4])
+        assert (len(set(numbers)), len(set(hypotheses))) == (1, 4)
+        assert list(falling) == sorted(falling, reverse=True)
+
+
+def test_a_length_penalty_makes_translations_longer(generate):
+    words = [sum(map(len, texts(generate("--batch-size=64", "--lenpen", penalty)))) for penalty in (-2, 1, 4)]
+    assert words == sorted(words)
+    assert words[0] < words[-1]
+
+
+def test_a_restricted_search_is_the_same_in_any_batch(generate):
+    said = generate("--batch-size=64", "--min-len=9")
+    assert min(len(text.split()) for text in texts(said)) == 9
+    assert_same_translations(said, generate("--batch-size=5", "--min-len=9"))
+
+
+def test_samples_depend_on_the_seed_alone(corpus, trained):
+    sampling = ["--sampling", "--sampling-topk=10", "--temperature=2", "--beam=1", "--path", trained.last]
+    samples = [texts(fairseq("generate", corpus, *PLUGIN, *CPU, *SEARCH, *sampling, "--seed", n)) for n in (7, 7, 8)]
+    assert samples[0] == samples[1] != samples[2]
+
+
+def test_hard_alignments_point_into_the_source(generate):
+    said = generate("--batch-size=7", "--print-alignment=hard")
+    assert_same_translations(said, generate("--batch-size=7"))
+    sources, alignments = dict(lines(said, "S")), dict(lines(said, "A"))
+    assert set(alignments) == set(range(SIZES["test"]))
+    for number, text, _ in translations(said):
+        links = [tuple(map(int, link.split("-"))) for link in alignments[number].split()]
+        assert [target for _, target in links] == list(range(len(text.split())))
+        assert all(0 <= source < len(sources[number].split()) for source, _ in links)
+
+
+def test_soft_alignments_spread_each_target_over_the_source_alike_in_any_batch(generate):
+    spread = []
+    for size in (1, 7):
+        said = generate(f"--batch-size={size}", "--print-alignment=soft")
+        tables = {
+            number: torch.tensor([list(map(float, row.split(","))) for row in table.split()])
+            for number, table in lines(said, "A")
+        }
+        spread.append(tables)
+    torch.testing.assert_close(*spread, rtol=0, atol=1e-4)
+    sources = dict(lines(said, "S"))
+    for number, text, _ in translations(said):
+        assert tables[number].shape == (len(text.split()) + 1, len(sources[number].split()) + 1)  # with their ends
+        assert tables[number].min() >= 0
+        torch.testing.assert_close(tables[number].sum(1), torch.ones(len(tables[number])), rtol=0, atol=1e-4)
+
+
+def test_an_ensemble_of_a_model_with_itself_is_that_model(generate, trained):
+    twice = generate("--batch-size=7", path=f"{trained.last}:{trained.last}")
+    assert_same_translations(twice, generate("--batch-size=7"))
+
+
+@pytest.mark.parametrize("options", [["mega"], ["stock"], ["stock", "--print-alignment=hard"]], ids=" ".join)
+def test_models_of_an_ensemble_may_come_in_any_order_and_from_anywhere(generate, trained, stock, options):
+    other = {"mega": trained.half_way, "stock": stock}[options[0]]
+    one = generate("--batch-size=7", *options[1:], path=f"{trained.last}:{other}")
+    assert_same_translations(one, generate("--batch-size=64", *options[1:], path=f"{other}:{trained.last}"))
+    assert texts(one) != texts(generate("--batch-size=7"))
+
+
+# ------------------------------------------------------------------------------------------------ fairseq-interactive
+
+
+@pytest.fixture(scope="session")
+def interact(corpus, trained, tmp_path_factory):
+    """Calls fairseq-interactive with lines of text; gives what it said."""
+    file = tmp_path_factory.mktemp("interactive") / "input"
+
+    def call(sentences, *options, path=trained.last):
+        file.write_text("".join(f"{sentence}\n" for sentence in sentences))
+        return fairseq("interactive", corpus, *PLUGIN, "--cpu", *SEARCH, "--path", path, "--input", file, *options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--buffer-size=16", "--batch-size=5"], ["--buffer-size=64", "--batch-size=64"]]
+)
+def test_a_translation_on_demand_is_that_of_the_test_set(interact, generate, sources, options):
+    assert_same_translations(interact(sources, *options), generate("--batch-size=64"))
+
+
+def test_diverse_beams_are_the_same_in_any_batch(interact, sources):
+    """Not by fairseq-generate, whose search takes a sentence's number in the corpus for its place in the batch."""
+    options = ["--diverse-beam-groups=2", "--diverse-beam-strength=2", "--buffer-size=64"]
+    alone, together = (interact(sources, *options, f"--batch-size={size}") for size in (1, 64))
+    assert_same_translations(alone, together)
+
+
+@pytest.mark.parametrize("constraints", ["ordered", "unordered"])
+def test_constraints_are_met_by_our_model_as_by_a_stock_one(interact, sources, trained, stock, constraints):
+    asked = [f"{source}\tko@@ pu\tda" for source in sources[:9]]
+    options = [f"--constraints={constraints}", "--beam=8", "--buffer-size=9"]
+    for path in (stock, trained.last):
+        found = texts(interact(asked, *options, "--batch-size=9", path=path))
+        assert len(found) == len(asked)
+        for text in found:
+            assert re.search(r"(^| )ko@@ pu( |$)", text)
+            assert re.search(r"(^| )da( |$)", text)
+            assert constraints == "unordered" or re.search(r"(^| )ko@@ pu (.* )?da( |$)", text)
+    assert texts(interact(asked, *options, "--batch-size=1")) == found
+
+
+# ------------------------------------------------------------------------------------------------ fairseq-hydra-train
+
+
+@pytest.fixture(scope="session")
+def hydra(corpus, tmp_path_factory):
+    """Calls fairseq-hydra-train with a preset in a YAML file, from a folder of its own; gives the checkpoint."""
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {"_name": "translation", "data": str(corpus), "source_lang": "de", "target_lang": "en"},
+        "model": {"_name": "mega_transformer_base", "share_all_embeddings": True, **MEGA_SIZES},
+        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.02], "max_update": 8},
+        "dataset": {"max_tokens": 300, "required_batch_size_multiple": 1},
+        "checkpoint": {"no_epoch_checkpoints": True},
+    }
+
+    def call(folder, *overrides):
+        (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
+        # hydra keeps what is said for a file
+        words = ["--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", *overrides]
+        fairseq("hydra-train", *words, f"checkpoint.save_dir={folder}", cwd=folder)
+        return folder / "checkpoint_last.pt"
+
+    return call
+
+
+def test_a_preset_under_hydra_has_its_defaults_trains_resumes_and_translates(hydra, generate, tmp_path):
+    state = checkpoint(hydra(tmp_path))
+    names = ("_name", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "encoder_n_dim")
+    assert [state["cfg"]["model"][name] for name in names] == ["mega_transformer_base", 0.15, 0.1, 0.1, 0.1, 4]
+    path = hydra(tmp_path, "optimization.max_update=12")
+    log = (tmp_path / "hydra_train.log").read_text()
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 8 updates\)", log)
+    assert checkpoint(path)["optimizer_history"][-1]["num_updates"] == 12
+    assert_same_translations(generate("--batch-size=64", path=path), generate("--batch-size=7", path=path))
+
+
+def test_hydra_trains_in_bfloat16_on_the_cpu(hydra, tmp_path):
+    state = checkpoint(hydra(tmp_path, "common.bf16=true"))
+    assert state["cfg"]["common"]["bf16"]
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_bfloat16_trains_and_resumes_on_the_cpu(corpus, trained, tmp_path):
+    said = train(corpus, tmp_path, "--bf16", updates=8)
+    said += train(corpus, tmp_path, "--bf16", updates=16)
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 8 updates\)", said)
+    ours, exact = ([record["loss"] for record in records(each, "train_inner")] for each in (said, trained.said))
+    assert ours != exact[:16]
+    assert ours == pytest.approx(exact[:16], rel=0.05)
+
+
+@pytest.mark.parametrize("options", [["--memory-efficient-bf16"], ["--memory-efficient-fp16"], ["--amp"]])
+def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(corpus, trained, tmp_path, options):
+    """Not `--fp16`, which fairseq itself starts on a GPU only."""
+    said = train(corpus, tmp_path, *options, updates=5)
+    ours, exact = ([record["loss"] for record in records(each, "train_inner")] for each in (said, trained.said))
+    assert ours == pytest.approx(exact[:5], rel=0.05)
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_resume_as_one_with_batches_twice_as_large(corpus, tmp_path):
+    options = [
+        corpus,
+        *PLUGIN,
+        *MEGA,
+        *TRAINING,
+        "--dropout=0",
+        "--max-tokens=400",
+        "--load-checkpoint-on-all-dp-ranks",
+    ]
+    said = train_in_two_processes(*options, "--save-dir", tmp_path / "two", "--max-update=5")
+    said += train_in_two_processes(*options, "--save-dir", tmp_path / "two", "--max-update=12")
+    alone = fairseq("train", *options, "--save-dir", tmp_path / "one", "--max-update=12", "--update-freq=2")
+    both, one = (records(each, "train_inner") for each in (said, alone))
+    assert max(record["epoch"] for record in both) == 2
+    assert [record["num_updates"] for record in both] == list(range(1, 13))
+    for name, tolerance in {"loss": 2e-3, "bsz": 0, "wpb": 0}.items():
+        assert [record[name] for record in both] == pytest.approx([record[name] for record in one], abs=tolerance)
+    ours, theirs = (checkpoint(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("two", "one"))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes(corpus, trained, tmp_path):
+    pytest.importorskip("tensorboardX")
+    options = [
+        "--finetune-from-model", trained.last, "--lr=1e-5", "--eval-bleu", "--eval-bleu-remove-bpe",
+        '--eval-bleu-args={"beam": 4, "max_len_a": 0, "max_len_b": 30}', "--best-checkpoint-metric=bleu",
+        "--maximize-best-checkpoint-metric", "--tensorboard-logdir", tmp_path / "board",
+    ]  # fmt: skip
+    first = records(train(corpus, tmp_path, *options, updates=2), "valid")[-1]
+    assert first["valid_bleu"] > 30
+    assert checkpoint(tmp_path / "checkpoint_best.pt")["extra_state"]["best"] == first["valid_bleu"]
+    said = train(corpus, tmp_path, *options, updates=4)
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 2 updates\)", said)
+    last = records(said, "valid")[-1]
+    assert last["valid_num_updates"] == 4
+    assert last["valid_best_bleu"] == max(first["valid_bleu"], last["valid_bleu"])
+    for split, name in (("train_inner", b"loss"), ("valid", b"bleu")):
+        assert any(name in events.read_bytes() for events in (tmp_path / "board" / split).glob("events.*"))
+
+
+# ------------------------------------------------------------------------------------------------ from_pretrained
+
+HUB = """
+from mega_fairseq.models import MegaTransformerModel
+import json, sys
+folder, data, codes, *sentences = sys.argv[1:]
+hub = MegaTransformerModel.from_pretrained(folder, "checkpoint_best.pt", data, bpe="subword_nmt", bpe_codes=codes)
+how = {"beam": 4, "max_len_a": 0, "max_len_b": 30}
+print(json.dumps([hub.translate(sentences, **how), [hub.translate(sentence, **how) for sentence in sentences]]))
+"""
+
+
+def test_from_pretrained_translates_a_list_as_its_sentences_one_by_one(corpus, trained, generate, sources, tmp_path):
+    joined = [sentence.replace("@@ ", "") for sentence in sources]
+    codes = tmp_path / "codes"
+    merges = [f"{syllable[0]} {syllable[1]}{end}\n" for syllable in SYLLABLES for end in ("", "</w>")]
+    codes.write_text("".join(["#version: 0.2\n", *merges]))
+    said = fresh(sys.executable, "-c", HUB, trained.folder, corpus, codes, *joined, cwd=tmp_path)
+    together, one_by_one = json.loads(said.splitlines()[-1])
+    assert together == one_by_one
+    generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
+    assert together == texts(generated)
+
+
+@pytest.mark.parametrize(
+    ("cwd", "folder"), [(ROOT, "mega_fairseq"), (ROOT / "tests", "../mega_fairseq"), (Path("/"), ROOT / "mega_fairseq")]
+)
+def test_the_plugin_is_found_from_any_folder(corpus, trained, generate, cwd, folder):
+    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--user-dir", folder, "--batch-size=64"]
+    assert_same_translations(fairseq("generate", *words, cwd=cwd), generate("--batch-size=64"))
+
+
+def test_the_command_of_the_readme_finds_the_plugin(corpus, trained, generate, tmp_path):
+    scripts = Path(sysconfig.get_path("scripts"))
+    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--batch-size=64"]
+    shell = f'PATH={scripts}:$PATH; fairseq-generate "$@" --user-dir "$(mega-fairseq user-dir)"'
+    said = fresh("sh", "-c", shell, "sh", *words, cwd=tmp_path)
+    assert_same_translations(said, generate("--batch-size=64"))

@@ -1,0 +1,106 @@
+"""Presets and options of the translation model as fairseq's parser and hydra read them."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_REGISTRY, build_model
+from omegaconf import OmegaConf, open_dict
+
+import mega_fairseq.models  # noqa: F401  registers them
+from tests import golden_cases as golden
+from tests.commands import PLUGIN, failure
+
+PARAMETERS = {
+    "mega_transformer": 63_255_534,
+    "mega_transformer_base": 63_255_534,
+    "mega_transformer_laplace": 63_255_534,
+    "mega_transformer_big": 217_700_334,
+    "mega_transformer_small": 14_345_463,
+}  # with one table of embeddings for 33,000 types
+
+
+@pytest.fixture(scope="module")
+def joined():
+    """As much of a task as building a model takes: one dictionary of 33,000 types."""
+    words = Dictionary()
+    for index in range(33_000 - len(words)):
+        words.add_symbol(f"w{index}")
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
+
+
+def parsed(*words):
+    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(arguments).model
+
+
+def under_hydra(**model):
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.model, cfg.task = model, {"_name": "translation", "data": "data"}
+        add_defaults(cfg)
+    return cfg.model
+
+
+def plain(cfg):
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def test_every_preset_is_counted():
+    assert {name for name in MODEL_REGISTRY if name.startswith("mega_transformer")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset, joined):
+    command_line = parsed("--arch", preset, "--share-all-embeddings")
+    hydra = under_hydra(_name=preset, share_all_embeddings=True)
+    assert plain(command_line) == plain(hydra)
+    for cfg in (command_line, hydra):
+        with torch.device("meta"):
+            made = build_model(cfg, joined)
+        assert type(made) is MODEL_REGISTRY[preset]
+        assert sum(parameter.numel() for parameter in made.parameters()) == PARAMETERS[preset]
+
+
+def test_fairseq_train_takes_every_option_of_the_released_models():
+    released = json.loads((golden.FOLDER / "released_options_mega.json").read_text())["options"]
+    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
+    wanted = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
+    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in wanted.items()]
+    cfg = parsed("--arch=mega_transformer", *words)
+    assert {name: cfg[name] for name in wanted} == wanted
+
+
+@pytest.fixture(scope="module")
+def dictionaries(tmp_path_factory):
+    """A folder of two dictionaries that differ, and of no data."""
+    folder = tmp_path_factory.mktemp("dictionaries")
+    for language, size in (("de", 20), ("en", 30)):
+        (folder / f"dict.{language}.txt").write_text("".join(f"w{index} 1\n" for index in range(size)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--encoder-chunk-size=0"], "--encoder-chunk-size is 0; it must be a whole number of at least 1"),
+        (["--rel-pos-bias=rotary", "--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
+        (["--share-all-embeddings"], "they have two; run fairseq-preprocess with --joined-dictionary"),
+        (["--hidden-dropout=1"], "--hidden-dropout is 1.0; it must be a probability"),
+        (["--max-target-positions=-1", "--max-source-positions=0"], "--max-source-positions or --max-target-positions"),
+        (["--normalization-type=batchnorm"], "--normalization-type: invalid choice"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused_in_one_sentence_before_any_data_is_looked_for(dictionaries, words, said):
+    known = ["-s", "de", "-t", "en", "--arch=mega_transformer", "--max-tokens=9"]
+    line = failure("train", dictionaries, *PLUGIN, "--cpu", *known, *words)
+    assert re.match(r"(ValueError|fairseq-train: error): .*--", line)
+    assert said in line
