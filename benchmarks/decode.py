@@ -100,7 +100,7 @@ def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
     rows = []
     for length in lengths:
         steps = {name: generation(model, length) for name, model in models.items()}
-        times = seconds(steps, repeats if length <= 512 else 1)
+        times = seconds(steps, repeats) if length <= 512 else seconds(steps, 1, warm_up=0)  # minutes each
         rows.append({"length": length, "ms_per_token": {n: 1000 * t / length for n, t in times.items()}})
         ratios = "  ".join(
             f"{n} {1000 * t / length:7.2f} ms ({times['transformer'] / t:4.2f}x)" for n, t in times.items()

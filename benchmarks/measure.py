@@ -10,14 +10,14 @@ from typing import Callable, Dict, List
 import torch
 
 
-def seconds(steps: Dict[str, Callable[[], None]], repeats: int) -> Dict[str, float]:
+def seconds(steps: Dict[str, Callable[[], None]], repeats: int, warm_up: int = 1) -> Dict[str, float]:
     """Median CPU seconds of each step. They take turns, so that a slow spell of the machine hits all of them."""
     times: Dict[str, List[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):  # the first round warms up
+    for repeat in range(warm_up + repeats):
         for name, step in steps.items():
             start = time.process_time()
             step()
-            if repeat:
+            if repeat >= warm_up:
                 times[name].append(time.process_time() - start)
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 

@@ -227,6 +227,13 @@ def test_the_log_of_a_training_with_bleu_is_read_under_the_module_name_of_its_nu
 # -------------------------------------------------------------------------------------- options
 
 
+def test_reading_a_released_checkpoint_leaves_torchs_allow_list_as_it_was(tmp_path, capsys):
+    before = set(torch.serialization.get_safe_globals())
+    assert Namespace in before  # by mega_fairseq.models
+    test_the_log_of_a_training_with_bleu_is_read_under_the_module_name_of_its_numpy(tmp_path, capsys)
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
 def test_every_released_option_of_translation_models_is_an_option_of_ours():
     ours = {field.name for field in dataclasses.fields(MegaTransformerConfig)}
     assert not {option["name"] for option in RELEASED["options"]} - ours

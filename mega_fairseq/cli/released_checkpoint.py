@@ -38,7 +38,7 @@ def _load(path: str) -> Any:
     if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):  # as old as the allow-list that we need
         raise Refusal(f"torch {torch.__version__} cannot read it without executing it; convert with torch 2.6 or newer")
     try:
-        with torch.serialization.safe_globals(_needed_globals()):
+        with torch.serialization.safe_globals(_needed_globals()):  # which takes off its list all that it put on
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise Refusal(f"cannot be read ({error.strerror}); give the path of a checkpoint") from None
@@ -67,7 +67,8 @@ def _needed_globals() -> List[Global]:
         for function, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))
     ]
     dtypes = [type(np.dtype(name)) for name in ("int64", "float64")]
-    return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *names]
+    allowed = torch.serialization.get_safe_globals()  # and stays so when we are done
+    return [g for g in (argparse.Namespace, np.ndarray, np.dtype, *dtypes, *names) if g not in allowed]
 
 
 def _is_stored(tensor: Tensor) -> bool:
