@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py                     everything (about 25 minutes): table, and with --json a file
     python benchmarks/decode.py --lengths 64,512    some lengths
+    python benchmarks/decode.py --flat              only: does a token of a long translation cost more than of a short?
     python benchmarks/decode.py --quick             a minute, at small lengths: does it all run?
 
 One sentence, beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of
@@ -109,17 +110,35 @@ def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
     return rows
 
 
+def flat(short: int, long: int, vocabulary: int) -> Dict:
+    """CPU milliseconds per token in chunks, of a long translation amid short ones."""
+    model = mega(task(vocabulary), long + 8, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK)
+    runs = {length: generation(model, length) for length in (short, long)}
+    around = [seconds({"run": runs[short]}, 3)["run"] / short]
+    middle = seconds({"run": runs[long]}, 1, warm_up=0)["run"] / long
+    around.append(seconds({"run": runs[short]}, 3, warm_up=0)["run"] / short)
+    found = {"short": 1000 * sum(around) / 2, "long": 1000 * middle}
+    print(
+        f"{short} tokens {found['short']:.2f} ms, {long} tokens {found['long']:.2f} ms: {middle * 2 / sum(around):.2f}"
+    )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", help="comma-separated target lengths instead of 64, 256, 512, 2048")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds up to 512 tokens; the median counts")
     parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
+    parser.add_argument("--flat", action="store_true", help="only 256 against 2048 tokens, in chunks")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
+    if args.flat:
+        flat(*((16, 64, 1000) if args.quick else (256, 2048, VOCABULARY)))
+        return
     rows = table([16, 32], 1000, 1) if args.quick else table(lengths, VOCABULARY, args.repeats)
     if args.json:
         write_json(args.json, {"decode": rows})

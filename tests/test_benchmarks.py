@@ -66,6 +66,12 @@ def test_the_decode_benchmark_times_both_models_and_writes_its_numbers(tmp_path)
     assert set(rows[0]["ms_per_token"]) == {"transformer", "mega", "mega_chunk128"}
 
 
+def test_the_decode_benchmark_compares_a_long_translation_with_short_ones():
+    result = run("--flat", "--quick", script="decode.py")
+    assert result.returncode == 0, result.stderr
+    assert "16 tokens" in result.stdout.splitlines()[-1]
+
+
 def test_the_decode_gate_stops_a_model_that_decodes_wrongly():
     words = decode.task(50)
     model = decode.mega(words, 64, encoder_layers=1, decoder_layers=1)
