@@ -137,11 +137,11 @@ def main() -> None:
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
     if args.flat:
-        flat(*((16, 64, 1000) if args.quick else (256, 2048, VOCABULARY)))
-        return
-    rows = table([16, 32], 1000, 1) if args.quick else table(lengths, VOCABULARY, args.repeats)
+        results = {"flat": flat(*((16, 64, 1000) if args.quick else (256, 2048, VOCABULARY)))}
+    else:
+        results = {"decode": table([16, 32], 1000, 1) if args.quick else table(lengths, VOCABULARY, args.repeats)}
     if args.json:
-        write_json(args.json, {"decode": rows})
+        write_json(args.json, results)
 
 
 if __name__ == "__main__":

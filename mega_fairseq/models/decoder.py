@@ -10,9 +10,9 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
-from mega_fairseq.models.embedding import embed, embedding_norm
+from mega_fairseq.models.embedding import embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, adaptive_cutoffs, layer_configs
-from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, SequenceNorm, can_step
+from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, can_step
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment
 
@@ -30,7 +30,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         self.embed_norm = embedding_norm(cfg, dim)
         configs = layer_configs(cfg, "decoder", max_positions, source_dim=cfg.encoder_embed_dim)
         self.layers = nn.ModuleList(MegaBlock(*configs) for _ in range(cfg.decoder_layers))
-        self.final_norm = SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_before else None
+        self.final_norm = final_norm(cfg, dim)
         self.output_projection = None
         if cfg.adaptive_softmax_cutoff is not None:
             self.adaptive_softmax = AdaptiveSoftmax(

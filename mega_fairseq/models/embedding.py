@@ -1,4 +1,4 @@
-"""From tokens to the first layer's input, alike in encoders and decoders."""
+"""What stands around the layers, alike in encoders and decoders: from tokens to the first, and behind the last."""
 
 import math
 from typing import Optional
@@ -24,6 +24,11 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
 
 def embedding_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
     return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_embedding else None
+
+
+def final_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
+    """Pre-norm layers leave what comes out of the last one unnormed."""
+    return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_before else None
 
 
 def embed(stack: nn.Module, tokens: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
-from mega_fairseq.models.embedding import embed, embedding_norm
+from mega_fairseq.models.embedding import embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
-from mega_fairseq.modules import MegaBlock, SequenceNorm
+from mega_fairseq.modules import MegaBlock
 from mega_fairseq.ops.padding import Alignment, as_mask
 
 
@@ -22,8 +22,7 @@ class MegaEncoder(FairseqEncoder):
         self.embed_norm = embedding_norm(cfg, cfg.encoder_embed_dim)
         attention, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
         self.layers = nn.ModuleList(MegaBlock(attention, feed_forward) for _ in range(cfg.encoder_layers))
-        final = cfg.normalize_before
-        self.final_norm = SequenceNorm(str(cfg.normalization_type), cfg.encoder_embed_dim) if final else None
+        self.final_norm = final_norm(cfg, cfg.encoder_embed_dim)
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
@@ -60,5 +59,5 @@ class MegaEncoder(FairseqEncoder):
 
     def max_positions(self) -> int:
         """The longest sentence that position bias `simple` can take, where no chunk bounds it."""
-        reach = None if not self.layers else self.layers[0].mixer.position_bias.reach
+        reach = self.layers[0].mixer.position_bias.reach
         return UNBOUNDED if reach is None or self.cfg.encoder_chunk_size != -1 else reach

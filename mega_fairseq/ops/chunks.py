@@ -110,11 +110,11 @@ def causal_chunked(
 
     `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query looks.
     """
-    new, align, room = q.size(1), None, None
+    new, align, padding, room = q.size(1), None, None, None
     if cache is not None:
         k, v, padding, room = cache.append(k, v, chunk_size)
     total = k.size(1)
-    if cache is not None and padding is not None:
+    if padding is not None:
         # Rows stand at different places in their chunks: put each one's keys in a row again, queries beside them.
         pads = (
             q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
