@@ -11,4 +11,6 @@ import sys
 __version__ = "0.1.0"
 
 if "fairseq" in sys.modules:
-    import mega_fairseq.models  # noqa: F401
+    import mega_fairseq.criterions
+    import mega_fairseq.models
+    import mega_fairseq.tasks  # noqa: F401

@@ -24,6 +24,7 @@ RENAMED: Tuple[Tuple[str, str], ...] = (
     ("fc1.bias", "expand.bias"),
     ("fc2.weight", "contract.weight"),
     ("fc2.bias", "contract.bias"),
+    ("project_in_dim.weight", "embed_tokens.project.weight"),
 )
 EMA_NAMES = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
 # Parts of a whole model, wherever they stand in a name.

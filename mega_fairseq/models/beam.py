@@ -60,6 +60,8 @@ def reorder(state: DecoderState, order: Tensor) -> DecoderState:
 
 
 def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int) -> Move:
+    if state.blocks[0].cross is None:  # no source tells which rows are of one sentence
+        return Move(order, order, None, None)
     sources = state.blocks[0].cross.keys.size(0)
     beams = rows // sources
     sentence = chosen // beams
@@ -88,8 +90,10 @@ def _reordered(cache: KeyValues, order: Tensor, first: Optional[int]) -> KeyValu
     return cache
 
 
-def _same_sources(cross: CrossAttentionState, move: Move) -> CrossAttentionState:
+def _same_sources(cross: Optional[CrossAttentionState], move: Move) -> Optional[CrossAttentionState]:
     """The sources of the sentences that are left, untouched while all are; how far each row has come moves with it."""
+    if cross is None:
+        return None
     if cross.lengths is not None:
         cross = cross._replace(lengths=cross.lengths.index_select(0, move.order))
     if move.first is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import embed, embedding_norm, final_norm
-from mega_fairseq.models.options import UNBOUNDED, MegaOptions, adaptive_cutoffs, layer_configs
+from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, can_step
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment
@@ -21,26 +21,27 @@ STATE = "state"  # key of the DecoderState in fairseq's incremental state
 
 
 class MegaDecoder(FairseqIncrementalDecoder):
-    """(B, L) target tokens and the encoder's output -> (B, L, V) scores."""
+    """(B, L) target tokens and the encoder's output, where there is an encoder -> (B, L, V) scores."""
 
-    def __init__(self, cfg: MegaOptions, dictionary: Dictionary, embed_tokens: nn.Embedding, max_positions: int):
+    def __init__(
+        self,
+        cfg: MegaOptions,
+        dictionary: Dictionary,
+        embed_tokens: nn.Module,
+        max_positions: int,
+        source_dim: Optional[int] = None,
+        adaptive_softmax: Optional[AdaptiveSoftmax] = None,
+        affine_final_norm: bool = True,
+    ):
         super().__init__(dictionary)
         self.cfg, self.padding_idx, dim = cfg, dictionary.pad(), cfg.decoder_embed_dim
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, dim)
-        configs = layer_configs(cfg, "decoder", max_positions, source_dim=cfg.encoder_embed_dim)
+        configs = layer_configs(cfg, "decoder", max_positions, source_dim)
         self.layers = nn.ModuleList(MegaBlock(*configs) for _ in range(cfg.decoder_layers))
-        self.final_norm = final_norm(cfg, dim)
-        self.output_projection = None
-        if cfg.adaptive_softmax_cutoff is not None:
-            self.adaptive_softmax = AdaptiveSoftmax(
-                len(dictionary),
-                dim,
-                adaptive_cutoffs(cfg, len(dictionary)),
-                dropout=cfg.adaptive_softmax_dropout,
-                factor=cfg.adaptive_softmax_factor,
-            )
-        elif not cfg.share_decoder_input_output_embed:
+        self.final_norm = final_norm(cfg, dim, affine_final_norm)
+        self.adaptive_softmax, self.output_projection = adaptive_softmax, None
+        if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
             self.output_projection = nn.Linear(dim, len(dictionary), bias=False)
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
         self.need_attn = False
@@ -76,13 +77,16 @@ class MegaDecoder(FairseqIncrementalDecoder):
             # Callers hand in everything so far, as fairseq's generator does, or the newest token alone.
             unseen = max(1, prev_output_tokens.size(1) - state.length)
             prev_output_tokens = prev_output_tokens[:, -unseen:]
-        x, attn, state = self._advance(prev_output_tokens, state, carry=incremental_state is not None)
+        ready = incremental_state is not None and prev_output_tokens.size(1) == 1
+        x, attn, state = self._advance(prev_output_tokens, state, carry=incremental_state is not None, ready=ready)
         if incremental_state is not None:
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
 
-    def _start(self, encoder_out: Dict[str, List[Any]]) -> DecoderState:
-        """The state before the first token: the source as each layer projects it, once a sentence."""
+    def _start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
+        """The state before the first token: the source, if any, as each layer projects it, once a sentence."""
+        if encoder_out is None:
+            return DecoderState(tuple(MegaBlockState(None) for _ in self.layers), 0)
         source = encoder_out["encoder_out"][0].transpose(0, 1)  # (L, S, D) -> (S, L, D)
         padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
         rows = encoder_out["rows"][0] if encoder_out["rows"] else None
@@ -97,7 +101,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return DecoderState(tuple(blocks), 0)
 
     def _advance(
-        self, tokens: Tensor, state: DecoderState, carry: bool
+        self, tokens: Tensor, state: DecoderState, carry: bool, ready: bool = False
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
@@ -105,15 +109,15 @@ class MegaDecoder(FairseqIncrementalDecoder):
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
         # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
         mask = align.done() if align is not None and carry else None
-        ready = None
-        if carry and align is None and tokens.size(1) == 1 and can_step(self.layers[0], state.blocks[0]):
-            ready = state.ready or self._ready()
+        steps = None
+        if ready and align is None and can_step(self.layers[0], state.blocks[0]):
+            steps = state.ready or self._ready()
         blocks, attn = [], None
         for i, (layer, past) in enumerate(zip(self.layers, state.blocks)):
             if self.need_attn and layer is self.layers[-1]:
                 x, after, attn = layer.with_weights(x, past, mask)  # (B, width, m)
-            elif ready is not None:
-                x, after = ready.blocks[i](x, past)
+            elif steps is not None:
+                x, after = steps.blocks[i](x, past)
             else:
                 x, after = layer(x, past, mask)
             blocks.append(after)
@@ -122,7 +126,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared, ready)
+        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared, steps)
 
     def _ready(self) -> Ready:
         output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
@@ -144,14 +148,15 @@ class MegaDecoder(FairseqIncrementalDecoder):
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
 
     def max_positions(self) -> int:
-        """The longest target that position bias `simple` can take."""
+        """The longest target that position bias `simple` can take, where no chunk bounds it."""
         reach = self.layers[0].mixer.position_bias.reach
         own = UNBOUNDED if reach is None or self.cfg.decoder_chunk_size != -1 else reach
         return min(own, self.max_source_positions())
 
     def max_source_positions(self) -> int:
         """The longest source that its cross attention can take."""
-        return self.layers[0].cross_attention.position_bias.reach or UNBOUNDED
+        cross = self.layers[0].cross_attention
+        return UNBOUNDED if cross is None or cross.position_bias.reach is None else cross.position_bias.reach
 
     def make_generation_fast_(self, need_attn: Any = False, retain_dropout: bool = False, **unused: Any) -> None:
         """fairseq's word before generation: attention is returned only to those who print alignments."""

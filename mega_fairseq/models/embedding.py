@@ -22,13 +22,25 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
     return embedding
 
 
+class NarrowEmbedding(nn.Embedding):
+    """Embeddings narrower than the model, brought to its width."""
+
+    def __init__(self, dictionary: Dictionary, dim: int, out_dim: int, path: Optional[str] = None):
+        super().__init__(len(dictionary), dim, _weight=token_embedding(dictionary, dim, path).weight.detach())
+        self.project = nn.Linear(dim, out_dim, bias=False)
+        nn.init.xavier_uniform_(self.project.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.project(super().forward(tokens))  # (B, L) -> (B, L, dim) -> (B, L, D)
+
+
 def embedding_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
     return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_embedding else None
 
 
-def final_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
+def final_norm(cfg: MegaOptions, dim: int, affine: bool = True) -> Optional[SequenceNorm]:
     """Pre-norm layers leave what comes out of the last one unnormed."""
-    return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_before else None
+    return SequenceNorm(str(cfg.normalization_type), dim, affine=affine) if cfg.normalize_before else None
 
 
 def embed(stack: nn.Module, tokens: Tensor) -> Tensor:

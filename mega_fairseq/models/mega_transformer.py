@@ -8,6 +8,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
+from mega_fairseq.models.adaptive import adaptive_softmax
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
@@ -52,7 +53,7 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
         longest = max(cfg.max_source_positions, cfg.max_target_positions)
         return cls(
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
-            MegaDecoder(cfg, target, decoder_embed, longest),
+            MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
 
     def forward(

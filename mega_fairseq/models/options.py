@@ -7,7 +7,7 @@ annotations, no `int | None`.
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
@@ -17,7 +17,7 @@ from mega_fairseq.modules.linear import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
-UNBOUNDED = 1_000_000  # what a model without a longest sequence answers: fairseq wants a whole number
+UNBOUNDED = 1_000_000_000  # what a model without a longest sequence answers: fairseq wants a whole number
 
 
 def option(default: Any, help: str) -> Any:
@@ -95,20 +95,6 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     names = {"dim": "embed_dim", "value_dim": "hidden_dim", "layers": "layers"}
     with named_as_options(side):
         check_positive(**{name: getattr(cfg, f"{side}_{option}") for name, option in names.items()})
-
-
-def adaptive_cutoffs(cfg: MegaOptions, types: int) -> List[int]:
-    """The ends of an adaptive softmax' clusters but the last, which ends with the vocabulary."""
-    given = str(cfg.adaptive_softmax_cutoff)
-    cutoffs = [int(part) if part.strip().isdigit() else 0 for part in given.strip("[]").split(",")]
-    if cutoffs != sorted(set(cutoffs)) or cutoffs[0] < 1 or cutoffs[-1] >= types:
-        raise ValueError(
-            f"--adaptive-softmax-cutoff is {given!r}; give rising numbers of types below the vocabulary's {types}, "
-            "separated by commas, as in 20000,60000"
-        )
-    if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
-        raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
-    return cutoffs
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:

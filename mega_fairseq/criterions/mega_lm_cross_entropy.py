@@ -1,0 +1,60 @@
+"""Cross entropy of a language model, from its targets' log-probabilities alone."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
+
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+from torch import Tensor
+
+
+@dataclass
+class MegaLMCrossEntropyConfig(FairseqDataclass):
+    sentence_avg: bool = II("optimization.sentence_avg")
+
+
+@register_criterion("mega_lm_cross_entropy", dataclass=MegaLMCrossEntropyConfig)
+class MegaLMCrossEntropy(FairseqCriterion):
+    """For one softmax and for an adaptive one: never as many scores at once as tokens times types.
+
+    Everything that has parameters runs inside the model's forward, and each parameter has a gradient in every batch:
+    any kind of data-parallel training works.
+    """
+
+    def __init__(self, task: FairseqTask, sentence_avg: bool):
+        super().__init__(task)
+        self.sentence_avg = sentence_avg
+
+    def forward(self, model: BaseFairseqModel, sample: Dict[str, Any]) -> Tuple[Tensor, int, Dict[str, Any]]:
+        net_input, target = sample["net_input"], sample["target"]
+        log_probs = model(**{**net_input, "target": target})[0].squeeze(-1)  # (B, L)
+        loss = -log_probs.masked_fill(target == self.padding_idx, 0.0).sum()
+        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
+        logging_output = {
+            "loss": loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": target.size(0),
+            "sample_size": sample_size,
+        }
+        return loss, sample_size, logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: List[Dict[str, Any]]) -> None:
+        """`loss` in bits as fairseq has it, `bpc` in bits per token, its perplexity `ppl`."""
+        total, tokens, size = (
+            utils.item(sum(output.get(name, 0) for output in logging_outputs))
+            for name in ("loss", "ntokens", "sample_size")
+        )
+        metrics.log_scalar("loss", total / size / math.log(2), size, round=4)
+        metrics.log_scalar("bpc", total / tokens / math.log(2), tokens, round=4)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["bpc"].avg))
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

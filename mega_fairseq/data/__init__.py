@@ -1,0 +1,7 @@
+"""Datasets of language modelling: one long sequence, cut into segments to train on and into streams to evaluate."""
+
+from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.segments import SegmentDataset
+from mega_fairseq.data.streams import StreamDataset
+
+__all__ = ["Corpus", "SegmentDataset", "StreamDataset"]

@@ -1,0 +1,34 @@
+"""From pieces of a corpus to what a language model and its criterion take."""
+
+from typing import Any, Dict, List
+
+import torch
+from fairseq.data import data_utils
+from torch import Tensor
+
+from mega_fairseq.data.corpus import Corpus
+
+
+def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dict[str, Tensor]:
+    """Targets start .. stop - 1 and as sources the tokens before them; before a document's first stands `eos`."""
+    target = corpus.read(start, stop)
+    before = target.new_tensor([eos]) if first else corpus.read(start - 1, start)
+    return {"source": torch.cat([before, target[:-1]]), "target": target}
+
+
+def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
+    """Samples side by side, padded on the right; fairseq asks for an empty batch where a process has none."""
+    if not samples:
+        return {}
+    target = data_utils.collate_tokens([sample["target"] for sample in samples], pad)  # (B, L)
+    lengths = torch.tensor([sample["target"].numel() for sample in samples])
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        "nsentences": len(samples),
+        "ntokens": int(lengths.sum()),
+        "net_input": {
+            "src_tokens": data_utils.collate_tokens([sample["source"] for sample in samples], pad),
+            "src_lengths": lengths,
+        },
+        "target": target,
+    }

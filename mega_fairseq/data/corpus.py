@@ -1,0 +1,102 @@
+"""A split of binarised text as one long sequence of tokens, read where it lies."""
+
+import os
+from typing import Iterator, List
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import (
+    MMapIndexedDataset,
+    data_file_path,
+    index_file_path,
+    infer_dataset_impl,
+)
+from torch import Tensor
+
+DOCUMENTS = ("stream", "line", "blank")
+
+
+class Corpus:
+    """What fairseq-preprocess wrote, with the borders of its lines; several parts (train, train1, ...) in a row."""
+
+    def __init__(self, parts: List[np.ndarray], lines: np.ndarray):
+        self.parts = parts
+        self.lines = lines.astype(np.int64)  # tokens of each line
+        self.starts = np.cumsum([0, *(part.size for part in parts)])  # of each part, and the end
+
+    @classmethod
+    def load(cls, path: str, dictionary: Dictionary, combine: bool = False) -> "Corpus":
+        """`path` is that of the .bin and .idx files, without their ending."""
+        parts, lines = [], []
+        for name in _part_paths(path, combine):
+            tokens, sizes = _read(name, dictionary)
+            if tokens.size != sizes.sum():
+                raise ValueError(
+                    f"{name}.bin has {tokens.size:,} tokens and {name}.idx speaks of {sizes.sum():,}: "
+                    "one of them is damaged; run fairseq-preprocess again"
+                )
+            if tokens.size and int(tokens.max()) >= len(dictionary):
+                raise ValueError(
+                    f"{name}.bin has type {int(tokens.max())} and dict.txt only {len(dictionary)} types: "
+                    "they are of different data; run fairseq-preprocess again, or copy the right dict.txt beside it"
+                )
+            parts.append(tokens)
+            lines.append(sizes)
+        corpus = cls(parts, np.concatenate(lines))
+        if not len(corpus):
+            raise ValueError(f"{path}.bin holds no token; check the text that fairseq-preprocess was given")
+        return corpus
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Tokens start .. stop - 1."""
+        pieces = []
+        for part, begin in zip(self.parts, self.starts):
+            first, last = max(start - int(begin), 0), min(stop - int(begin), part.size)
+            if first < last:
+                pieces.append(np.asarray(part[first:last], dtype=np.int64))
+        return torch.from_numpy(np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy())
+
+    def documents(self, how: str) -> np.ndarray:
+        """Where documents start, and the end of the last: (documents + 1,)."""
+        ends = np.cumsum(self.lines)
+        if how == "stream":
+            return np.array([0, len(self)])
+        if how == "line":
+            return np.concatenate([[0], ends[self.lines > 0]])
+        blank = self.lines == 1  # a lone end of line, which belongs to the document before it
+        last = blank & ~np.append(blank[1:], False)  # several blank lines are one border
+        return np.unique(np.concatenate([[0], ends[last], [len(self)]]))
+
+
+def _part_paths(path: str, combine: bool) -> Iterator[str]:
+    """`path`, and with `combine` also path1, path2, ..., as fairseq names them."""
+    number = 0
+    while True:
+        name = path + (str(number) if number else "")
+        if infer_dataset_impl(name) is None:
+            if number == 0:
+                raise FileNotFoundError(
+                    f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
+                )
+            return
+        yield name
+        if not combine:
+            return
+        number += 1
+
+
+def _read(name: str, dictionary: Dictionary):
+    """All tokens of one part, mapped from disk where its format allows, and the sizes of its lines."""
+    if infer_dataset_impl(name) == "mmap":
+        index = MMapIndexedDataset.Index(index_file_path(name))
+        sizes = np.array(index.sizes, dtype=np.int64)
+        data = data_file_path(name)
+        empty = os.path.getsize(data) == 0  # which cannot be mapped
+        return (np.empty(0, index.dtype) if empty else np.memmap(data, dtype=index.dtype, mode="r")), sizes
+    lines = data_utils.load_indexed_dataset(name, dictionary)
+    tokens = [lines[i].numpy() for i in range(len(lines))]
+    return (np.concatenate(tokens) if tokens else np.empty(0, np.int64)), np.array([t.size for t in tokens], np.int64)

@@ -1,0 +1,83 @@
+"""Training samples: segments of m chunks, m drawn anew for each segment and epoch (paper, section 4.4)."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+from fairseq.data import FairseqDataset
+from numpy.random import default_rng
+
+from mega_fairseq.data.batches import collate, shifted
+from mega_fairseq.data.corpus import Corpus
+
+
+class SegmentDataset(FairseqDataset):
+    """Each epoch holds every token once. Only (seed, epoch) decides where an epoch is cut: a resumed run sees the same.
+
+    A document's last segment is what is left of it. Sources are the targets one token earlier, also across segments.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        documents: np.ndarray,
+        chunk: int,
+        multiples: Tuple[int, int],
+        seed: int,
+        pad: int,
+        eos: int,
+    ):
+        self.corpus, self.documents, self.chunk, self.multiples = corpus, documents, chunk, multiples
+        self.seed, self.pad, self.eos = seed, pad, eos
+        self.epoch: Optional[int] = None
+        self.set_epoch(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        self.bounds = cut(self.documents, self.chunk, self.multiples, default_rng((self.seed, epoch)))
+        self.sizes = np.diff(self.bounds)
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return False  # batches of other sizes each epoch
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        start, stop = int(self.bounds[index]), int(self.bounds[index + 1])
+        place = np.searchsorted(self.documents, start)
+        return {"id": index, **shifted(self.corpus, start, stop, self.documents[place] == start, self.eos)}
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        return collate(samples, self.pad)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        """By size, so that batches need few pads; among equals at random, from fairseq's seed of this epoch."""
+        return np.lexsort([np.random.permutation(len(self)), self.sizes])
+
+    def batch_by_size(self, indices: np.ndarray, required_batch_size_multiple: int = 1, **limits: Any) -> Any:
+        """Of any number of segments: fairseq drops what is left over of a multiple, and nothing is to be dropped."""
+        return super().batch_by_size(indices, required_batch_size_multiple=1, **limits)
+
+
+def cut(documents: np.ndarray, chunk: int, multiples: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Borders of segments: each document from its start in steps of m chunks, m uniform in [min, max]."""
+    least, most = multiples
+    bounds = [documents]
+    for start, stop in zip(documents[:-1], documents[1:]):
+        if stop - start > least * chunk:
+            steps = rng.integers(least, most + 1, size=-(-(stop - start) // (least * chunk))) * chunk
+            inner = start + np.cumsum(steps)
+            bounds.append(inner[inner < stop])
+    return np.sort(np.concatenate(bounds))

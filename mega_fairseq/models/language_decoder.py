@@ -1,0 +1,98 @@
+"""The decoder of a language model: any length in pieces with carried state, scored where only targets are asked for."""
+
+import logging
+import time
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.models.adaptive import adaptive_log_probs
+from mega_fairseq.models.decoder import Extra, MegaDecoder
+from mega_fairseq.ops.log_probs import target_log_probs
+
+logger = logging.getLogger(__name__)
+TARGETS_ONLY = "target_log_probs"  # key in what forward returns: its first value holds log-probabilities of targets
+SECONDS_BETWEEN_REPORTS = 30.0
+
+
+class MegaLanguageDecoder(MegaDecoder):
+    """(B, L) tokens -> (B, L, V) scores of the next ones; given `target` (B, L), its log-probabilities (B, L, 1).
+
+    In eval mode a sequence goes through piece by piece, however long it is: of the layers' work one piece is in
+    memory at a time, and with `target` nothing is kept of a piece but one number per token.
+    """
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        features_only: bool = False,
+        target: Optional[Tensor] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        if incremental_state is not None:
+            return super().forward(prev_output_tokens, None, incremental_state, features_only)
+        if target is not None:
+            x = self._piece_by_piece(prev_output_tokens, target)  # (B, L)
+            return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: [x]}
+        x, extra = self.extract_features(prev_output_tokens)
+        return (x if features_only else self.output_layer(x)), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        """(B, L) -> (B, L, D)."""
+        if incremental_state is not None:
+            return super().extract_features(prev_output_tokens, None, incremental_state)
+        return self._piece_by_piece(prev_output_tokens), {"attn": [None]}
+
+    def _piece_by_piece(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
+        """Features (B, L, D) or, with targets, their log-probabilities (B, L): the same whatever the pieces."""
+        (batch, length), found = tokens.shape, []
+        size = length if self.training else self.piece_length(batch)
+        state, reported = self._start(), time.monotonic()
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            x, _, state = self._advance(tokens[:, start:stop], state, carry=stop < length)
+            found.append(x if target is None else self.target_log_probs(x, target[:, start:stop]))
+            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+                logger.info(f"{stop * batch:,} of {length * batch:,} tokens")
+                reported = time.monotonic()
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def piece_length(self, batch: int) -> int:
+        """Tokens of each row that go through at once: whole chunks where there is room for one."""
+        size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
+        return size if chunk == -1 or size < chunk else size - size % chunk
+
+    def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
+        """(B, L, D) features, (B, L) targets -> (B, L) log-probabilities in float32, never B L V of them at once."""
+        x, wanted = features.flatten(0, 1), target.flatten()
+        if self.adaptive_softmax is not None:
+            found = adaptive_log_probs(self.adaptive_softmax, x, wanted)
+        else:
+            found = target_log_probs(self.output_layer, x, wanted, len(self.dictionary))
+        return found.view(target.shape)
+
+    def get_normalized_probs(
+        self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
+    ) -> Tensor:
+        """(B, L, V); where a sample's targets are all that is asked for, only theirs are right.
+
+        fairseq's scorers hand in a sample, look up its targets and read nothing else: one number per token, seen V
+        times without being stored V times, serves them.
+        """
+        x, extra = net_output[0], net_output[1]
+        if TARGETS_ONLY in extra:
+            found = x
+        elif self.adaptive_softmax is not None and sample is not None:
+            found = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
+        else:
+            return self.get_normalized_probs_scriptable(net_output, log_probs, None)
+        return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))

@@ -1,0 +1,157 @@
+"""Language modelling: Mega-chunk as a recurrent model over streams of any length (paper, section 4.4)."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional
+
+from fairseq.data import Dictionary
+from fairseq.models import FairseqLanguageModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from mega_fairseq.models.adaptive import adaptive_softmax, cutoffs
+from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
+from mega_fairseq.models.language_decoder import MegaLanguageDecoder
+from mega_fairseq.models.options import MegaOptions, check_sizes, option
+from mega_fairseq.models.presets import register_with_presets
+from mega_fairseq.modules.adaptive_input import AdaptiveInput
+from mega_fairseq.modules.config import check_positive
+
+
+@dataclass
+class MegaLMConfig(MegaOptions):
+    decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim")
+    no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm behind the last layer")
+    adaptive_input: bool = option(False, "narrower embeddings for rarer types")
+    adaptive_input_cutoff: Optional[str] = option(
+        None, "ends of the bands of an adaptive input; not given, those of the softmax"
+    )
+    adaptive_input_factor: float = option(4.0, "how much narrower each next band is")
+    tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
+    tie_adaptive_proj: bool = option(False, "share their projections too")
+    max_target_positions: int = option(
+        2048, "how far position bias simple reaches where no chunk bounds it, and so the longest sequence then"
+    )
+    piece_tokens: int = option(
+        8192, "tokens that go through at once outside training; a longer stream goes piece by piece, with equal results"
+    )
+
+
+class MegaLanguageModel(FairseqLanguageModel):
+    """A causal Mega stack; `from_pretrained` and `--arch mega_lm` build it."""
+
+    @classmethod
+    def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":
+        dictionary = task.source_dictionary
+        check_sizes(cfg, "decoder")
+        check_positive(**{"--piece-tokens": cfg.piece_tokens})
+        if task.target_dictionary != dictionary:
+            raise ValueError("--output-dictionary-size is not for Mega models, which predict all types; leave it out")
+        embed_tokens = _embedding(cfg, dictionary)
+        tied = embed_tokens if cfg.tie_adaptive_weights else None
+        softmax = adaptive_softmax(cfg, len(dictionary), tied, cfg.tie_adaptive_proj)
+        decoder = MegaLanguageDecoder(
+            cfg,
+            dictionary,
+            embed_tokens,
+            cfg.max_target_positions,
+            adaptive_softmax=softmax,
+            affine_final_norm=not cfg.no_affine_final_norm,
+        )
+        return cls(decoder)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Position bias `simple` of a checkpoint, cut to the smaller chunk that this model attends in."""
+        super().upgrade_state_dict_named(state_dict, name)
+        for key, own in self.state_dict().items():
+            stored = state_dict.get(key)
+            if stored is None or not key.endswith("position_bias.weight") or stored.shape == own.shape:
+                continue
+            reach, learned = (own.numel() + 1) // 2, (stored.numel() + 1) // 2
+            if reach > learned:
+                raise ValueError(
+                    f"position bias 'simple' of this checkpoint reaches {learned} tokens and was asked for {reach}: "
+                    f"evaluate at --decoder-chunk-size {learned} or less, or train with --rel-pos-bias rotary"
+                )
+            state_dict[key] = stored[learned - reach : learned + reach - 1]
+
+
+def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
+    width, dim, types = cfg.decoder_input_dim or cfg.decoder_embed_dim, cfg.decoder_embed_dim, len(dictionary)
+    _check_embedding(cfg, width)
+    if cfg.adaptive_input:
+        name, given = "--adaptive-input-cutoff", cfg.adaptive_input_cutoff
+        ends = cutoffs(name, given or cfg.adaptive_softmax_cutoff, types)
+        return AdaptiveInput(types, dictionary.pad(), width, dim, ends, cfg.adaptive_input_factor)
+    if width != dim:
+        return NarrowEmbedding(dictionary, width, dim, cfg.decoder_embed_path)
+    return token_embedding(dictionary, dim, cfg.decoder_embed_path)
+
+
+def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
+    """Options that do not go together, before a table of 267,744 types is made."""
+    dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
+    check_positive(**{"--decoder-input-dim": width})
+    if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):
+        raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
+    if cfg.adaptive_input and cfg.decoder_embed_path:
+        raise ValueError("--decoder-embed-path fills one table and --adaptive-input has several; leave one of them out")
+    if (cfg.tie_adaptive_weights or cfg.tie_adaptive_proj) and not (cfg.adaptive_input and softmax):
+        raise ValueError(
+            "--tie-adaptive-weights and --tie-adaptive-proj share what input and softmax have in common; "
+            "give --adaptive-input and --adaptive-softmax-cutoff with them, or leave them out"
+        )
+    if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
+        raise ValueError("--tie-adaptive-proj shares the projections of shared tables; add --tie-adaptive-weights")
+    if cfg.tie_adaptive_weights and (
+        width != dim
+        or cfg.adaptive_input_factor != cfg.adaptive_softmax_factor
+        or (cfg.adaptive_input_cutoff or softmax) != softmax
+    ):
+        raise ValueError(
+            "--tie-adaptive-weights needs bands and clusters of one shape; make --adaptive-input-cutoff, "
+            "--adaptive-input-factor and --decoder-input-dim equal to --adaptive-softmax-cutoff, "
+            "--adaptive-softmax-factor and --decoder-embed-dim"
+        )
+    if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or softmax or width != dim):
+        raise ValueError(
+            "--share-decoder-input-output-embed ties one table of one width; leave out --adaptive-input, "
+            "--adaptive-softmax-cutoff and --decoder-input-dim, or tie adaptive ones with --tie-adaptive-weights"
+        )
+
+
+def _sizes(layers: int, embed_dim: int, hidden_dim: int, z_dim: int) -> Dict[str, Any]:
+    return {
+        "decoder_layers": layers,
+        "decoder_embed_dim": embed_dim,
+        "decoder_hidden_dim": hidden_dim,
+        "decoder_ffn_embed_dim": hidden_dim,
+        "decoder_z_dim": z_dim,
+    }
+
+
+# Chunks with a bias that works at any length and context, and what trained the released models.
+_streaming = {"rel_pos_bias": "rotary", "normalize_before": True, "no_affine_final_norm": True}
+_adaptive = {
+    "adaptive_input": True,
+    "adaptive_softmax_cutoff": "20000,60000",
+    "adaptive_softmax_dropout": 0.2,
+    "tie_adaptive_weights": True,
+    "tie_adaptive_proj": True,
+    "dropout": 0.3,
+    "attention_dropout": 0.1,
+    "hidden_dropout": 0.1,
+    "activation_dropout": 0.1,
+}
+_shared = {"share_decoder_input_output_embed": True}
+PRESETS = {
+    # the paper's WikiText-103 model; v and feed-forward as released (the paper's table says 1536)
+    "mega_lm_wt103": {**_sizes(16, 1024, 2048, 256), **_streaming, **_adaptive, "decoder_chunk_size": 1024},
+    # the paper's enwik8 model
+    "mega_lm_enwik8": {**_sizes(12, 512, 1024, 128), **_streaming, **_shared, "decoder_chunk_size": 2048},
+    # words, as released for one machine; and one softmax over a vocabulary of BPE, small and big
+    "mega_lm_base": {**_sizes(16, 768, 1536, 128), **_streaming, **_adaptive, "decoder_chunk_size": 1024},
+    "mega_lm_big": {**_sizes(16, 1024, 2048, 256), **_streaming, **_shared, "decoder_chunk_size": 1024},
+    # for small corpora, laptops and the demo
+    "mega_lm_small": {**_sizes(4, 128, 256, 64), **_streaming, **_shared, "decoder_chunk_size": 256, "dropout": 0.0},
+}
+register_with_presets("mega_lm", MegaLanguageModel, MegaLMConfig, PRESETS)

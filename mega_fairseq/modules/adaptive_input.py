@@ -1,0 +1,48 @@
+"""Adaptive input embeddings: the rarer a type, the narrower its embedding (Baevski and Auli 2019)."""
+
+from typing import Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class AdaptiveInput(nn.Module):
+    """(B, L) types -> (B, L, D): band i holds the types from cutoff i - 1 up to cutoff i, dim / factor**i wide."""
+
+    def __init__(self, types: int, padding_idx: int, dim: int, out_dim: int, cutoffs: Sequence[int], factor: float):
+        super().__init__()
+        ends = [*cutoffs, types]
+        self.starts, self.padding_idx = [0, *cutoffs], padding_idx
+        bands = []
+        for i, (start, end) in enumerate(zip(self.starts, ends)):
+            width = int(dim // factor**i)
+            if width < 1:
+                raise ValueError(
+                    f"adaptive_input_factor is {factor} and would leave band {i} of width {dim} nothing; "
+                    "make it smaller, or give fewer cutoffs"
+                )
+            table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)
+            nn.init.normal_(table.weight, std=width**-0.5)
+            nn.init.xavier_uniform_(project.weight)
+            bands.append(nn.Sequential(table, project))
+        self.embeddings = nn.ModuleList(bands)
+        with torch.no_grad():
+            self.embeddings[0][0].weight[padding_idx] = 0.0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # Every band looks at every token, and zeros what is not its own before it grows wide: no wait for a count on
+        # a GPU, and each parameter has a gradient in each batch, which distributed training asks for.
+        x = None
+        for start, (table, project) in zip(self.starts, self.embeddings):
+            local = tokens - start
+            own = (local >= 0) & (local < table.num_embeddings) & (tokens != self.padding_idx)
+            narrow = F.embedding(local.masked_fill(~own, 0), table.weight).masked_fill(~own.unsqueeze(-1), 0.0)
+            band = project(narrow)  # (B, L, width) -> (B, L, D)
+            x = band if x is None else x + band
+        return x
+
+    def weights_for_band(self, band: int) -> Tuple[Tensor, Tensor]:
+        """What fairseq's adaptive softmax asks for where it shares them."""
+        table, project = self.embeddings[band]
+        return table.weight, project.weight

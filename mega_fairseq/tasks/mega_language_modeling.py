@@ -1,0 +1,215 @@
+"""Language modelling on segments of varying length, evaluated on streams with carried state."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import (
+    AppendTokenDataset,
+    Dictionary,
+    FairseqDataset,
+    IdDataset,
+    ListDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    PadDataset,
+    PrependTokenDataset,
+    StripTokenDataset,
+)
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+from torch import Tensor
+
+from mega_fairseq.data.corpus import DOCUMENTS, Corpus
+from mega_fairseq.data.segments import SegmentDataset
+from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
+from mega_fairseq.models.language_decoder import MegaLanguageDecoder
+from mega_fairseq.models.options import option
+
+
+@dataclass
+class MegaLanguageModelingConfig(FairseqDataclass):
+    data: Optional[str] = option(None, "folder that fairseq-preprocess wrote; several, separated by :, take turns")
+    documents: ChoiceEnum(list(DOCUMENTS)) = option(
+        "stream", "where documents end: nowhere, at each line, or at each blank line"
+    )
+    tokens_per_sample: int = option(0, "tokens in a chunk of training segments; 0 takes the model's chunk size")
+    variant_block_multiple_min: int = option(1, "training segments have at least this many chunks")
+    variant_block_multiple_max: int = option(1, "training segments have at most this many chunks")
+    valid_block: str = option(
+        "splits:1", "streams to evaluate: splits:K of one length, size:N tokens each, or documents"
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("mega_language_modeling", dataclass=MegaLanguageModelingConfig)
+class MegaLanguageModelingTask(FairseqTask):
+    """Trains on segments, validates and tests on streams, generates from prefixes."""
+
+    def __init__(self, cfg: MegaLanguageModelingConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        _check(cfg)
+        self.dictionary = dictionary
+        self.chunk = cfg.tokens_per_sample
+
+    @classmethod
+    def setup_task(cls, cfg: MegaLanguageModelingConfig, **unused: Any) -> "MegaLanguageModelingTask":
+        if not cfg.data:
+            raise ValueError("there is no data; give the folder that fairseq-preprocess wrote")
+        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"there is no {path}; give the folder that fairseq-preprocess --only-source wrote (--destdir)"
+            )
+        return cls(cfg, Dictionary.load(path))
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(getattr(model, "decoder", None), MegaLanguageDecoder):
+            raise ValueError(
+                f"--task mega_language_modeling carries a state through streams, which {type(model).__name__} has not; "
+                "choose an --arch that starts with mega_lm, or --task language_modeling"
+            )
+        self.chunk = self.cfg.tokens_per_sample or max(0, cfg.decoder_chunk_size)
+        return model
+
+    # ------------------------------------------------------------------------------------------ data
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **unused: Any) -> None:
+        """Segments for a split whose name starts with train, streams for any other."""
+        folders = utils.split_paths(self.cfg.data)
+        folder = folders[(epoch - 1) % len(folders)]
+        corpus = Corpus.load(os.path.join(folder, split), self.dictionary, combine)
+        documents = corpus.documents(str(self.cfg.documents))
+        ends = (self.dictionary.pad(), self.dictionary.eos())
+        if not split.startswith("train"):
+            self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
+            return
+        if not self.chunk:
+            raise ValueError(
+                "--decoder-chunk-size is -1, so segments have no chunk to be multiples of; give --tokens-per-sample"
+            )
+        multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
+        self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
+
+    def get_batch_iterator(
+        self,
+        dataset: FairseqDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        max_positions: Any = None,
+        **options: Any,
+    ) -> EpochBatchIterator:
+        if not isinstance(dataset, StreamDataset):
+            limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "max_positions": max_positions}
+            return super().get_batch_iterator(dataset, **limits, **options)
+        _check_length(dataset, max_positions, "--valid-block size:N gives shorter streams")
+        kept = ("num_shards", "shard_id", "num_workers", "epoch", "seed")
+        return EpochBatchIterator(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=dataset.batches(max_tokens, max_sentences),
+            buffer_size=options.get("data_buffer_size", 0),
+            disable_shuffling=True,
+            **{name: options[name] for name in kept if name in options},
+        )
+
+    def filter_indices_by_size(
+        self,
+        indices: np.ndarray,
+        dataset: FairseqDataset,
+        max_positions: Any = None,
+        ignore_invalid_inputs: bool = False,
+    ) -> np.ndarray:
+        """fairseq leaves out segments that are too long, and says so in passing: here they are an error."""
+        if not isinstance(dataset, SegmentDataset):
+            return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        remedy = "raise --max-tokens, or lower --variant-block-multiple-max or the chunk size"
+        _check_length(dataset, max_positions, remedy)
+        return indices
+
+    def eval_lm_dataloader(
+        self,
+        dataset: StreamDataset,
+        max_tokens: Optional[int] = None,
+        batch_size: Optional[int] = None,
+        context_window: int = 0,
+        **options: Any,
+    ) -> Any:
+        """What fairseq-eval-lm reads."""
+        if context_window:
+            raise ValueError(
+                "--context-window is for models without a state; here every token has all of its stream as context, "
+                "and --valid-block says how long streams are: leave it out"
+            )
+        limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
+        return self.get_batch_iterator(dataset.for_scoring(), **limits, **options).next_epoch_itr(shuffle=False)
+
+    # ------------------------------------------------------------------------------------ generation
+
+    def build_dataset_for_inference(
+        self, src_tokens: List[Tensor], src_lengths: List[int], **unused: Any
+    ) -> FairseqDataset:
+        """Texts of fairseq-interactive and the hub: prefixes to continue, or sentences to score."""
+        dictionary = self.dictionary
+        texts = StripTokenDataset(ListDataset(src_tokens, src_lengths), dictionary.eos())
+        sources = PrependTokenDataset(texts, dictionary.eos())
+        targets = AppendTokenDataset(texts, dictionary.pad())
+
+        def padded(dataset: FairseqDataset) -> PadDataset:
+            return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
+
+        net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
+        samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
+        return NestedDictionaryDataset(samples, sizes=[np.array(src_lengths)])
+
+    def inference_step(
+        self,
+        generator: Any,
+        models: List[BaseFairseqModel],
+        sample: Dict[str, Any],
+        prefix_tokens: Optional[Tensor] = None,
+        constraints: Optional[Tensor] = None,
+    ) -> Any:
+        """Continues what stands in `prefix_tokens`, or else the texts themselves."""
+        if constraints is not None:
+            raise ValueError("--constraints is for translation; leave it out")
+        eos = self.dictionary.eos()
+        if prefix_tokens is None and sample["net_input"]["src_tokens"].numel():
+            prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]  # behind the eos that starts a text
+        with torch.no_grad():
+            return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
+
+
+def _check(cfg: MegaLanguageModelingConfig) -> None:
+    least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
+    if not 1 <= least <= most:
+        raise ValueError(
+            f"--variant-block-multiple-min is {least} and --variant-block-multiple-max {most}; "
+            "give whole numbers from 1 on, the first not above the second"
+        )
+    if cfg.tokens_per_sample < 0:
+        raise ValueError(f"--tokens-per-sample is {cfg.tokens_per_sample}; give a number of tokens, or 0 for a chunk")
+    check_valid_block(cfg.valid_block)
+
+
+def _check_length(dataset: FairseqDataset, max_positions: Any, remedy: str) -> None:
+    longest = int(dataset.sizes.max())
+    if max_positions is not None and longest > max_positions:
+        raise ValueError(
+            f"a sample has {longest:,} tokens and --max-tokens and the model allow {int(max_positions):,}: {remedy}"
+        )
