@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.decoder import Extra, MegaDecoder
+from mega_fairseq.models.options import named_as_options
 from mega_fairseq.ops.log_probs import target_log_probs
 
 logger = logging.getLogger(__name__)
@@ -96,3 +98,22 @@ class MegaLanguageDecoder(MegaDecoder):
         else:
             return self.get_normalized_probs_scriptable(net_output, log_probs, None)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
+
+    def set_chunk_size(self, chunk_size: int) -> None:
+        """Attends in other chunks from now on, -1 to everything: what --model-overrides does for a model yet to load."""
+        reach = self.layers[0].mixer.position_bias.reach
+        if reach is not None and not 0 < chunk_size <= reach:
+            raise ValueError(beyond_reach(chunk_size, reach))
+        with named_as_options("decoder"):
+            for layer in self.layers:
+                chunk = None if chunk_size == -1 else chunk_size
+                layer.mixer.config = replace(layer.mixer.config, chunk_size=chunk)
+        self.cfg.decoder_chunk_size = chunk_size
+
+
+def beyond_reach(wanted: int, learned: int) -> str:
+    """What to say where position bias `simple` is asked for distances that it has not learned."""
+    return (
+        f"--decoder-chunk-size is {wanted} and this checkpoint's position bias 'simple' reaches {learned} tokens: "
+        f"evaluate at chunks of 1 to {learned}, or train with --rel-pos-bias rotary"
+    )

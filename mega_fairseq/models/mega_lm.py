@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.adaptive import adaptive_softmax, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
-from mega_fairseq.models.language_decoder import MegaLanguageDecoder
+from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
 from mega_fairseq.models.options import MegaOptions, check_sizes, option
 from mega_fairseq.models.presets import register_with_presets
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -68,10 +68,7 @@ class MegaLanguageModel(FairseqLanguageModel):
                 continue
             reach, learned = (own.numel() + 1) // 2, (stored.numel() + 1) // 2
             if reach > learned:
-                raise ValueError(
-                    f"position bias 'simple' of this checkpoint reaches {learned} tokens and was asked for {reach}: "
-                    f"evaluate at --decoder-chunk-size {learned} or less, or train with --rel-pos-bias rotary"
-                )
+                raise ValueError(beyond_reach(self.decoder.cfg.decoder_chunk_size, learned))
             state_dict[key] = stored[learned - reach : learned + reach - 1]
 
 

@@ -1,0 +1,189 @@
+"""Mega against fairseq's transformer_lm on bytes of Wikipedia: equal parameters, updates and tokens.
+
+    python benchmarks/quality_lm.py DATA --prepare FILE     first, once: FILE is text, or text packed by xz
+    python benchmarks/quality_lm.py DATA OUT --models mega,transformer --lr 5e-3 --seeds 1,2
+    python benchmarks/quality_lm.py DATA OUT --collect docs/quality_lm.json    scores and curves of all runs
+    python benchmarks/quality_lm.py --plot docs/quality_lm.json                draws docs/quality_lm.png
+
+A run is OUT/MODEL-LR-SEED: train.log, checkpoint_last.pt and one eval-*.log for each test chunk (Mega) or context
+window (Transformer). What is there is not done again, and an interrupted training goes on: call the command again.
+"""
+
+import argparse
+import json
+import lzma
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+HERE = Path(__file__).resolve().parent
+PLUGIN, TO_BYTES = HERE.parent / "mega_fairseq", HERE.parent / "examples/lm/to_bytes.py"
+PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
+
+MEGA = [
+    *["--user-dir", str(PLUGIN), "--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
+    *["--arch", "mega_lm_small", "--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
+]
+MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as it takes to have 887,816
+    "mega": MEGA,
+    "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
+    "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],
+    "mega-simple": [*MEGA, "--rel-pos-bias", "simple"],
+    "transformer": [
+        *["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "none"],
+        *["--tokens-per-sample", "512", "--decoder-layers", "4", "--decoder-embed-dim", "128"],
+        *["--decoder-ffn-embed-dim", "578", "--decoder-attention-heads", "4", "--decoder-normalize-before"],
+        *["--share-decoder-input-output-embed", "--dropout", "0.0"],
+    ],
+}
+CHUNKS = (64, 128, 256, 512, 1024, 2048)
+WINDOWS = (0, 256, 384, 448)  # tokens of context that each scored one of the Transformer's 512 has at least
+
+
+def prepare(text: Path, data: Path) -> None:
+    """Bytes -> numbers -> DATA/bin."""
+    content = (lzma.decompress if text.suffix == ".xz" else bytes)(text.read_bytes())
+    data.mkdir(parents=True, exist_ok=True)
+    for name, (start, stop) in PARTS.items():
+        part = content[int(len(content) * start) : int(len(content) * stop)]
+        with open(data / f"{name}.bytes", "wb") as file:
+            subprocess.run([sys.executable, str(TO_BYTES)], input=part, stdout=file, check=True)
+    files = [word for name in PARTS for word in (f"--{name}pref", str(data / f"{name}.bytes"))]
+    subprocess.run(["fairseq-preprocess", "--only-source", *files, "--destdir", str(data / "bin")], check=True)
+
+
+def recipe(lr: str, updates: int) -> List[str]:
+    return [
+        *["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.25", "--weight-decay", "0.1"],
+        *["--lr", lr, "--lr-scheduler", "polynomial_decay", "--warmup-updates", "150"],
+        *["--total-num-update", str(updates), "--max-update", str(updates), "--max-tokens", "4096"],
+        *["--no-epoch-checkpoints", "--validate-interval-updates", "300", "--save-interval", "1000"],
+        *["--save-interval-updates", "500", "--keep-interval-updates", "1"],
+        *["--log-format", "json", "--log-interval", "50"],
+    ]
+
+
+def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> None:
+    """Trains and scores one model, as far as that is not done yet."""
+    folder = out / f"{model}-{lr}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "train.log"
+    if not (log.exists() and f'"train_num_updates": "{updates}"' in log.read_text()):
+        print(f"training {folder}: tail -f {log}", flush=True)
+        command = ["fairseq-train", str(data / "bin"), *MODELS[model], *recipe(lr, updates)]
+        with open(log, "a") as file:
+            options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
+            subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
+    for subset in ("valid", "test"):
+        for setting, options in evaluations(model):
+            evaluate(data, folder, subset, setting, options)
+
+
+def evaluations(model: str) -> List[Tuple[str, List[str]]]:
+    if model == "transformer":
+        common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
+        return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
+    common = ["--user-dir", str(PLUGIN), "--task", "mega_language_modeling"]
+    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # as far as it has learned
+    return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
+
+
+def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[str]) -> None:
+    log = folder / f"eval-{subset}-{setting.replace(' ', '-')}.log"
+    if log.exists() and "Perplexity" in log.read_text():
+        return
+    print(f"evaluating {folder} on {subset}, {setting}", flush=True)
+    command = ["fairseq-eval-lm", str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
+    with open(log, "w") as file:
+        path = ["--path", str(folder / "checkpoint_last.pt")]
+        subprocess.run([*command, *path], check=True, stdout=file, stderr=subprocess.STDOUT)
+
+
+def read(folder: Path) -> Dict:
+    """Learning curve and test scores of a run, in bits per token: all but one token in 65,537 is a byte."""
+    text = (folder / "train.log").read_text()
+    training, valid = {}, {}
+    for source, record in re.findall(r"\| INFO \| (train_inner|valid) \| (\{.*\})", text):
+        entry = json.loads(record)
+        if source == "valid":
+            valid[int(entry["valid_num_updates"])] = float(entry["valid_loss"])
+        else:
+            training[int(entry["num_updates"])] = float(entry["loss"])
+    parameters = re.search(r"num\. shared model params: ([\d,]+)", text)
+    scores: Dict[str, Dict[str, float]] = {}
+    for log in sorted(folder.glob("eval-*.log")):
+        _, subset, setting = log.stem.split("-", 2)
+        found = re.search(r"Loss \(base 2\): ([\d.]+)", log.read_text())
+        if found:
+            scores.setdefault(subset, {})[setting.replace("-", " ")] = float(found.group(1))
+    return {
+        "parameters": parameters and int(parameters.group(1).replace(",", "")),
+        "train_bits": sorted(training.items()),
+        "valid_bits": sorted(valid.items()),
+        "bits_per_byte": scores,
+    }
+
+
+def collect(out: Path, target: Path) -> None:
+    runs = {folder.name: read(folder) for folder in sorted(out.iterdir()) if (folder / "train.log").exists()}
+    runs = {name: found for name, found in runs.items() if found["train_bits"]}  # others have just begun
+    target.write_text(json.dumps(runs, indent=1) + "\n")
+    for name, found in runs.items():
+        update, bits = found["train_bits"][-1]
+        print(f"{name}: {found['parameters']:,} parameters, training {bits} bits at update {update}")
+        for subset, scores in found["bits_per_byte"].items():
+            print(f"   {subset}: " + ", ".join(f"{setting} {value}" for setting, value in scores.items()))
+
+
+def plot(source: Path) -> None:
+    """Validation loss against updates, one line a run, one colour a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    runs = json.loads(source.read_text())
+    colours = {model: f"C{i}" for i, model in enumerate(MODELS)}
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
+    for name, found in runs.items():
+        model = max((m for m in MODELS if name.startswith(m + "-")), key=len)
+        axis.plot(*zip(*found["valid_bits"]), color=colours[model], marker=".", label=name)
+    axis.set(xlabel="updates", ylabel="bits per byte", title="Bytes of Wikipedia, validation, 0.89M parameters")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(source.with_suffix(".png"), dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="where --prepare puts the data")
+    parser.add_argument("out", type=Path, nargs="?", help="where runs go")
+    parser.add_argument("--prepare", type=Path, metavar="FILE", help="only make DATA from this text")
+    parser.add_argument("--models", default="mega,transformer", help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--lr", default="5e-3", help="peak learning rates, separated by commas")
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write what the runs in OUT have come to")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw FILE's curves beside it")
+    args = parser.parse_args()
+    if args.plot:
+        return plot(args.plot)
+    if args.prepare and args.data:
+        return prepare(args.prepare, args.data)
+    unknown = set(args.models.split(",")) - set(MODELS)
+    if unknown or args.out is None:
+        parser.error(f"--models has {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+    if args.collect:
+        return collect(args.out, args.collect)
+    for lr in args.lr.split(","):
+        for seed in map(int, args.seeds.split(",")):
+            for model in args.models.split(","):
+                run(args.data.resolve(), args.out.resolve(), model, lr, seed, args.updates)
+
+
+if __name__ == "__main__":
+    main()
