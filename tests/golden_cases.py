@@ -43,9 +43,6 @@ KINDS = {
     "relbias_": "relbias",
     "seqnorm_": "seqnorm",
 }
-NOT_YET = {
-    "language model": "language models come with step 3",
-}
 
 # Length-first in the files, batch-first here.
 SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "ema_out"}

@@ -1,15 +1,17 @@
-"""Whole golden models: the released translation models as models of ours, and beam search over them."""
+"""Whole golden models: the released translation and language models as models of ours, and beam search over them."""
 
+import re
 from argparse import Namespace
 from dataclasses import fields
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Type
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.models.options import MegaOptions
 from tests.golden_cases import Case, state_dict
 
 PAD = 1
@@ -23,20 +25,35 @@ def dictionary(size: int) -> Dictionary:
     return words
 
 
-def config(case: Case, **changes: Any) -> MegaTransformerConfig:
+def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
     """The options that a case was recorded with, under the released names, as options of ours."""
-    known = {f.name for f in fields(MegaTransformerConfig)}
-    options = {name: value for name, value in case.config.items() if name in known}
-    return MegaTransformerConfig(**{**options, **changes})
+    known = {f.name for f in fields(kind)}
+    recorded = {name: value for name, value in case.config.items() if name in known}
+    return kind(**{**recorded, **changes})
 
 
 def translation_model(case: Case, **changes: Any) -> MegaTransformerModel:
     """The model of a case in eval mode."""
     words = dictionary(case.parameters["encoder.embed_tokens.weight"].size(0))
     task = Namespace(source_dictionary=words, target_dictionary=words)
-    model = MegaTransformerModel.build_model(config(case, **changes), task)
+    model = MegaTransformerModel.build_model(options(case, MegaTransformerConfig, **changes), task)
     model.load_state_dict(complete(state_dict(case), model))
     return model.eval()
+
+
+def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
+    """The model of a case in eval mode."""
+    words = dictionary(types(case))
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    model = MegaLanguageModel.build_model(options(case, MegaLMConfig, **changes), task)
+    model.load_state_dict(complete(state_dict(case), model))
+    return model.eval()
+
+
+def types(case: Case) -> int:
+    """How many types a language model knows, in one table or in one for each band."""
+    table = re.compile(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
+    return sum(tensor.size(0) for name, tensor in case.parameters.items() if table.fullmatch(name))
 
 
 def complete(state: Dict[str, Tensor], model: torch.nn.Module) -> Dict[str, Tensor]:

@@ -4,10 +4,11 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from mega_fairseq.cli.main import main
 from tests import golden_cases as golden
@@ -15,17 +16,32 @@ from tests import golden_cases as golden
 READS_SAFELY = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 NEEDS_TORCH = "convert needs torch 2.6"
 ROOT = Path(__file__).resolve().parent.parent
-REMARKS = ("gen", "src_left_pad")  # entries of a case's config that are no options
+REMARKS = ("gen", "src_left_pad", "evals")  # entries of a case's config that are no options
 # Of the 150 options that every checkpoint carries, some that the converter reads and some that it must not mind.
-OF_TRAINING = {
+OF_TRANSLATION = {
     "task": "translation",
     "source_lang": "de",
     "target_lang": "en",
-    "data": "data-bin",
     "left_pad_source": True,
     "left_pad_target": False,
     "criterion": "label_smoothed_cross_entropy",
     "label_smoothing": 0.1,
+}
+OF_LANGUAGE_MODELLING = {
+    "task": "language_modeling",
+    "sample_break_mode": "complete",
+    "tokens_per_sample": 1024,
+    "variant_block_multiple_min": 2,
+    "variant_block_multiple_max": 6,
+    "valid_block": "splits:10",
+    "output_dictionary_size": -1,
+    "criterion": "cross_entropy",
+    "report_ema_alpha": False,
+    "write_out_alpha": False,
+}
+OF_TASK = {"translation model": OF_TRANSLATION, "language model": OF_LANGUAGE_MODELLING}
+OF_TRAINING = {
+    "data": "data-bin",
     "optimizer": "adam",
     "lr_scheduler": "linear_decay",
     "clip_mode": "total",
@@ -36,19 +52,19 @@ OF_TRAINING = {
 }
 
 
-def models():
-    return golden.cases("translation model")
+def models(kind: str = "translation model") -> List[golden.Case]:
+    return golden.cases(kind)
 
 
-def model(name: str) -> golden.Case:
-    return golden.load(golden.FOLDER / f"mega_model_{name}.npz")
+def model(name: str, kind: str = "mega_model") -> golden.Case:
+    return golden.load(golden.FOLDER / f"{kind}_{name}.npz")
 
 
 def checkpoint(case: golden.Case, **options: Any) -> Dict[str, Any]:
     """What the released code would have saved for this model; `options` replace or add some, None included."""
     config = {name: value for name, value in case.config.items() if name not in REMARKS}
     return {
-        "args": Namespace(**{**config, **OF_TRAINING, **options}),
+        "args": Namespace(**{**config, **OF_TRAINING, **OF_TASK[case.kind], **options}),
         "model": dict(case.parameters),
         "optimizer_history": [
             {
@@ -74,6 +90,35 @@ def checkpoint(case: golden.Case, **options: Any) -> Dict[str, Any]:
 def save(content: Any, path: Path, **how: Any) -> Path:
     torch.save(content, path, **how)
     return path
+
+
+def convert(content: Any, folder: Path, name: str = "released.pt", **how: Any) -> Path:
+    """Converts in this process, and gives the path of the result."""
+    target = folder / f"ours-{name}"
+    assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
+    return target
+
+
+def load(path: Path, data: Path, **overrides: Any) -> Tuple[torch.nn.Module, Any]:
+    """The model and configuration as fairseq loads them."""
+    models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data), **overrides})
+    return models[0].eval(), cfg
+
+
+# Checkpoints that somebody damaged.
+
+
+def without(content: Dict[str, Any], *names: str) -> Dict[str, Any]:
+    return {**content, "model": {name: tensor for name, tensor in content["model"].items() if name not in names}}
+
+
+def with_tensors(content: Dict[str, Any], **tensors: Any) -> Dict[str, Any]:
+    return {**content, "model": {**content["model"], **{name.replace("__", "."): t for name, t in tensors.items()}}}
+
+
+def without_option(content: Dict[str, Any], name: str) -> Dict[str, Any]:
+    options = vars(content["args"])
+    return {**content, "args": Namespace(**{key: value for key, value in options.items() if key != name})}
 
 
 def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:

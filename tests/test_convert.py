@@ -1,6 +1,7 @@
-"""What `mega-fairseq convert` makes of released checkpoints: the released numbers, under options that fairseq loads.
+"""What `mega-fairseq convert` makes of translation models: the released numbers, under options that fairseq loads.
 
-The checkpoints are golden models in the form in which the released code saves them (tests/released.py).
+The checkpoints are golden models in the form in which the released code saves them (tests/released.py). Language models
+are in test_convert_language.py.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.modules import AdaptiveSoftmax
 
 from mega_fairseq.cli import released_options
@@ -21,7 +21,22 @@ from mega_fairseq.cli.released_names import translate
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from tests import golden_cases as golden
 from tests.golden_checks import OUTPUT_TOLERANCE, assert_outputs
-from tests.released import NEEDS_TORCH, READS_SAFELY, ROOT, checkpoint, model, models, refuse, run, save
+from tests.released import (
+    NEEDS_TORCH,
+    READS_SAFELY,
+    ROOT,
+    checkpoint,
+    convert,
+    load,
+    model,
+    models,
+    refuse,
+    run,
+    save,
+    with_tensors,
+    without,
+    without_option,
+)
 
 pytestmark = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
 RELEASED = json.loads((golden.FOLDER / "released_options_mega.json").read_text())
@@ -53,18 +68,6 @@ def converted(tmp_path_factory):
         return paths[case.name]
 
     return path_of
-
-
-def convert(content, folder, name="released.pt", **how):
-    """Converts in this process, and gives the path of the result."""
-    target = folder / f"ours-{name}"
-    assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
-    return target
-
-
-def load(path, data, **overrides):
-    models_, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data), **overrides})
-    return models_[0].eval(), cfg
 
 
 def logits(ours, tokens, previous):
@@ -271,19 +274,6 @@ def test_the_defaults_of_every_released_architecture_make_a_configuration(arch):
 # -------------------------------------------------------------------------------------- refusals
 
 
-def without(content, *names):
-    return {**content, "model": {name: tensor for name, tensor in content["model"].items() if name not in names}}
-
-
-def with_tensors(content, **tensors):
-    return {**content, "model": {**content["model"], **{name.replace("__", "."): t for name, t in tensors.items()}}}
-
-
-def without_option(content, name):
-    options = vars(content["args"])
-    return {**content, "args": Namespace(**{key: value for key, value in options.items() if key != name})}
-
-
 NORMAL = checkpoint(model(PRE))
 OMEGA = "encoder.layers.1.mega_layer.move.omega"
 REFUSED = {
@@ -294,7 +284,8 @@ REFUSED = {
     "stock transformer, old": (checkpoint(model(PRE), arch="transformer_iwslt_de_en"), "'transformer_iwslt_de_en'"),
     "stock transformer, new": ({**NORMAL, "cfg": {"model": {"_name": "transformer"}}, "args": None}, "transformer"),
     "stock transformer, as a namespace": ({**NORMAL, "cfg": {"model": Namespace(_name="transformer")}}, "transformer"),
-    "language model": (checkpoint(model(PRE), arch="mega_lm_enwik8_base"), "language models cannot be converted yet"),
+    "classifier": (checkpoint(model(PRE), arch="mega_lra_imdb"), "classifiers cannot be converted yet"),
+    "speech classifier": (checkpoint(model(PRE), arch="mega_sc_raw"), "speech classifiers cannot be converted yet"),
     "no architecture": (checkpoint(model(PRE), arch=None), "None"),
     "missing option": (without_option(NORMAL, "encoder_z_dim"), "lacks the option encoder_z_dim"),
     "missing option of the task": (without_option(NORMAL, "target_lang"), "lacks the option target_lang"),
@@ -319,6 +310,7 @@ REFUSED = {
     "embeddings that are a number": (with_tensors(NORMAL, encoder__embed_tokens__weight=torch.tensor(1.0)), "embed"),
     "more layers than options say": (checkpoint(model(PRE), decoder_layers=1), "decoder.layers.1"),
     "tensor without numbers": (with_tensors(NORMAL, decoder__version=torch.ones(1, device="meta")), "decoder.version"),
+    "one number seen as many": (with_tensors(NORMAL, decoder__version=torch.ones(1).expand(9)), "decoder.version"),
     "sparse tensor": (with_tensors(NORMAL, decoder__version=torch.ones(1).to_sparse()), "decoder.version"),
     "tied embeddings that differ": (
         checkpoint(model(PRE), share_decoder_input_output_embed=True),

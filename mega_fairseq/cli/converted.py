@@ -1,5 +1,6 @@
 """A released checkpoint as a checkpoint of ours: what fairseq-train would have written for the same model."""
 
+import re
 from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
@@ -12,11 +13,13 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-import mega_fairseq.models  # noqa: F401 - registers them
+import mega_fairseq.criterions
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - they register themselves
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.released_checkpoint import Released
 from mega_fairseq.cli.released_names import translate
-from mega_fairseq.cli.released_options import PATH, Family, choose, family_of
+from mega_fairseq.cli.released_options import LANGUAGE, PATH, TRANSLATION, Family, choose, family_of
 
 # What the release saves a second time where it is tied.
 COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
@@ -34,6 +37,8 @@ def convert(released: Released) -> Converted:
     model = _empty_model(cfg, [_dictionary(tensors, name) for name in family.embeddings])
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     _drop_copies(tensors, shapes)
+    _tie(tensors, model)
+    tensors.update({name: torch.zeros(shape) for name, shape in shapes.items() if name.endswith("._float_tensor")})
     _check(tensors, shapes)
     state = {
         "args": None,  # where fairseq kept the options before 0.10
@@ -55,24 +60,26 @@ def convert(released: Released) -> Converted:
 
 def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
     """The whole nested configuration: stock defaults, and what the checkpoint says about model and data."""
-    model = choose(options, family.model_options)
+    model, task = choose(options, family.model_options), choose(options, family.task_options)
     model.update({name: None for name, kind in family.model_options.items() if kind is PATH})  # weights are here
-    model["decoder_truncation_length"] = 0
+    family.settle(model, task)
     cfg = OmegaConf.structured(FairseqConfig)
-    cfg.task = TASK_DATACLASS_REGISTRY[family.task](**choose(options, family.task_options))
+    cfg.task = TASK_DATACLASS_REGISTRY[family.task](**task)
     cfg.task._name = family.task
     try:
         cfg.model = MODEL_DATACLASS_REGISTRY[family.model](**model)
     except ValueError as error:
         raise _no_model(error) from None
     cfg.model._name = family.model
-    cfg.criterion = _criterion(options, model)
+    cfg.criterion = _criterion(options, family)
     return cfg
 
 
-def _criterion(options: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
+def _criterion(options: Mapping[str, Any], family: Family) -> Any:
     """What fairseq-validate computes."""
-    if model["adaptive_softmax_cutoff"] is not None:
+    if family is LANGUAGE:
+        name, chosen = "mega_lm_cross_entropy", {}
+    elif options["adaptive_softmax_cutoff"] is not None:
         name, chosen = "adaptive_loss", {}
     elif options.get("criterion") == "label_smoothed_cross_entropy":
         name, chosen = "label_smoothed_cross_entropy", choose(options, {"label_smoothing": float})
@@ -97,28 +104,51 @@ def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
 
 def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary]) -> nn.Module:
     """The model that fairseq will build from these options, without memory for its tensors."""
-    task = TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries)
     try:
+        task = TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries)
         with torch.device("meta"):
             return task.build_model(cfg.model)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _no_model(error) from None
 
 
 def _dictionary(tensors: Mapping[str, Tensor], embedding: str) -> Dictionary:
     """A dictionary as long as the one that the model was trained with."""
-    if embedding not in tensors:
-        raise Refusal(f"lacks the tensor {embedding}, so it is damaged; get it again from its source")
+    tables = re.compile(rf"{re.escape(embedding)}\.(embeddings\.\d+\.0\.)?weight")  # one, or one for each band
+    sizes = [sum(tensor.shape[:1]) for name, tensor in tensors.items() if tables.fullmatch(name)]
+    if not sizes:
+        raise Refusal(f"lacks the tensor {embedding}.weight, so it is damaged; get it again from its source")
     dictionary = Dictionary()
-    for number in range(sum(tensors[embedding].shape[:1]) - len(dictionary)):
+    for number in range(sum(sizes) - len(dictionary)):
         dictionary.add_symbol(str(number))
     return dictionary
 
 
 def _drop_copies(tensors: Dict[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
     for copy, original in COPIES.items():
-        if copy in tensors and copy not in shapes and torch.equal(tensors[copy], tensors[original]):
+        if copy in tensors and copy not in shapes and original in tensors and _same(tensors[copy], tensors[original]):
             del tensors[copy]
+
+
+def _tie(tensors: Dict[str, Tensor], model: nn.Module) -> None:
+    """One tensor under all the names that the model has for it, so that it is saved once and cannot contradict."""
+    names: Dict[int, List[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for tied in names.values():
+        held = [name for name in tied if name in tensors]
+        for name in held[1:]:
+            if not _same(tensors[name], tensors[held[0]]):
+                raise Refusal(
+                    f"holds under {name!r} another tensor than under {held[0]!r}, which its options tie, "
+                    "so it is damaged; get it again from its source"
+                )
+        if held:
+            tensors.update(dict.fromkeys(tied, tensors[held[0]]))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -140,21 +170,34 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -
 
 
 def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Module) -> List[str]:
-    taps, parameters = cfg.model.truncation_length, sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters())
     ((dtype, _),) = Counter(str(t.dtype).split(".")[-1] for t in released.tensors.values()).most_common(1)
-    lines = [
-        f"{released.options['arch']}, {cfg.task.source_lang} to {cfg.task.target_lang}, "
-        f"{parameters:,} parameters, stored as {dtype}",
+    what = f"{cfg.task.source_lang} to {cfg.task.target_lang}" if family is TRANSLATION else "language model"
+    lines = [f"{released.options['arch']}, {what}, {parameters:,} parameters, stored as {dtype}"]
+    if released.options["truncation_length"]:
+        lines.append(_truncation(released.options, family))
+    lines.append(
         "the optimizer's state and counters stay behind, laid out for the old tensors: train on with "
-        "--finetune-from-model or --restore-file and the same model options",
-    ]
-    if taps:
-        lines.insert(
-            1,
-            f"the decoder's EMA keeps all its taps: the release cut them to {taps} in training but never while "
-            f"decoding; the encoder's stays at {taps}",
-        )
+        "--finetune-from-model or --restore-file and the same model options"
+    )
     paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
     if paths:
         lines.append(f"{' and '.join(paths)} dropped: the embeddings are in the checkpoint")
     return lines
+
+
+def _truncation(options: Mapping[str, Any], family: Family) -> str:
+    """Why the taps of a causal EMA are not cut as the options say."""
+    taps, chunk = options["truncation_length"], options["decoder_chunk_size"]
+    if family is TRANSLATION:
+        return (
+            f"the decoder's EMA keeps all its taps: the release cut them to {taps} in training but never while "
+            f"decoding; the encoder's stays at {taps}"
+        )
+    longest = options["tokens_per_sample"] if chunk == -1 else chunk * options["variant_block_multiple_max"]
+    if longest <= taps:
+        return f"the EMA keeps all its taps: the release cut them to {taps}, but trained on segments of up to {longest}"
+    return (
+        f"the EMA keeps all its taps: the release cut them to {taps} in segments of up to {longest} while training, "
+        "but never in evaluation step by step"
+    )

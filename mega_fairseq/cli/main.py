@@ -33,4 +33,24 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("source", metavar="IN.pt", help="what the released code wrote; only read, and never executed")
     convert.add_argument("target", metavar="OUT.pt", help="where to write the converted checkpoint")
     convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
+
+    about = "measure a trained mega_lm's perplexity at several attention chunks and context lengths"
+    sweep = commands.add_parser("sweep", help=about, description=about.capitalize() + ".")
+    sweep.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_lm that fairseq-train wrote")
+    sweep.add_argument("data", metavar="DATA", help="the folder that fairseq-preprocess wrote")
+    sweep.add_argument("--chunks", required=True, metavar="C,...", help="tokens that attend to each other")
+    contexts = sweep.add_mutually_exclusive_group()
+    contexts.add_argument("--streams", metavar="K,...", help="cut the text in K streams (default: 1)")
+    contexts.add_argument("--contexts", metavar="N,...", help="cut it in streams of N tokens")
+    contexts.add_argument("--documents", choices=["line", "blank"], help="cut it at each line, or at blank lines")
+    sweep.add_argument("--subset", default="test", help="part of DATA to evaluate on (default: %(default)s)")
+    sweep.add_argument(
+        "--out", default="sweep", metavar="PREFIX", help="write PREFIX.json, .csv and .png (default: %(default)s)"
+    )
+    sweep.add_argument("--force", action="store_true", help="start anew, whatever PREFIX.json holds")
+    sweep.add_argument(
+        "--max-tokens", type=int, default=36000, metavar="N", help="tokens in a batch of streams (default: %(default)s)"
+    )
+    sweep.add_argument("--batch-size", type=int, metavar="N", help="streams in a batch (default: what fits)")
+    sweep.add_argument("--cpu", action="store_true", help="leave a GPU alone")
     return top

@@ -5,13 +5,19 @@ They come from an untrusted file and fairseq evaluates some of them as Python, s
 
 import re
 import reprlib
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
 from mega_fairseq.cli.refusal import Refusal
 
 SIZES = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim", "layers", "chunk_size")
 CUTOFF = "cutoff"  # None, or numbers separated by commas
 PATH = "path"  # None, or any string
+LENGTH = "length"  # None, or a number
+STREAMS = "streams"  # how many streams, or how long
+OPTIONAL = (CUTOFF, PATH, LENGTH)
+FORMS = {CUTOFF: r"\d+(,\d+)*", STREAMS: r"(splits|size):\d+"}
+
+Options = Dict[str, Any]
 
 
 class Family(NamedTuple):
@@ -19,10 +25,11 @@ class Family(NamedTuple):
 
     archs: Tuple[str, ...]
     model: str  # the name that we register
-    task: str  # of stock fairseq
+    task: str
     model_options: Mapping[str, Any]  # name -> kind
     task_options: Mapping[str, Any]
     embeddings: Tuple[str, ...]  # our names of them, one for each dictionary of the task
+    settle: Callable[[Options, Options], None]  # makes options of model and task mean what they meant to the release
 
 
 COMMON = {
@@ -36,6 +43,23 @@ COMMON = {
     **{f"decoder_{name}": int for name in SIZES},
     "decoder_embed_path": PATH,
 }
+
+
+def _settle_translation(model: Options, task: Options) -> None:
+    model["decoder_truncation_length"] = 0  # which the release never heeded in generation
+
+
+def _settle_language(model: Options, task: Options) -> None:
+    model["truncation_length"] = model["decoder_truncation_length"] = 0  # never heeded in evaluation
+    if model["max_target_positions"] is None:
+        model["max_target_positions"] = task["tokens_per_sample"]
+    if model["decoder_chunk_size"] != -1:
+        task["tokens_per_sample"] = 0  # segments were multiples of the chunk
+    # What had nothing to tie was no error.
+    model["share_decoder_input_output_embed"] &= model["adaptive_softmax_cutoff"] is None
+    model["tie_adaptive_proj"] &= model["tie_adaptive_weights"]
+
+
 TRANSLATION = Family(
     archs=("mega", "mega_wmt_en_de", "mega_wmt_en_de_big"),
     model="mega_transformer",
@@ -52,10 +76,41 @@ TRANSLATION = Family(
         **dict.fromkeys(("left_pad_source", "left_pad_target"), bool),
         **dict.fromkeys(("max_source_positions", "max_target_positions"), int),
     },
-    embeddings=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    embeddings=("encoder.embed_tokens", "decoder.embed_tokens"),
+    settle=_settle_translation,
 )
-FAMILIES = (TRANSLATION,)
-NOT_YET = {"mega_lm": "language models", "mega_lra": "classifiers", "mega_sc": "speech classifiers"}
+LANGUAGE = Family(
+    archs=(
+        "mega_lm",
+        "mega_lm_big",
+        "mega_lm_adaptive_base",
+        "mega_lm_adaptive_big",
+        "mega_lm_wiki103",
+        "mega_lm_enwik8_base",
+        "mega_lm_enwik8_large",
+    ),
+    model="mega_lm",
+    task="mega_language_modeling",
+    model_options={
+        **COMMON,
+        "decoder_input_dim": int,
+        "no_affine_final_norm": bool,
+        "adaptive_input": bool,
+        "adaptive_input_cutoff": CUTOFF,
+        **dict.fromkeys(("adaptive_input_factor", "adaptive_softmax_factor"), float),
+        **dict.fromkeys(("tie_adaptive_weights", "tie_adaptive_proj"), bool),
+        "max_target_positions": LENGTH,
+    },
+    task_options={
+        "data": PATH,
+        **dict.fromkeys(("tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max"), int),
+        "valid_block": STREAMS,
+    },
+    embeddings=("decoder.embed_tokens",),
+    settle=_settle_language,
+)
+FAMILIES = (TRANSLATION, LANGUAGE)
+NOT_YET = {"mega_lra": "classifiers", "mega_sc": "speech classifiers"}
 
 
 def family_of(options: Mapping[str, Any]) -> Family:
@@ -79,20 +134,18 @@ def choose(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> Dict[str, An
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    if kind is CUTOFF:
-        fits: Optional[bool] = value is None or (isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value))
-    elif kind is PATH:
-        fits = value is None or _plain(value)
-    elif kind is str:
+    if value is None and kind in OPTIONAL:
+        return None
+    if kind in FORMS:
+        fits = isinstance(value, str) and re.fullmatch(FORMS[kind], value) is not None
+    elif kind in (str, PATH):
         fits = _plain(value)
     else:
         if kind is float and type(value) is int:
             value = float(value)
-        elif (
-            kind is bool and type(value) is str and value in ("True", "False")
-        ):  # as typed on a command line of that time
-            value = value == "True"
-        fits = type(value) is kind
+        elif kind is bool and type(value) is str and value in ("True", "False"):
+            value = value == "True"  # as typed on a command line of that time
+        fits = type(value) is (int if kind is LENGTH else kind)
     if fits:
         return value
     raise Refusal(

@@ -7,7 +7,7 @@ log-probability of each target from the head and the target's own cluster alone.
 from typing import List, Optional
 
 from fairseq.modules import AdaptiveSoftmax
-from torch import Tensor
+from torch import Tensor, nn
 
 from mega_fairseq.models.options import MegaOptions
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -25,6 +25,17 @@ def cutoffs(name: str, given: str, types: int) -> List[int]:
     return ends
 
 
+def check_factor(name: str, factor: float, dim: int, ends: List[int]) -> None:
+    """Each next band is `factor` times narrower, and the last still has a width."""
+    if factor < 1:
+        raise ValueError(f"{name} is {factor}; it must be at least 1")
+    if dim // factor ** len(ends) < 1:
+        raise ValueError(
+            f"{name} is {factor} and leaves nothing of width {dim} to the rarest types; "
+            "make it smaller, or give fewer cutoffs"
+        )
+
+
 def adaptive_softmax(
     cfg: MegaOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
@@ -33,10 +44,12 @@ def adaptive_softmax(
         return None
     if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
         raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
+    ends = cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, types)
+    check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
     return AdaptiveSoftmax(
         types,
         cfg.decoder_embed_dim,
-        cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, types),
+        ends,
         dropout=cfg.adaptive_softmax_dropout,
         factor=cfg.adaptive_softmax_factor,
         adaptive_inputs=tied,
@@ -51,12 +64,18 @@ def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> 
     """
     x = softmax.dropout_module(x)
     in_head, found = targets.clone(), []
-    for i, tail in enumerate(softmax.tail):
+    for i, (project, dropout, table) in enumerate(softmax.tail):
         start, end = softmax.cutoff[i], softmax.cutoff[i + 1]
         rows = ((targets >= start) & (targets < end)).nonzero().squeeze(1)
         in_head[rows] = softmax.cutoff[0] + i  # the head has one score for all of a cluster
-        found.append((rows, target_log_probs(tail, x[rows], targets[rows] - start, end - start)))
-    log_probs = target_log_probs(softmax.head, x, in_head, softmax.cutoff[0] + len(softmax.tail))
+        narrow = dropout(project(x[rows]))  # (rows, D) -> (rows, D / factor**i)
+        found.append((rows, target_log_probs(narrow, [table.weight], targets[rows] - start)))
+    log_probs = target_log_probs(x, _head_weights(softmax.head), in_head)
     for rows, in_cluster in found:
         log_probs = log_probs.index_add(0, rows, in_cluster)
     return log_probs
+
+
+def _head_weights(head: nn.Module) -> List[Tensor]:
+    """Types and then clusters: one table, or the input's and one of its own."""
+    return [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]

@@ -79,7 +79,7 @@ class MegaLanguageDecoder(MegaDecoder):
         if self.adaptive_softmax is not None:
             found = adaptive_log_probs(self.adaptive_softmax, x, wanted)
         else:
-            found = target_log_probs(self.output_layer, x, wanted, len(self.dictionary))
+            found = target_log_probs(x, [self._output_weight()], wanted)
         return found.view(target.shape)
 
     def get_normalized_probs(
@@ -100,7 +100,7 @@ class MegaLanguageDecoder(MegaDecoder):
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
 
     def set_chunk_size(self, chunk_size: int) -> None:
-        """Attends in other chunks from now on, -1 to everything: what --model-overrides does for a model yet to load."""
+        """Attends in other chunks from now on, -1 to everything; --model-overrides does so for a model yet to load."""
         reach = self.layers[0].mixer.position_bias.reach
         if reach is not None and not 0 < chunk_size <= reach:
             raise ValueError(beyond_reach(chunk_size, reach))

@@ -1,0 +1,217 @@
+"""Whole released language models give their recorded numbers: scores, carried states, loss and gradients.
+
+Where the release truncates the EMA it is of two minds: a whole pass does, evaluation piece by piece does not. Both are
+recorded, and ours gives the one with that truncation and the other without.
+"""
+
+import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
+from mega_fairseq.models import MegaLanguageModel
+from mega_fairseq.models.decoder import DecoderState
+from tests.golden_cases import Case, cases, gradients
+from tests.golden_checks import assert_gradients, assert_outputs, each
+from tests.golden_models import PAD, dictionary, language_model, types
+
+language = each("language model")
+adaptive = each("language model", where=lambda case: case.config["adaptive_softmax_cutoff"])
+truncated = each("language model", where=lambda case: case.config["truncation_length"] < 44)
+# Every pair of a chunk size and a number of chunks per piece that a case was evaluated with.
+each_evaluation = pytest.mark.parametrize(
+    ("case", "chunk", "chunks"),
+    [
+        pytest.param(case, *sizes, id=f"{case.name}-chunk{sizes[0]}-nums{sizes[1]}")
+        for case in cases("language model")
+        for sizes in case.config["evals"]
+    ],
+)
+
+
+def real(case: Case) -> Tensor:
+    return case.inputs["target"] != PAD
+
+
+def tolerance(case: Case) -> float:
+    """As it came with the cases: adaptive log-probabilities reach -46."""
+    return 1e-4 if case.config["adaptive_softmax_cutoff"] else 1e-5
+
+
+def assert_log_probs(case: Case, ours: Tensor, name: str) -> None:
+    rows = slice(0, ours.size(0))
+    of_targets = real(case)[rows]
+    assert_outputs(ours[of_targets], case.outputs[name][rows][of_targets], name, tolerance(case))
+
+
+def scores(model: MegaLanguageModel, case: Case, rows: slice = slice(None), tokens_of_a_row: int = 0) -> Tensor:
+    """Log-probabilities of the targets (B, L), with pieces of so many tokens of each row, or in one piece."""
+    tokens, target = case.inputs["src_tokens"][rows], case.inputs["target"][rows]
+    model.decoder.cfg.piece_tokens = (tokens_of_a_row or tokens.size(1)) * tokens.size(0)
+    with torch.no_grad():
+        return model(tokens, target=target)[0].squeeze(-1)
+
+
+def sample(case: Case) -> dict:
+    net_input = {"src_tokens": case.inputs["src_tokens"]}
+    return {"net_input": net_input, "target": case.inputs["target"], "ntokens": int(real(case).sum())}
+
+
+class Task:
+    target_dictionary = dictionary(4)
+
+
+# -------------------------------------------------------------------------------------- whole sequences
+
+
+@language
+@torch.no_grad()
+def test_a_batch_gives_the_released_scores_or_the_features_that_an_adaptive_softmax_takes(case):
+    y, _ = language_model(case)(case.inputs["src_tokens"])
+    tokens = case.inputs["src_tokens"] != PAD
+    assert_outputs(y[tokens], case.outputs["logits_or_features"][tokens], "logits_or_features")
+
+
+@language
+def test_targets_of_a_batch_get_the_released_log_probabilities(case):
+    assert_log_probs(case, scores(language_model(case), case), "target_lprobs")
+
+
+@language
+def test_the_first_row_alone_gets_the_log_probabilities_that_the_release_gives_it_alone(case):
+    assert_log_probs(case, scores(language_model(case), case, slice(0, 1)), "target_lprobs_row0_alone")
+
+
+@language
+@torch.no_grad()
+def test_what_fairseqs_scorers_ask_for_are_the_released_log_probabilities(case):
+    model = language_model(case)
+    lprobs = model.get_normalized_probs(model(case.inputs["src_tokens"]), log_probs=True, sample=sample(case))
+    assert_log_probs(case, lprobs.gather(-1, case.inputs["target"].unsqueeze(-1)).squeeze(-1), "target_lprobs")
+
+
+@each_evaluation
+def test_whole_sequences_get_the_released_log_probabilities_at_every_chunk_size(case, chunk, chunks):
+    assert_log_probs(case, scores(language_model(case, decoder_chunk_size=chunk), case), f"whole_chunk{chunk}")
+
+
+@each_evaluation
+def test_a_chunk_size_set_on_a_loaded_model_gives_the_same(case, chunk, chunks):
+    model = language_model(case)
+    model.decoder.set_chunk_size(chunk)
+    assert_log_probs(case, scores(model, case), f"whole_chunk{chunk}")
+
+
+# -------------------------------------------------------------------------------------- piece by piece
+
+
+@each_evaluation
+def test_piece_by_piece_gives_the_released_sequential_evaluation(case, chunk, chunks):
+    model, name = language_model(case, decoder_chunk_size=chunk, truncation_length=0), f"seq_chunk{chunk}_nums{chunks}"
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=chunk * chunks), name)
+    alone = scores(model, case, slice(0, 1), tokens_of_a_row=chunk * chunks)
+    assert_log_probs(case, alone, f"{name}_row0_alone")
+
+
+@each_evaluation
+@pytest.mark.parametrize("tokens_of_a_row", [1, 5, 7])
+def test_pieces_of_any_length_give_the_released_log_probabilities_truncated_or_not(
+    case, chunk, chunks, tokens_of_a_row
+):
+    model = language_model(case, decoder_chunk_size=chunk)
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"whole_chunk{chunk}")
+    model = language_model(case, decoder_chunk_size=chunk, truncation_length=0)
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"seq_chunk{chunk}_nums{chunks}")
+
+
+@each_evaluation
+@torch.no_grad()
+def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_its_pads(case, chunk, chunks):
+    """Deviation: the release pads a last piece of more than a chunk to whole ones, and those pads age the state."""
+    model, size = language_model(case, decoder_chunk_size=chunk, truncation_length=0), chunk * chunks
+    tokens = case.inputs["src_tokens"][:1]
+    last = tokens.size(1) % size
+    pads = -last % chunk if last > chunk else 0
+    name = f"seq_chunk{chunk}_nums{chunks}_row0_alone_final"
+    for number, (layer, block) in enumerate(zip(model.decoder.layers, carried(model, tokens, size).blocks)):
+        decay = layer.mixer.ema.coefficients().log_decay.exp()
+        released = {what: case.outputs.get(f"{name}.layer{number}.{what}") for what in ("prev_key", "prev_value")}
+        assert_outputs(block.mixer.ema * decay**pads, case.outputs[f"{name}.layer{number}.ema_state"], "ema_state")
+        if pads == 0:
+            assert_outputs(block.mixer.cache.keys, released["prev_key"], "prev_key")
+            assert_outputs(block.mixer.cache.values, released["prev_value"], "prev_value")
+        else:
+            assert released == {"prev_key": None, "prev_value": None}  # its chunk counts as finished
+
+
+def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
+    """What the decoder remembers behind the last of these tokens, which come in pieces of this size."""
+    state = model.decoder._start()
+    for piece in tokens.split(size, 1):
+        _, _, state = model.decoder._advance(piece, state, carry=True)
+    return state
+
+
+@truncated
+def test_a_whole_pass_and_a_sequential_evaluation_of_the_release_disagree_where_it_truncates(case):
+    """Deviation: ours gives either of them in both ways, as its option says."""
+    difference = (case.outputs["whole_chunk8"] - case.outputs["seq_chunk8_nums1"])[real(case)].abs().max()
+    assert difference > 1.0
+
+
+# -------------------------------------------------------------------------------------- training
+
+
+def untrained(case: Case) -> Tensor:
+    """Deviation, (B, L) bool: the targets whose cluster fairseq's adaptive_loss leaves out.
+
+    It ignores the pad's number, 1, also among the targets of a cluster, which are counted from the cluster's start.
+    """
+    target, ends = case.inputs["target"], (case.config["adaptive_softmax_cutoff"] or "").split(",")
+    return torch.isin(target, torch.tensor([int(end) + 1 for end in ends if end]))
+
+
+def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
+    """The sum of what those targets' clusters would add to the loss."""
+    features, softmax, total = model(case.inputs["src_tokens"])[0], model.decoder.adaptive_softmax, 0.0
+    for i, tail in enumerate(softmax.tail if softmax is not None else ()):
+        rows = case.inputs["target"] == softmax.cutoff[i] + 1
+        total = total - log_softmax(tail(features[rows]), -1)[:, 1].sum()
+    return total
+
+
+@language
+def test_the_loss_and_all_gradients_are_the_released_ones(case):
+    model = language_model(case).train()  # dropout is 0
+    loss, size, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(model, sample(case))
+    assert size == int(real(case).sum())
+    loss = loss - left_out(model, case)
+    torch.testing.assert_close(loss, case.outputs["loss"], atol=1e-4, rtol=1e-6)
+    loss.backward()
+    assert_gradients(case, model)
+    assert set(gradients(case)) == {name for name, _ in model.named_parameters()}
+
+
+@language
+def test_the_loss_counts_every_target(case):
+    loss, _, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(language_model(case), sample(case))
+    total = -case.outputs["target_lprobs"][real(case)].double().sum()
+    torch.testing.assert_close(loss.double(), total, atol=1e-3, rtol=0)
+    assert untrained(case).any() == bool(case.config["adaptive_softmax_cutoff"])
+    assert (loss - case.outputs["loss"] > 1.0) == untrained(case).any()
+
+
+@adaptive
+def test_fairseqs_adaptive_loss_leaves_the_second_type_of_each_cluster_untrained_as_the_release_did(case):
+    loss, _, _ = AdaptiveLoss(Task, sentence_avg=False)(language_model(case), sample(case))
+    torch.testing.assert_close(loss.squeeze(), case.outputs["loss"], atol=1e-4, rtol=1e-6)
+
+
+def test_the_cases_cover_every_kind_of_embedding_and_softmax():
+    of = [case.config for case in cases("language model")]
+    assert any(config["adaptive_input"] for config in of)
+    assert any(config["share_decoder_input_output_embed"] for config in of)
+    assert any(config["decoder_input_dim"] != config["decoder_embed_dim"] for config in of)
+    assert {types(case) for case in cases("language model")} == {40}
