@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-WMT = Path(__file__).resolve().parent.parent / "examples/wmt16_en_de"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+WMT = EXAMPLES / "wmt16_en_de"
 BIBLE = WMT / "bible"
-SCRIPTS = sorted(WMT.rglob("*.sh"))
+SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
+# What a script may be told by the one who runs the tests.
+FOREIGN = ("BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "SOURCES", "UNITS", "VOCABULARY")
 SIZES = {"train": 200, "valid": 20, "test": 20}
 # Recipe and architecture stay, but a step takes a fraction of a second.
 NARROW = [
@@ -35,7 +38,7 @@ class Recipe:
         self.scripts, self.place = scripts, place
         self.data, self.checkpoints, self.results = place / "data", place / "checkpoints", place / "results"
         self.variables = {
-            **{name: value for name, value in os.environ.items() if name not in ("BPE", "GPUS", "MIRROR", "SOURCES")},
+            **{name: value for name, value in os.environ.items() if name not in FOREIGN},
             "PYTHON": sys.executable,
             "WORKERS": "1",
             "OMP_NUM_THREADS": "1",
@@ -377,10 +380,10 @@ def test_the_published_sources_are_the_4_5_million_pairs_of_the_paper():
 # --------------------------------------------------------------------------------------------------- the scripts
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(WMT)))
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
     if script.name != "common.sh":
         assert os.access(script, os.X_OK)
         assert "\nset -euo pipefail\n" in script.read_text()
     if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=WMT.parent.parent)
+        subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=EXAMPLES.parent)

@@ -216,7 +216,7 @@ def test_progress_goes_with_the_pieces_of_a_stream_and_ends_at_its_tokens(folder
         for cut, done in (("splits:1", 1), ("documents:line", 2)):  # the latter has pads
             progress.start(cut)
             streams = split.streams(cut)
-            sweep_points.score(model, streams, streams.batches(None, None), progress)
+            sweep_points.score(model, streams, streams.batch_by_size(streams.ordered_indices()), progress)
             assert progress.done == done * len(split.corpus)
     assert sum(heard) == progress.done
     assert len([tokens for tokens in heard if tokens]) > len(split.corpus) // 40

@@ -20,7 +20,6 @@ BPE=${BPE:-subword-nmt}
 source "$HERE/common.sh"
 
 SOURCES=$(absolute "${SOURCES:-$HERE/sources.txt}")
-DOWNLOADS=$DATA/downloads
 VOCABULARY=${VOCABULARY:-32000}
 # Web text has thousands of letters from everywhere: the rarest, one in ten thousand, become unknown to sentencepiece.
 COVERAGE=0.9999
@@ -31,20 +30,6 @@ MAX_RATIO=9
 
 rows() { grep -Ev '^ *(#|$)' "$SOURCES"; }
 
-# fetch URL: into DOWNLOADS, under a temporary name until it is whole; a broken download goes on where it broke off.
-fetch() {
-    local url=$1 file
-    file=$DOWNLOADS/$(basename "$url")
-    [ -z "${MIRROR:-}" ] || url=${MIRROR%/}/$(basename "$url")
-    if [ -e "$file" ]; then
-        say "have $file"
-        return
-    fi
-    say "downloading $url"
-    curl --fail --location --retry 3 --connect-timeout 30 --continue-at - --progress-bar \
-        --output "$file.part" "$url" && mv "$file.part" "$file"
-}
-
 download() {
     local url dead=()
     need_command curl "install it with your system's package manager"
@@ -52,9 +37,7 @@ download() {
     for url in $(rows | awk '{print $3}' | sort -u); do
         fetch "$url" || dead+=("$(basename "$url")")
     done
-    [ ${#dead[@]} = 0 ] || die "could not download ${dead[*]}: run this again if your connection broke off (remove" \
-        "$DOWNLOADS/*.part to begin anew); if a link is dead, get the file of that name elsewhere, put it into" \
-        "$DOWNLOADS and run this again."
+    [ ${#dead[@]} = 0 ] || dead_links "${dead[@]}"
 }
 
 # extract ARCHIVE NAME: a file of the archive as plain text.

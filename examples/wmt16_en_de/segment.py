@@ -26,6 +26,7 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
             model_type="bpe",
             vocab_size=size,
             character_coverage=coverage,
+            max_sentence_length=1_000_000,  # sentencepiece leaves longer lines out: of paragraphs, some
             minloglevel=1,
         )
 

@@ -1,13 +1,12 @@
 """`mega-fairseq convert`: turns a checkpoint of the released code into one that fairseq loads with this plugin."""
 
 import argparse
-import contextlib
 import io
 import os
-from typing import Any, Dict
 
 import torch
 
+from mega_fairseq.cli.files import write
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.released_checkpoint import read
 
@@ -23,7 +22,9 @@ def run(arguments: argparse.Namespace) -> None:
         converted = convert(released)
     except Refusal as refusal:
         raise Refusal(f"{source} {refusal}") from None
-    write(converted.state, target)
+    buffer = io.BytesIO()  # torch.save straight into a file hides why a disk refused it
+    torch.save(converted.state, buffer)
+    write(target, buffer.getbuffer())
     print(f"{target}:", *converted.summary, sep="\n  ")
 
 
@@ -40,23 +41,3 @@ def _check_target(source: str, target: str, force: bool) -> None:
         raise Refusal(f"{target} is also the input, whose optimizer state would be lost; give another name")
     if not force:
         raise Refusal(f"{target} exists; add --force to overwrite it, or give another name")
-
-
-def write(state: Dict[str, Any], path: str) -> None:
-    """All or nothing: `path` is untouched until the new file lies complete on the disk beside it."""
-    buffer = io.BytesIO()  # torch.save straight into a file hides why a disk refused it
-    torch.save(state, buffer)
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
-    except OSError as error:
-        raise Refusal(f"{path} was not written ({error.strerror}); make room, or choose another folder") from None

@@ -195,7 +195,7 @@ def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits
         return point._replace(refused=str(error))
     started = time.perf_counter()
     try:
-        total = score(model, streams, streams.batches(*limits), progress)
+        total = score(model, streams, streams.batch_by_size(streams.ordered_indices(), *limits), progress)
     except torch.cuda.OutOfMemoryError:
         return point._replace(refused="the GPU ran out of memory; give a smaller --max-tokens, or --cpu")
     seconds, bits = time.perf_counter() - started, -total / point.tokens / math.log(2)

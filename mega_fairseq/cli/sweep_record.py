@@ -1,12 +1,12 @@
 """What a sweep leaves behind: its points in PREFIX.json, which it goes on from, and the same as PREFIX.csv."""
 
-import contextlib
 import csv
 import io
 import json
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from mega_fairseq.cli.files import write
 from mega_fairseq.cli.refusal import Refusal
 
 ENDINGS = (".json", ".csv", ".png")
@@ -89,21 +89,3 @@ def check_prefix(prefix: str, force: bool) -> None:
             raise Refusal(f"{path} is a folder; give another --out")
         if not force and os.path.exists(path) and not os.path.exists(f"{prefix}.json"):
             raise Refusal(f"{path} exists and no sweep wrote it; give another --out, or --force to replace it")
-
-
-def write(path: str, content: bytes) -> None:
-    """All or nothing: `path` is untouched until the new file lies complete on the disk beside it."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
-    except OSError as error:
-        raise Refusal(f"{path} was not written ({error.strerror}); make room, or choose another folder") from None

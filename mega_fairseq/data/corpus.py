@@ -1,12 +1,14 @@
 """A split of binarised text as one long sequence of tokens, read where it lies."""
 
 import os
-from typing import Iterator, List
+import struct
+from typing import Iterator, List, Tuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import (
+    IndexedDataset,
     MMapIndexedDataset,
     data_file_path,
     index_file_path,
@@ -30,7 +32,7 @@ class Corpus:
         """`path` is that of the .bin and .idx files, without their ending."""
         parts, lines = [], []
         for name in _part_paths(path, combine):
-            tokens, sizes = _read(name, dictionary)
+            tokens, sizes = _read(name)
             if tokens.size != sizes.sum():
                 raise ValueError(
                     f"{name}.bin has {tokens.size:,} tokens and {name}.idx speaks of {sizes.sum():,}: "
@@ -77,7 +79,7 @@ def _part_paths(path: str, combine: bool) -> Iterator[str]:
     number = 0
     while True:
         name = path + (str(number) if number else "")
-        if infer_dataset_impl(name) is None:
+        if not MMapIndexedDataset.exists(name):
             if number == 0:
                 raise FileNotFoundError(
                     f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
@@ -89,14 +91,16 @@ def _part_paths(path: str, combine: bool) -> Iterator[str]:
         number += 1
 
 
-def _read(name: str, dictionary: Dictionary):
+def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
     """All tokens of one part, mapped from disk where its format allows, and the sizes of its lines."""
-    if infer_dataset_impl(name) == "mmap":
-        index = MMapIndexedDataset.Index(index_file_path(name))
-        sizes = np.array(index.sizes, dtype=np.int64)
-        data = data_file_path(name)
-        empty = os.path.getsize(data) == 0  # which cannot be mapped
-        return (np.empty(0, index.dtype) if empty else np.memmap(data, dtype=index.dtype, mode="r")), sizes
-    lines = data_utils.load_indexed_dataset(name, dictionary)
-    tokens = [lines[i].numpy() for i in range(len(lines))]
-    return (np.concatenate(tokens) if tokens else np.empty(0, np.int64)), np.array([t.size for t in tokens], np.int64)
+    data, index = data_file_path(name), index_file_path(name)
+    try:
+        if infer_dataset_impl(name) == "cached":
+            older = IndexedDataset(name)
+            return np.fromfile(data, older.dtype) - 1, older.sizes  # this format counts types from 1
+        table = MMapIndexedDataset.Index(index)
+        sizes, dtype = np.array(table.sizes, dtype=np.int64), table.dtype
+    except (AssertionError, KeyError, ValueError, struct.error):
+        raise ValueError(f"{index} is damaged or of another program; run fairseq-preprocess again") from None
+    whole = os.path.getsize(data) // np.dtype(dtype).itemsize
+    return (np.memmap(data, dtype, "r", shape=(whole,)) if whole else np.empty(0, dtype)), sizes

@@ -39,6 +39,11 @@ class SegmentDataset(FairseqDataset):
         self.sizes = np.diff(self.bounds)
 
     @property
+    def longest(self) -> int:
+        """The length of the longest segment that any epoch may cut."""
+        return min(self.multiples[1] * self.chunk, int(np.diff(self.documents).max()))
+
+    @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         return False  # batches of other sizes each epoch
 

@@ -44,11 +44,24 @@ class StreamDataset(FairseqDataset):
     def size(self, index: int) -> int:
         return int(self.sizes[index])
 
-    def batches(self, max_tokens: Optional[int], max_sentences: Optional[int]) -> List[List[int]]:
+    @property
+    def longest(self) -> int:
+        return int(self.sizes.max())
+
+    def ordered_indices(self) -> np.ndarray:
+        """The longest first, so that a batch needs as many columns as its first stream has tokens."""
+        return np.argsort(-self.sizes, kind="stable")
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        **unused: Any,
+    ) -> List[List[int]]:
         """Streams of like length side by side: as many as the limits allow, and one where it alone exceeds them."""
-        order = np.argsort(-self.sizes, kind="stable")
         found: List[List[int]] = []
-        for index in order.tolist():
+        for index in indices.tolist():
             rows = len(found[-1]) + 1 if found else 1
             fits = found and (not max_sentences or rows <= max_sentences)
             if fits and (not max_tokens or rows * self.sizes[found[-1][0]] <= max_tokens):

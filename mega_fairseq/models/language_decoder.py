@@ -114,6 +114,6 @@ class MegaLanguageDecoder(MegaDecoder):
 def beyond_reach(wanted: int, learned: int) -> str:
     """What to say where position bias `simple` is asked for distances that it has not learned."""
     return (
-        f"--decoder-chunk-size is {wanted} and this checkpoint's position bias 'simple' reaches {learned} tokens: "
+        f"--decoder-chunk-size is {wanted} and this checkpoint's position bias 'simple' reaches {learned} tokens; "
         f"evaluate at chunks of 1 to {learned}, or train with --rel-pos-bias rotary"
     )

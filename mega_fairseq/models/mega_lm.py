@@ -1,14 +1,16 @@
 """Language modelling: Mega-chunk as a recurrent model over streams of any length (paper, section 4.4)."""
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 from fairseq.data import Dictionary
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from mega_fairseq.models.adaptive import adaptive_softmax, cutoffs
+from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
 from mega_fairseq.models.options import MegaOptions, check_sizes, option
@@ -43,7 +45,7 @@ class MegaLanguageModel(FairseqLanguageModel):
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
-        check_positive(**{"--piece-tokens": cfg.piece_tokens})
+        check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
         if task.target_dictionary != dictionary:
             raise ValueError("--output-dictionary-size is not for Mega models, which predict all types; leave it out")
         embed_tokens = _embedding(cfg, dictionary)
@@ -58,6 +60,12 @@ class MegaLanguageModel(FairseqLanguageModel):
             affine_final_norm=not cfg.no_affine_final_norm,
         )
         return cls(decoder)
+
+    @classmethod
+    def from_pretrained(cls, *where: Any, **options: Any) -> GeneratorHubInterface:
+        """fairseq's, in a program that has imported models alone: the task that they were trained on comes along."""
+        importlib.import_module("mega_fairseq.tasks")
+        return super().from_pretrained(*where, **options)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Position bias `simple` of a checkpoint, cut to the smaller chunk that this model attends in."""
@@ -76,8 +84,14 @@ def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
     width, dim, types = cfg.decoder_input_dim or cfg.decoder_embed_dim, cfg.decoder_embed_dim, len(dictionary)
     _check_embedding(cfg, width)
     if cfg.adaptive_input:
-        name, given = "--adaptive-input-cutoff", cfg.adaptive_input_cutoff
-        ends = cutoffs(name, given or cfg.adaptive_softmax_cutoff, types)
+        name = "--adaptive-input-cutoff" if cfg.adaptive_input_cutoff else "--adaptive-softmax-cutoff"
+        ends = cutoffs(name, cfg.adaptive_input_cutoff or cfg.adaptive_softmax_cutoff, types)
+        if ends[0] < dictionary.nspecial:
+            raise ValueError(
+                f"{name} starts with {ends[0]}, and the first band of an adaptive input holds fairseq's "
+                f"{dictionary.nspecial} symbols for pads and ends; start with at least {dictionary.nspecial}"
+            )
+        check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width, ends)
         return AdaptiveInput(types, dictionary.pad(), width, dim, ends, cfg.adaptive_input_factor)
     if width != dim:
         return NarrowEmbedding(dictionary, width, dim, cfg.decoder_embed_path)

@@ -19,9 +19,9 @@ from fairseq.data import (
     PrependTokenDataset,
     StripTokenDataset,
 )
-from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
@@ -106,28 +106,6 @@ class MegaLanguageModelingTask(FairseqTask):
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
 
-    def get_batch_iterator(
-        self,
-        dataset: FairseqDataset,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        max_positions: Any = None,
-        **options: Any,
-    ) -> EpochBatchIterator:
-        if not isinstance(dataset, StreamDataset):
-            limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "max_positions": max_positions}
-            return super().get_batch_iterator(dataset, **limits, **options)
-        _check_length(dataset, max_positions, "--valid-block size:N gives shorter streams")
-        kept = ("num_shards", "shard_id", "num_workers", "epoch", "seed")
-        return EpochBatchIterator(
-            dataset=dataset,
-            collate_fn=dataset.collater,
-            batch_sampler=dataset.batches(max_tokens, max_sentences),
-            buffer_size=options.get("data_buffer_size", 0),
-            disable_shuffling=True,
-            **{name: options[name] for name in kept if name in options},
-        )
-
     def filter_indices_by_size(
         self,
         indices: np.ndarray,
@@ -136,15 +114,22 @@ class MegaLanguageModelingTask(FairseqTask):
         ignore_invalid_inputs: bool = False,
     ) -> np.ndarray:
         """fairseq leaves out segments that are too long, and says so in passing: here they are an error."""
-        if not isinstance(dataset, SegmentDataset):
+        if isinstance(dataset, SegmentDataset):
+            remedy = "raise --max-tokens, or lower --variant-block-multiple-max or the chunk size"
+        elif isinstance(dataset, StreamDataset):
+            remedy = "--valid-block size:N gives shorter streams"
+        else:
             return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
-        remedy = "raise --max-tokens, or lower --variant-block-multiple-max or the chunk size"
-        _check_length(dataset, max_positions, remedy)
+        if max_positions is not None and dataset.longest > max_positions:
+            raise ValueError(
+                f"samples have up to {dataset.longest:,} tokens, --max-tokens and the model allow "
+                f"{int(max_positions):,}: {remedy}"
+            )
         return indices
 
     def eval_lm_dataloader(
         self,
-        dataset: StreamDataset,
+        dataset: FairseqDataset,
         max_tokens: Optional[int] = None,
         batch_size: Optional[int] = None,
         context_window: int = 0,
@@ -155,6 +140,11 @@ class MegaLanguageModelingTask(FairseqTask):
             raise ValueError(
                 "--context-window is for models without a state; here every token has all of its stream as context, "
                 "and --valid-block says how long streams are: leave it out"
+            )
+        if not isinstance(dataset, StreamDataset):
+            raise ValueError(
+                "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
+                "or evaluate all of it with mega-fairseq sweep"
             )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
         return self.get_batch_iterator(dataset.for_scoring(), **limits, **options).next_epoch_itr(shuffle=False)
@@ -191,8 +181,28 @@ class MegaLanguageModelingTask(FairseqTask):
         eos = self.dictionary.eos()
         if prefix_tokens is None and sample["net_input"]["src_tokens"].numel():
             prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]  # behind the eos that starts a text
+        if prefix_tokens is not None and isinstance(generator, SequenceGenerator):
+            length = sample["net_input"]["src_tokens"].size(1)
+            longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
+            prefix_tokens = self._prefix(prefix_tokens, longest)
         with torch.no_grad():
             return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
+
+    def _prefix(self, tokens: Tensor, longest: int) -> Tensor:
+        """Texts (B, L) to continue, without the ends of those that are shorter: to fairseq's search an end is final."""
+        ends, pad = tokens == self.dictionary.eos(), self.dictionary.pad()
+        if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
+            raise ValueError(
+                "a prefix reaches over the end of a line, where fairseq's search stops; give --documents line "
+                "--valid-block documents, or a smaller --prefix-size"
+            )
+        tokens = tokens.masked_fill(ends, pad)
+        needed = int((tokens != pad).sum(1).max())
+        if needed > longest:
+            raise ValueError(
+                f"a prefix has {needed} tokens and a text ends at {longest}; raise --max-len-b, as far as the model allows"
+            )
+        return tokens
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:
@@ -203,13 +213,8 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
             "give whole numbers from 1 on, the first not above the second"
         )
     if cfg.tokens_per_sample < 0:
-        raise ValueError(f"--tokens-per-sample is {cfg.tokens_per_sample}; give a number of tokens, or 0 for a chunk")
-    check_valid_block(cfg.valid_block)
-
-
-def _check_length(dataset: FairseqDataset, max_positions: Any, remedy: str) -> None:
-    longest = int(dataset.sizes.max())
-    if max_positions is not None and longest > max_positions:
         raise ValueError(
-            f"a sample has {longest:,} tokens and --max-tokens and the model allow {int(max_positions):,}: {remedy}"
+            f"--tokens-per-sample less --context-window is {cfg.tokens_per_sample}; give a number of tokens, or 0 for "
+            "a chunk, and no --context-window, which is for models without a state"
         )
+    check_valid_block(cfg.valid_block)

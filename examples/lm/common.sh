@@ -1,0 +1,115 @@
+# shellcheck shell=bash
+# What the recipes of this folder share. A script sets HERE, its own folder, and UNITS, what its tokens are, and sources
+# this file.
+
+LM="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+# shellcheck source=examples/common.sh
+source "$LM/../common.sh"
+
+# What depends on the tokens has a folder of their name, so that several can stand side by side.
+CHECKPOINTS=$(absolute "${CHECKPOINTS:-$HERE/checkpoints/$UNITS}")
+RESULTS=$(absolute "${RESULTS:-$HERE/results/$UNITS}")
+RAW=$DATA/raw
+TEXT=$DATA/$UNITS/text
+BIN=$DATA/$UNITS/bin
+
+# ------------------------------------------------------------------------------------------------------ prepare.sh
+
+# download URL...: one file, from the first address that has it.
+download() {
+    local url name
+    name=$(basename "$1")
+    need_command curl "install it with your system's package manager, or put $name into $DOWNLOADS by hand"
+    mkdir -p "$DOWNLOADS"
+    # MIRROR stands for all addresses.
+    [ -z "${MIRROR:-}" ] || set -- "$1"
+    for url in "$@"; do
+        if fetch "$url"; then return; fi
+    done
+    dead_links "$name"
+}
+
+# extract ARCHIVE NAME: a file of the archive, to standard output.
+extract() { "$PYTHON" "$LM/unzip.py" "$1" "$2"; }
+
+# Each byte as a token.
+make_bytes() {
+    local out=$1 split
+    mkdir "$out"
+    for split in train valid test; do
+        say "writing the bytes of $split as numbers"
+        "$PYTHON" "$LM/to_bytes.py" <"$RAW/$split.txt" >"$out/$split.txt"
+    done
+}
+
+binarise() {
+    fairseq preprocess --only-source \
+        --trainpref "$TEXT/train.txt" --validpref "$TEXT/valid.txt" --testpref "$TEXT/test.txt" \
+        --workers "$WORKERS" --destdir "$1" >&2
+}
+
+# -------------------------------------------------------------------------------------------------------- train.sh
+
+# train OPTIONS...: what the recipes have in common. UPDATES, WARMUP, MAX_TOKENS, BATCH_TOKENS and PRECISION come from
+# the recipe. A run of 400,000 updates has hundreds of epochs: only the last checkpoint and the best are kept.
+train() {
+    need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
+    run_training --task mega_language_modeling --criterion mega_lm_cross_entropy \
+        --lr 5e-3 --clip-norm 0.25 --weight-decay 0.1 --no-epoch-checkpoints \
+        "$@"
+}
+
+# ------------------------------------------------------------------------------------------- evaluate.sh, sweep.sh
+
+# Sets CHECKPOINT. It and SUBSET come from the caller.
+need_trained() {
+    CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
+    SUBSET=${SUBSET:-test}
+    need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
+    need_file "$CHECKPOINT" "run train.sh first, or name a checkpoint with CHECKPOINT=..."
+    mkdir -p "$RESULTS"
+}
+
+# evaluate OPTIONS...: SUBSET as STREAMS streams, read with chunks of CHUNK tokens. Sets TOKENS, BITS (that they took,
+# all together) and SCORES, the file that they belong into.
+evaluate() {
+    local log options per_token
+    need_trained
+    SCORES=$RESULTS/$SUBSET-chunk$CHUNK-streams$STREAMS.txt
+    log=${SCORES%.txt}.log
+    options=(
+        --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_language_modeling --gen-subset "$SUBSET"
+        --model-overrides "{'decoder_chunk_size': $CHUNK}" --valid-block "splits:$STREAMS"
+        --log-format simple
+    )
+    [ "$(count_gpus)" != 0 ] || options+=(--cpu)
+    say "evaluating $CHECKPOINT on $SUBSET: $STREAMS streams, chunks of $CHUNK"
+    fairseq eval_lm "$BIN" "${options[@]}" "$@" 2>&1 | tee "$log" >&2
+    TOKENS=$(sed -n 's/.*Evaluated \([0-9,]*\) tokens.*/\1/p' "$log" | tr -d ,)
+    per_token=$(sed -n 's/.*Loss (base 2): \([0-9.]*\), .*/\1/p' "$log")
+    [ -n "$per_token" ] || die "fairseq-eval-lm gave no loss: see $log."
+    BITS="$per_token * $TOKENS"
+}
+
+# score NAME FORMULA: one line of SCORES.
+score() { printf '%-24s%s\n' "$1:" "$(LC_ALL=C awk "BEGIN {printf \"%.3f\", $2}")"; }
+
+# What a byte of the text itself takes, ends of line paid for.
+bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; }
+
+# What words and ends of line take, which is what language models on words count, whatever the tokens are here.
+perplexity_per_word() { score "perplexity per word" "2 ^ ($BITS / $(count_words "$RAW/$SUBSET.txt"))"; }
+
+# By Python, and so by the same spaces as in fairseq.
+count_words() {
+    "$PYTHON" -c 'import sys; print(sum(len(line.split()) + 1 for line in open(sys.argv[1], encoding="utf-8")))' "$1"
+}
+
+# sweep OPTIONS...: perplexity over CHUNKS and STREAMS.
+sweep() {
+    need_trained
+    [ "$(count_gpus)" != 0 ] || set -- --cpu "$@"
+    "$PYTHON" -m mega_fairseq.cli sweep "$CHECKPOINT" "$BIN" --subset "$SUBSET" \
+        --chunks "$CHUNKS" --streams "$STREAMS" --out "$RESULTS/sweep-$SUBSET" "$@"
+}

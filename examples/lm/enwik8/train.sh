@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Train Mega on enwik8 as published. Call it again to go on from the last checkpoint; arguments are passed to
+# fairseq-train behind the recipe's and override them.
+#
+# Variables: DATA, CHECKPOINTS (checkpoints/bytes beside this script), ARCH (mega_lm_enwik8), UPDATES (400000),
+# WARMUP (24000), MAX_TOKENS (8192, in one batch on one GPU: the longest segment), BATCH_TOKENS (65536, 8 batches in
+# one update over all GPUs: what they lack is made up by accumulating gradients), GPUS (all; 0 trains on the CPU),
+# PRECISION (fp32, fp16 or bf16), PYTHON.
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+UNITS=bytes
+# shellcheck source=examples/lm/common.sh
+source "$HERE/../common.sh"
+
+UPDATES=${UPDATES:-400000}
+WARMUP=${WARMUP:-24000}
+MAX_TOKENS=${MAX_TOKENS:-8192}
+BATCH_TOKENS=${BATCH_TOKENS:-65536}
+PRECISION=${PRECISION:-fp32}
+
+# Chunks of 2048 are the architecture's own default.
+train --arch "${ARCH:-mega_lm_enwik8}" --dropout 0.1 \
+    --variant-block-multiple-min 2 --variant-block-multiple-max 4 --valid-block splits:50 \
+    "$@"

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# WikiText-103 made ready for fairseq: download, unpack, binarise, and check each against the numbers that are known.
+# Call it again after an interruption: it goes on where it stopped.
+#
+# Variables: DATA (data beside this script), MIRROR (a URL that has the archive under its name, in place of the
+# addresses below), EXPECTED (expected.txt: what the archive must hold), WORKERS (all processors), PYTHON.
+#
+# It makes in DATA:
+#     downloads/wikitext-103-v1.zip       put it there by hand where the links are dead
+#     raw/{train,valid,test}.txt          the text: words separated by spaces, rare ones already <unk>
+#     words/bin/                          binarised: train on this
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+UNITS=words
+# shellcheck source=examples/lm/common.sh
+source "$HERE/../common.sh"
+
+ADDRESSES=(
+    https://wikitext.smerity.com/wikitext-103-v1.zip
+    https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip
+)
+ARCHIVE=$DOWNLOADS/wikitext-103-v1.zip
+EXPECTED=$(absolute "${EXPECTED:-$HERE/expected.txt}")
+# The archive's words are the tokens.
+TEXT=$RAW
+
+# expected ROW COLUMN
+expected() { awk -v row="$1" -v column="$2" '$1 == row {print $column}' "$EXPECTED"; }
+
+# check WHAT FOUND EXPECTED
+check() {
+    [ "$2" = "$3" ] ||
+        die "$1: found $2 where $3 are expected. $ARCHIVE is another archive, or $DATA has older files: remove" \
+            "the one that is wrong."
+}
+
+make_raw() {
+    local out=$1 split
+    mkdir "$out"
+    for split in train valid test; do
+        say "unpacking $split"
+        extract "$ARCHIVE" "$(expected $split 2)" >"$out/$split.txt"
+        check "lines of $split" "$(count_lines "$out/$split.txt")" "$(expected $split 3)"
+    done
+}
+
+# fairseq-preprocess has counted everything, in its log.
+make_bin() {
+    local out=$1 split log=$1/preprocess.log
+    binarise "$out"
+    for split in train valid test; do
+        check "tokens of $split" "$(sed -n "s|.*/$split.txt: .* sents, \([0-9]*\) tokens.*|\1|p" "$log")" \
+            "$(expected $split 4)"
+    done
+    check "types of the dictionary" "$(sed -n 's/.*Dictionary: \([0-9]*\) types.*/\1/p' "$log" | tail -n 1)" \
+        "$(expected types 2)"
+}
+
+need_file "$EXPECTED" "name a table like expected.txt with EXPECTED=..."
+remember "$RAW" "a table of expectations with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
+[ -e "$RAW" ] || [ -e "$ARCHIVE" ] || download "${ADDRESSES[@]}"
+step "$RAW" make_raw
+step "$BIN" make_bin
+say "ready: train.sh reads $BIN"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Train Mega on WikiText-103 as published. Call it again to go on from the last checkpoint; arguments are passed to
+# fairseq-train behind the recipe's and override them.
+#
+# Variables: DATA, CHECKPOINTS (checkpoints/words beside this script), ARCH (mega_lm_wt103), UPDATES (400000),
+# WARMUP (24000), MAX_TOKENS (6144, in one batch on one GPU: the longest segment), BATCH_TOKENS (147456, 24 batches in
+# one update over all GPUs: what they lack is made up by accumulating gradients), GPUS (all; 0 trains on the CPU),
+# PRECISION (fp32, fp16 or bf16), PYTHON.
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+UNITS=words
+# shellcheck source=examples/lm/common.sh
+source "$HERE/../common.sh"
+
+UPDATES=${UPDATES:-400000}
+WARMUP=${WARMUP:-24000}
+MAX_TOKENS=${MAX_TOKENS:-6144}
+BATCH_TOKENS=${BATCH_TOKENS:-147456}
+PRECISION=${PRECISION:-fp32}
+
+# Chunks of 1024, adaptive input and softmax and all dropouts are the architecture's own defaults.
+train --arch "${ARCH:-mega_lm_wt103}" \
+    --variant-block-multiple-min 2 --variant-block-multiple-max 6 --valid-block splits:10 \
+    "$@"

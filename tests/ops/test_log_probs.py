@@ -1,0 +1,95 @@
+"""Log-probabilities of targets in slices are those of the whole vocabulary at once, and never as large."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops import log_probs as ops
+from mega_fairseq.ops.log_probs import naive_target_log_probs, target_log_probs
+from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
+
+# tokens, width, sizes of tables: no token, one type, one table, several, more types than are looked at together
+SHAPES = [(0, 3, [5]), (1, 3, [1]), (7, 4, [11]), (300, 3, [6, 2]), (260, 2, [ops.TYPES + 5, 3])]
+
+
+def tables(width, sizes, dtype=torch.float64, grad=True):
+    return [noise(size, width, seed=i + 1, dtype=dtype, grad=grad) for i, size in enumerate(sizes)]
+
+
+def targets_of(tokens, sizes):
+    """Some of everywhere, the first and the last type among them."""
+    last = sum(sizes) - 1
+    chosen = torch.randint(0, last + 1, (tokens,), generator=torch.Generator().manual_seed(3))
+    chosen[:1], chosen[1:2] = last, 0
+    return chosen
+
+
+def inputs(tokens, width, sizes, **options):
+    x = noise(tokens, width, **options)
+    weights = tables(width, sizes, **options)
+    return {"x": x, **{f"table {i}": weight for i, weight in enumerate(weights)}}
+
+
+def scored(function, targets):
+    return lambda x, **weights: function(x, list(weights.values()), targets)
+
+
+@pytest.mark.parametrize(("tokens", "width", "sizes"), SHAPES)
+@pytest.mark.parametrize("scores", [1, 64, 2**22])
+def test_slices_give_the_values_and_gradients_of_the_whole(monkeypatch, tokens, width, sizes, scores):
+    monkeypatch.setattr(ops, "SCORES", scores * max(1, sum(sizes) // 100))
+    given, targets = inputs(tokens, width, sizes, grad=True), targets_of(tokens, sizes)
+    truth = with_gradients(scored(naive_target_log_probs, targets), given)
+    assert_same(with_gradients(scored(target_log_probs, targets), given), truth)
+
+
+@pytest.mark.parametrize(("tokens", "width", "sizes"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@torch.no_grad()
+def test_without_gradients_blocks_of_types_give_the_same(monkeypatch, tokens, width, sizes, dtype):
+    given, targets = inputs(tokens, width, sizes, dtype=dtype, grad=False), targets_of(tokens, sizes)
+    wide = {name: tensor.double() for name, tensor in given.items()}
+    truth = scored(naive_target_log_probs, targets)(**wide)
+    for types in (1, 3, ops.TYPES):
+        monkeypatch.setattr(ops, "TYPES", max(types, sum(sizes) // 50))
+        found = scored(target_log_probs, targets)(**given)
+        assert_close(found.double(), truth, atol=1e-5 if dtype == torch.float32 else 1e-10)
+
+
+@torch.no_grad()
+def test_a_score_far_above_all_others_leaves_no_nan():
+    x, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.0]])
+    found = target_log_probs(x, [weight[:2], weight[2:]], torch.tensor([0, 1]))
+    assert_close(found, torch.tensor([0.0, -2e4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_scores_are_summed_in_float32(dtype):
+    x, (weight,) = noise(40, 8, dtype=dtype), tables(8, [700], dtype, grad=False)
+    targets = targets_of(40, [700])
+    truth = naive_target_log_probs(x.double(), [weight.double()], targets)
+    with torch.no_grad():
+        found = target_log_probs(x, [weight], targets)
+    assert found.dtype == torch.float32
+    assert (found - truth).abs().max() < 16 * torch.finfo(dtype).eps  # scores of up to 10, rounded once
+
+
+@torch.no_grad()
+def test_no_more_scores_than_a_slice_has_are_made(monkeypatch):
+    monkeypatch.setattr(ops, "SCORES", 4096)
+    monkeypatch.setattr(ops, "LAID_OUT_FROM", 1000)  # a recorder cannot look into weights that oneDNN laid out
+    x, weights = noise(900, 4, dtype=torch.float32), tables(4, [500, 3], torch.float32, grad=False)
+    with Recorder() as recorder:
+        target_log_probs(x, weights, targets_of(900, [500, 3]))
+    assert recorder.largest <= 4096
+    with Recorder() as recorder:
+        naive_target_log_probs(x, weights, targets_of(900, [500, 3]))
+    assert recorder.largest == 900 * 503
+
+
+def test_scores_of_slices_are_not_kept_for_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(ops, "SCORES", 4096)
+    x, weights = noise(900, 4, grad=True), tables(4, [500, 3])
+    targets = targets_of(900, [500, 3])
+    assert max(kept_for_backward(lambda: target_log_probs(x, weights, targets))) <= 900 * 4
+    monkeypatch.setattr(ops, "checkpoint", lambda function, *given, use_reentrant: function(*given))
+    assert max(kept_for_backward(lambda: target_log_probs(x, weights, targets))) > 900 * 4

@@ -1,0 +1,321 @@
+"""The recipes of language modelling, as a newcomer calls them: from another folder, on texts of a few kilobytes."""
+
+import math
+import os
+import re
+import shutil
+import signal
+import tarfile
+import zipfile
+
+import pytest
+import torch
+
+from tests.test_examples_wmt16 import EXAMPLES, Recipe, files, half, text, write
+
+LM = EXAMPLES / "lm"
+SHIPPED = LM / "addresses/lm-sotu.tar.xz"
+SPLITS = ("train", "valid", "test")
+# Recipe and architecture stay, but a step takes a fraction of a second.
+SIZES = {"layers": 1, "embed-dim": 16, "hidden-dim": 32, "ffn-embed-dim": 32, "z-dim": 8, "chunk-size": 8}
+NARROW = [f"--decoder-{name}={size}" for name, size in SIZES.items()]
+
+
+def trained_with(recipe):
+    return torch.load(recipe.checkpoints / "checkpoint_last.pt", weights_only=True)["cfg"]
+
+
+def scores(recipe, name):
+    """The scores that evaluate.sh left behind, by name, and what fairseq said: tokens, bits of all of them."""
+    found = {key: float(value) for key, value in re.findall(r"(.+): +([\d.]+)", (recipe.results / name).read_text())}
+    said = (recipe.results / name).with_suffix(".log").read_text()
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
+    return found, tokens, tokens * float(re.search(r"Loss \(base 2\): ([\d.]+)", said).group(1))
+
+
+def as_published(cfg):
+    """What all recipes have in common."""
+    adam = cfg["optimizer"]
+    assert (adam["adam_betas"], adam["adam_eps"], adam["lr"]) == ("(0.9, 0.98)", 1e-8, [5e-3])
+    assert (adam["weight_decay"], cfg["optimization"]["clip_norm"]) == (0.1, 0.25)
+    names = ("_name", "power", "end_learning_rate")
+    assert [cfg["lr_scheduler"][name] for name in names] == ["polynomial_decay", 1.0, 0.0]
+    assert (cfg["task"]["_name"], cfg["criterion"]["_name"]) == ("mega_language_modeling", "mega_lm_cross_entropy")
+
+
+def schedule(cfg):
+    return [cfg["lr_scheduler"]["warmup_updates"], cfg["lr_scheduler"]["total_num_update"]]
+
+
+def segments(cfg):
+    names = ("variant_block_multiple_min", "variant_block_multiple_max", "valid_block")
+    return [cfg["task"][name] for name in names]
+
+
+def tokens_per_update(cfg):
+    return [cfg["dataset"]["max_tokens"], *cfg["optimization"]["update_freq"]]
+
+
+# ------------------------------------------------------------------------------------------- the shipped corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The first kilobytes of each split of the shipped corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    with tarfile.open(SHIPPED) as archive:
+        for split, size in zip(SPLITS, (6000, 1500, 1500)):
+            (folder / f"{split}.txt").write_bytes(archive.extractfile(f"lm-sotu/{split}.txt").read()[:size])
+    return folder
+
+
+def addresses_recipe(place, corpus, **variables):
+    return Recipe(LM / "addresses", place, CORPUS=corpus, VOCABULARY=120, **variables)
+
+
+@pytest.fixture
+def addresses(tmp_path, corpus):
+    # A space in a path is where careless quoting shows.
+    return addresses_recipe(tmp_path / "a place", corpus)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, corpus):
+    recipe = addresses_recipe(tmp_path_factory.mktemp("a place"), corpus, UNITS="bpe")
+    recipe.run("prepare.sh")
+    return recipe
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", ["bytes", "bpe"])
+def test_the_shipped_corpus_goes_from_text_to_scores_that_do_not_depend_on_the_units(addresses, units, corpus):
+    addresses.variables["UNITS"] = units
+    addresses.run("prepare.sh")
+    recipe = {"UPDATES": 4, "WARMUP": 2, "SAVE": 1}
+    addresses.run("train.sh", *NARROW, "--max-update=1", **recipe)
+    said = addresses.run("train.sh", *NARROW, **recipe)
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
+    assert "num_updates: 4 >= max_update: 4" in said
+    cfg = trained_with(addresses)
+    as_published(cfg)
+    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_small", [2, 4, "splits:1"])
+    assert tokens_per_update(cfg) == [4096, 1]
+
+    printed = addresses.run("evaluate.sh", STREAMS=3, CHUNK=4)
+    found, tokens, bits = scores(addresses, "test-chunk4-streams3.txt")
+    assert (addresses.results / "test-chunk4-streams3.txt").read_text() in printed
+    words = sum(len(line.split()) + 1 for line in (corpus / "test.txt").read_text().splitlines())
+    assert found == {
+        "bits per byte": pytest.approx(bits / 1500, rel=1e-3),
+        "perplexity per word": pytest.approx(2 ** (bits / words), rel=1e-3),
+    }
+    if units == "bytes":
+        assert tokens == 1501
+        assert found["bits per byte"] < 8
+
+
+@pytest.mark.slow
+def test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams(prepared):
+    prepared.run("train.sh", *NARROW, "--max-update=1")
+    prepared.run("sweep.sh", CHUNKS="4,8", STREAMS="2,1", SUBSET="valid")
+    assert len(text(prepared.results / "sweep-valid.csv")) == 1 + 4
+    assert (prepared.results / "sweep-valid.json").exists()
+    assert "4 points are in" in prepared.run("sweep.sh", CHUNKS="4,8", STREAMS="2,1", SUBSET="valid")
+
+
+def test_an_interrupted_preparation_goes_on_where_it_stopped_and_ends_the_same(addresses, prepared):
+    process = addresses.start("prepare.sh", UNITS="bpe")
+    for line in process.stderr:
+        if "segmenting valid" in line:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (addresses.data / "bpe/text").exists()
+
+    said = addresses.run("prepare.sh", UNITS="bpe")
+    assert re.findall(r"have .*/(\w+)$", said, re.MULTILINE) == ["raw", "codes"]
+    assert re.findall(r"making .*/(\w+)$", said, re.MULTILINE) == ["text", "bin"]
+    assert files(addresses.data) == files(prepared.data)
+    assert "making" not in addresses.run("prepare.sh", UNITS="bpe")
+
+
+def test_other_choices_do_not_pass_for_the_ones_that_a_folder_was_made_with(prepared, corpus, tmp_path):
+    assert "VOCABULARY=120, not with VOCABULARY=130" in prepared.refusal("prepare.sh", VOCABULARY=130)
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    write(other / "valid.txt", ["other"])
+    assert "name another folder with DATA=" in prepared.refusal("prepare.sh", CORPUS=other)
+
+
+def test_a_corpus_that_is_damaged_or_incomplete_is_refused(addresses, corpus):
+    archive = addresses.place / "half.tar.xz"
+    archive.write_bytes(half(SHIPPED))
+    assert "half.tar.xz is truncated or no archive" in addresses.refusal("prepare.sh", CORPUS=archive)
+    folder = addresses.place / "incomplete"
+    shutil.copytree(corpus, folder)
+    (folder / "valid.txt").write_text("")
+    assert f"valid.txt of {folder} is empty" in addresses.refusal("prepare.sh", CORPUS=folder)
+    (folder / "valid.txt").unlink()
+    assert f"valid.txt is not there: {folder} is incomplete" in addresses.refusal("prepare.sh", CORPUS=folder)
+    assert not (addresses.data / "raw").exists()
+
+
+@pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
+def test_each_script_says_which_one_comes_before_it(tmp_path, recipe):
+    recipe = Recipe(LM / recipe, tmp_path)
+    for script in ("train.sh", "evaluate.sh", "sweep.sh"):
+        assert "run prepare.sh first" in recipe.refusal(script)
+    for units in ("bytes", "words"):
+        (recipe.data / units / "bin").mkdir(parents=True)
+    for script in ("evaluate.sh", "sweep.sh"):
+        assert "checkpoint_best.pt is not there: run train.sh first" in recipe.refusal(script)
+
+
+def test_wrong_units_are_refused_with_the_right_values(addresses):
+    assert "UNITS=words is unknown: say bytes or bpe" in addresses.refusal("prepare.sh", UNITS="words")
+
+
+def test_the_shipped_corpus_names_its_licence():
+    with tarfile.open(SHIPPED) as archive:
+        assert b"CC0 1.0" in archive.extractfile("lm-sotu/LICENSE.txt").read()
+
+
+# --------------------------------------------------------------------------------------------------- downloads
+
+
+def pack(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory, corpus):
+    """Archives built like the real ones, and what must be found in that of WikiText-103."""
+    folder = tmp_path_factory.mktemp("mirror")
+    texts = {split: (corpus / f"{split}.txt").read_text().replace("\n", " <unk>\n") for split in SPLITS}
+    pack(folder / "wikitext-103-v1.zip", {f"wikitext-103/wiki.{split}.tokens": texts[split] for split in SPLITS})
+    rows = ["# a comment"]
+    for split, content in texts.items():
+        lines = content.count("\n")
+        # head -c has cut the last line, whose end fairseq adds.
+        tokens = sum(len(line.split()) + 1 for line in content.splitlines())
+        rows.append(f"{split} wiki.{split}.tokens {lines} {tokens}")
+    # bos, pad, eos, unk, and up to a multiple of eight
+    rows.append(f"types {math.ceil((3 + len(set(texts['train'].split()))) / 8) * 8}")
+    write(folder / "expected.txt", rows)
+    pack(folder / "enwik8.zip", {"enwik8": os.urandom(1000) * 4})
+    return folder
+
+
+@pytest.fixture
+def wikitext(tmp_path, mirror):
+    variables = {"MIRROR": f"file://{mirror}", "EXPECTED": mirror / "expected.txt"}
+    return Recipe(LM / "wikitext103", tmp_path / "a place", **variables)
+
+
+@pytest.fixture
+def enwik8(tmp_path, mirror):
+    return Recipe(LM / "enwik8", tmp_path / "a place", MIRROR=f"file://{mirror}", BYTES=4000)
+
+
+@pytest.mark.slow
+def test_wikitext_is_downloaded_checked_trained_on_as_published_and_scored_by_words(wikitext, mirror):
+    # A download broke off before.
+    archive = mirror / "wikitext-103-v1.zip"
+    (wikitext.data / "downloads").mkdir(parents=True)
+    (wikitext.data / "downloads/wikitext-103-v1.zip.part").write_bytes(half(archive))
+    wikitext.run("prepare.sh")
+    assert (wikitext.data / "downloads/wikitext-103-v1.zip").read_bytes() == archive.read_bytes()
+    assert "making" not in wikitext.run("prepare.sh")
+
+    wikitext.run("train.sh", *NARROW, "--max-update=1", "--adaptive-softmax-cutoff=20,60", PRECISION="bf16")
+    cfg = trained_with(wikitext)
+    as_published(cfg)
+    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_wt103", [2, 6, "splits:10"])
+    assert (schedule(cfg), tokens_per_update(cfg)) == ([24000, 400000], [6144, 24])
+    names = ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "adaptive_softmax_dropout")
+    assert [cfg["model"][name] for name in names] == [0.3, 0.1, 0.1, 0.1, 0.2]
+    assert cfg["common"]["bf16"]
+
+    printed = wikitext.run("evaluate.sh")
+    found, tokens, bits = scores(wikitext, "test-chunk2048-streams10.txt")
+    assert str(tokens) == [row.split()[3] for row in text(mirror / "expected.txt") if row.startswith("test")][0]
+    assert found == {"perplexity per word": pytest.approx(2 ** (bits / tokens), rel=1e-3)}
+    assert "perplexity per word" in printed
+
+
+@pytest.mark.slow
+def test_enwik8_is_split_by_bytes_trained_on_as_published_and_scored_by_bytes(enwik8, mirror):
+    enwik8.run("prepare.sh")
+    parts = [(enwik8.data / f"raw/{split}.txt").read_bytes() for split in SPLITS]
+    assert [len(part) for part in parts] == [3600, 200, 200]
+    with zipfile.ZipFile(mirror / "enwik8.zip") as archive:
+        assert b"".join(parts) == archive.read("enwik8")
+    assert bytes(map(int, text(enwik8.data / "bytes/text/test.txt")[0].split())) == parts[2]
+    assert "making" not in enwik8.run("prepare.sh")
+
+    enwik8.run("train.sh", *NARROW, "--max-update=1")
+    cfg = trained_with(enwik8)
+    as_published(cfg)
+    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_enwik8", [2, 4, "splits:50"])
+    assert (schedule(cfg), tokens_per_update(cfg)) == ([24000, 400000], [8192, 8])
+    assert (cfg["model"]["dropout"], cfg["model"]["attention_dropout"]) == (0.1, 0.0)
+
+    enwik8.run("evaluate.sh")
+    found, tokens, bits = scores(enwik8, "test-chunk4096-streams50.txt")
+    assert tokens == 201
+    assert found == {"bits per byte": pytest.approx(bits / 200, rel=1e-3)}
+
+
+def test_a_dead_link_is_reported_with_the_file_to_fetch_and_the_folder_to_put_it_in(wikitext, enwik8, mirror):
+    for recipe, archive in ((wikitext, "wikitext-103-v1.zip"), (enwik8, "enwik8.zip")):
+        downloads = recipe.data / "downloads"
+        for dead in (f"file://{recipe.place}/nothing", "http://127.0.0.1:9"):
+            sentence = recipe.refusal("prepare.sh", MIRROR=dead)
+            assert f"could not download {archive}" in sentence
+            assert f"put it into {downloads}" in sentence
+        # What was put there by hand is taken and looked into as what was downloaded is.
+        damaged = bytearray((mirror / archive).read_bytes())
+        damaged[100] ^= 255
+        for content in (half(mirror / archive), damaged, b"<html>"):
+            (downloads / archive).write_bytes(content)
+            assert f"{archive} is damaged, truncated or no archive" in recipe.refusal("prepare.sh", MIRROR=dead)
+        pack(downloads / archive, {"something": "else"})
+        assert "it is another archive" in recipe.refusal("prepare.sh", MIRROR=dead)
+        assert not (recipe.data / "raw").exists()
+
+
+def test_the_next_address_is_tried_where_one_is_dead(enwik8, mirror):
+    tried = enwik8.place / "tried"
+    curl = enwik8.place / "curl"
+    curl.write_text(
+        f"""#!/bin/bash
+        url=${{@: -1}} output=${{@: -2:1}}
+        echo "$url" >>'{tried}'
+        [ "$(wc -l <'{tried}')" = 2 ] && cp '{mirror}/enwik8.zip' "$output"
+        """
+    )
+    curl.chmod(0o755)
+    enwik8.run("prepare.sh", MIRROR="", PATH=f"{enwik8.place}:{os.environ['PATH']}")
+    assert len(set(text(tried))) == 2
+    assert (enwik8.data / "bytes/bin/train.bin").exists()
+
+
+@pytest.mark.slow
+def test_an_archive_with_something_else_than_expected_is_refused(wikitext, enwik8, mirror):
+    rows = [row.split() for row in text(mirror / "expected.txt")]
+    for name, column in (("lines of valid", 2), ("tokens of valid", 3), ("types of the dictionary", 1)):
+        wrong = [list(row) for row in rows]
+        (row,) = (row for row in wrong if row[0] == ("types" if "types" in name else "valid"))
+        right, row[column] = row[column], "1"
+        table = wikitext.place / f"wrong{column}.txt"
+        write(table, map(" ".join, wrong))
+        variables = {"EXPECTED": table, "DATA": wikitext.place / f"data{column}"}
+        assert f"{name}: found {right} where 1 are expected" in wikitext.refusal("prepare.sh", **variables)
+    assert "has 4000 bytes where 5000 are expected" in enwik8.refusal("prepare.sh", BYTES=5000)
+
+
+def test_the_published_wikitext_has_the_known_numbers():
+    rows = {row.split()[0]: row.split()[1:] for row in text(LM / "wikitext103/expected.txt") if row[0] != "#"}
+    known = {"train": [1801350, 103227021], "valid": [3760, 217646], "test": [4358, 245569], "types": [267744]}
+    assert {name: [int(number) for number in row if number.isdigit()] for name, row in rows.items()} == known
