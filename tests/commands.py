@@ -60,6 +60,38 @@ def write_corpus(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text(text)
 
 
+# Words of command lines, for a language model.
+LM = [*PLUGIN, "--task=mega_language_modeling", "--cpu"]
+LM_CHUNK, LM_MULTIPLES = 16, (2, 4)
+LM_SIZES = {f"decoder_{name}": size for name, size in {**SMALL, "hidden_dim": 48, "z_dim": 16, "n_dim": 4}.items()}
+LM_SIZES["decoder_chunk_size"] = LM_CHUNK
+MEGA_LM = ["--arch=mega_lm", *as_words(LM_SIZES), "--rel-pos-bias=rotary", "--normalize-before"]
+LM_HEADS = {
+    "softmax": ["--share-decoder-input-output-embed"],
+    "adaptive": [
+        "--adaptive-softmax-cutoff=10,18", "--adaptive-softmax-factor=2", "--adaptive-softmax-dropout=0.1",
+        "--adaptive-input", "--adaptive-input-factor=2", "--tie-adaptive-weights", "--tie-adaptive-proj",
+    ],
+}  # fmt: skip
+LM_TRAINING = [
+    *as_words({f"variant_block_multiple_{end}": m for end, m in zip(("min", "max"), LM_MULTIPLES)}),
+    "--optimizer=adam", "--lr=0.01", "--clip-norm=1", "--criterion=mega_lm_cross_entropy", "--max-tokens=256",
+    "--log-format=json", "--log-interval=1", "--num-workers=0",
+]  # fmt: skip
+LM_LINES = {"train": 280, "valid": 31, "test": 23}
+
+
+def write_text(folder: Path) -> None:
+    """Letters and blanks of lines of words, some of them said twice; now and then a blank line ends a document."""
+    for split, size in LM_LINES.items():
+        chance, lines = random.Random(split), []
+        for _ in range(size):
+            words = ["".join(chance.choices(SYLLABLES, k=chance.choice([1, 2]))) for _ in range(chance.randint(1, 6))]
+            said = "_".join(f"{word}_{word}" if word.endswith("a") else word for word in words)
+            lines.append(" ".join(said) + "\n" * chance.choice([1, 1, 1, 2]))
+        (folder / f"{split}.text").write_text("".join(lines))
+
+
 # ------------------------------------------------------------------------------------------------ running
 
 
@@ -106,6 +138,14 @@ def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
     code, said = Running(command, *arguments, cwd=cwd).wait()
     assert code == 0, said
     return said
+
+
+def preprocess_text(folder: Path) -> Path:
+    """The text of `write_text` as fairseq-preprocess binarises it."""
+    write_text(folder)
+    files = [f"--{split}pref={folder / split}.text" for split in LM_LINES]
+    fairseq("preprocess", "--only-source", *files, "--destdir", folder / "bin")
+    return folder / "bin"
 
 
 def fresh(*words: Any, cwd: Optional[Path] = None) -> str:

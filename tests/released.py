@@ -4,7 +4,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 import torch
@@ -150,3 +150,18 @@ def assert_sentence(code: int, out: str, err: str, words: Sequence[Any]) -> None
     for word in words:
         assert str(word) in err
     assert ";" in err, "no remedy"
+
+
+def converter(folder: Path) -> Callable[[golden.Case], Path]:
+    """Says where a golden model lies after the command has converted it, once."""
+    paths: Dict[str, Path] = {}
+
+    def path_of(case: golden.Case) -> Path:
+        if case.name not in paths:
+            source, target = save(checkpoint(case), folder / f"{case.name}.old.pt"), folder / f"{case.name}.pt"
+            result = run("convert", source, target)
+            assert result.returncode == 0, result.stderr
+            paths[case.name] = target
+        return paths[case.name]
+
+    return path_of

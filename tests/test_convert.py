@@ -27,11 +27,11 @@ from tests.released import (
     ROOT,
     checkpoint,
     convert,
+    converter,
     load,
     model,
     models,
     refuse,
-    run,
     save,
     with_tensors,
     without,
@@ -57,17 +57,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     """The path of a golden model after the command has converted it, by its name."""
-    folder, paths = tmp_path_factory.mktemp("converted"), {}
-
-    def path_of(case):
-        if case.name not in paths:
-            source, target = save(checkpoint(case), folder / f"{case.name}.old.pt"), folder / f"{case.name}.pt"
-            result = run("convert", source, target)
-            assert result.returncode == 0, result.stderr
-            paths[case.name] = target
-        return paths[case.name]
-
-    return path_of
+    return converter(tmp_path_factory.mktemp("converted"))
 
 
 def logits(ours, tokens, previous):

@@ -23,7 +23,17 @@ from tests import golden_cases as golden
 from tests import released
 from tests.golden_checks import assert_outputs
 from tests.golden_models import PAD, dictionary, types
-from tests.released import checkpoint, convert, load, refuse, run, save, with_tensors, without, without_option
+from tests.released import (
+    checkpoint,
+    convert,
+    converter,
+    load,
+    refuse,
+    save,
+    with_tensors,
+    without,
+    without_option,
+)
 
 pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 RELEASED = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())
@@ -48,17 +58,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     """The path of a golden model after the command has converted it, by its name."""
-    folder, paths = tmp_path_factory.mktemp("converted"), {}
-
-    def path_of(case):
-        if case.name not in paths:
-            source, target = save(checkpoint(case), folder / f"{case.name}.old.pt"), folder / f"{case.name}.pt"
-            result = run("convert", source, target)
-            assert result.returncode == 0, result.stderr
-            paths[case.name] = target
-        return paths[case.name]
-
-    return path_of
+    return converter(tmp_path_factory.mktemp("converted"))
 
 
 def each_model():

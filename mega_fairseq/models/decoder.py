@@ -132,6 +132,16 @@ class MegaDecoder(FairseqIncrementalDecoder):
         output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
         return Ready(tuple(BlockStep(layer) for layer in self.layers), output)
 
+    def get_normalized_probs(
+        self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
+    ) -> Tensor:
+        if self.training and self.adaptive_softmax is not None:
+            raise ValueError(
+                "--criterion asks an adaptive softmax for the probability of every type, which cannot be trained; "
+                "choose adaptive_loss, or for language models mega_lm_cross_entropy"
+            )
+        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, V); an adaptive softmax takes the features themselves."""
         if self.adaptive_softmax is not None:

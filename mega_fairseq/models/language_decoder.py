@@ -96,7 +96,7 @@ class MegaLanguageDecoder(MegaDecoder):
         elif self.adaptive_softmax is not None and sample is not None:
             found = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
         else:
-            return self.get_normalized_probs_scriptable(net_output, log_probs, None)
+            return super().get_normalized_probs(net_output, log_probs)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
 
     def set_chunk_size(self, chunk_size: int) -> None:

@@ -58,7 +58,9 @@ class MegaOptions(FairseqDataclass):
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
 
     adaptive_softmax_cutoff: Optional[str] = option(
-        None, "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss"
+        None,
+        "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss, or "
+        "mega_lm_cross_entropy for language models",
     )
     adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters")
     adaptive_softmax_factor: float = option(4.0, "how much narrower each next cluster is")

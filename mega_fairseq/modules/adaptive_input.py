@@ -13,13 +13,18 @@ class AdaptiveInput(nn.Module):
     def __init__(self, types: int, padding_idx: int, dim: int, out_dim: int, cutoffs: Sequence[int], factor: float):
         super().__init__()
         ends = [*cutoffs, types]
+        if ends != sorted(set(ends)) or not 0 <= padding_idx < ends[0]:
+            raise ValueError(
+                f"cutoffs is {list(cutoffs)!r} for {types} types with padding_idx {padding_idx}; give rising numbers "
+                "below the types, the first above padding_idx"
+            )
         self.starts, self.padding_idx = [0, *cutoffs], padding_idx
         bands = []
         for i, (start, end) in enumerate(zip(self.starts, ends)):
             width = int(dim // factor**i)
             if width < 1:
                 raise ValueError(
-                    f"adaptive_input_factor is {factor} and would leave band {i} of width {dim} nothing; "
+                    f"factor is {factor} and would leave band {i} of width {dim} nothing; "
                     "make it smaller, or give fewer cutoffs"
                 )
             table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)

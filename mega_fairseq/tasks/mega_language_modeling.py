@@ -200,7 +200,8 @@ class MegaLanguageModelingTask(FairseqTask):
         needed = int((tokens != pad).sum(1).max())
         if needed > longest:
             raise ValueError(
-                f"a prefix has {needed} tokens and a text ends at {longest}; raise --max-len-b, as far as the model allows"
+                f"a prefix has {needed} tokens and a text ends at {longest}; "
+                "raise --max-len-b, as far as the model allows"
             )
         return tokens
 

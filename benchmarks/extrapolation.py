@@ -1,0 +1,57 @@
+"""Chunks and contexts beyond training, one line a position bias: draws what several sweeps have come to.
+
+    mega-fairseq sweep CHECKPOINT DATA --chunks 64,128,256,512,1024 --contexts 256,1024,4096,16384,1000000 --out rotary
+    python benchmarks/extrapolation.py docs/extrapolation.png rotary=rotary.json rope=rope.json ...
+
+Left: bits per token against the test chunk, over the longest context that was swept. Right: against the context, at the
+chunk of training (--trained). What a model refuses is no point of its line.
+"""
+
+import argparse
+import json
+from typing import Dict, List, Tuple
+
+
+def lines(points: List[Dict], trained: int) -> Tuple[List[Tuple[int, float]], List[Tuple[int, float]]]:
+    """(chunk, bits) over the longest context, (context, bits) at the chunk of training."""
+    points = [point for point in points if point["bits"] is not None]
+    longest = max(point["context"] for point in points)
+    by_chunk = sorted((p["chunk"], p["bits"]) for p in points if p["context"] == longest)
+    by_context = sorted((p["context"], p["bits"]) for p in points if p["chunk"] == trained)
+    return by_chunk, by_context
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", help="the PNG to draw")
+    parser.add_argument("sweeps", nargs="+", metavar="NAME=FILE", help="name of a line, and the JSON of its sweep")
+    parser.add_argument("--trained", type=int, default=256, help="chunk of training")
+    parser.add_argument("--segments", type=int, default=1024, help="tokens of the longest training segment")
+    args = parser.parse_args()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    for sweep in args.sweeps:
+        name, _, path = sweep.partition("=")
+        with open(path) as file:
+            by_chunk, by_context = lines(json.load(file)["points"], args.trained)
+        for axis, values in ((left, by_chunk), (right, by_context)):
+            axis.plot(*zip(*values), marker=".", label=name)
+        print(f"{name}: chunks " + ", ".join(f"{x} {y:.4f}" for x, y in by_chunk))
+        print(f"{'':{len(name)}}  contexts " + ", ".join(f"{x} {y:.4f}" for x, y in by_context))
+    left.axvline(args.trained, color="grey", linestyle=":")
+    right.axvline(args.segments, color="grey", linestyle=":")
+    left.set(xscale="log", xlabel="test chunk (dotted: in training)", ylabel="bits per token")
+    right.set(xscale="log", xlabel="context (dotted: longest segment of training)")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    left.legend()
+    figure.tight_layout()
+    figure.savefig(args.figure, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Language modelling through fairseq's own command lines: training, resuming, validation, perplexity."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.commands import (
+    LM,
+    LM_CHUNK,
+    LM_HEADS,
+    LM_MULTIPLES,
+    LM_SIZES,
+    LM_TRAINING,
+    MEGA_LM,
+    PLUGIN,
+    ROOT,
+    failure,
+    fairseq,
+    fresh,
+    preprocess_text,
+    records,
+    train_in_two_processes,
+)
+
+UPDATES, HALF_WAY = 60, 30  # an epoch has 19
+
+
+# ------------------------------------------------------------------------------------------------ what all share
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    return preprocess_text(tmp_path_factory.mktemp("text"))
+
+
+def train(text, head, *options, updates, **named):
+    where = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()] or ["--no-save"]
+    words = [*LM, *MEGA_LM, *LM_HEADS[head], *LM_TRAINING, *where, *options]
+    return fairseq("train", text, *words, "--max-update", updates)
+
+
+@pytest.fixture(scope="session", params=LM_HEADS)
+def trained(request, text, tmp_path_factory):
+    """A model with either head, its checkpoints half of the way and at the end of each epoch, and what was said."""
+    folder = tmp_path_factory.mktemp(request.param)
+    said = train(text, request.param, updates=UPDATES, save_dir=folder, save_interval_updates=HALF_WAY)
+    return SimpleNamespace(head=request.param, folder=folder, last=folder / "checkpoint_last.pt", said=said)
+
+
+def checkpoint(path):
+    return torch.load(path, weights_only=True)
+
+
+def losses(said):
+    return [record["loss"] for record in records(said, "train_inner")]
+
+
+def evaluate(text, path, *options, task=LM, subset="valid"):
+    """Tokens, loss in bits and perplexity as fairseq-eval-lm says them."""
+    said = fairseq("eval-lm", text, *task, "--path", path, f"--gen-subset={subset}", *options)
+    tokens = re.search(r"Evaluated ([\d,]+) tokens", said).group(1)
+    loss, ppl = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", said).groups()
+    return int(tokens.replace(",", "")), float(loss), float(ppl)
+
+
+@pytest.fixture(scope="session")
+def whole(text, trained):
+    """Loss of the validation set as one stream."""
+    return evaluate(text, trained.last)
+
+
+# ------------------------------------------------------------------------------------------------ fairseq-train
+
+
+def test_training_lowers_the_loss_and_reads_every_token_once_an_epoch(text, trained):
+    curve, inner = losses(trained.said), records(trained.said, "train_inner")
+    assert len(curve) == UPDATES
+    assert curve[-1] < 0.6 * curve[0]
+    size = (text / "train.bin").stat().st_size // 2  # two bytes a token
+    for epoch in (1, 2, 3):
+        assert sum(record["wpb"] for record in inner if record["epoch"] == epoch) == size
+
+
+def test_a_checkpoint_is_read_by_a_process_that_knows_nothing_of_the_plugin(trained):
+    program = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['cfg']['model']['_name'])"
+    assert fresh(sys.executable, "-c", program, trained.last, cwd=trained.folder) == "mega_lm\n"
+
+
+@pytest.mark.parametrize("start", ["checkpoint_2_30", "checkpoint2"], ids=["within an epoch", "between epochs"])
+def test_an_interrupted_training_ends_at_exactly_the_same_model(text, trained, start, tmp_path):
+    path = trained.folder / f"{start}.pt"
+    at = checkpoint(path)["optimizer_history"][-1]["num_updates"]
+    said = train(text, trained.head, "--restore-file", path, updates=UPDATES, save_dir=tmp_path)
+    assert losses(said) == losses(trained.said)[at:]
+    first, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(resumed["model"], first["model"], rtol=0, atol=0)
+    torch.testing.assert_close(resumed["last_optimizer_state"], first["last_optimizer_state"], rtol=0, atol=0)
+    assert records(said, "valid")[-1]["valid_loss"] == records(trained.said, "valid")[-1]["valid_loss"]
+
+
+def test_workers_that_load_ahead_change_nothing(text, trained):
+    said = train(text, trained.head, "--num-workers=2", "--validate-interval-updates=3", updates=9)
+    assert losses(said) == losses(trained.said)[:9]
+    assert len({record["valid_loss"] for record in records(said, "valid")}) == 3
+
+
+def test_a_stock_criterion_trains_the_softmax(text):
+    """Both log the same bits, fairseq's with three decimals."""
+    ours, stock = (train(text, "softmax", *given, updates=4) for given in ([], ["--criterion=cross_entropy"]))
+    assert losses(stock) == pytest.approx(losses(ours), abs=6e-4)
+
+
+def test_a_stock_criterion_trains_the_adaptive_softmax(text):
+    """fairseq's leaves out the type behind each cutoff, whose number in its cluster is that of the pad: so not to 6e-4.
+
+    With cutoffs whose next type but one is never said, the numbers are the same.
+    """
+    same = ["--adaptive-softmax-dropout=0", "--adaptive-softmax-cutoff=17,18"]
+    stock_words = ["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"]
+    ours, stock = (train(text, "adaptive", *same, *given, updates=4) for given in ([], stock_words))
+    assert losses(stock) == pytest.approx(losses(ours), abs=6e-4)
+
+
+@pytest.mark.parametrize("metric", ["ppl", "bpc"])
+def test_the_best_checkpoint_may_be_chosen_by(text, metric, tmp_path):
+    words = ["--lr=0.3", "--save-interval-updates=2", f"--best-checkpoint-metric={metric}"]  # up and down
+    said = train(text, "softmax", *words, updates=6, save_dir=tmp_path)
+    found = [record[f"valid_{metric}"] for record in records(said, "valid")]
+    assert len(found) == 3
+    assert checkpoint(tmp_path / "checkpoint_best.pt")["extra_state"]["best"] == min(found)
+
+
+def test_bits_are_bits_per_token_and_perplexity_is_theirs(trained):
+    for source, prefix in (("train_inner", ""), ("valid", "valid_")):
+        for record in records(trained.said, source):
+            assert record[f"{prefix}loss"] == record[f"{prefix}bpc"]
+            assert record[f"{prefix}ppl"] == pytest.approx(2 ** record[f"{prefix}bpc"], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "options", [["--bf16"], ["--memory-efficient-bf16"], ["--memory-efficient-fp16"], ["--amp"]], ids=" ".join
+)
+def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(text, trained, options):
+    """Not `--fp16`, which fairseq itself starts on a GPU only."""
+    said = train(text, trained.head, *options, updates=5)
+    assert losses(said) == pytest.approx(losses(trained.said)[:5], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", LM_HEADS)
+def test_two_processes_train_and_resume_as_one_with_batches_twice_as_large(text, head, tmp_path):
+    """Three streams to validate on: one of the processes has one, the other two."""
+    words = [
+        text, *LM, *MEGA_LM, *LM_HEADS[head], *LM_TRAINING, "--dropout=0", "--adaptive-softmax-dropout=0",
+        "--valid-block=splits:3", "--batch-size-valid=1", "--load-checkpoint-on-all-dp-ranks",
+    ]  # fmt: skip
+    said = train_in_two_processes(*words, "--save-dir", tmp_path / "two", "--max-update=5")
+    said += train_in_two_processes(*words, "--save-dir", tmp_path / "two", "--max-update=12")
+    alone = fairseq("train", *words, "--save-dir", tmp_path / "one", "--max-update=12", "--update-freq=2")
+    both, one = (records(each, "train_inner") for each in (said, alone))
+    assert max(record["epoch"] for record in both) == 2
+    assert [record["num_updates"] for record in both] == list(range(1, 13))
+    for name, tolerance in {"loss": 2e-3, "bsz": 0, "wpb": 0}.items():
+        assert [record[name] for record in both] == pytest.approx([record[name] for record in one], abs=tolerance)
+    valid = [records(each, "valid")[-1]["valid_loss"] for each in (said, alone)]
+    assert valid[0] == pytest.approx(valid[1], abs=1e-3)
+    ours, theirs = (checkpoint(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("two", "one"))
+    for name in ours.keys() - {"decoder.adaptive_softmax.head._float_tensor"}:  # which fairseq never fills
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)
+
+
+def test_a_preset_under_hydra_has_its_defaults_trains_resumes_and_is_evaluated(text, tmp_path):
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {
+            "_name": "mega_language_modeling", "data": str(text),
+            "variant_block_multiple_min": LM_MULTIPLES[0], "variant_block_multiple_max": LM_MULTIPLES[1],
+        },
+        "model": {"_name": "mega_lm_small", **LM_SIZES},
+        "criterion": {"_name": "mega_lm_cross_entropy"},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 8},
+        "dataset": {"max_tokens": 256, "num_workers": 0},
+        "checkpoint": {"no_epoch_checkpoints": True, "save_dir": str(tmp_path)},
+    }  # fmt: skip
+    (tmp_path / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
+    words = ["--config-dir", tmp_path, "--config-name=mega", f"hydra.run.dir={tmp_path}"]
+    fairseq("hydra-train", *words, cwd=tmp_path)
+    state = checkpoint(tmp_path / "checkpoint_last.pt")
+    names = ("_name", "dropout", "rel_pos_bias", "normalize_before", "no_affine_final_norm", "decoder_chunk_size")
+    assert [state["cfg"]["model"][name] for name in names] == ["mega_lm_small", 0.0, "rotary", True, True, LM_CHUNK]
+    fairseq("hydra-train", *words, "optimization.max_update=12", cwd=tmp_path)
+    log = (tmp_path / "hydra_train.log").read_text()
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 8 updates\)", log)
+    loss = float(re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", log)[-1])
+    assert evaluate(text, tmp_path / "checkpoint_last.pt")[1] == pytest.approx(loss, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ one loss, many ways
+
+
+def test_validation_and_evaluation_repeat_the_loss_of_the_training(text, trained, whole):
+    tokens, loss, ppl = whole
+    assert tokens == (text / "valid.bin").stat().st_size // 2
+    assert ppl == pytest.approx(2**loss, abs=6e-3)
+    last = records(trained.said, "valid")[-1]
+    assert last["valid_loss"] == pytest.approx(loss, abs=1e-4)
+    words = [*LM, "--log-format=json", "--log-interval=1", "--max-tokens=100", "--path", trained.last]
+    validated = records(fairseq("validate", text, *words), "valid")[-1]
+    assert validated["valid_loss"] == pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--batch-size=1"],
+        ["--max-tokens=50"],
+        ["--model-overrides={'piece_tokens':1}"],
+        ["--model-overrides={'piece_tokens':37}"],
+        [f"--model-overrides={{'piece_tokens':{LM_CHUNK}}}", "--softmax-batch=11"],
+        ["--softmax-batch=1", "--num-workers=2"],
+    ],
+    ids=" ".join,
+)
+def test_neither_batches_nor_pieces_change_a_perplexity(text, trained, whole, options):
+    tokens, loss, ppl = evaluate(text, trained.last, *options)
+    assert tokens == whole[0]
+    assert (loss, ppl) == pytest.approx(whole[1:], abs=1e-4)
+
+
+@pytest.mark.parametrize("block", [["--valid-block=splits:5"], ["--valid-block=documents", "--documents=blank"]])
+def test_streams_have_one_loss_in_any_batch(text, trained, whole, block):
+    alone = evaluate(text, trained.last, *block, "--batch-size=1")
+    assert alone[0] == whole[0]
+    assert alone[1] != whole[1]  # each begins without a context
+    for options in (["--batch-size=3"], ["--max-tokens=130"], ["--model-overrides={'piece_tokens':50}"]):
+        assert evaluate(text, trained.last, *block, *options) == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_smaller_chunk_and_a_larger_one_can_be_tried_where_the_bias_allows_it(text, trained, whole):
+    for chunk in (LM_CHUNK // 2, 2 * LM_CHUNK, -1):
+        tokens, loss, _ = evaluate(text, trained.last, f"--model-overrides={{'decoder_chunk_size':{chunk}}}")
+        assert tokens == whole[0]
+        assert loss != whole[1]
+        assert loss == pytest.approx(whole[1], abs=0.2)
+
+
+def test_a_simple_bias_takes_smaller_chunks_and_refuses_larger_ones(text, tmp_path):
+    train(text, "softmax", "--rel-pos-bias=simple", updates=8, save_dir=tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    (_, smaller, _), (_, own, _) = (
+        evaluate(text, path, f"--model-overrides={{'decoder_chunk_size':{n}}}") for n in (5, 16)
+    )
+    assert smaller == pytest.approx(own, abs=0.5)
+    assert smaller != own
+    words = [*LM, "--path", path, "--model-overrides={'decoder_chunk_size':17}"]
+    line = failure("eval-lm", text, *words)
+    assert line.startswith(
+        "ValueError: --decoder-chunk-size is 17 and this checkpoint's position bias 'simple' reaches 16"
+    )
+    assert "evaluate at chunks of 1 to 16, or train with --rel-pos-bias rotary" in line
+
+
+def test_the_stock_task_evaluates_our_model_too(text, trained, whole):
+    stock = [*PLUGIN, "--cpu", "--task=language_modeling", "--sample-break-mode=none"]
+    one = evaluate(text, trained.last, "--tokens-per-sample=5000", "--softmax-batch=100", task=stock)
+    assert one == pytest.approx(whole, abs=1e-4)
+    blocks = evaluate(text, trained.last, "--tokens-per-sample=100", "--batch-size=3", task=stock)
+    assert blocks[0] == whole[0]
+    assert blocks[1] > whole[1]
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--context-window=10"], "--context-window"),
+        (["--context-window=10", "--tokens-per-sample=64"], "ValueError: --context-window is for models without"),
+        (["--gen-subset=tset"], r"FileNotFoundError: there is no .*tset.bin and .*tset.idx; give the folder"),
+        (["--gen-subset=empty"], r"ValueError: .*empty.bin holds no token; check the text"),
+        (["--valid-block=splits:100000"], r"ValueError: --valid-block is 'splits:100000' and the split has only"),
+        (["--valid-block=lines"], r"ValueError: --valid-block is 'lines'; give splits:K"),
+        (["--documents=page"], r"fairseq-eval-lm: error: argument --documents: invalid choice"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_evaluated_is_refused_in_one_sentence(text, trained, options, said):
+    if not (text / "empty.bin").exists():
+        (text.parent / "empty").write_text("")
+        words = ["--only-source", "--srcdict", text / "dict.txt", "--trainpref", text.parent / "empty"]
+        fairseq("preprocess", *words, "--destdir", text.parent / "nothing")
+        for kind in ("bin", "idx"):
+            (text.parent / "nothing" / f"train.{kind}").rename(text / f"empty.{kind}")
+    assert re.search(said, failure("eval-lm", text, *LM, "--path", trained.last, *options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--max-tokens=63"],
+            "ValueError: samples have up to 64 tokens, --max-tokens and the model allow 63: raise --max-",
+        ),
+        (["--variant-block-multiple-min=5"], "ValueError: --variant-block-multiple-min is 5 and"),
+        (["--decoder-chunk-size=-1"], "ValueError: --decoder-chunk-size is -1, so segments have no chunk"),
+        (["--piece-tokens=0"], "ValueError: --piece-tokens is 0"),
+        (
+            ["--arch=lstm_lm", "--criterion=cross_entropy"],
+            "which LSTMLanguageModel has not; choose an --arch that starts",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(text, options, said):
+    words = [*LM, *MEGA_LM, *LM_TRAINING, "--no-save", "--max-update=1", *options]
+    if "--arch=lstm_lm" in options:
+        words = [word for word in words if word not in MEGA_LM]
+    assert said in failure("train", text, *words)
+
+
+def test_a_long_segment_is_never_left_out_even_if_it_is_asked_for(text):
+    words = [*LM, *MEGA_LM, *LM_TRAINING, "--no-save", "--max-update=1", "--skip-invalid-size-inputs-valid-test"]
+    assert "samples have up to 64 tokens" in failure("train", text, *words, "--max-tokens=63")

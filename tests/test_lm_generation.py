@@ -1,0 +1,167 @@
+"""Texts that a language model goes on with: fairseq-generate, fairseq-interactive and the hub."""
+
+import json
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.commands import (
+    LM,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA_LM,
+    failure,
+    fairseq,
+    fresh,
+    lines,
+    preprocess_text,
+    translations,
+)
+
+LONGEST, BEAM = 30, ["--beam=3", "--max-len-b=30"]
+DOCUMENTS = ["--gen-subset=test", "--documents=line", "--valid-block=documents"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return preprocess_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module", params=LM_HEADS)
+def trained(request, text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    words = [*LM, *MEGA_LM, *LM_HEADS[request.param], *LM_TRAINING, "--max-update=40", "--save-dir", folder]
+    fairseq("train", text, *words, "--no-epoch-checkpoints")
+    return SimpleNamespace(folder=folder, last=folder / "checkpoint_last.pt")
+
+
+@pytest.fixture(scope="module")
+def documents(text):
+    """The lines of the test set, each as its words."""
+    return [line.split() for line in (text.parent / "test.text").read_text().splitlines()]
+
+
+def generate(text, trained, *options):
+    return fairseq("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
+
+
+def interact(text, trained, inputs, folder, *options):
+    file = folder / "input"
+    file.write_text("".join(f"{line}\n" for line in inputs))
+    words = [*LM, *BEAM, "--path", trained.last, "--input", file, "--buffer-size=64", *options]
+    return fairseq("interactive", text, *words)
+
+
+def assert_same_texts(said, other):
+    (numbers, texts, scores), (_, other_texts, other_scores) = (zip(*translations(each)) for each in (said, other))
+    assert list(numbers) == list(range(len(numbers)))
+    assert texts == other_texts
+    assert scores == pytest.approx(other_scores, abs=1e-4)
+
+
+def word_scores(text, trained, *options):
+    """Each document's words and their log-probabilities as fairseq-eval-lm says them, by its number."""
+    words = [*LM, "--path", trained.last, *DOCUMENTS, "--output-word-probs", *options]
+    found = re.findall(r"eval_lm:(\d+) (.+ \[.*)$", fairseq("eval-lm", text, *words), re.MULTILINE)
+    pairs = {int(number): re.findall(r"(\S+) \[(-?[\d.]+)\]", rest) for number, rest in found}
+    return {number: [(word, float(score)) for word, score in each] for number, each in sorted(pairs.items())}
+
+
+def test_a_prefix_is_continued_in_any_batch(text, trained, documents):
+    said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
+    texts = [found.split() for _, found, _ in translations(said)]
+    assert min(map(len, documents)) == 0
+    assert [found[:3] for found in texts if found][0] == documents[0][:3]
+    for found, document in zip(texts, documents):
+        assert found[: len(document[:3])] == document[:3]
+        assert len(found) <= LONGEST
+    assert max(map(len, texts)) > 20  # some cross an edge of chunks
+    assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=1"))
+
+
+def test_fairseq_interactive_continues_as_fairseq_generate_does(text, trained, documents, tmp_path):
+    prefixes = [" ".join(document[:3]) for document in documents]
+    said = interact(text, trained, prefixes, tmp_path, "--batch-size=64")
+    assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=64"))
+    assert_same_texts(said, interact(text, trained, prefixes, tmp_path, "--batch-size=5"))
+
+
+def test_the_scores_of_a_generated_text_are_those_that_evaluation_gives_it(text, trained, tmp_path):
+    """Token by token from carried state against all at once; a text that was cut at its longest ends like others."""
+    said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
+    scores = {number: [math.log(2) * float(bits) for bits in rest.split()] for number, rest in lines(said, "P")}
+    texts = [found for _, found, _ in translations(said)]
+    (tmp_path / "test.text").write_text("".join(f"{found}\n" for found in texts))
+    known = ["--srcdict", text / "dict.txt", "--testpref", tmp_path / "test.text"]
+    fairseq("preprocess", "--only-source", *known, "--destdir", tmp_path)
+    for number, pairs in word_scores(tmp_path, trained).items():
+        assert [word for word, _ in pairs] == [*texts[number].split(), "</s>"]
+        assert [score for _, score in pairs] == pytest.approx(scores[number], abs=2e-4)
+    assert len(scores) == len(texts) == number + 1
+
+
+def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, documents):
+    words = ["--prefix-size=3", "--sampling", "--sampling-topk=10", "--beam=1", "--seed"]
+    samples = [[found for _, found, _ in translations(generate(text, trained, *words, seed))] for seed in (7, 7, 8)]
+    assert samples[0] == samples[1] != samples[2]
+    for found, document in zip(samples[2], documents):
+        assert found.split()[: len(document[:3])] == document[:3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-len-b=10"], "ValueError: a prefix has "),
+        (
+            ["--documents=stream", "--prefix-size=90", "--max-len-b=200"],
+            "ValueError: a prefix reaches over the end of a line",
+        ),
+        (["--retain-dropout"], "ValueError: --retain-dropout is not for Mega models"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_continued_is_refused_in_one_sentence(text, trained, options, said):
+    line = failure("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
+    assert line.startswith(said)
+
+
+def test_a_text_longer_than_its_continuation_may_be_is_not_cut_in_silence(text, trained, tmp_path):
+    (tmp_path / "long").write_text("l u " * 20)
+    words = [*LM, "--path", trained.last, "--input", tmp_path / "long", "--max-len-b=39"]
+    line = failure("interactive", text, *words)
+    assert (
+        line
+        == "ValueError: a prefix has 40 tokens and a text ends at 39; raise --max-len-b, as far as the model allows"
+    )
+
+
+HUB = """
+from mega_fairseq.models import MegaLanguageModel
+import json, sys
+folder, data, *texts = sys.argv[1:]
+hub = MegaLanguageModel.from_pretrained(folder, "checkpoint_last.pt", data)
+how = {"beam": 3, "max_len_b": 30}
+prefixes = [" ".join(text.split()[:3]) for text in texts]
+print(json.dumps({
+    "together": hub.sample(prefixes, **how),
+    "one by one": [hub.sample(prefix, **how) for prefix in prefixes],
+    "scores": [each["positional_scores"].tolist() for each in hub.score(texts)],
+    "scores one by one": [hub.score(text)["positional_scores"].tolist() for text in texts],
+}))
+"""
+
+
+def test_the_hub_samples_as_fairseq_interactive_and_scores_as_fairseq_eval_lm(text, trained, documents, tmp_path):
+    full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
+    found = json.loads(
+        fresh(sys.executable, "-c", HUB, trained.folder, text, *full.values(), cwd=tmp_path).splitlines()[-1]
+    )
+    expected = interact(text, trained, [" ".join(each.split()[:3]) for each in full.values()], tmp_path)
+    assert found["together"] == found["one by one"] == [text for _, text, _ in translations(expected)]
+    evaluated = word_scores(text, trained)
+    for scores, alone, number in zip(found["scores"], found["scores one by one"], full):
+        assert scores == pytest.approx(alone, abs=1e-5)
+        assert scores == pytest.approx([score for _, score in evaluated[number]][:-1], abs=1e-5)  # all but its end

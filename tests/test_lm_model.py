@@ -1,0 +1,443 @@
+"""The language model: the same numbers however its tokens come, and of its scores only those that are asked for."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import modules as stock
+from fairseq.sequence_scorer import SequenceScorer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mega_fairseq.criterions import MegaLMCrossEntropy
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
+from mega_fairseq.models.adaptive import adaptive_log_probs
+from mega_fairseq.modules import POSITION_BIASES
+from mega_fairseq.modules.adaptive_input import AdaptiveInput
+from mega_fairseq.ops import log_probs as ops
+from tests.golden_models import PAD, dictionary
+
+TYPES, EOS, CHUNK = 40, 2, 5
+CLOSE = {"atol": 1e-5, "rtol": 0}
+ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0}
+TIED = {**ADAPTIVE, "adaptive_input": True, "adaptive_input_factor": 2.0, "tie_adaptive_weights": True}
+HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAPTIVE}
+SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
+
+
+def model(types=TYPES, **options):
+    """A small one with weights that differ from layer to layer, without dropout, in eval mode."""
+    torch.manual_seed(0)
+    words = dictionary(types)
+    small = {f"decoder_{name}": size for name, size in SIZES.items()}
+    common = {"decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True, "dropout": 0.0}
+    cfg = MegaLMConfig(**{**small, **common, "max_target_positions": 64, **options})
+    made = MegaLanguageModel.build_model(cfg, Namespace(source_dictionary=words, target_dictionary=words)).eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.add_((0.3 if "adaptive" in name else 0.1) * torch.randn_like(parameter))
+    return made
+
+
+def pieces(made, tokens):
+    made.decoder.cfg.piece_tokens = tokens
+    return made
+
+
+def texts(*lengths, types=TYPES):
+    """Sources and targets of these lengths: two lists."""
+    random = torch.Generator().manual_seed(1)
+    targets = [torch.randint(4, types, (length,), generator=random) for length in lengths]
+    return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
+
+
+def padded(rows, left):
+    width = max(row.numel() for row in rows)
+    pads = [torch.full((width - row.numel(),), PAD) for row in rows]
+    return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, -1])
+@pytest.mark.parametrize(("bias", "head"), [*((bias, "softmax") for bias in POSITION_BIASES), ("rotary", "adaptive")])
+@torch.no_grad()
+def test_a_text_has_the_same_log_probs_in_pieces_of_any_length_alone_and_in_company(bias, chunk, head):
+    made, (sources, targets) = model(rel_pos_bias=bias, decoder_chunk_size=chunk, **HEADS[head]), texts(13, 7, 1)
+    whole = pieces(made, 10**6)
+    expected = [whole(s[None], target=t[None])[0].flatten() for s, t in zip(sources, targets)]
+    for length in (1, 3, 7, CHUNK - 1, CHUNK, CHUNK + 1, 1000):
+        for left in (False, True):
+            source, target = padded(sources, left), padded(targets, left)
+            pieces(made, length * len(sources))
+            found = made(source, target=target)[0].squeeze(-1)
+            for row, real, alone in zip(found, target != PAD, expected):
+                torch.testing.assert_close(row[real], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@torch.no_grad()
+def test_without_targets_pieces_give_the_same_scores(head):
+    made, (sources, _) = model(**HEADS[head]), texts(23, 9)
+    expected, _ = pieces(made, 10**6)(padded(sources, False))
+    for length in (1, 7, CHUNK):
+        found, extra = pieces(made, 2 * length)(padded(sources, False))
+        torch.testing.assert_close(found, expected, **CLOSE)
+        assert extra == {"attn": [None]}
+
+
+def test_pieces_are_whole_chunks_where_there_is_room_for_one():
+    decoder = pieces(model(), 64).decoder
+    assert [decoder.piece_length(batch) for batch in (1, 4, 12, 13, 64, 100)] == [60, 15, 5, 4, 1, 1]
+    assert pieces(model(decoder_chunk_size=-1), 64).decoder.piece_length(4) == 16
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_text_is_trained_on_as_it_is_evaluated(head):
+    made, (sources, targets) = model(**HEADS[head]), texts(23, 9, 14)
+    source, target = padded(sources, False), padded(targets, False)
+    with torch.no_grad():
+        evaluated = pieces(made, 12)(source, target=target)[0]
+    trained = made.train()(source, target=target)[0]
+    torch.testing.assert_close(trained, evaluated, **CLOSE)
+    scores = made.eval().get_normalized_probs(made(source), log_probs=True)
+    gathered = scores.gather(-1, target.unsqueeze(-1))
+    torch.testing.assert_close(gathered[target != PAD], trained[target != PAD], **CLOSE)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_company_changes_no_loss_and_no_gradient(head):
+    made, (sources, targets) = model(**HEADS[head]).train(), texts(23, 9, 14)
+    criterion = MegaLMCrossEntropy(Namespace(target_dictionary=dictionary(TYPES)), sentence_avg=False)
+
+    def run(batches):
+        made.zero_grad()
+        total = 0.0
+        for source, target in batches:
+            batch = {"net_input": {"src_tokens": source}, "target": target, "ntokens": int((target != PAD).sum())}
+            loss, size, logged = criterion(made, batch)
+            loss.backward()
+            total += loss.item()
+            assert size == logged["ntokens"] == batch["ntokens"]
+            assert logged["loss"] == loss
+        return total, {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
+
+    loss, alone = run([(s[None], t[None]) for s, t in zip(sources, targets)])
+    for left in (False, True):
+        same, together = run([(padded(sources, left), padded(targets, left))])
+        assert same == pytest.approx(loss, rel=1e-6)
+        for name, gradient in together.items():
+            assert gradient.abs().max() > 0, name
+            torch.testing.assert_close(gradient, alone[name], atol=2e-4, rtol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ log-probabilities
+
+
+def naive_adaptive(softmax, x):
+    """(T, D) -> (T, V): every type's log-probability, from the definition."""
+    head, first = F.log_softmax(softmax.head(x), -1), softmax.cutoff[0]
+    tails = [head[:, first + i, None] + F.log_softmax(tail(x), -1) for i, tail in enumerate(softmax.tail)]
+    return torch.cat([head[:, :first], *tails], 1)
+
+
+def with_gradients(function, x, parameters):
+    x = x.clone().requires_grad_()
+    found = function(x)
+    weights = torch.linspace(-1, 2, found.numel())
+    return found, torch.autograd.grad((found * weights).sum(), [x, *parameters], allow_unused=True)
+
+
+def assert_like_naive(found, expected):
+    torch.testing.assert_close(found[0], expected[0], **CLOSE)
+    for ours, naive in zip(found[1], expected[1]):
+        assert ours is not None
+        torch.testing.assert_close(ours, torch.zeros_like(ours) if naive is None else naive, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture(params=[(1, 7, 1), (60, 7, 1000), (60, 1000, 1), None], ids=str)
+def slices(request, monkeypatch):
+    """Sizes at which work is split: scores, types, and tokens from which weights are laid out. None for its own."""
+    for name, value in zip(("SCORES", "TYPES", "LAID_OUT_FROM"), request.param or ()):
+        monkeypatch.setattr(ops, name, value)
+
+
+@pytest.mark.parametrize("count", [1, 10, 31])
+@pytest.mark.parametrize("tables", [(TYPES,), (20, 3), (1, 1)])
+def test_log_probs_of_targets_in_slices_are_those_of_a_full_softmax(slices, tables, count):
+    torch.manual_seed(2)
+    weights = [torch.randn(size, 16).requires_grad_() for size in tables]
+    x, targets = torch.randn(count, 16), torch.randint(0, sum(tables), (count,))
+    expected = with_gradients(lambda x: ops.naive_target_log_probs(x, weights, targets), x, weights)
+    assert_like_naive(with_gradients(lambda x: ops.target_log_probs(x, weights, targets), x, weights), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(ops.target_log_probs(x, weights, targets), expected[0], **CLOSE)
+
+
+@pytest.mark.parametrize("options", [ADAPTIVE, TIED, {**TIED, "tie_adaptive_proj": True}])
+@pytest.mark.parametrize("types", [(0, 40), (0, 10), (10, 20), (20, 40), (39, 40), (9, 11)], ids=str)
+def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(slices, options, types):
+    """Also where no target is in a cluster, or all are."""
+    softmax = model(**options).decoder.adaptive_softmax
+    x, targets = torch.randn(31, 16), torch.randint(*types, (31,))
+    torch.testing.assert_close(naive_adaptive(softmax, x).exp().sum(1), torch.ones(31))
+    parameters = list(softmax.parameters())
+    expected = with_gradients(lambda x: naive_adaptive(softmax, x).gather(1, targets[:, None])[:, 0], x, parameters)
+    found = with_gradients(lambda x: adaptive_log_probs(softmax, x, targets), x, parameters)
+    assert_like_naive(found, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(adaptive_log_probs(softmax, x, targets), expected[0], **CLOSE)
+
+
+def test_dropout_in_slices_is_the_same_on_the_way_back(monkeypatch):
+    monkeypatch.setattr(ops, "SCORES", 1)
+    softmax = model(**ADAPTIVE, adaptive_softmax_dropout=0.5).decoder.adaptive_softmax.double().train()
+    x, targets = torch.randn(3, 16, dtype=torch.double, requires_grad=True), torch.tensor([4, 15, 30])
+
+    def log_probs(x):
+        torch.manual_seed(3)
+        return adaptive_log_probs(softmax, x, targets)
+
+    assert not torch.equal(log_probs(x), adaptive_log_probs(softmax, x, targets))
+    assert torch.autograd.gradcheck(log_probs, x)
+
+
+@pytest.mark.parametrize(
+    "options", [*HEADS.values(), TIED, {**TIED, "tie_adaptive_proj": True}, {"decoder_input_dim": 8}]
+)
+def test_every_parameter_has_a_gradient_in_a_batch_of_frequent_types_alone(options):
+    made = model(**options).train()
+    tokens = torch.randint(4, 10, (2, 11))
+    made(tokens, target=tokens)[0].sum().backward()
+    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
+
+
+# ------------------------------------------------------------------------------------------------ fairseq's scorers
+
+
+def sample(lengths, for_scoring, types=TYPES):
+    """A batch as tasks make them: ours hands a scorer's model the targets, others do not."""
+    sources, targets = (padded(rows, False) for rows in texts(*lengths, types=types))
+    net_input = {"src_tokens": sources, "src_lengths": torch.tensor(lengths)}
+    if for_scoring:
+        net_input["target"] = targets
+    return {"net_input": net_input, "target": targets, "ntokens": sum(lengths)}
+
+
+def log_probs_of_a_scorer(made, batch, softmax_batch, models=1):
+    found = SequenceScorer(made.decoder.dictionary, softmax_batch).generate([made] * models, batch)
+    return [hypotheses[0]["positional_scores"] for hypotheses in found]
+
+
+@pytest.mark.parametrize("options", [*HEADS.values(), TIED])
+@pytest.mark.parametrize("for_scoring", [True, False])
+@pytest.mark.parametrize("softmax_batch", [None, 1, 7, 1000])
+@torch.no_grad()
+def test_a_scorer_of_fairseq_reads_what_stock_modules_give_at_the_targets(options, for_scoring, softmax_batch):
+    made, lengths = model(**options), (23, 9, 14)
+    batch = sample(lengths, for_scoring)
+    features, _ = made.decoder.extract_features(batch["net_input"]["src_tokens"])
+    softmax = made.decoder.adaptive_softmax
+    if softmax is not None:
+        every = softmax.get_log_prob(features, None)
+    else:
+        every = F.log_softmax(made.decoder.output_layer(features), -1)
+    at_targets = every.gather(-1, batch["target"].unsqueeze(-1)).squeeze(-1)
+    for models in (1, 2):  # an ensemble averages probabilities, where one model gives their logarithms
+        found = log_probs_of_a_scorer(made, batch, softmax_batch, models)
+        for row, length, scores in zip(at_targets, lengths, found):
+            torch.testing.assert_close(scores, row[:length], **CLOSE)
+
+
+class Largest(TorchDispatchMode):
+    """Watches the memory behind every result that torch computes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                opaque = tensor.layout is not torch.strided  # weights laid out for the CPU
+                held = tensor.numel() if opaque else tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.elements = max(self.elements, held)
+        return result
+
+
+BIG, LENGTHS = 30_000, (300, 200)
+
+
+@pytest.fixture(scope="module", params=["softmax", "adaptive"])
+def big(request):
+    adaptive = {"adaptive_softmax_cutoff": "1000,5000", "adaptive_softmax_factor": 2.0}
+    return model(types=BIG, **{"softmax": HEADS["softmax"], "adaptive": adaptive}[request.param])
+
+
+@pytest.mark.parametrize("softmax_batch", [None, 100])
+@torch.no_grad()
+def test_scoring_never_holds_a_score_for_every_token_and_type(big, softmax_batch):
+    """With an adaptive softmax not even for fairseq's own task, which does not hand the model the targets."""
+    for for_scoring in [True] if big.decoder.adaptive_softmax is None else [True, False]:
+        with Largest() as largest:
+            log_probs_of_a_scorer(big, sample(LENGTHS, for_scoring, BIG), softmax_batch)
+        assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
+
+
+def test_training_never_holds_a_score_for_every_token_and_type(big):
+    criterion = MegaLMCrossEntropy(Namespace(target_dictionary=big.decoder.dictionary), sentence_avg=False)
+    with Largest() as largest:
+        criterion(big.train(), sample(LENGTHS, True, BIG))[0].backward()
+    assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
+
+
+def test_the_watch_would_see_such_scores(big):
+    with Largest() as largest, torch.no_grad():
+        tokens = sample(LENGTHS, True, BIG)["net_input"]["src_tokens"]
+        big.eval().get_normalized_probs(big(tokens), log_probs=True)
+    assert largest.elements >= tokens.numel() * BIG
+
+
+# ------------------------------------------------------------------------------------------------ token by token
+
+
+def stepwise(made, tokens, orders=None):
+    """Log-probabilities of every type, token by token; `orders` says how rows move after each."""
+    state, found, history = {}, [], tokens[:, :0]
+    for step in range(tokens.size(1)):
+        history = torch.cat([history, tokens[: history.size(0), step : step + 1]], 1)
+        out = made.decoder(history, incremental_state=state)
+        found.append(made.get_normalized_probs(out, log_probs=True)[:, -1])
+        whole = made.get_normalized_probs(made.decoder(history), log_probs=True)
+        torch.testing.assert_close(found[-1], whole[:, -1], **CLOSE)
+        if orders:
+            order = torch.tensor(orders[step % len(orders)])
+            made.decoder.reorder_incremental_state_scripting(state, order)
+            history = history[order]
+    return found
+
+
+@pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
+@pytest.mark.parametrize("chunk", [CHUNK, 1, -1])
+@torch.no_grad()
+def test_a_text_grows_token_by_token_as_it_is_read_at_once_whatever_rows_follow_each_other(options, chunk):
+    tokens = torch.randint(4, TYPES, (4, 3 * CHUNK + 2), generator=torch.Generator().manual_seed(4))
+    made = model(decoder_chunk_size=chunk, **options)
+    assert len(stepwise(made, tokens)) == tokens.size(1)
+    stepwise(made, tokens, orders=[[0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2], [0, 1, 2, 3]])
+
+
+@torch.no_grad()
+def test_rows_that_are_finished_leave():
+    tokens = torch.randint(4, TYPES, (4, 9), generator=torch.Generator().manual_seed(5))
+    made, state = model(), {}
+    for step, order in ((3, [0, 2, 3]), (6, [2, 0]), (9, [1])):
+        out, _ = made.decoder(tokens[:, :step], incremental_state=state)
+        torch.testing.assert_close(out[:, -1], made(tokens[:, :step])[0][:, -1], **CLOSE)
+        made.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
+        tokens = tokens[order]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("chunk", [CHUNK, -1])
+def test_nothing_of_the_future_is_seen(head, chunk):
+    made, (sources, targets) = model(decoder_chunk_size=chunk, **HEADS[head]), texts(17)
+    source, target, place = sources[0][None], targets[0][None], 8
+    changed = source.clone()
+    changed[:, place:] = (changed[:, place:] - 3) % (TYPES - 4) + 4
+    first, second = (pieces(made, 7)(tokens, target=target)[0].flatten() for tokens in (source, changed))
+    torch.testing.assert_close(first[:place], second[:place], rtol=0, atol=1e-6)
+    assert (first[place:] - second[place:]).abs().min() > 1e-4
+    seen = []
+    made.decoder.embed_tokens.register_forward_hook(lambda module, inputs, out: seen.append(out) or out.retain_grad())
+    made.train()(source, target=target)[0].flatten()[place].backward()
+    reach = seen[0].grad[0].abs().sum(-1)
+    assert reach[place + 1 :].eq(0).all()
+    assert reach[: place + 1].gt(0).all()
+
+
+# ------------------------------------------------------------------------------------------------ adaptive input
+
+
+def test_an_adaptive_input_is_that_of_fairseq():
+    ours, theirs = AdaptiveInput(40, PAD, 16, 12, [10, 20], 2.0), stock.AdaptiveInput(40, PAD, 16, 2.0, 12, [10, 20])
+    theirs.load_state_dict({**theirs.state_dict(), **ours.state_dict()})
+    tokens = torch.cat([torch.randint(4, 40, (2, 9)), torch.full((2, 2), PAD)], 1)
+    outs = [embedding(tokens) for embedding in (ours, theirs)]
+    torch.testing.assert_close(*outs)
+    for out in outs:
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    for (name, own), (_, other) in zip(ours.named_parameters(), theirs.named_parameters()):
+        torch.testing.assert_close(own.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
+    for band in range(3):
+        torch.testing.assert_close(ours.weights_for_band(band)[0], theirs.weights_for_band(band)[0])
+
+
+@pytest.mark.parametrize(
+    ("bands", "said"), [(([20, 10], 2.0), "cutoffs"), (([1], 2.0), "cutoffs"), (([9], 99.0), "factor")]
+)
+def test_an_adaptive_input_refuses_bands_that_cannot_be(bands, said):
+    with pytest.raises(ValueError, match=f"^{said} is .*; "):
+        AdaptiveInput(TYPES, PAD, 16, 12, *bands)
+
+
+def test_a_criterion_that_cannot_train_an_adaptive_softmax_is_told_of_one_that_can():
+    made = model(**ADAPTIVE)
+    out = made(texts(7)[0][0][None])
+    assert made.get_normalized_probs(out, log_probs=True).shape == (1, 7, TYPES)
+    with pytest.raises(ValueError, match="^--criterion .*; choose adaptive_loss, .* mega_lm_cross_entropy$"):
+        made.train().get_normalized_probs(out, log_probs=True)
+
+
+@pytest.mark.parametrize("project", [False, True])
+def test_tied_tables_are_one_parameter_and_a_checkpoint_of_them_loads(project):
+    made = model(**TIED, tie_adaptive_proj=project)
+    softmax, bands = made.decoder.adaptive_softmax, made.decoder.embed_tokens.embeddings
+    assert softmax.head.word_proj.weight is bands[0][0].weight
+    for tail, (table, narrow) in zip(softmax.tail, list(bands)[1:]):
+        assert tail[2].weight is table.weight
+        assert (tail[0].weight is narrow.weight) == project
+    other = model(**TIED, tie_adaptive_proj=project)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(made.state_dict())
+    tokens = torch.randint(4, TYPES, (2, 9))
+    torch.testing.assert_close(other(tokens, target=tokens)[0], made(tokens, target=tokens)[0], rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------ other chunks
+
+
+@pytest.mark.parametrize("bias", POSITION_BIASES)
+@torch.no_grad()
+def test_another_chunk_is_that_of_a_model_built_with_it(bias):
+    made, tokens = model(rel_pos_bias=bias), texts(23)[0][0][None]
+    before = made(tokens)[0]
+    made.decoder.set_chunk_size(3)
+    smaller = model(rel_pos_bias=bias, decoder_chunk_size=3)
+    state = {key: value.clone() for key, value in model(rel_pos_bias=bias).state_dict().items()}
+    smaller.upgrade_state_dict(state)
+    smaller.load_state_dict(state)
+    torch.testing.assert_close(made(tokens)[0], smaller(tokens)[0], **CLOSE)
+    assert (made(tokens)[0] - before).abs().max() > 1e-3
+    made.decoder.set_chunk_size(CHUNK)
+    torch.testing.assert_close(made(tokens)[0], before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("chunk", [CHUNK + 1, -1, 0])
+def test_a_simple_bias_refuses_chunks_that_it_has_not_learned(chunk):
+    with pytest.raises(ValueError, match=f"--decoder-chunk-size is {chunk} .* reaches 5 tokens") as caught:
+        model(rel_pos_bias="simple").decoder.set_chunk_size(chunk)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_chunk_of_no_token_is_taken_by_any_bias():
+    with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
+        model().decoder.set_chunk_size(0)
+
+
+def test_only_a_simple_bias_without_chunks_bounds_a_text():
+    assert model(rel_pos_bias="simple", decoder_chunk_size=-1).max_positions() == 64
+    for options in ({"rel_pos_bias": "simple"}, {"decoder_chunk_size": -1}):
+        assert model(**options).max_positions() >= 10**9

@@ -1,0 +1,156 @@
+"""Presets and options of the language model: counted, complete, and refused by name where they cannot be."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_REGISTRY, build_model
+from omegaconf import OmegaConf, open_dict
+
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
+from mega_fairseq.models.mega_lm import PRESETS
+from tests import golden_cases as golden
+from tests.golden_models import dictionary
+from tests.test_lm_model import ADAPTIVE, TIED, model
+
+WORDS, BYTES, BPE = 267_744, 208, 33_000
+PARAMETERS = {  # types, and parameters of the model that predicts them
+    "mega_lm": (BPE, 53_330_682),
+    "mega_lm_wt103": (WORDS, 252_237_824),  # 252M in the paper
+    "mega_lm_enwik8": (BYTES, 39_137_792),  # 39M in the paper
+    "mega_lm_base": (WORDS, 149_591_552),
+    "mega_lm_big": (BPE, 240_635_904),
+    "mega_lm_small": (BYTES, 888_064),
+}
+
+
+def task(types):
+    """As much of a task as building a model takes."""
+    words = Dictionary()
+    words.symbols += [f"w{index}" for index in range(types - len(words))]
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
+
+
+def parsed(*words):
+    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(arguments).model
+
+
+def under_hydra(**given):
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.model, cfg.task = given, {"_name": "mega_language_modeling", "data": "data"}
+        add_defaults(cfg)
+    return cfg.model
+
+
+def plain(cfg):
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def test_every_preset_is_counted():
+    assert {name for name in MODEL_REGISTRY if name.startswith("mega_lm")} == set(PARAMETERS) == {"mega_lm", *PRESETS}
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
+    types, count = PARAMETERS[preset]
+    command_line, hydra = parsed("--arch", preset), under_hydra(_name=preset)
+    assert plain(command_line) == plain(hydra)
+    with torch.device("meta"):
+        made = build_model(hydra, task(types))
+    assert type(made) is MODEL_REGISTRY[preset]
+    assert sum(parameter.numel() for parameter in made.parameters()) == count
+
+
+# ------------------------------------------------------------------------------------------------ released options
+
+
+# What the released model writes out while it trains is written out here by a command, from any checkpoint.
+OF_A_COMMAND = {"report_ema_alpha", "write_out_alpha"}
+
+
+def test_fairseq_train_takes_every_option_of_the_released_language_models():
+    released = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())["options"]
+    assert {option["name"] for option in released} > OF_A_COMMAND
+    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
+    wanted = {
+        option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1]
+        for option in released
+        if option["name"] not in OF_A_COMMAND
+    }
+    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in wanted.items()]
+    cfg = parsed("--arch=mega_lm", *words)
+    assert {name: cfg[name] for name in wanted} == wanted
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"piece_tokens": 0}, "--piece-tokens is 0"),
+        ({"max_target_positions": 0}, "--max-target-positions is 0"),
+        ({"decoder_input_dim": -16}, "--decoder-input-dim is -16"),
+        ({"decoder_embed_dim": 0}, "--decoder-embed-dim is 0"),
+        ({"decoder_hidden_dim": 0}, "--decoder-hidden-dim is 0"),
+        ({"decoder_ffn_embed_dim": -1}, "--decoder-ffn-embed-dim is -1"),
+        ({"decoder_z_dim": 0}, "--decoder-z-dim is 0"),
+        ({"decoder_z_dim": 7}, "--decoder-z-dim is 7; make --decoder-z-dim even"),
+        ({"decoder_n_dim": 0}, "--decoder-n-dim is 0"),
+        ({"decoder_layers": 0}, "--decoder-layers is 0"),
+        ({"decoder_chunk_size": 0}, "--decoder-chunk-size is 0"),
+        ({"decoder_chunk_size": -2}, "--decoder-chunk-size is -2"),
+        ({"truncation_length": -1}, "--truncation-length or --decoder-truncation-length is -1"),
+        *(({f"{name}dropout": 1.0}, f"{name}dropout is 1.0") for name in ("", "attention_", "hidden_", "activation_")),
+        # cutoffs and factors
+        *(
+            ({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is {text!r}; give rising numbers")
+            for text in ("x", "", "10,", "9,5", "5,5", "0,5", "-3", "40", "10,50", "2.5")
+        ),
+        *(
+            ({"adaptive_input": True, "adaptive_input_cutoff": text}, f"--adaptive-input-cutoff is {text!r}; give")
+            for text in ("x", "9,5", "40")
+        ),
+        ({"adaptive_input": True, "adaptive_softmax_cutoff": "50"}, "--adaptive-softmax-cutoff is '50'"),
+        ({**BANDS, "adaptive_input_cutoff": "3"}, "--adaptive-input-cutoff starts with 3, "),
+        *(({**ADAPTIVE, "adaptive_softmax_factor": f}, f"--adaptive-softmax-factor is {f}") for f in (0.0, -2.0, 9.0)),
+        *(({**BANDS, "adaptive_input_factor": f}, f"--adaptive-input-factor is {f}") for f in (0.0, -2.0, 9.0)),
+        ({**ADAPTIVE, "adaptive_softmax_dropout": 1.0}, "--adaptive-softmax-dropout is 1.0"),
+        ({**ADAPTIVE, "adaptive_softmax_dropout": -0.1}, "--adaptive-softmax-dropout is -0.1"),
+        # what does not go together
+        ({"adaptive_input": True}, "--adaptive-input has no bands; give --adaptive-input-cutoff"),
+        ({**BANDS, "decoder_embed_path": "x"}, "--decoder-embed-path fills one table"),
+        ({"tie_adaptive_weights": True}, "--tie-adaptive-weights and --tie-adaptive-proj share"),
+        ({"tie_adaptive_proj": True, **ADAPTIVE}, "--tie-adaptive-weights and --tie-adaptive-proj share"),
+        ({"tie_adaptive_proj": True, **ADAPTIVE, **BANDS}, "add --tie-adaptive-weights"),
+        ({**TIED, "adaptive_input_factor": 4.0}, "make --adaptive-input-cutoff, --adaptive-input-factor and"),
+        ({**TIED, "adaptive_input_cutoff": "5,20"}, "make --adaptive-input-cutoff, --adaptive-input-factor and"),
+        ({**TIED, "decoder_input_dim": 8}, "--decoder-input-dim equal to"),
+        *(
+            ({"share_decoder_input_output_embed": True, **other}, "--share-decoder-input-output-embed ties one table")
+            for other in (ADAPTIVE, BANDS, {"decoder_input_dim": 8})
+        ),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_typed(given, said):
+    with pytest.raises(ValueError, match=".") as caught:
+        model(**given)
+    assert said.replace("_", "-") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_dictionary_is_refused():
+    words = SimpleNamespace(source_dictionary=dictionary(40), target_dictionary=dictionary(30))
+    with pytest.raises(ValueError, match="--output-dictionary-size is not for Mega models"):
+        MegaLanguageModel.build_model(MegaLMConfig(), words)
