@@ -11,15 +11,15 @@ decoding is compared with the whole target at once.
 """
 
 import argparse
-import os
 import sys
 import warnings
 from argparse import Namespace
+from pathlib import Path
 from typing import Callable, Dict, List
 
 import torch
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
 
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel

@@ -13,18 +13,19 @@ CPU time of one thread; each model in a process of its own.
 """
 
 import argparse
-import os
+import itertools
 import subprocess
 import sys
 import time
 import warnings
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import numpy as np
 import torch
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
 
 from fairseq.data import Dictionary, ListDataset, LMContextWindowDataset, MonolingualDataset, TokenBlockDataset
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
@@ -35,7 +36,7 @@ from fairseq_cli.eval_lm import eval_lm
 from torch import Tensor
 
 import mega_fairseq.models  # noqa: F401 - registers
-from benchmarks.measure import in_fresh_process, machine, peak_mib, seconds, write_json
+from benchmarks.measure import in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
 from mega_fairseq.data import Corpus, StreamDataset
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -165,7 +166,7 @@ def evaluate(shape: str, contender: str, count: int, quick: bool) -> Dict[str, f
     tokens = like_words(len(words), count)
     torch.manual_seed(0)
     if contender == "transformer":
-        model, size = transformer(shape, words, quick), 256  # as many as its own memory allows
+        model, size = transformer(shape, words, quick), 256  # tokens: a batch of 8192 would take 9 GB of scores at once
     else:
         model, size = mega(shape, words, int(contender.split()[1]), quick), 0
     data, times = batches(contender, words, tokens), {}
@@ -230,27 +231,21 @@ def sampling(quick: bool) -> Dict:
         max_len_b=total - 1,
         search_strategy=Sampling(words),
     )
-    marks, forward = [], model.decoder.forward
+    marks, forward, calls = [], model.decoder.forward, itertools.count()
 
     def counted(*args: Any, **options: Any) -> Any:
-        if len(counted.calls) % step == 0:
-            marks.append((time.process_time(), _resident()))
-        counted.calls.append(None)
+        if next(calls) % step == 0:
+            marks.append((time.process_time(), resident_mib()))
         return forward(*args, **options)
 
-    counted.calls = []
     model.decoder.forward = counted
     prefix = torch.full((1, 1), words.eos())
     search.generate([model], {"net_input": {"src_tokens": prefix, "src_lengths": torch.tensor([1])}})
+    marks.append((time.process_time(), resident_mib()))
     each = [1000 * (b[0] - a[0]) / step for a, b in zip(marks, marks[1:])]
     print("sampling, ms a token by thousands: " + " ".join(f"{value:.2f}" for value in each))
     print(f"last thousand against first: {each[-1] / each[0]:.3f}; MiB: {marks[0][1]:.0f} to {marks[-1][1]:.0f}")
     return {"ms_per_token": each, "mib": [mib for _, mib in marks]}
-
-
-def _resident() -> float:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
 # ---------------------------------------------------------------------------------------------------------------- main

@@ -38,6 +38,8 @@ def main() -> None:
         name, _, path = sweep.partition("=")
         with open(path) as file:
             by_chunk, by_context = lines(json.load(file)["points"], args.trained)
+        if not by_context:
+            parser.error(f"{path} has no point at chunk {args.trained}; sweep it, or name another with --trained")
         for axis, values in ((left, by_chunk), (right, by_context)):
             axis.plot(*zip(*values), marker=".", label=name)
         print(f"{name}: chunks " + ", ".join(f"{x} {y:.4f}" for x, y in by_chunk))

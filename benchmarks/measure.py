@@ -31,6 +31,10 @@ def peak_mib(step: Callable[[], None]) -> float:
     return (_status("VmHWM") - before) / 1024
 
 
+def resident_mib() -> float:
+    return _status("VmRSS") / 1024
+
+
 def _status(field: str) -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(field))

@@ -44,16 +44,23 @@ WINDOWS = (0, 256, 384, 448)  # tokens of context that each scored one of the Tr
 MAIN = ("chunk 256", "window 384")  # also on valid
 
 
+def fairseq(command: str) -> List[str]:
+    """The command of this Python's fairseq, whatever is on PATH."""
+    return [sys.executable, "-m", f"fairseq_cli.{command}"]
+
+
 def prepare(text: Path, data: Path) -> None:
     """Bytes -> numbers -> DATA/bin."""
-    content = (lzma.decompress if text.suffix == ".xz" else bytes)(text.read_bytes())
+    content = text.read_bytes()
+    if text.suffix == ".xz":
+        content = lzma.decompress(content)
     data.mkdir(parents=True, exist_ok=True)
     for name, (start, stop) in PARTS.items():
         part = content[int(len(content) * start) : int(len(content) * stop)]
         with open(data / f"{name}.bytes", "wb") as file:
             subprocess.run([sys.executable, str(TO_BYTES)], input=part, stdout=file, check=True)
     files = [word for name in PARTS for word in (f"--{name}pref", str(data / f"{name}.bytes"))]
-    subprocess.run(["fairseq-preprocess", "--only-source", *files, "--destdir", str(data / "bin")], check=True)
+    subprocess.run([*fairseq("preprocess"), "--only-source", *files, "--destdir", str(data / "bin")], check=True)
 
 
 def recipe(lr: str, updates: int) -> List[str]:
@@ -74,7 +81,7 @@ def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> 
     log = folder / "train.log"
     if not (log.exists() and f'"train_num_updates": "{updates}"' in log.read_text()):
         print(f"training {folder}: tail -f {log}", flush=True)
-        command = ["fairseq-train", str(data / "bin"), *MODELS[model], *recipe(lr, updates)]
+        command = [*fairseq("train"), str(data / "bin"), *MODELS[model], *recipe(lr, updates)]
         with open(log, "a") as file:
             options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
             subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
@@ -97,7 +104,7 @@ def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[
     if log.exists() and "Perplexity" in log.read_text():
         return
     print(f"evaluating {folder} on {subset}, {setting}", flush=True)
-    command = ["fairseq-eval-lm", str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
+    command = [*fairseq("eval_lm"), str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
     with open(log, "w") as file:
         path = ["--path", str(folder / "checkpoint_last.pt")]
         subprocess.run([*command, *path], check=True, stdout=file, stderr=subprocess.STDOUT)

@@ -324,6 +324,11 @@ REFUSED = {
     ),
     "streams that the release does not know": (checkpoint(model(SHARED), valid_block="documents"), "valid_block"),
     "streams that are filled in later": (checkpoint(model(SHARED), valid_block="size:${x}"), "valid_block"),
+    "more layers than tensors": (checkpoint(model(SHARED), decoder_layers=10**9), "asks for 1000000000 layers"),
+    "embeddings of no width": (
+        with_tensors(NORMAL, decoder__embed_tokens__weight=torch.empty(10**6, 0)),
+        "decoder.embed_tokens.weight",
+    ),
     "streams of nothing": (checkpoint(model(SHARED), valid_block="size:0"), "--valid-block"),
     "segments of nothing": (checkpoint(model(SHARED), variant_block_multiple_min=0), "--variant-block-multiple-min"),
     "folder that is filled in later": (checkpoint(model(SHARED), data="${oc.env:HOME}"), "option data"),

@@ -106,6 +106,13 @@ def test_a_dictionary_of_other_data_is_refused(folder, tmp_path):
     assert "has type 9 and dict.txt only 7 types" in refusal(tmp_path)
 
 
+def test_a_word_that_stands_for_no_token_is_refused(tmp_path):
+    """fairseq-preprocess turns a literal <pad> into the type of pads, which losses leave out."""
+    text = write(tmp_path / "text", ["a b", "c <pad> d"])
+    fairseq("preprocess", "--only-source", "--trainpref", text, "--destdir", tmp_path / "bin")
+    assert "holds <pad>, which fairseq takes for no token at all; take that word out" in refusal(tmp_path / "bin")
+
+
 @pytest.mark.parametrize("kept", [0, 1, 11, -1, -2])
 def test_a_file_of_tokens_that_was_cut_off_is_refused(folder, tmp_path, kept):
     file = copied(folder, tmp_path) / "train.bin"

@@ -1,6 +1,7 @@
 """The language model: the same numbers however its tokens come, and of its scores only those that are asked for."""
 
 from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, language_decoder
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -379,6 +380,18 @@ def test_an_adaptive_input_is_that_of_fairseq():
 def test_an_adaptive_input_refuses_bands_that_cannot_be(bands, said):
     with pytest.raises(ValueError, match=f"^{said} is .*; "):
         AdaptiveInput(TYPES, PAD, 16, 12, *bands)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_more_scores_than_memory_holds_are_refused_and_targets_alone_are_not(monkeypatch, head):
+    monkeypatch.setattr(language_decoder, "MOST_SCORES", 9 * TYPES)
+    made, (sources, targets) = model(**HEADS[head]), texts(9, 10)
+    for source, allowed in zip(sources, (True, False)):
+        with (
+            nullcontext() if allowed else pytest.raises(ValueError, match="; choose --criterion mega_lm_cross_entropy")
+        ):
+            made.get_normalized_probs(made(source[None]), log_probs=True)
+    assert made(sources[1][None], target=targets[1][None])[0].shape == (1, 10, 1)
 
 
 def test_a_criterion_that_cannot_train_an_adaptive_softmax_is_told_of_one_that_can():

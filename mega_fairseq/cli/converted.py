@@ -23,6 +23,15 @@ from mega_fairseq.cli.released_options import LANGUAGE, PATH, TRANSLATION, Famil
 
 # What the release saves a second time where it is tied.
 COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
+# Options of the released task without counterpart in ours -> values with which they change nothing.
+WITHOUT_EFFECT = {
+    "sample_break_mode": ("none", "complete", None),
+    "add_bos_token": (False,),
+    "self_target": (False, None),
+    "past_target": (False, None),
+    "output_dictionary_size": (-1,),
+    "shorten_method": ("none",),
+}
 
 
 class Converted(NamedTuple):
@@ -34,7 +43,7 @@ def convert(released: Released) -> Converted:
     family = family_of(released.options)
     cfg = configuration(released.options, family)
     tensors = _translated(released.tensors)
-    model = _empty_model(cfg, [_dictionary(tensors, name) for name in family.embeddings])
+    model = _empty_model(cfg, [_dictionary(tensors, name) for name in family.embeddings], len(tensors))
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     _drop_copies(tensors, shapes)
     _tie(tensors, model)
@@ -102,8 +111,14 @@ def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         raise Refusal("has tensors of shapes that do not fit together; get it again from its source") from None
 
 
-def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary]) -> nn.Module:
-    """The model that fairseq will build from these options, without memory for its tensors."""
+def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary], tensors: int) -> nn.Module:
+    """The model that fairseq will build from these options, without memory for its tensors.
+
+    `tensors` bounds how many layers an untrusted file may ask for.
+    """
+    layers = max(cfg.model[name] for name in ("encoder_layers", "decoder_layers") if name in cfg.model)
+    if layers > tensors:
+        raise Refusal(f"asks for {layers} layers and holds {tensors} tensors; get it again from its source")
     try:
         task = TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries)
         with torch.device("meta"):
@@ -180,6 +195,12 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
         "the optimizer's state and counters stay behind, laid out for the old tensors: train on with "
         "--finetune-from-model or --restore-file and the same model options"
     )
+    left = [name for name, without in WITHOUT_EFFECT.items() if released.options.get(name, without[0]) not in without]
+    if family is LANGUAGE and left:
+        lines.append(
+            f"{' and '.join(left)} of the released task stay behind: here --documents and --valid-block say how text "
+            "is cut"
+        )
     paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
     if paths:
         lines.append(f"{' and '.join(paths)} dropped: the embeddings are in the checkpoint")

@@ -72,10 +72,10 @@ def _needed_globals() -> List[Global]:
 
 
 def _is_stored(tensor: Tensor) -> bool:
-    """With a number for each entry, not sparse, not a mere shape, not one number seen as many."""
+    """With a number for each entry, not sparse, not empty or a mere shape, not one number seen as many."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    return 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _check_origin(content: Mapping[str, Any]) -> None:

@@ -32,6 +32,11 @@ class MegaLMCrossEntropy(FairseqCriterion):
         self.sentence_avg = sentence_avg
 
     def forward(self, model: BaseFairseqModel, sample: Dict[str, Any]) -> Tuple[Tensor, int, Dict[str, Any]]:
+        if not hasattr(model.decoder, "target_log_probs"):
+            raise ValueError(
+                f"--criterion mega_lm_cross_entropy asks for targets alone, and {type(model.decoder).__name__} has "
+                "no such answer; choose an --arch that starts with mega_lm, or --criterion cross_entropy"
+            )
         net_input, target = sample["net_input"], sample["target"]
         log_probs = model(**{**net_input, "target": target})[0].squeeze(-1)  # (B, L)
         loss = -log_probs.masked_fill(target == self.padding_idx, 0.0).sum()

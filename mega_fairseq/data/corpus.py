@@ -17,6 +17,7 @@ from fairseq.data.indexed_dataset import (
 from torch import Tensor
 
 DOCUMENTS = ("stream", "line", "blank")
+BLOCK = 2**24  # tokens checked at a time
 
 
 class Corpus:
@@ -38,11 +39,7 @@ class Corpus:
                     f"{name}.bin has {tokens.size:,} tokens and {name}.idx speaks of {sizes.sum():,}: "
                     "one of them is damaged; run fairseq-preprocess again"
                 )
-            if tokens.size and int(tokens.max()) >= len(dictionary):
-                raise ValueError(
-                    f"{name}.bin has type {int(tokens.max())} and dict.txt only {len(dictionary)} types: "
-                    "they are of different data; run fairseq-preprocess again, or copy the right dict.txt beside it"
-                )
+            _check_types(name, tokens, dictionary)
             parts.append(tokens)
             lines.append(sizes)
         corpus = cls(parts, np.concatenate(lines))
@@ -72,6 +69,24 @@ class Corpus:
         blank = self.lines == 1  # a lone end of line, which belongs to the document before it
         last = blank & ~np.append(blank[1:], False)  # several blank lines are one border
         return np.unique(np.concatenate([[0], ends[last], [len(self)]]))
+
+
+def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
+    """Types that the dictionary has, and none that says that there is no token."""
+    pad, largest = dictionary.pad(), 0
+    for start in range(0, tokens.size, BLOCK):
+        block = tokens[start : start + BLOCK]
+        largest = max(largest, int(block.max()))
+        if (block == pad).any():
+            raise ValueError(
+                f"{name}.bin holds {dictionary[pad]}, which fairseq takes for no token at all; "
+                "take that word out of the text and run fairseq-preprocess again"
+            )
+    if largest >= len(dictionary):
+        raise ValueError(
+            f"{name}.bin has type {largest} and dict.txt only {len(dictionary)} types: "
+            "they are of different data; run fairseq-preprocess again, or copy the right dict.txt beside it"
+        )
 
 
 def _part_paths(path: str, combine: bool) -> Iterator[str]:

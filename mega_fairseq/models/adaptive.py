@@ -16,7 +16,7 @@ from mega_fairseq.ops.log_probs import target_log_probs
 
 def cutoffs(name: str, given: str, types: int) -> List[int]:
     """The ends of clusters but the last, which ends with the vocabulary."""
-    ends = [int(part) if part.strip().isdigit() else 0 for part in str(given).strip("[]").split(",")]
+    ends = [int(part) if part.strip().isdecimal() else 0 for part in str(given).strip("[]").split(",")]
     if ends != sorted(set(ends)) or ends[0] < 1 or ends[-1] >= types:
         raise ValueError(
             f"{name} is {given!r}; give rising numbers of types below the vocabulary's {types}, "

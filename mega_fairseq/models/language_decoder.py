@@ -16,6 +16,7 @@ from mega_fairseq.ops.log_probs import target_log_probs
 logger = logging.getLogger(__name__)
 TARGETS_ONLY = "target_log_probs"  # key in what forward returns: its first value holds log-probabilities of targets
 SECONDS_BETWEEN_REPORTS = 30.0
+MOST_SCORES = 2**30  # in memory at once, where somebody asks for all: 4 GB in float32
 
 
 class MegaLanguageDecoder(MegaDecoder):
@@ -39,6 +40,8 @@ class MegaLanguageDecoder(MegaDecoder):
         if target is not None:
             x = self._piece_by_piece(prev_output_tokens, target)  # (B, L)
             return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: [x]}
+        if not features_only and self.adaptive_softmax is None:
+            self._check_room(prev_output_tokens.numel())
         x, extra = self.extract_features(prev_output_tokens)
         return (x if features_only else self.output_layer(x)), extra
 
@@ -96,8 +99,17 @@ class MegaLanguageDecoder(MegaDecoder):
         elif self.adaptive_softmax is not None and sample is not None:
             found = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
         else:
+            self._check_room(x.numel() // x.size(-1))
             return super().get_normalized_probs(net_output, log_probs)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
+
+    def _check_room(self, tokens: int) -> None:
+        """A stream is longer than any batch of training: scores for all of its tokens may be more than memory holds."""
+        if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
+            raise ValueError(
+                f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens are too many to hold; choose "
+                "--criterion mega_lm_cross_entropy, which asks for targets alone, or --valid-block size:N"
+            )
 
     def set_chunk_size(self, chunk_size: int) -> None:
         """Attends in other chunks from now on, -1 to everything; --model-overrides does so for a model yet to load."""

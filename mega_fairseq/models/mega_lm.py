@@ -1,6 +1,7 @@
 """Language modelling: Mega-chunk as a recurrent model over streams of any length (paper, section 4.4)."""
 
 import importlib
+import re
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
@@ -116,7 +117,7 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     if cfg.tie_adaptive_weights and (
         width != dim
         or cfg.adaptive_input_factor != cfg.adaptive_softmax_factor
-        or (cfg.adaptive_input_cutoff or softmax) != softmax
+        or re.findall(r"\d+", cfg.adaptive_input_cutoff or softmax) != re.findall(r"\d+", softmax)
     ):
         raise ValueError(
             "--tie-adaptive-weights needs bands and clusters of one shape; make --adaptive-input-cutoff, "

@@ -3,6 +3,7 @@
 A vocabulary is given as its weights, one row a type, in one table or several that follow each other.
 """
 
+from functools import partial
 from typing import Iterator, Sequence, Tuple
 
 import torch
@@ -38,7 +39,8 @@ def _by_rows(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
     if x.size(0) <= rows:
         return _log_probs(x, targets, *weights)
     slices = zip(x.split(rows), targets.split(rows))
-    return torch.cat([checkpoint(_log_probs, *piece, *weights, use_reentrant=False) for piece in slices])
+    again = partial(checkpoint, _log_probs, use_reentrant=False, preserve_rng_state=False)  # nothing in it is random
+    return torch.cat([again(*piece, *weights) for piece in slices])
 
 
 def _log_probs(x: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def _by_types(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
     score = torch.zeros_like(total)  # of the target
     plain = x.size(0) < LAID_OUT_FROM or x.dtype != weights[0].dtype or autocast_dtype(x.device.type) is not None
     for first, block in _blocks(weights):
-        product = (lambda rows, block=block: F.linear(rows, block)) if plain else ready_linear(block)
+        product = partial(F.linear, weight=block) if plain else ready_linear(block)
         step = max(1, _scores_at_once(x) // block.size(0))
         for start in range(0, x.size(0), step):
             rows = slice(start, start + step)

@@ -1,6 +1,7 @@
 """Language modelling on segments of varying length, evaluated on streams with carried state."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
@@ -43,7 +44,8 @@ class MegaLanguageModelingConfig(FairseqDataclass):
     variant_block_multiple_min: int = option(1, "training segments have at least this many chunks")
     variant_block_multiple_max: int = option(1, "training segments have at most this many chunks")
     valid_block: str = option(
-        "splits:1", "streams to evaluate: splits:K of one length, size:N tokens each, or documents"
+        "documents",
+        "streams to evaluate: documents (the whole split where they end nowhere), splits:K, size:N tokens each",
     )
     seed: int = II("common.seed")
 
@@ -90,18 +92,19 @@ class MegaLanguageModelingTask(FairseqTask):
     # ------------------------------------------------------------------------------------------ data
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **unused: Any) -> None:
-        """Segments for a split whose name starts with train, streams for any other."""
+        """Segments for train (and train1, ...), streams for any other split."""
         folders = utils.split_paths(self.cfg.data)
         folder = folders[(epoch - 1) % len(folders)]
         corpus = Corpus.load(os.path.join(folder, split), self.dictionary, combine)
         documents = corpus.documents(str(self.cfg.documents))
         ends = (self.dictionary.pad(), self.dictionary.eos())
-        if not split.startswith("train"):
+        if not re.fullmatch(r"train\d*", split):
             self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
             return
         if not self.chunk:
             raise ValueError(
-                "--decoder-chunk-size is -1, so segments have no chunk to be multiples of; give --tokens-per-sample"
+                "segments have no chunk to be multiples of: --decoder-chunk-size is -1, or no model was built; "
+                "give --tokens-per-sample"
             )
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
@@ -147,7 +150,9 @@ class MegaLanguageModelingTask(FairseqTask):
                 "or evaluate all of it with mega-fairseq sweep"
             )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
-        return self.get_batch_iterator(dataset.for_scoring(), **limits, **options).next_epoch_itr(shuffle=False)
+        scored = dataset.for_scoring()
+        batches = self.get_batch_iterator(scored, disable_iterator_cache=True, **limits, **options)
+        return batches.next_epoch_itr(shuffle=False)
 
     # ------------------------------------------------------------------------------------ generation
 
@@ -164,6 +169,7 @@ class MegaLanguageModelingTask(FairseqTask):
             return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
 
         net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
+        net_input["target"] = padded(targets)  # a scorer asks for no other type's probability
         samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
         return NestedDictionaryDataset(samples, sizes=[np.array(src_lengths)])
 

@@ -1,0 +1,116 @@
+"""The benchmarks of language models run as their help says, check before they time, and draw what was measured."""
+
+import json
+import lzma
+
+import pytest
+import torch
+
+from benchmarks import eval_lm, extrapolation, quality_lm
+from mega_fairseq.cli.sweep_record import Point
+from tests.test_benchmarks import run
+
+
+def test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers(tmp_path):
+    out = tmp_path / "eval_lm.json"
+    result = run("--quick", "--json", str(out), script="eval_lm.py")
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(out.read_text())
+    assert set(numbers) == {"machine", *eval_lm.TABLES}
+    assert numbers["head"]["difference"] < 1e-4
+    assert all(time > 0 for time in numbers["head"]["seconds"].values())
+    for row in numbers["evaluation"]:
+        assert all(row[name]["tokens_per_second"] > 0 for name in ("transformer", "chunk 1024", "chunk 2048"))
+    assert [row["tokens"] for row in numbers["stream"]] == [2000, 8000]
+    assert len(numbers["sampling"]["ms_per_token"]) == 3
+
+
+def test_an_unknown_table_of_evaluation_is_one_clear_sentence():
+    result = run("--tables", "head,tail", script="eval_lm.py")
+    assert result.returncode == 2
+    assert "--tables has tail; choose from head, " in result.stderr
+
+
+def test_a_wrong_score_stops_the_benchmark_before_it_is_timed(monkeypatch):
+    monkeypatch.setattr(eval_lm, "adaptive_log_probs", lambda softmax, x, targets: torch.zeros(len(x)))
+    with pytest.raises(AssertionError):
+        eval_lm.head(quick=True)
+
+
+def test_the_transformer_scores_every_token_once_in_its_windows():
+    words = eval_lm.dictionary(50)
+    tokens = eval_lm.like_words(50, 700)
+    batches = eval_lm.batches("transformer", words, tokens)
+    starts = [start for batch in batches for start in batch["start_indices"]]
+    rows = [row for batch in batches for row in batch["target"]]
+    scored = torch.cat([row[start:] for row, start in zip(rows, starts)])
+    assert torch.equal(scored[scored != words.pad()], tokens)
+    assert all(start == eval_lm.CONTEXT for start in starts[eval_lm.WINDOW // (eval_lm.WINDOW - eval_lm.CONTEXT) + 1 :])
+
+
+def test_text_is_split_into_bytes_as_enwik8_is(tmp_path):
+    text = bytes(range(256)) * 10
+    (tmp_path / "text.xz").write_bytes(lzma.compress(text))
+    quality_lm.prepare(tmp_path / "text.xz", tmp_path / "data")
+    parts = [(tmp_path / "data" / f"{name}.bytes").read_text().split() for name in quality_lm.PARTS]
+    assert bytes(int(number) for part in parts for number in part) == text
+    assert [len(part) for part in parts] == [2304, 128, 128]
+    assert (tmp_path / "data/bin/dict.txt").exists()
+
+
+def test_the_quality_of_language_models_is_collected_and_drawn(tmp_path):
+    folder = tmp_path / "runs" / "mega-scaled-5e-3-1"
+    folder.mkdir(parents=True)
+    lines = ["x | INFO | fairseq_cli.train | num. shared model params: 888,064 (num. trained: 888,064)"]
+    lines += [
+        f'x | INFO | train_inner | {{"loss": "{loss}", "num_updates": "{n}"}}' for n, loss in ((50, 5.1), (100, 4.2))
+    ]
+    lines += ['x | INFO | valid | {"valid_loss": "4.3", "valid_num_updates": "100"}']
+    (folder / "train.log").write_text("\n".join(lines))
+    (folder / "eval-test-chunk-256.log").write_text("x | Loss (base 2): 2.0905, Perplexity: 4.26")
+    (folder / "eval-test-chunk-512.log").write_text("interrupted")
+    out = tmp_path / "quality_lm.json"
+    quality_lm.collect(tmp_path / "runs", out)
+    (found,) = json.loads(out.read_text()).values()
+    assert found == {
+        "parameters": 888064,
+        "train_bits": [[50, 5.1], [100, 4.2]],
+        "valid_bits": [[100, 4.3]],
+        "bits_per_byte": {"test": {"chunk 256": 2.0905}},
+    }
+    assert run("--plot", str(out), script="quality_lm.py").returncode == 0
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
+def test_language_models_of_equal_size_are_compared():
+    """Within 3%: built as the benchmark's own options say, over the bytes of its text."""
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    sizes, words = {}, eval_lm.dictionary(208)
+    for name, arguments in quality_lm.MODELS.items():
+        parser = options.get_training_parser()
+        given = ["data", *arguments, *quality_lm.recipe("5e-3", 10)]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
+        task = tasks.TASK_REGISTRY[cfg.task._name](cfg.task, words)
+        sizes[name] = sum(p.numel() for p in task.build_model(cfg.model).parameters())
+    assert max(sizes.values()) < 1.03 * min(sizes.values())
+
+
+def test_sweeps_of_several_models_are_drawn_beside_each_other(tmp_path):
+    points = [
+        Point(chunk, cut, 1, context, 900, bits=bits)
+        for chunk, cut, context, bits in (
+            (128, "splits:1", 900, 2.2),
+            (256, "splits:1", 900, 2.1),
+            (256, "size:90", 90, 2.4),
+        )
+    ]
+    points.append(Point(512, "splits:1", 1, 900, 900, refused="beyond its reach"))
+    (tmp_path / "simple.json").write_text(json.dumps({"points": [point._asdict() for point in points]}))
+    chunks, contexts = extrapolation.lines([point._asdict() for point in points], trained=256)
+    assert (chunks, contexts) == ([(128, 2.2), (256, 2.1)], [(90, 2.4), (900, 2.1)])
+    figure = tmp_path / "figure.png"
+    result = run(str(figure), f"simple={tmp_path / 'simple.json'}", script="extrapolation.py")
+    assert result.returncode == 0, result.stderr
+    assert figure.stat().st_size > 5000
