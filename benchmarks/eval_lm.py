@@ -14,6 +14,7 @@ CPU time of one thread; each model in a process of its own.
 
 import argparse
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -282,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default=",".join(TABLES), help="some of head, evaluation, stream, sampling")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -297,7 +298,9 @@ def main() -> None:
     with torch.no_grad():
         results = {table: globals()[table](args.quick) for table in tables}
     if args.json:
-        write_json(args.json, results)
+        write_json(
+            args.json, {**(json.loads(Path(args.json).read_text()) if Path(args.json).exists() else {}), **results}
+        )
 
 
 if __name__ == "__main__":

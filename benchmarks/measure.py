@@ -67,4 +67,4 @@ def machine() -> Dict[str, str]:
 
 def write_json(path: str, results: Dict) -> None:
     with open(path, "w") as out:
-        json.dump({"machine": machine(), **results}, out, indent=1)
+        json.dump({**results, "machine": machine()}, out, indent=1)

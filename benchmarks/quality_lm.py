@@ -35,12 +35,13 @@ MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as i
     "transformer": [
         *["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "none"],
         *["--tokens-per-sample", "512", "--decoder-layers", "4", "--decoder-embed-dim", "128"],
+        *["--decoder-input-dim", "128", "--decoder-output-dim", "128"],
         *["--decoder-ffn-embed-dim", "578", "--decoder-attention-heads", "4", "--decoder-normalize-before"],
         *["--share-decoder-input-output-embed", "--dropout", "0.0"],
     ],
 }
 CHUNKS = (64, 128, 256, 512, 1024, 2048)
-WINDOWS = (0, 256, 384, 448)  # tokens of context that each scored one of the Transformer's 512 has at least
+WINDOWS = (0, 256, 384)  # tokens of context that each scored one of the Transformer's 512 has at least
 MAIN = ("chunk 256", "window 384")  # also on valid
 
 

@@ -309,7 +309,10 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence(text, trained, opti
             "ValueError: samples have up to 64 tokens, --max-tokens and the model allow 63: raise --max-",
         ),
         (["--variant-block-multiple-min=5"], "ValueError: --variant-block-multiple-min is 5 and"),
-        (["--decoder-chunk-size=-1"], "ValueError: --decoder-chunk-size is -1, so segments have no chunk"),
+        (
+            ["--decoder-chunk-size=-1"],
+            "ValueError: segments have no chunk to be multiples of: --decoder-chunk-size is -1",
+        ),
         (["--piece-tokens=0"], "ValueError: --piece-tokens is 0"),
         (
             ["--arch=lstm_lm", "--criterion=cross_entropy"],
