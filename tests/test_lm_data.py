@@ -107,7 +107,6 @@ def test_a_dictionary_of_other_data_is_refused(folder, tmp_path):
 
 
 def test_a_word_that_stands_for_no_token_is_refused(tmp_path):
-    """fairseq-preprocess turns a literal <pad> into the type of pads, which losses leave out."""
     text = write(tmp_path / "text", ["a b", "c <pad> d"])
     fairseq("preprocess", "--only-source", "--trainpref", text, "--destdir", tmp_path / "bin")
     assert "holds <pad>, which fairseq takes for no token at all; take that word out" in refusal(tmp_path / "bin")
@@ -127,9 +126,6 @@ def test_an_index_that_was_cut_off_is_refused(folder, tmp_path, kept):
     file.write_bytes(file.read_bytes()[:kept])
     assert re.search(r"train\.idx .*damaged.*; run fairseq-preprocess again", refusal(tmp_path))
     gc.collect()  # here, where its complaint is expected
-
-
-# ------------------------------------------------------------------------------------------------ in memory
 
 
 def tokens(count):
