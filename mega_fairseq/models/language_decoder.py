@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 from typing import Any, Dict, Optional, Tuple
 
-import torch
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
@@ -59,17 +58,21 @@ class MegaLanguageDecoder(MegaDecoder):
 
     def _piece_by_piece(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
         """Features (B, L, D) or, with targets, their log-probabilities (B, L): the same whatever the pieces."""
-        (batch, length), found = tokens.shape, []
+        (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
         state, reported = self._start(), time.monotonic()
         for start in range(0, length, size):
             stop = min(start + size, length)
             x, _, state = self._advance(tokens[:, start:stop], state, carry=stop < length)
-            found.append(x if target is None else self.target_log_probs(x, target[:, start:stop]))
+            piece = x if target is None else self.target_log_probs(x, target[:, start:stop])
+            if found is None:  # one place for all: many small ones would leave holes in the heap that add up
+                found = piece if stop == length else piece.new_empty(batch, length, *piece.shape[2:])
+            if found is not piece:
+                found[:, start:stop] = piece
             if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
                 logger.info(f"{stop * batch:,} of {length * batch:,} tokens")
                 reported = time.monotonic()
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+        return found
 
     def piece_length(self, batch: int) -> int:
         """Tokens of each row that go through at once: whole chunks where there is room for one."""
