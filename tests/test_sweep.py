@@ -183,9 +183,9 @@ def test_without_matplotlib_there_are_numbers_and_no_figure(sweep, tmp_path, mon
 
 
 def test_lines_say_how_far_it_is_where_stderr_is_no_terminal(sweep, monkeypatch):
-    from mega_fairseq.cli import sweep_points
+    from mega_fairseq.cli import sweep_progress
 
-    monkeypatch.setattr(sweep_points, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(sweep_progress, "SECONDS_BETWEEN_LINES", 0.0)
     err = sweep("--chunks=4,8")[2].splitlines()
     assert err[0].startswith("point 1 of 2: chunk 4, splits:1: ")
     assert re.fullmatch(r"point 2 of 2: chunk 8, splits:1: ([\d,]+) of \1 tokens", err[-2]), err

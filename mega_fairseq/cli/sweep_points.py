@@ -1,12 +1,10 @@
 """What a sweep measures, exactly as fairseq-eval-lm does: a trained language model over streams of a split."""
 
-import contextlib
 import hashlib
 import math
 import os
-import sys
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -14,19 +12,16 @@ from fairseq import utils
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
-from torch import nn
-from tqdm import tqdm
 
 from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.cli.sweep_progress import Progress
 from mega_fairseq.cli.sweep_record import Point
 from mega_fairseq.data.corpus import Corpus
 from mega_fairseq.data.streams import StreamDataset, stream_bounds
-from mega_fairseq.models.language_decoder import TARGETS_ONLY
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig, MegaLanguageModelingTask
 
 TASK = "mega_language_modeling"
-SECONDS_BETWEEN_LINES = 30.0
 MOST_BITS = 1024  # where two to their power ends
 
 
@@ -134,57 +129,6 @@ def _sentence(error: Exception, otherwise: str, remedy: str) -> str:
 # --------------------------------------------------------------------------------------------- evaluating
 
 
-class Progress:
-    """Tokens done in all points: a bar, or a line now and then where stderr is no terminal."""
-
-    def __init__(self, points: int, tokens: int):
-        self.points, self.tokens = points, tokens  # tokens of one point
-        self.started = self.done = 0
-        self.bar = tqdm(total=points * tokens, unit="token", unit_scale=True, disable=None)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.bar.close()
-
-    def start(self, title: str) -> None:
-        """The next point."""
-        self._add(self.started * self.tokens - self.done)  # what a point that failed has left
-        self.started += 1
-        self.title, self.said = f"point {self.started} of {self.points}: {title}", time.monotonic()
-        self.bar.set_description(self.title)
-
-    def say(self, what: str) -> None:
-        """What this point has come to."""
-        tqdm.write(f"{self.title}: {what}", file=sys.stderr)
-
-    @contextlib.contextmanager
-    def batch(self, layer: nn.Module, tokens: int) -> Iterator[None]:
-        """Counts the tokens of a batch while pieces of it leave `layer`, for a stream may be as long as the split."""
-        left = tokens
-
-        def count(module: nn.Module, given: Any, found: Any) -> None:
-            nonlocal left
-            piece = min(found[0].shape[:2].numel(), left)  # which has pads too
-            left -= piece
-            self._add(piece)
-
-        hook = layer.register_forward_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
-        self._add(left)
-
-    def _add(self, tokens: int) -> None:
-        self.done += tokens
-        self.bar.update(tokens)
-        if self.bar.disable and self.started and time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
-            self.say(f"{self.done - (self.started - 1) * self.tokens:,} of {self.tokens:,} tokens")
-            self.said = time.monotonic()
-
-
 def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits: Limits, progress: Progress) -> Point:
     """One point; where it cannot be had, the reason in place of its numbers."""
     streams, device = split.streams(cut), next(model.parameters()).device
@@ -216,6 +160,6 @@ def score(model: MegaLanguageModel, streams: StreamDataset, batches: List[List[i
         sample = streams.collater([streams[index] for index in batch])
         inputs = {name: value.to(device) for name, value in sample["net_input"].items()}
         with progress.batch(layer, sample["ntokens"]):
-            (log_probs,) = model(**inputs)[1][TARGETS_ONLY]  # (B, L)
+            log_probs = model(**inputs)[0].squeeze(-1)  # (B, L)
         total += log_probs.masked_fill(inputs["target"].eq(streams.pad), 0.0).double().sum().item()
     return total

@@ -11,9 +11,8 @@ from mega_fairseq.data.corpus import Corpus
 
 def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dict[str, Tensor]:
     """Targets start .. stop - 1 and as sources the tokens before them; before a document's first stands `eos`."""
-    target = corpus.read(start, stop)
-    before = target.new_tensor([eos]) if first else corpus.read(start - 1, start)
-    return {"source": torch.cat([before, target[:-1]]), "target": target}
+    tokens = torch.cat([torch.tensor([eos]), corpus.read(start, stop)]) if first else corpus.read(start - 1, stop)
+    return {"source": tokens[:-1], "target": tokens[1:]}
 
 
 def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:

@@ -1,5 +1,6 @@
 """A split of binarised text as one long sequence of tokens, read where it lies."""
 
+import itertools
 import os
 import struct
 from typing import Iterator, List, Tuple
@@ -56,8 +57,8 @@ class Corpus:
         for part, begin in zip(self.parts, self.starts):
             first, last = max(start - int(begin), 0), min(stop - int(begin), part.size)
             if first < last:
-                pieces.append(np.asarray(part[first:last], dtype=np.int64))
-        return torch.from_numpy(np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy())
+                pieces.append(np.array(part[first:last], dtype=np.int64))  # a copy, also where this is the file's type
+        return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
     def documents(self, how: str) -> np.ndarray:
         """Where documents start, and the end of the last: (documents + 1,)."""
@@ -91,19 +92,14 @@ def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
 
 def _part_paths(path: str, combine: bool) -> Iterator[str]:
     """`path`, and with `combine` also path1, path2, ..., as fairseq names them."""
-    number = 0
-    while True:
-        name = path + (str(number) if number else "")
-        if not MMapIndexedDataset.exists(name):
-            if number == 0:
-                raise FileNotFoundError(
-                    f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
-                )
-            return
-        yield name
-        if not combine:
-            return
-        number += 1
+    if not MMapIndexedDataset.exists(path):
+        raise FileNotFoundError(
+            f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
+        )
+    if not combine:
+        return iter([path])
+    names = itertools.chain([path], (f"{path}{number}" for number in itertools.count(1)))
+    return itertools.takewhile(MMapIndexedDataset.exists, names)
 
 
 def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from mega_fairseq.models.options import named_as_options
 from mega_fairseq.ops.log_probs import target_log_probs
 
 logger = logging.getLogger(__name__)
-TARGETS_ONLY = "target_log_probs"  # key in what forward returns: its first value holds log-probabilities of targets
+TARGETS_ONLY = "targets_only"  # a key beside what forward returns: it is log-probabilities of targets, no scores
 SECONDS_BETWEEN_REPORTS = 30.0
 MOST_SCORES = 2**30  # in memory at once, where somebody asks for all: 4 GB in float32
 
@@ -38,7 +38,7 @@ class MegaLanguageDecoder(MegaDecoder):
             return super().forward(prev_output_tokens, None, incremental_state, features_only)
         if target is not None:
             x = self._piece_by_piece(prev_output_tokens, target)  # (B, L)
-            return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: [x]}
+            return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
         if not features_only and self.adaptive_softmax is None:
             self._check_room(prev_output_tokens.numel())
         x, extra = self.extract_features(prev_output_tokens)
@@ -65,10 +65,11 @@ class MegaLanguageDecoder(MegaDecoder):
             stop = min(start + size, length)
             x, _, state = self._advance(tokens[:, start:stop], state, carry=stop < length)
             piece = x if target is None else self.target_log_probs(x, target[:, start:stop])
+            if size >= length:
+                return piece
             if found is None:  # one place for all: many small ones would leave holes in the heap that add up
-                found = piece if stop == length else piece.new_empty(batch, length, *piece.shape[2:])
-            if found is not piece:
-                found[:, start:stop] = piece
+                found = piece.new_empty(batch, length, *piece.shape[2:])
+            found[:, start:stop] = piece
             if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
                 logger.info(f"{stop * batch:,} of {length * batch:,} tokens")
                 reported = time.monotonic()
