@@ -15,37 +15,26 @@ import sys
 import warnings
 from argparse import Namespace
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
 
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 
-import mega_fairseq.models  # noqa: F401 - registers
 from benchmarks.measure import machine, seconds, write_json
+from benchmarks.models import preset, task
 
 VOCABULARY, BEAM = 33_000, 5
 LENGTHS = [64, 256, 512, 2048]
 CHUNK = 128
 
 
-def task(vocabulary: int) -> Namespace:
-    words = Dictionary()
-    for index in range(vocabulary - len(words)):
-        words.add_symbol(f"w{index}")
-    return Namespace(source_dictionary=words, target_dictionary=words)
-
-
-def mega(task: Namespace, longest: int, **options) -> BaseFairseqModel:
-    cfg = MODEL_DATACLASS_REGISTRY["mega_transformer_base"]()
+def mega(task: Namespace, longest: int, **options: Any) -> BaseFairseqModel:
     options.update(share_all_embeddings=True, max_source_positions=longest, max_target_positions=longest)
-    for name, value in options.items():
-        setattr(cfg, name, value)
-    return MODEL_REGISTRY["mega_transformer_base"].build_model(cfg, task).eval()
+    return preset("mega_transformer_base", task, **options)
 
 
 def transformer(task: Namespace, longest: int) -> BaseFairseqModel:

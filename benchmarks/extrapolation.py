@@ -1,6 +1,7 @@
 """Chunks and contexts beyond training, one line a position bias: draws what several sweeps have come to.
 
-    mega-fairseq sweep CHECKPOINT DATA --chunks 64,128,256,512,1024 --contexts 256,1024,4096,16384,1000000 --out rotary
+    mega-fairseq sweep CHECKPOINT DATA --chunks 64,128,256,512,1024 --out rotary
+    mega-fairseq sweep CHECKPOINT DATA --chunks 256 --contexts 256,1024,4096,16384,65536 --out rotary
     python benchmarks/extrapolation.py docs/extrapolation.png rotary=rotary.json rope=rope.json ...
 
 Left: bits per token against the test chunk, over the longest context that was swept. Right: against the context, at the

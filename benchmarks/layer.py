@@ -121,7 +121,7 @@ def memory_table(lengths: List[int]) -> List[Dict]:
     rows = []
     for length in lengths:
         names = [n for n in ("torch", *c.MEGA) if length <= LONGEST_QUADRATIC or n == "torch" or n.startswith("chunk")]
-        row = {n: in_fresh_process(__file__, "layer", n, str(length)) for n in names}
+        row = {n: in_fresh_process(__file__, "layer", n, length)[0] for n in names}
         rows.append({"length": length, "tokens": max(TOKENS, length), "mib": row})
         cells = (f"{n} {mib:.0f} ({mib / row['torch']:.2f}x)" for n, mib in row.items())
         print(f"L={length:>6} peak MiB: " + ", ".join(cells), flush=True)
@@ -146,7 +146,7 @@ def ema_table(lengths: List[int], repeats: int) -> Dict:
     rows = []
     for length in lengths:
         times = seconds(ema_steps(length, TOKENS), repeats)
-        mib = {n: in_fresh_process(__file__, "ema", n, str(length)) for n in times}
+        mib = {n: in_fresh_process(__file__, "ema", n, length)[0] for n in times}
         rows.append({"length": length, "seconds": times, "mib": mib})
         print(
             f"L={length:>6} EMA: {times['textbook'] / times['ours']:.1f}x the textbook's speed "
@@ -251,22 +251,24 @@ def main() -> None:
     if args.quick:
         lengths, tokens, repeats, flat_tokens = [512, 1024], 1024, 1, 1024
     quadratic = [n for n in lengths if n <= LONGEST_QUADRATIC]
+    longest = max(quadratic, default=LONGEST_QUADRATIC)
     tables = {
-        "layer": lambda: layer_table(lengths, tokens, repeats),
-        "projections": lambda: projections_table(min(4096, max(quadratic)), max(tokens, 4096), repeats),
-        "flat": lambda: flat_table(sorted({min(lengths), max(lengths)}), flat_tokens, min(3, repeats)),
-        "rival": lambda: rival_table(min(1024, max(quadratic)), tokens, min(2, repeats)),
-        "memory": lambda: memory_table(quadratic),
-        "ema": lambda: ema_table([n for n in quadratic if n >= 1024], repeats),
-        "forms": lambda: forms_table(quadratic, repeats),
+        "layer": (layer_table, lengths, tokens, repeats),
+        "projections": (projections_table, min(4096, longest), max(tokens, 4096), repeats),
+        "flat": (flat_table, sorted({min(lengths), max(lengths)}), flat_tokens, min(3, repeats)),
+        "rival": (rival_table, min(1024, longest), tokens, min(2, repeats)),
+        "memory": (memory_table, quadratic),
+        "ema": (ema_table, [n for n in quadratic if n >= 1024], repeats),
+        "forms": (forms_table, quadratic, repeats),
     }
     unknown = set(args.tables.split(",")) - set(tables)
     if unknown:
         parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
     results = {}
     for name in args.tables.split(","):
-        print(f"\n{name}: {(globals()[name + '_table'].__doc__ or '').splitlines()[0]}")
-        results[name] = tables[name]()
+        table, *arguments = tables[name]
+        print(f"\n{name}: {table.__doc__.splitlines()[0]}")
+        results[name] = table(*arguments)
         if args.json:
             write_json(args.json, results)
 

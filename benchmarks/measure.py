@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import time
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 
@@ -40,12 +40,11 @@ def _status(field: str) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith(field))
 
 
-def in_fresh_process(script: str, *arguments: str) -> float:
-    """Runs `script --one ...` by itself and reads the number that it prints last."""
-    result = subprocess.run(
-        [sys.executable, script, "--one", *arguments], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return float(result.stdout.split()[-1])
+def in_fresh_process(script: str, *arguments: Any) -> List[float]:
+    """Runs `script --one ...` by itself and reads the numbers of the last line that it prints."""
+    command = [sys.executable, script, "--one", *map(str, arguments)]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [float(word) for word in result.stdout.splitlines()[-1].split()]
 
 
 def machine() -> Dict[str, str]:

@@ -10,16 +10,17 @@ interrupted training goes on: call the command once more. On one CPU thread a ru
 """
 
 import argparse
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, List
 
-HERE = Path(__file__).resolve().parent
-PLUGIN, EXAMPLE = HERE.parent / "mega_fairseq", HERE.parent / "examples/wmt16_en_de/bible"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+
+from benchmarks import runs
+
+EXAMPLE = runs.PLUGIN.parent / "examples/wmt16_en_de/bible"
 
 
 def both_sides(**sizes: int) -> List[str]:
@@ -57,42 +58,27 @@ def recipe(updates: int) -> List[str]:
 def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
     """Trains and scores one model, as far as that is not done yet."""
     folder = out / f"{model}-{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    log, binarised = folder / "train.log", data / "sentencepiece/bin"
-    if not (log.exists() and f'"train_num_updates": "{updates}"' in log.read_text()):
-        print(f"training {folder}: tail -f {log}", flush=True)
-        command = ["fairseq-train", str(binarised), "--user-dir", str(PLUGIN), *MODELS[model], *recipe(updates)]
-        with open(log, "a") as file:
-            options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
-            subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
+    words = ["--user-dir", str(runs.PLUGIN), *MODELS[model], *recipe(updates), "--seed", str(seed)]
+    runs.train(folder, updates, str(data / "sentencepiece/bin"), *words)
     scores = folder / "scores.txt"
     if not (scores.exists() and scores.stat().st_size):
         print(f"scoring {folder}", flush=True)
         places = {"DATA": data, "CHECKPOINT": folder / "checkpoint_last.pt", "RESULTS": folder, "GPUS": 0}
-        environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
+        environment = {**os.environ, **{name: str(value) for name, value in places.items()}, "PYTHON": sys.executable}
         subprocess.run(["bash", str(EXAMPLE / "generate.sh")], check=True, env=environment)
 
 
-def read(folder: Path) -> Dict:
+def read(folder: Path, log: str) -> Dict:
     """Learning curve and test scores of a run."""
-    curve, lines = {}, (folder / "train.log").read_text().splitlines()
-    for line in lines:
-        if "| INFO | valid |" in line:
-            entry = json.loads(line.split("|")[-1])
-            curve[int(entry["valid_num_updates"])] = float(entry["valid_nll_loss"])
-    parameters = re.search(r"num\. shared model params: ([\d,]+)", "\n".join(lines))
+    scores = folder / "scores.txt"
     return {
-        "parameters": parameters and int(parameters.group(1).replace(",", "")),
-        "valid_bits_per_token": sorted(curve.items()),
-        "scores": (folder / "scores.txt").read_text().splitlines() if (folder / "scores.txt").exists() else None,
+        "valid_bits_per_token": runs.curve(log, "valid", "valid_nll_loss", "valid_num_updates"),
+        "scores": scores.read_text().splitlines() if scores.exists() else None,
     }
 
 
 def collect(out: Path, target: Path) -> None:
-    runs = {folder.name: read(folder) for folder in sorted(out.iterdir()) if (folder / "train.log").exists()}
-    runs = {name: found for name, found in runs.items() if found["valid_bits_per_token"]}  # others have just begun
-    target.write_text(json.dumps(runs, indent=1) + "\n")
-    for name, found in runs.items():
+    for name, found in runs.collect(out, target, read, "valid_bits_per_token").items():
         update, bits = found["valid_bits_per_token"][-1]
         print(f"{name}: {found['parameters']:,} parameters, validation {bits} bits a token after {update} updates")
         print("   " + "\n   ".join(found["scores"] or ["not scored"]))
@@ -100,21 +86,14 @@ def collect(out: Path, target: Path) -> None:
 
 def plot(source: Path) -> None:
     """Validation loss against updates, one line a run, one colour a model."""
-    import matplotlib
+    colours = dict(zip(MODELS, ("tab:orange", "tab:red", "tab:blue")))
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    runs, colours = json.loads(source.read_text()), dict(zip(MODELS, ("tab:orange", "tab:red", "tab:blue")))
-    figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    for name, found in runs.items():
+    def style(name: str) -> Dict[str, str]:
         model, seed = name.rsplit("-", 1)
-        axis.plot(*zip(*found["valid_bits_per_token"]), color=colours[model], label=f"{model}, seed {seed}")
-    axis.set(xlabel="updates", ylabel="bits per token", title="Bible en-de, validation, 2.0M parameters")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(source.with_suffix(".png"), dpi=120)
+        return {"color": colours[model], "label": f"{model}, seed {seed}"}
+
+    title = "Bible en-de, validation, 2.0M parameters"
+    runs.plot(source, "valid_bits_per_token", "bits per token", title, style)
 
 
 def main() -> None:
@@ -140,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

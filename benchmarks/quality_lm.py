@@ -10,7 +10,6 @@ window (Transformer). What is there is not done again, and an interrupted traini
 """
 
 import argparse
-import json
 import lzma
 import re
 import subprocess
@@ -18,12 +17,15 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-HERE = Path(__file__).resolve().parent
-PLUGIN, TO_BYTES = HERE.parent / "mega_fairseq", HERE.parent / "examples/lm/to_bytes.py"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+
+from benchmarks import runs
+
+TO_BYTES = runs.PLUGIN.parent / "examples/lm/to_bytes.py"
 PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
 
 MEGA = [
-    *["--user-dir", str(PLUGIN), "--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
+    *["--user-dir", str(runs.PLUGIN), "--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
     *["--arch", "mega_lm_small", "--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
 MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as it takes to have 887,816
@@ -45,11 +47,6 @@ WINDOWS = (0, 256, 384)  # tokens of context that each scored one of the Transfo
 MAIN = ("chunk 256", "window 384")  # also on valid
 
 
-def fairseq(command: str) -> List[str]:
-    """The command of this Python's fairseq, whatever is on PATH."""
-    return [sys.executable, "-m", f"fairseq_cli.{command}"]
-
-
 def prepare(text: Path, data: Path) -> None:
     """Bytes -> numbers -> DATA/bin."""
     content = text.read_bytes()
@@ -61,7 +58,7 @@ def prepare(text: Path, data: Path) -> None:
         with open(data / f"{name}.bytes", "wb") as file:
             subprocess.run([sys.executable, str(TO_BYTES)], input=part, stdout=file, check=True)
     files = [word for name in PARTS for word in (f"--{name}pref", str(data / f"{name}.bytes"))]
-    subprocess.run([*fairseq("preprocess"), "--only-source", *files, "--destdir", str(data / "bin")], check=True)
+    subprocess.run([*runs.fairseq("preprocess"), "--only-source", *files, "--destdir", str(data / "bin")], check=True)
 
 
 def recipe(lr: str, updates: int) -> List[str]:
@@ -78,14 +75,7 @@ def recipe(lr: str, updates: int) -> List[str]:
 def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> None:
     """Trains and scores one model, as far as that is not done yet."""
     folder = out / f"{model}-{lr}-{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "train.log"
-    if not (log.exists() and f'"train_num_updates": "{updates}"' in log.read_text()):
-        print(f"training {folder}: tail -f {log}", flush=True)
-        command = [*fairseq("train"), str(data / "bin"), *MODELS[model], *recipe(lr, updates)]
-        with open(log, "a") as file:
-            options = [*command, "--seed", str(seed), "--save-dir", str(folder), "--cpu"]
-            subprocess.run(options, check=True, stdout=file, stderr=subprocess.STDOUT)
+    runs.train(folder, updates, str(data / "bin"), *MODELS[model], *recipe(lr, updates), "--seed", str(seed))
     for setting, options in evaluations(model):
         for subset in ("valid", "test") if setting in MAIN else ("test",):
             evaluate(data, folder, subset, setting, options)
@@ -95,7 +85,7 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
     if model == "transformer":
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
-    common = ["--user-dir", str(PLUGIN), "--task", "mega_language_modeling"]
+    common = ["--user-dir", str(runs.PLUGIN), "--task", "mega_language_modeling"]
     chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # as far as it has learned
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 
@@ -105,42 +95,29 @@ def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[
     if log.exists() and "Perplexity" in log.read_text():
         return
     print(f"evaluating {folder} on {subset}, {setting}", flush=True)
-    command = [*fairseq("eval_lm"), str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
+    command = [*runs.fairseq("eval_lm"), str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
     with open(log, "w") as file:
         path = ["--path", str(folder / "checkpoint_last.pt")]
         subprocess.run([*command, *path], check=True, stdout=file, stderr=subprocess.STDOUT)
 
 
-def read(folder: Path) -> Dict:
-    """Learning curve and test scores of a run, in bits per token: all but one token in 65,537 is a byte."""
-    text = (folder / "train.log").read_text()
-    training, valid = {}, {}
-    for source, record in re.findall(r"\| INFO \| (train_inner|valid) \| (\{.*\})", text):
-        entry = json.loads(record)
-        if source == "valid":
-            valid[int(entry["valid_num_updates"])] = float(entry["valid_loss"])
-        else:
-            training[int(entry["num_updates"])] = float(entry["loss"])
-    parameters = re.search(r"num\. shared model params: ([\d,]+)", text)
+def read(folder: Path, log: str) -> Dict:
+    """Learning curves and test scores of a run, in bits per token: all but one token in 65,537 is a byte."""
     scores: Dict[str, Dict[str, float]] = {}
-    for log in sorted(folder.glob("eval-*.log")):
-        _, subset, setting = log.stem.split("-", 2)
-        found = re.search(r"Loss \(base 2\): ([\d.]+)", log.read_text())
+    for evaluation in sorted(folder.glob("eval-*.log")):
+        _, subset, setting = evaluation.stem.split("-", 2)
+        found = re.search(r"Loss \(base 2\): ([\d.]+)", evaluation.read_text())
         if found:
             scores.setdefault(subset, {})[setting.replace("-", " ")] = float(found.group(1))
     return {
-        "parameters": parameters and int(parameters.group(1).replace(",", "")),
-        "train_bits": sorted(training.items()),
-        "valid_bits": sorted(valid.items()),
+        "train_bits": runs.curve(log, "train_inner", "loss", "num_updates"),
+        "valid_bits": runs.curve(log, "valid", "valid_loss", "valid_num_updates"),
         "bits_per_byte": scores,
     }
 
 
 def collect(out: Path, target: Path) -> None:
-    runs = {folder.name: read(folder) for folder in sorted(out.iterdir()) if (folder / "train.log").exists()}
-    runs = {name: found for name, found in runs.items() if found["train_bits"]}  # others have just begun
-    target.write_text(json.dumps(runs, indent=1) + "\n")
-    for name, found in runs.items():
+    for name, found in runs.collect(out, target, read, "train_bits").items():
         update, bits = found["train_bits"][-1]
         print(f"{name}: {found['parameters']:,} parameters, training {bits} bits at update {update}")
         for subset, scores in found["bits_per_byte"].items():
@@ -149,22 +126,14 @@ def collect(out: Path, target: Path) -> None:
 
 def plot(source: Path) -> None:
     """Validation loss against updates, one line a run, one colour a model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    runs = json.loads(source.read_text())
     colours = {model: f"C{i}" for i, model in enumerate(MODELS)}
-    figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    for name, found in runs.items():
+
+    def style(name: str) -> Dict[str, str]:
         model = max((m for m in MODELS if name.startswith(m + "-")), key=len)
-        axis.plot(*zip(*found["valid_bits"]), color=colours[model], marker=".", label=name)
-    axis.set(xlabel="updates", ylabel="bits per byte", title="Bytes of Wikipedia, validation, 0.89M parameters")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(source.with_suffix(".png"), dpi=120)
+        return {"color": colours[model], "marker": ".", "label": name}
+
+    title = "Bytes of Wikipedia, validation, 0.89M parameters"
+    runs.plot(source, "valid_bits", "bits per byte", title, style, fontsize=7)
 
 
 def main() -> None:

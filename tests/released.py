@@ -137,6 +137,13 @@ def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
     assert_sentence(code, *capsys.readouterr(), words)
 
 
+def refuse_content(content: Any, words: str, folder: Path, capsys: Any) -> None:
+    """A checkpoint of this content is refused, and nothing is written."""
+    source = save(content, folder / "any.pt")
+    refuse(capsys, source, folder / "ours.pt", words=[f"convert: {source} ", words])
+    assert [path.name for path in folder.iterdir()] == ["any.pt"]
+
+
 def assert_refused(result: subprocess.CompletedProcess, *words: Any) -> None:
     assert_sentence(result.returncode, result.stdout, result.stderr, words)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import contenders, decode, layer, quality
+from benchmarks import contenders, decode, layer, models, quality, runs
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,8 +73,7 @@ def test_the_decode_benchmark_compares_a_long_translation_with_short_ones():
 
 
 def test_the_decode_gate_stops_a_model_that_decodes_wrongly():
-    words = decode.task(50)
-    model = decode.mega(words, 64, encoder_layers=1, decoder_layers=1)
+    model = decode.mega(models.task(50), 64, encoder_layers=1, decoder_layers=1)
     decode.gate({"mega": model})
     right = model.decoder.get_incremental_state
 
@@ -115,9 +114,9 @@ def test_the_quality_benchmark_compares_models_of_equal_size():
     sizes = {}
     for name, arguments in quality.MODELS.items():
         parser = options.get_training_parser()
-        given = ["data", "--user-dir", str(quality.PLUGIN), *arguments, *quality.recipe(10)]
+        given = ["data", "--user-dir", str(runs.PLUGIN), *arguments, *quality.recipe(10)]
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
-        words = decode.task(3908).source_dictionary
+        words = models.task(3908).source_dictionary
         task = tasks.TASK_REGISTRY["translation"](cfg.task, words, words)
         sizes[name] = sum(p.numel() for p in task.build_model(cfg.model).parameters())
     assert max(sizes.values()) < 1.03 * min(sizes.values())

@@ -6,17 +6,19 @@ import lzma
 import pytest
 import torch
 
-from benchmarks import eval_lm, extrapolation, quality_lm
+from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
 from mega_fairseq.cli.sweep_record import Point
+from tests.commands import preprocess_text
 from tests.test_benchmarks import run
 
 
 def test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers(tmp_path):
     out = tmp_path / "eval_lm.json"
+    out.write_text('{"earlier": 1, "head": 2}')
     result = run("--quick", "--json", str(out), script="eval_lm.py")
     assert result.returncode == 0, result.stderr
     numbers = json.loads(out.read_text())
-    assert set(numbers) == {"machine", *eval_lm.TABLES}
+    assert set(numbers) == {"machine", "earlier", *eval_lm.TABLES}
     assert numbers["head"]["difference"] < 1e-4
     assert all(time > 0 for time in numbers["head"]["seconds"].values())
     for row in numbers["evaluation"]:
@@ -32,20 +34,20 @@ def test_an_unknown_table_of_evaluation_is_one_clear_sentence():
 
 
 def test_a_wrong_score_stops_the_benchmark_before_it_is_timed(monkeypatch):
-    monkeypatch.setattr(eval_lm, "adaptive_log_probs", lambda softmax, x, targets: torch.zeros(len(x)))
+    monkeypatch.setattr(contenders_lm, "adaptive_log_probs", lambda softmax, x, targets: torch.zeros(len(x)))
     with pytest.raises(AssertionError):
         eval_lm.head(quick=True)
 
 
 def test_the_transformer_scores_every_token_once_in_its_windows():
-    words = eval_lm.dictionary(50)
-    tokens = eval_lm.like_words(50, 700)
-    batches = eval_lm.batches("transformer", words, tokens)
+    words, tokens = models.task(50).source_dictionary, contenders_lm.like_words(50, 700)
+    batches = contenders_lm.as_windows(words, tokens)
     starts = [start for batch in batches for start in batch["start_indices"]]
     rows = [row for batch in batches for row in batch["target"]]
     scored = torch.cat([row[start:] for row, start in zip(rows, starts)])
     assert torch.equal(scored[scored != words.pad()], tokens)
-    assert all(start == eval_lm.CONTEXT for start in starts[eval_lm.WINDOW // (eval_lm.WINDOW - eval_lm.CONTEXT) + 1 :])
+    context, window = contenders_lm.CONTEXT, contenders_lm.WINDOW
+    assert all(start == context for start in starts[window // (window - context) + 1 :])
 
 
 def test_text_is_split_into_bytes_as_enwik8_is(tmp_path):
@@ -56,6 +58,22 @@ def test_text_is_split_into_bytes_as_enwik8_is(tmp_path):
     assert bytes(int(number) for part in parts for number in part) == text
     assert [len(part) for part in parts] == [2304, 128, 128]
     assert (tmp_path / "data/bin/dict.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_once_and_one_that_was_stopped_goes_on(tmp_path):
+    small = ["--decoder-layers", "1", "--decoder-chunk-size", "32", "--disable-validation"]
+    words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *quality_lm.recipe("5e-3", 5), *small]
+    folder, log = tmp_path / "run", tmp_path / "run/train.log"
+    runs.train(folder, 1, *words, "--max-update", "1")
+    once = log.read_text()
+    assert (folder / "checkpoint_last.pt").exists()
+    runs.train(folder, 1, *words, "--max-update", "1")
+    assert log.read_text() == once
+    runs.train(folder, 2, *words, "--max-update", "2")
+    assert log.read_text().startswith(once)
+    assert "Loaded checkpoint" in log.read_text()[len(once) :]
+    assert '"train_num_updates": "2"' in log.read_text()
 
 
 def test_the_quality_of_language_models_is_collected_and_drawn(tmp_path):
@@ -87,7 +105,7 @@ def test_language_models_of_equal_size_are_compared():
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    sizes, words = {}, eval_lm.dictionary(208)
+    sizes, words = {}, models.task(208).source_dictionary
     for name, arguments in quality_lm.MODELS.items():
         parser = options.get_training_parser()
         given = ["data", *arguments, *quality_lm.recipe("5e-3", 10)]

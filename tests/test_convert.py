@@ -32,6 +32,7 @@ from tests.released import (
     model,
     models,
     refuse,
+    refuse_content,
     save,
     with_tensors,
     without,
@@ -311,10 +312,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_no_whole_released_translation_model_is_refused_in_one_sentence(reason, tmp_path, capsys):
-    content, words = REFUSED[reason]
-    source = save(content, tmp_path / "any.pt")
-    refuse(capsys, source, tmp_path / "ours.pt", words=[f"convert: {source} ", words])
-    assert [path.name for path in tmp_path.iterdir()] == ["any.pt"]
+    refuse_content(*REFUSED[reason], tmp_path, capsys)
 
 
 def test_a_converted_checkpoint_is_not_converted_again(converted, tmp_path, capsys):

@@ -6,7 +6,6 @@ released command line wrote itself is in test_fork_lm.py.
 
 import dataclasses
 import json
-from argparse import Namespace
 
 import pytest
 import torch
@@ -21,15 +20,16 @@ from mega_fairseq.cli.released_names import translate
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests import golden_cases as golden
 from tests import released
+from tests.configurations import task
 from tests.golden_checks import assert_outputs
-from tests.golden_models import PAD, dictionary, types
+from tests.golden_models import PAD, types
 from tests.released import (
     checkpoint,
     convert,
     converter,
     load,
     refuse,
-    save,
+    refuse_content,
     with_tensors,
     without,
     without_option,
@@ -293,9 +293,8 @@ def test_a_released_architecture_becomes_a_model_of_the_published_size(arch, num
     of_task = {**released.OF_LANGUAGE_MODELLING, "data": "data-bin", "max_target_positions": None}
     given = {**RELEASED["arch_defaults"][arch], **of_task, **recipe, "arch": arch}
     cfg = converted_checkpoints.configuration(given, released_options.LANGUAGE)
-    words = dictionary(number_of_types)
     with torch.device("meta"):
-        made = MegaLanguageModel.build_model(cfg.model, Namespace(source_dictionary=words, target_dictionary=words))
+        made = MegaLanguageModel.build_model(cfg.model, task(number_of_types))
     assert round(sum(parameter.numel() for parameter in made.parameters()) / 1e6, 2) == millions
 
 
@@ -374,10 +373,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_no_whole_released_language_model_is_refused_in_one_sentence(reason, tmp_path, capsys):
-    content, words = REFUSED[reason]
-    source = save(content, tmp_path / "any.pt")
-    refuse(capsys, source, tmp_path / "ours.pt", words=[f"convert: {source} ", words])
-    assert [path.name for path in tmp_path.iterdir()] == ["any.pt"]
+    refuse_content(*REFUSED[reason], tmp_path, capsys)
 
 
 def test_a_converted_checkpoint_is_not_converted_again(converted, tmp_path, capsys):

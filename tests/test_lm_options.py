@@ -5,17 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.configs import FairseqConfig
-from fairseq.dataclass.initialize import add_defaults
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_REGISTRY, build_model
-from omegaconf import OmegaConf, open_dict
 
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_lm import PRESETS
 from tests import golden_cases as golden
+from tests.configurations import parsed, plain, task, under_hydra
 from tests.golden_models import dictionary
 from tests.test_lm_model import ADAPTIVE, TIED, model
 
@@ -30,30 +25,6 @@ PARAMETERS = {  # types, and parameters of the model that predicts them
 }
 
 
-def task(types):
-    """As much of a task as building a model takes."""
-    words = Dictionary()
-    words.symbols += [f"w{index}" for index in range(types - len(words))]
-    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
-
-
-def parsed(*words):
-    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    return convert_namespace_to_omegaconf(arguments).model
-
-
-def under_hydra(**given):
-    cfg = OmegaConf.structured(FairseqConfig())
-    with open_dict(cfg):
-        cfg.model, cfg.task = given, {"_name": "mega_language_modeling", "data": "data"}
-        add_defaults(cfg)
-    return cfg.model
-
-
-def plain(cfg):
-    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-
-
 def test_every_preset_is_counted():
     assert {name for name in MODEL_REGISTRY if name.startswith("mega_lm")} == set(PARAMETERS) == {"mega_lm", *PRESETS}
 
@@ -61,7 +32,7 @@ def test_every_preset_is_counted():
 @pytest.mark.parametrize("preset", PARAMETERS)
 def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
     types, count = PARAMETERS[preset]
-    command_line, hydra = parsed("--arch", preset), under_hydra(_name=preset)
+    command_line, hydra = parsed("--arch", preset), under_hydra("mega_language_modeling", _name=preset)
     assert plain(command_line) == plain(hydra)
     with torch.device("meta"):
         made = build_model(hydra, task(types))

@@ -2,21 +2,15 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.configs import FairseqConfig
-from fairseq.dataclass.initialize import add_defaults
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_REGISTRY, build_model
-from omegaconf import OmegaConf, open_dict
 
 import mega_fairseq.models  # noqa: F401  registers them
 from tests import golden_cases as golden
 from tests.commands import PLUGIN, failure
+from tests.configurations import parsed, plain, task, under_hydra
 
 PARAMETERS = {
     "mega_transformer": 63_255_534,
@@ -27,44 +21,18 @@ PARAMETERS = {
 }  # with one table of embeddings for 33,000 types
 
 
-@pytest.fixture(scope="module")
-def joined():
-    """As much of a task as building a model takes: one dictionary of 33,000 types."""
-    words = Dictionary()
-    for index in range(33_000 - len(words)):
-        words.add_symbol(f"w{index}")
-    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
-
-
-def parsed(*words):
-    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    return convert_namespace_to_omegaconf(arguments).model
-
-
-def under_hydra(**model):
-    cfg = OmegaConf.structured(FairseqConfig())
-    with open_dict(cfg):
-        cfg.model, cfg.task = model, {"_name": "translation", "data": "data"}
-        add_defaults(cfg)
-    return cfg.model
-
-
-def plain(cfg):
-    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-
-
 def test_every_preset_is_counted():
     assert {name for name in MODEL_REGISTRY if name.startswith("mega_transformer")} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("preset", PARAMETERS)
-def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset, joined):
+def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
     command_line = parsed("--arch", preset, "--share-all-embeddings")
-    hydra = under_hydra(_name=preset, share_all_embeddings=True)
+    hydra = under_hydra("translation", _name=preset, share_all_embeddings=True)
     assert plain(command_line) == plain(hydra)
     for cfg in (command_line, hydra):
         with torch.device("meta"):
-            made = build_model(cfg, joined)
+            made = build_model(cfg, task(33_000))
         assert type(made) is MODEL_REGISTRY[preset]
         assert sum(parameter.numel() for parameter in made.parameters()) == PARAMETERS[preset]
 

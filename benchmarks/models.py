@@ -1,0 +1,25 @@
+"""Whole models that are measured: presets of ours with random weights, over made-up words."""
+
+from argparse import Namespace
+from typing import Any
+
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+
+import mega_fairseq.models  # noqa: F401 - registers
+
+
+def task(types: int) -> Namespace:
+    """As much of a task as building a model takes: a dictionary of so many types."""
+    words = Dictionary()
+    for index in range(types - len(words)):
+        words.add_symbol(f"w{index}")
+    return Namespace(source_dictionary=words, target_dictionary=words)
+
+
+def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
+    """A preset in eval mode, some of its options changed."""
+    cfg = MODEL_DATACLASS_REGISTRY[name]()
+    for option, value in options.items():
+        setattr(cfg, option, value)
+    return MODEL_REGISTRY[name].build_model(cfg, task).eval()

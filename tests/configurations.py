@@ -1,0 +1,37 @@
+"""What fairseq makes of a model's options on the command line and under hydra, and a task to build a model for."""
+
+from argparse import Namespace
+from typing import Any, Dict
+
+from fairseq import options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from tests.golden_models import dictionary
+
+
+def parsed(*words: str) -> DictConfig:
+    """The model's options as fairseq-train reads them."""
+    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(arguments).model
+
+
+def under_hydra(task: str, **model: Any) -> DictConfig:
+    """The model's options as fairseq-hydra-train fills them in."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.model, cfg.task = model, {"_name": task, "data": "data"}
+        add_defaults(cfg)
+    return cfg.model
+
+
+def plain(cfg: DictConfig) -> Dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def task(types: int) -> Namespace:
+    """With one dictionary of so many types."""
+    words = dictionary(types)
+    return Namespace(source_dictionary=words, target_dictionary=words)

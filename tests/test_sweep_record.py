@@ -1,0 +1,242 @@
+"""What a sweep writes: its files, how it goes on with them after a kill, and what it refuses before it writes."""
+
+import csv
+import io
+import signal
+import sys
+
+import pytest
+import torch
+
+from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, write_corpus
+from tests.released import run
+from tests.sweeps import points
+
+
+def refused(result, *words):
+    """One sentence on stderr that says these words and a remedy, and nothing on stdout."""
+    code, out, err = result
+    assert (code, out) == (1, ""), err
+    assert err.startswith("mega-fairseq sweep: ")
+    assert err.count("\n") == 1, err
+    assert ";" in err, "no remedy"
+    for word in words:
+        assert str(word) in err
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+def test_json_csv_table_and_figure_agree(sweep, tmp_path):
+    code, out, err = sweep("--chunks=4,8", "--streams=1,3")
+    assert code == 0, err
+    found = points(tmp_path / "out.json")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert len(found) == len(rows) == out.count("\n") - 1 == 4
+    for row, line in zip(rows, out.splitlines()[1:]):
+        point = found[int(row["chunk"]), row["cut"]]
+        assert {name: "" if value is None else str(value) for name, value in point.items()} == row
+        assert line.split()[:2] == [row["chunk"], row["streams"]]
+        assert f"{point['bits']:.4f}" in line
+        assert point["perplexity"] == 2 ** point["bits"]
+        assert point["seconds"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_has_a_line_for_each_chunk_and_for_each_context(monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib.axes")
+    from mega_fairseq.cli.sweep_figure import figure
+    from mega_fairseq.cli.sweep_record import Point
+
+    drawn, plot = [], matplotlib.Axes.plot
+    monkeypatch.setattr(
+        matplotlib.Axes, "plot", lambda self, x, y, **how: drawn.append((how["label"], x, y)) or plot(self, x, y, **how)
+    )
+    size = {(512, 100): 9.0, (512, 5000): 7.0, (1024, 100): 8.0, (1024, 5000): 6.0}
+    given = [Point(c, f"size:{n}", 1, n, 5000, 3.0, value, 1.0, "cpu") for (c, n), value in size.items()]
+    figure([*given, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")])
+    assert drawn == [
+        ("512", (100, 5000), (9.0, 7.0)),
+        ("1,024", (100, 5000), (8.0, 6.0)),
+        ("100", (512, 1024), (9.0, 8.0)),
+        ("5,000", (512, 1024), (7.0, 6.0)),
+    ]
+
+
+def test_without_matplotlib_there_are_numbers_and_no_figure(sweep, tmp_path, monkeypatch):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    code, _, err = sweep("--chunks=8")
+    assert code == 0, err
+    assert "out.png was not drawn" in err.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
+
+
+# -------------------------------------------------------------------------------------------- going on
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
+def test_a_killed_sweep_goes_on_where_it_stopped(sweep_folder, sweep, tmp_path):
+    kill = """
+import os, signal
+from mega_fairseq.cli.sweep_record import Record
+add = Record.add
+Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.SIGKILL))"""
+    arguments = ["--chunks=4,8", "--streams=3,1"]
+    files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu"]
+    assert run("sweep", *files, *arguments, program=kill).returncode == -signal.SIGKILL
+    before = points(tmp_path / "out.json")
+    assert list(before) == [(4, "splits:3")]
+    code, out, err = sweep(*arguments)
+    assert (code, out.count("\n")) == (0, 5)
+    assert "1 of 4 points are in" in err
+    assert "point 3 of 3" in err
+    after = points(tmp_path / "out.json")
+    assert len(after) == 4
+    assert after[4, "splits:3"] == before[4, "splits:3"]  # its seconds too
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
+def test_a_sweep_killed_while_it_writes_leaves_its_files_whole(sweep_folder, sweep, tmp_path):
+    sweep("--chunks=4")
+    before = {name: (tmp_path / name).read_bytes() for name in ("out.json", "out.csv", "out.png")}
+    killed = "import os, signal; os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)"
+    files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", "--chunks=4,8"]
+    assert run("sweep", *files, program=killed).returncode == -signal.SIGKILL
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_a_sweep_stopped_by_hand_says_how_to_go_on(sweep, tmp_path, monkeypatch):
+    from mega_fairseq.cli import sweep_points
+
+    measure = sweep_points.measure
+
+    def stop(model, split, chunk, *rest):
+        if chunk == 8:
+            raise KeyboardInterrupt
+        return measure(model, split, chunk, *rest)
+
+    monkeypatch.setattr(sweep_points, "measure", stop)
+    code, out, err = sweep("--chunks=4,8")
+    assert (code, out) == (1, "")
+    assert "interrupted; the same command goes on" in err.splitlines()[-1]
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
+
+
+def test_later_sweeps_add_to_the_same_files(sweep, tmp_path):
+    sweep("--chunks=8")
+    code, out, err = sweep("--chunks=4", "--streams=2")
+    assert (code, out.count("\n")) == (0, 3)
+    assert len(points(tmp_path / "out.json")) == 2
+    assert "already" not in err
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [(["--subset=valid"], "other data or another subset"), ([], "another checkpoint")],
+)
+def test_the_record_of_another_sweep_is_kept_unless_forced(sweep, tmp_path, other, words):
+    sweep("--chunks=8")
+    before = (tmp_path / "out.json").read_bytes()
+    how = {"model": "rotary.pt" if other else "simple.pt"}
+    refused(sweep("--chunks=8", *other, **how), words, "--force")
+    assert (tmp_path / "out.json").read_bytes() == before
+    assert sweep("--chunks=4", *other, "--force", **how)[0] == 0
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
+
+
+def test_a_copy_of_checkpoint_and_data_is_the_same(sweep_folder, sweep, tmp_path):
+    sweep("--chunks=8")
+    content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
+    content["last_optimizer_state"] = None
+    torch.save(content, tmp_path / "stripped.pt")
+    code, _, err = sweep("--chunks=8", model=tmp_path / "stripped.pt", data=f"../{sweep_folder.name}/data")
+    assert code == 0
+    assert "1 of 1 points are in" in err
+
+
+# -------------------------------------------------------------------------------------------- refusing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--chunks=0"], "--chunks is '0'"),
+        (["--chunks=-1"], "--chunks is '-1'"),
+        (["--chunks=8,x"], "--chunks is '8,x'"),
+        (["--chunks=10000000000"], "--chunks is"),
+        (["--chunks="], "--chunks is ''"),
+        (["--chunks=8", "--streams="], "--streams is ''"),
+        (["--chunks=8", "--streams=2,0"], "--streams is '2,0'"),
+        (["--chunks=8", "--streams=999999"], "--streams has 999,999"),
+        (["--chunks=8", "--contexts=1.5"], "--contexts is '1.5'"),
+        (["--chunks=8", "--max-tokens=0"], "--max-tokens is 0"),
+        (["--chunks=8", "--batch-size=-2"], "--batch-size is -2"),
+        (["--chunks=8", "--subset=none"], "none.bin"),
+        (["--chunks=8", "--out="], "--out is ''"),
+        (["--chunks=8", "--out=missing/out"], "folder missing"),
+    ],
+)
+def test_wrong_options_are_refused_before_work_starts(sweep, tmp_path, arguments, words):
+    refused(sweep(*arguments), words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_calls_show_the_usage(sweep, capsys):
+    for wrong in ([], ["--chunks=8", "--streams=1", "--contexts=9"], ["--chunks=8", "--max-tokens=many"]):
+        with pytest.raises(SystemExit):
+            sweep(*wrong)
+        assert capsys.readouterr().err.startswith("usage: mega-fairseq sweep")
+
+
+def test_files_of_somebody_else_are_not_overwritten(sweep, tmp_path):
+    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]"), ("out.json", "precious")):
+        (tmp_path / name).write_text(content)
+        refused(sweep("--chunks=8"), name, "--force")
+        assert (tmp_path / name).read_text() == content
+    (tmp_path / "out.png").mkdir()
+    refused(sweep("--chunks=8", "--force"), "out.png is a folder")
+
+
+def test_data_that_is_not_there_or_damaged_is_refused(sweep_folder, sweep, tmp_path):
+    refused(sweep("--chunks=8", data="nowhere"), "dict.txt")
+    for file in (sweep_folder / "data").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name in ("test.idx", "dict.txt"):
+        (tmp_path / name).write_bytes(b"\xff\xfe damaged")
+        refused(sweep("--chunks=8", data=tmp_path), tmp_path)
+
+
+def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):
+    for file in (sweep_folder / "data").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with open(tmp_path / "dict.txt", "a") as dictionary:
+        dictionary.write("more 1\n")
+    refused(sweep("--chunks=8", data=tmp_path), "does not fit the", "types of dict.txt")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, world", "a part"])
+def test_a_file_that_is_no_checkpoint_is_refused(sweep_folder, sweep, tmp_path, content):
+    refused(sweep("--chunks=8", model=tmp_path / "none.pt"), "there is no file")
+    path = tmp_path / "any.pt"
+    path.write_bytes((sweep_folder / "rotary.pt").read_bytes()[:5000] if content == "a part" else content)
+    refused(sweep("--chunks=8", model=path), path, "no checkpoint")
+
+
+def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, tmp_path):
+    content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
+    for part, name in (("model", "transformer_lm"), ("task", "language_modeling")):
+        other = {**content["cfg"], part: {**content["cfg"][part], "_name": name}}
+        torch.save({**content, "cfg": other}, tmp_path / "other.pt")
+        refused(sweep("--chunks=8", model=tmp_path / "other.pt"), name, "give a mega_lm")
+
+
+def test_a_translation_model_is_refused(sweep, tmp_path):
+    write_corpus(tmp_path)
+    pair = ["--source-lang=de", "--target-lang=en", "--joined-dictionary"]
+    splits = [f"--{split}pref={tmp_path / split}" for split in ("train", "valid", "test")]
+    fairseq("preprocess", *pair, *splits, f"--destdir={tmp_path / 'pairs'}")
+    few = ["--max-update=1", "--disable-validation", f"--save-dir={tmp_path}"]
+    fairseq("train", tmp_path / "pairs", *PLUGIN, "--task=translation", *MEGA, *TRAINING, *few)
+    refused(sweep("--chunks=8", model=tmp_path / "checkpoint_last.pt"), "mega_transformer", "translation")
