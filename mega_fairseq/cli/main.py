@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     about = "print the folder to give to fairseq's --user-dir"
     commands.add_parser("user-dir", help=about, description=about.capitalize() + ".")
 
+    about = "say what will and will not work here: fairseq, torch, GPU, number formats, optional packages"
+    commands.add_parser("doctor", help=about, description=about.capitalize() + ".")
+
     about = "turn a checkpoint of the authors' released code into one that fairseq loads with this plugin"
     convert = commands.add_parser("convert", help=about, description=about.capitalize() + ".")
     convert.add_argument("source", metavar="IN.pt", help="what the released code wrote; only read, and never executed")
@@ -53,4 +56,11 @@ def parser() -> argparse.ArgumentParser:
     )
     sweep.add_argument("--batch-size", type=int, metavar="N", help="streams in a batch (default: what fits)")
     sweep.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+
+    about = "show what a checkpoint holds: architecture, parameters, how far its averages reach, its position bias"
+    inspect = commands.add_parser("inspect", help=about, description=about.capitalize() + ".")
+    inspect.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
+    inspect.add_argument(
+        "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
+    )
     return top

@@ -1,0 +1,416 @@
+"""The command `mega-fairseq doctor`: with everything here, with nothing here, and with what is broken in many ways."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mega_fairseq.cli import doctor_fairseq, doctor_machine, doctor_packages
+from mega_fairseq.cli.doctor_check import examine
+from tests.commands import FORKS, LIMIT, ROOT
+
+COMMAND = ["-m", "mega_fairseq.cli", "doctor"]
+BARE = [sys.executable, "-S", *COMMAND]  # without any package but those on PYTHONPATH
+OF_FAIRSEQ = {"data_utils_fast", "token_block_utils_fast", "libbleu", "plugin in fairseq", "checkpoints", "options"}
+NEW = sys.version_info >= (3, 11)  # where fairseq is fairseq-fixed
+
+
+class Report:
+    """What the command said, read by the columns of its head."""
+
+    def __init__(self, code, out):
+        self.code, self.out = code, out
+        head, *lines, self.verdict = out.splitlines()
+        columns = [head.index(title) for title in ("thing", "found", "remedy")]
+        self.rows = dict(self.row(line, columns) for line in lines)
+        noes = [f"{thing}: {remedy}" for thing, (mark, _, remedy) in self.rows.items() if mark == "no"]
+        assert code == bool(noes), out
+        said = f"cannot work here; begin with {noes[0]}; then" if noes else "work here; each note"
+        assert self.verdict.startswith(f"Training and evaluating {said}")
+
+    @staticmethod
+    def row(line, columns):
+        """Thing, and its mark, what was found and the remedy; each starts in its column and has something to say."""
+        mark = line[: columns[0]].rstrip()
+        assert mark in ("ok", "note", "no"), line
+        if mark == "ok":  # may be longer than the column, as it has no remedy
+            columns = columns[:2]
+        parts = [line[start:end] for start, end in zip(columns, [*columns[1:], None])]
+        for part, start in zip(parts, columns):
+            assert line[start - 2 : start] == "  ", line
+            assert part[:1].strip(), line
+        thing, found, remedy = (part.rstrip() for part in [*parts, ""][:3])
+        return thing, (mark, found, remedy)
+
+
+def doctor(command, path=None, **environment):
+    """The command in a process of its own, which finds what is under `path`; it says nothing on stderr."""
+    places = [str(place) for place in (path, ROOT) if place]
+    result = subprocess.run(
+        command,
+        cwd=path or ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), **environment},
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    assert result.stderr == b""
+    return Report(result.returncode, result.stdout.decode())
+
+
+def write_package(folder, name, source):
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(source, encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------- where everything is here
+
+
+def _main(program, output):
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.chdir(ROOT)
+    sys.argv = ["mega-fairseq", "doctor"]
+    exec(program, {})
+    from mega_fairseq.cli.main import main
+
+    sys.exit(main(["doctor"]))
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """The command in a process that has imported fairseq, and has run a program that changes something."""
+
+    def call(program=""):
+        number, output = tempfile.mkstemp(dir=tmp_path)
+        os.close(number)
+        process = FORKS.Process(target=_main, args=(program, output))
+        process.start()
+        process.join(LIMIT)
+        return Report(process.exitcode, Path(output).read_text())
+
+    return call
+
+
+def test_what_is_installed_here_can_train_and_evaluate(changed):
+    report = changed()
+    assert report.code == 0
+    for thing in ("Python", "mega_fairseq", "torch", "numpy", "fairseq", "import fairseq", "bf16 on the CPU"):
+        assert report.rows[thing][0] == "ok", report.out
+    assert all(report.rows[thing][0] == "ok" for thing in OF_FAIRSEQ), report.out
+    assert str(ROOT / "mega_fairseq") in report.rows["mega_fairseq"][1]
+    assert torch.__version__ in report.rows["torch"][1]
+    assert "legacy_ddp" in report.rows["several processes"][2]
+    assert "--memory-efficient-fp16" in report.rows["fp16 on the CPU"][2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_real_command_tries_what_torch_reads_of_a_checkpoint(allowed):
+    report = doctor([sys.executable, *COMMAND], **{"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"} if allowed else {})
+    mark, found, remedy = report.rows["stock checkpoints"]
+    if allowed or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        assert mark == "ok"
+    else:
+        assert (mark, "weights only" in found, "--user-dir" in remedy) == ("note", True, True)
+    assert report.rows["checkpoints"][0] == "ok"
+
+
+def test_what_nothing_trains_or_evaluates_without_is_a_no(changed):
+    report = changed(
+        "import sys, torch\n"
+        "from fairseq import options\n"
+        "sys.modules['fairseq.libbleu'] = sys.modules['fairseq.data.data_utils_fast'] = None\n"
+        "options.parse_args_and_arch = lambda *_: sys.exit('error: unknown option')\n"
+        "torch.load = lambda *_, **__: {}['optimizer']"
+    )
+    for thing, found, remedy in (
+        ("data_utils_fast", "halted", "pip uninstall -y fairseq"),
+        ("libbleu", "halted", "pip uninstall -y fairseq"),
+        ("checkpoints", "KeyError: 'optimizer'", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"),
+        ("options", "SystemExit: error: unknown option", "pip install"),
+    ):
+        row = report.rows[thing]
+        assert (row[0], found in row[1], remedy in row[2]) == ("no", True, True), row
+
+
+def test_a_plugin_that_fairseq_does_not_know_is_a_no(changed):
+    report = changed("import mega_fairseq, fairseq.models as models; del models.MODEL_REGISTRY['mega_lm']")
+    assert report.rows["plugin in fairseq"][:2] == ("no", "fairseq does not know the model mega_lm")
+    assert not {"checkpoints", "options"} & set(report.rows)
+
+
+def test_what_only_some_options_need_is_a_note(changed):
+    report = changed(
+        "import sys, types, numpy, fairseq.logging.progress_bar as bar\n"
+        "sys.modules['fairseq.libbase'] = bar.SummaryWriter = None\n"
+        "numpy.compat = types.SimpleNamespace(long=int)"
+    )
+    assert report.code == 0
+    assert report.rows["libbase"][::2] == ("note", "none needed: only fairseq's base layers use it")
+    assert report.rows["TensorBoard"][0] == "note"
+    assert "pip install tensorboardX" in report.rows["TensorBoard"][2]
+    assert report.rows["fairseq with numpy"][0] == "ok"  # a numpy that still has what fairseq asks of it
+
+
+def test_an_old_torch_is_a_no_and_nothing_is_tried_with_it(changed):
+    report = changed("import torch; torch.__version__ = '2.3.1'")
+    assert report.rows["torch"][:2] == ("no", "2.3.1, older than 2.4")
+    assert report.rows["fairseq"][0] == "ok"
+    assert not {"torch with numpy", "import fairseq", "GPU", "several processes", *OF_FAIRSEQ} & set(report.rows)
+
+
+# ------------------------------------------------------------------------------ where packages are broken
+
+
+BROKEN = [
+    ("fastBPE", "raise AttributeError('no such thing')", "note", "AttributeError: no such thing"),
+    ("sentencepiece", "raise OSError('libx.so: cannot open\\nand more')", "note", "OSError: libx.so: cannot open"),
+    ("matplotlib", f"raise RuntimeError('{'ä' * 500}')", "note", f"RuntimeError: {'ä' * 103}..."),
+    ("numpy", "raise ImportError('\\n\\nIMPORTANT:  read\\tthis')", "no", "ImportError: IMPORTANT: read this"),
+    ("omegaconf", "raise ValueError", "no", "ValueError"),
+    ("hydra", "import a_package_that_is_missing", "no", "No module named 'a_package_that_is_missing'"),
+    ("sacrebleu", "raise SystemExit(3)", "no", "SystemExit: 3"),
+    ("torch", "__version__ = '1.13.1+cu117'", "no", "1.13.1+cu117, older than 2.4"),
+]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    for name, source, _, _ in BROKEN:
+        write_package(folder, name, source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_broken(broken):
+    return doctor(BARE, broken)
+
+
+@pytest.mark.parametrize(("name", "mark", "found"), [(name, mark, found) for name, _, mark, found in BROKEN])
+def test_a_package_that_fails_in_any_way_is_a_row_with_the_first_line_of_its_error(of_broken, name, mark, found):
+    assert of_broken.rows[name][:2] == (mark, found)
+
+
+def test_errors_in_letters_that_the_terminal_does_not_have_are_spelt(broken):
+    report = doctor(BARE, broken, PYTHONIOENCODING="ascii")
+    assert "\\xe4\\xe4" in report.rows["matplotlib"][1]
+
+
+def test_without_any_package_each_is_named_with_its_remedy(tmp_path):
+    report = doctor(BARE, tmp_path)
+    assert report.rows["fairseq"][:2] == ("no", "not installed")
+    assert "fairseq-fixed==0.12.3.1" in report.rows["fairseq"][2] if NEW else "fairseq==0.12.2"
+    assert {thing for thing, row in report.rows.items() if row[0] == "no"} == {
+        *("torch", "numpy", "omegaconf", "hydra", "sacrebleu", "fairseq")
+    }
+    assert report.rows["fastBPE"][0] == report.rows["sentencepiece"][0] == "note"
+
+
+@pytest.mark.parametrize(
+    ("source", "mark", "found"),
+    [
+        ("fastBPE = __version__ = '0.1.0'", "ok", "0.1.0"),
+        ("fastBPE = object", "ok", "of unknown version"),
+        ("__version__ = '0.1.0'", "note", "0.1.0, without the class fastBPE"),
+        (None, "note", "is a folder of that name, and no package"),
+    ],
+)
+def test_a_fastbpe_is_tried_for_what_fairseq_asks_of_it(tmp_path, source, mark, found):
+    if source is None:
+        (tmp_path / "fastBPE").mkdir()
+    else:
+        write_package(tmp_path, "fastBPE", source)
+    row = doctor(BARE, tmp_path).rows["fastBPE"]
+    assert row[0] == mark
+    assert row[1].endswith(found)
+
+
+def test_a_torch_that_is_no_torch_is_a_no(tmp_path):
+    write_package(tmp_path, "torch", "__version__ = '2.13.0'")
+    assert doctor(BARE, tmp_path).rows["torch"][:2] == (
+        "no",
+        "AttributeError: module 'torch' has no attribute 'version'",
+    )
+
+
+def test_what_a_package_says_when_it_is_imported_comes_not_between_the_rows(tmp_path):
+    loud = "import logging, os, sys, warnings; print('loud'); print('loud', file=sys.stderr); os.write(1, b'loud\\n')\n"
+    loud += "warnings.warn('loud'); logging.error('loud'); __version__ = '1.2.3'"
+    write_package(tmp_path, "sacrebleu", loud)
+    report = doctor(BARE, tmp_path, PYTHONUNBUFFERED="")  # so that what is printed would wait until the end
+    assert report.rows["sacrebleu"][:2] == ("ok", "1.2.3")
+    assert "loud" not in report.out
+
+
+# ------------------------------------------------------------------------------------------ which fairseq
+
+
+@pytest.mark.parametrize(
+    ("installed", "files", "mark", "found", "remedy"),
+    [
+        (["fairseq-fixed 0.12.3.1"], True, "ok", "main branch", ""),
+        (["fairseq 0.12.2"], True, "no" if NEW else "ok", "not run on Python 3.11" if NEW else "last official", ""),
+        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "one over the other", "uninstall"),
+        (["fairseq-fixed 0.12.4"], True, "note", "0.12.4, which we have not tried", "uninstall"),
+        (["fairseq-fixed 0.12.3.1"], False, "no", "its files are gone", "uninstall"),
+        ([], True, "note", "unknown version", "fairseq"),
+        ([], False, "no", "not installed", "fairseq"),
+    ],
+)
+def test_it_tells_the_two_that_provide_fairseq_apart(tmp_path, installed, files, mark, found, remedy):
+    (tmp_path / "fairseq").mkdir()  # no package without its files, though Python imports it
+    if files:
+        (tmp_path / "fairseq" / "__init__.py").write_text("")
+    for name, version in (words.split() for words in installed):
+        metadata = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    row = doctor(BARE, tmp_path).rows["fairseq"]
+    assert (row[0], found in row[1], remedy in row[2]) == (mark, True, True), row
+
+
+# ------------------------------------------------------------------------------------------- the remedies
+
+
+def test_remedies_install_what_the_package_asks_for():
+    setup, install = ((ROOT / name).read_text() for name in ("setup.py", "docs/install.md"))
+    assert f'"torch>={".".join(map(str, doctor_packages.OLDEST_TORCH))}"' in setup
+    for pair in (doctor_fairseq.OFFICIAL, doctor_fairseq.FIXED):
+        assert f"'{'=='.join(pair)};" in setup
+    assert "==".join(doctor_fairseq.FIXED if NEW else doctor_fairseq.OFFICIAL) in doctor_fairseq.GET_FAIRSEQ
+    for command in doctor_packages.GET_FASTBPE.split(": ")[1].split(", then "):
+        assert f"\n{command}\n" in install
+
+
+@pytest.mark.parametrize("checks", [doctor_packages.CHECKS, doctor_fairseq.CHECKS, doctor_machine.CHECKS])
+def test_every_check_has_a_remedy_and_comes_after_what_it_needs(checks):
+    assert all(check.remedy for check in checks)
+    things = [check.thing for check in [*doctor_packages.CHECKS, *doctor_fairseq.CHECKS, *doctor_machine.CHECKS]]
+    for check in checks:
+        assert set(check.after) <= set(things[: things.index(check.thing)])
+
+
+# --------------------------------------------------------------------------------- another machine than this
+
+
+def row(thing):
+    """What the doctor says in this process."""
+    checks = [check for check in (*doctor_packages.CHECKS, *doctor_machine.CHECKS) if check.thing == thing]
+    return examine(checks)[0]
+
+
+def test_a_python_that_is_too_old_is_a_no(monkeypatch):
+    monkeypatch.setattr(doctor_packages, "OLDEST_PYTHON", (99, 0))
+    assert row("Python").mark == "no"
+
+
+def test_a_compiler_is_the_one_that_a_build_would_call(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    assert row("C++ compiler")[::2] == ("note", "none called no-such-compiler")
+    compiler, header = tmp_path / "compiler", tmp_path / "Python.h"
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(doctor_packages.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    compiler.write_text("#!/bin/sh\necho any 1.0\n")
+    compiler.chmod(0o755)
+    assert row("C++ compiler")[::2] == ("note", "any 1.0, without Python.h")
+    header.touch()
+    assert row("C++ compiler")[::2] == ("ok", "any 1.0")
+    compiler.write_text("#!/bin/sh\necho broken; exit 1\n")
+    assert row("C++ compiler")[::2] == ("note", f"{compiler} fails: broken")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two that are listed; what is asked of them is computed on the CPU."""
+    properties = SimpleNamespace(name="Tesla T4", total_memory=15 << 30)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(doctor_machine, "gpus", lambda: ["cpu", "cpu"])
+
+
+def test_gpus_are_counted_and_their_number_formats_tried(two_gpus, monkeypatch):
+    assert row("GPU")[::2] == ("ok", "2 x Tesla T4 with 15 GiB, CUDA 12.4")
+    assert row("fp16 on the GPU").mark == "ok"
+    assert row("bf16 on the GPU")[::2] == ("note", "emulated, and slow, on compute capability 7.5")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert row("bf16 on the GPU").mark == "ok"
+
+
+def test_a_gpu_that_is_listed_but_computes_nothing_is_none(two_gpus, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available\nand more")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    things = {found.thing: found for found in examine(doctor_machine.CHECKS)}
+    assert things["GPU"][::2] == ("note", "RuntimeError: CUDA error: no kernel image is available")
+    assert not [thing for thing in things if thing.endswith("on the GPU")]
+    assert things["bf16 on the CPU"].mark == "note"
+
+
+def test_it_says_why_there_is_no_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(doctor_machine, "DRIVER", str(tmp_path / "none"))
+    assert row("GPU").found == "none, and torch is built for CPUs"
+    monkeypatch.setattr(doctor_machine, "DRIVER", str(tmp_path))
+    assert "built for CUDA" in row("GPU").remedy
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("the driver is too old")))
+    assert row("GPU").found == "none that torch can use: RuntimeError: the driver is too old"
+
+
+def test_a_format_that_gives_wrong_numbers_does_not_work(monkeypatch):
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *sizes, **how: ones(*sizes, **how).mul(2).detach().requires_grad_())
+    assert row("bf16 on the CPU")[::2] == ("note", "wrong numbers in bfloat16 on cpu")
+
+
+@pytest.mark.filterwarnings("ignore:.*attention")
+def test_fused_attention_is_tried_with_the_usual_and_with_megas_widths():
+    """On the CPU, where flash attention takes equal widths alone, and there is no other kernel."""
+    assert doctor_machine.kernel_runs("cpu", "FLASH_ATTENTION", 64, 64)
+    assert not doctor_machine.kernel_runs("cpu", "FLASH_ATTENTION", 128, 1024)
+    assert not doctor_machine.kernel_runs("cpu", "EFFICIENT_ATTENTION", 64, 64)
+    with pytest.raises(doctor_machine.Limit, match="^flash; for Mega's widths none$"):
+        doctor_machine.attention("cpu")
+
+
+def test_more_threads_than_cpus_are_a_note(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6, 7}, raising=False)
+    assert row("CPUs")[::2] == ("ok", "4, and torch takes 4 threads")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
+    assert row("CPUs").mark == "note"
+    assert "OMP_NUM_THREADS=2" in row("CPUs").remedy
+
+
+def test_little_memory_is_a_note_and_a_container_may_have_less_than_its_machine(monkeypatch, tmp_path):
+    limit, free = tmp_path / "limit", tmp_path / "free"
+    monkeypatch.setattr(doctor_machine, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr(doctor_machine, "MEMORY", str(free))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 << 18}.get, raising=False)
+    for said, available, mark, found in (
+        ("max", 3, "ok", "3.0 of 8.0 GiB free"),
+        ("max", 1, "note", "1.0 of 8.0 GiB free"),
+        (str(4 << 30), 6, "ok", "4.0 of 4.0 GiB free"),
+    ):
+        limit.write_text(f"{said}\n")
+        free.write_text(f"MemTotal: 1 kB\nMemAvailable:   {available << 20} kB\n")
+        assert row("memory")[::2] == (mark, found)
+    free.unlink()
+    assert row("memory")[::2] == ("ok", "4.0 GiB")
+
+
+def test_a_torch_that_makes_no_groups_of_processes_is_a_note(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert row("several processes")[::2] == ("note", "this torch is built without them")
