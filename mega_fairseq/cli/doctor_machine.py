@@ -164,7 +164,7 @@ def processes() -> str:
     nccl = "nccl is here for GPUs" if distributed.is_nccl_available() else "no nccl"
     raise Limit(
         f"gloo works, {nccl}; fairseq's pytorch_ddp takes no CPUs",
-        "on CPUs give --ddp-backend legacy_ddp; to resume give --load-checkpoint-on-all-dp-ranks",
+        "on CPUs give --ddp-backend legacy_ddp",
     )
 
 

@@ -1,12 +1,11 @@
 """`mega-fairseq sweep`: perplexity of a trained mega_lm against chunk size and context length."""
 
 import argparse
-import contextlib
-import logging
 import re
 import sys
-from typing import Iterator, List, Sequence
+from typing import List, Sequence
 
+from mega_fairseq.cli.quiet import quiet
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.sweep_record import Point, Record, check_prefix, write
 
@@ -17,7 +16,7 @@ def run(arguments: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise Refusal(f"{name} is {value}; give a whole number from 1 on")
     check_prefix(arguments.out, arguments.force)
-    with _quiet():
+    with quiet():
         record = _sweep(arguments, chunks, cuts)
         _draw(record)
     print(table(record.points))
@@ -38,16 +37,6 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
         return [f"documents:{arguments.documents}"]
     given = "1" if arguments.streams is None else arguments.streams
     return [f"splits:{streams}" for streams in numbers("--streams", given)]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """fairseq lets every logger of a process speak, from debugging on."""
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[str]) -> Record:

@@ -9,10 +9,11 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 
+from mega_fairseq.cli import checkpoint as checkpoints
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.sweep_progress import Progress
 from mega_fairseq.cli.sweep_record import Point
@@ -76,23 +77,16 @@ def load_split(data: str, subset: str) -> Split:
 
 
 def load_model(path: str, split: Split, device: torch.device) -> Trained:
-    if not os.path.isfile(path):
-        raise Refusal(f"there is no file {path}; give a checkpoint that fairseq-train wrote")
-    try:
-        state = load_checkpoint_to_cpu(path)
-        cfg, tensors = state["cfg"], state["model"]
-        names = (getattr(cfg.model, "_name", None), getattr(cfg.task, "_name", None))
-        updates = state["optimizer_history"][-1]["num_updates"]
-    except Exception as error:
-        reason = f"{path} is no checkpoint of fairseq, or only a part of one"
-        raise Refusal(_sentence(error, reason, "give one that fairseq-train or mega-fairseq convert wrote")) from None
-    if not issubclass(MODEL_REGISTRY.get(names[0], object), MegaLanguageModel) or names[1] != TASK:
+    checkpoint = checkpoints.read(path)
+    name, task = checkpoint.word("model"), checkpoint.word("task")
+    if not issubclass(MODEL_REGISTRY.get(name, object), MegaLanguageModel) or task != TASK:
         raise Refusal(
-            f"{path} is of the model {names[0]} and the task {names[1]}; give a mega_lm that was trained with "
-            f"--task {TASK}"
+            f"{path} is of the model {name} and the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
-    state.pop("last_optimizer_state", None)  # twice as large as the model
-    origin = {"path": path, "model": names[0], "updates": updates, "fingerprint": _fingerprint(cfg.model, tensors)}
+    cfg, tensors, updates = OmegaConf.create(checkpoint.cfg["model"]), checkpoint.tensors, checkpoint.updates
+    origin = {"path": path, "model": name, "updates": updates, "fingerprint": _fingerprint(cfg, tensors)}
+    cfg.decoder_embed_path = None  # the embeddings are among the tensors
+    state = {"cfg": OmegaConf.create({"model": cfg}), "model": tensors, "optimizer_history": [{"num_updates": updates}]}
     types = len(split.task.dictionary)
     try:
         ((model,), _, _) = load_model_ensemble_and_task([path], task=split.task, state=state)

@@ -17,15 +17,16 @@ from fairseq.distributed.utils import _TensorPlaceholder
 
 def allow_plain_containers() -> None:
     """Tells torch.load that fairseq's configs, numpy numbers and argparse's namespaces are data."""
-    core = getattr(np, "_core", None) or np.core
+    reconstruct, scalar = np.zeros(1).__reduce__()[0], np.float64().__reduce__()[0]  # numpy 2 has moved both
     metadata = omegaconf.base
+    anything = [typing.Any] if hasattr(typing.Any, "__name__") else []  # which torch asks for, and old Pythons lack
     torch.serialization.add_safe_globals(
         [
             argparse.Namespace,
             np.ndarray,
             np.dtype,
-            core.multiarray._reconstruct,
-            core.multiarray.scalar,
+            reconstruct,
+            scalar,
             *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
             omegaconf.DictConfig,
             omegaconf.ListConfig,
@@ -33,7 +34,7 @@ def allow_plain_containers() -> None:
             metadata.ContainerMetadata,
             metadata.Metadata,
             collections.defaultdict,
-            typing.Any,
+            *anything,
             dict,
             list,
             int,

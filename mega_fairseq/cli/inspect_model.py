@@ -1,0 +1,87 @@
+"""The model of a checkpoint, from the file alone: no data, no dictionary, no second copy of its tensors."""
+
+import re
+from dataclasses import fields
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from torch import Tensor, nn
+
+from mega_fairseq.cli.checkpoint import WRITER, Checkpoint
+from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+
+MODELS = (MegaLanguageModel, MegaTransformerModel)
+SIDES = ("encoder", "decoder")
+PATHS = ("encoder_embed_path", "decoder_embed_path")  # of weights that are among the tensors by now
+
+
+class Vocabularies(NamedTuple):
+    """All that these models ask of a task."""
+
+    source_dictionary: Dictionary
+    target_dictionary: Dictionary
+
+
+def stacks(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """The encoder, where there is one, and the decoder."""
+    return [(side, getattr(model, side)) for side in SIDES if hasattr(model, side)]
+
+
+def empty_model(checkpoint: Checkpoint) -> nn.Module:
+    """What the checkpoint's options describe, without memory for its tensors."""
+    name = checkpoint.word("model")
+    if not issubclass(MODEL_REGISTRY.get(name, object), MODELS):
+        raise Refusal(f"is of the model {name}, which is not Mega's; give one that {WRITER} wrote")
+    config = MODEL_DATACLASS_REGISTRY[name]
+    given = checkpoint.cfg["model"]
+    options = {field.name: given[field.name] for field in fields(config) if field.name in given}
+    options.update({path: None for path in PATHS if path in options})
+    _check_layers(options, len(checkpoint.tensors))
+    try:
+        target = _types(checkpoint.tensors, "decoder")
+        source = _types(checkpoint.tensors, "encoder") or target
+        with torch.device("meta"):
+            task = Vocabularies(_dictionary(source), _dictionary(target))
+            return MODEL_REGISTRY[name].build_model(config(**options), task)
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Refusal(f"has options that make no model ({reason}); get it again from its source") from None
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The same with the checkpoint's tensors in their places, where they are all finite numbers."""
+    try:
+        nn.Module.load_state_dict(model, tensors, assign=True)  # fairseq's own copies
+    except RuntimeError:
+        raise Refusal("holds tensors that do not fit its options, so it is damaged; get it again") from None
+    wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise Refusal(
+            f"holds numbers that are not finite in {len(wrong)} of {len(tensors)} tensors, the first is {wrong[0]!r}: "
+            "the model has diverged; take an earlier one"
+        )
+    return model
+
+
+def _check_layers(options: Mapping[str, Any], tensors: int) -> None:
+    """An untrusted file may ask for more of them than could ever be built."""
+    for side in SIDES:
+        layers = options.get(f"{side}_layers", 0)
+        if not isinstance(layers, int) or layers > tensors:
+            raise Refusal(f"asks for {layers!r} layers and holds {tensors} tensors; get it again from its source")
+
+
+def _types(tensors: Dict[str, Tensor], side: str) -> int:
+    """Rows of this side's embedding: of one table, or of one for each band."""
+    tables = re.compile(rf"{side}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
+    return sum(tensor.size(0) for name, tensor in tensors.items() if tables.fullmatch(name))
+
+
+def _dictionary(types: int) -> Dictionary:
+    dictionary = Dictionary()
+    for number in range(types - len(dictionary)):
+        dictionary.add_symbol(str(number))
+    return dictionary

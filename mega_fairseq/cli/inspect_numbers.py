@@ -1,0 +1,182 @@
+"""What there is to say about a checkpoint, in numbers and words: all that stands in PREFIX.json."""
+
+import math
+from collections import Counter
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from torch import nn
+
+from mega_fairseq.cli.checkpoint import Checkpoint
+from mega_fairseq.cli.inspect_model import empty_model, fill, stacks
+from mega_fairseq.modules import DampedEMA
+
+Numbers = Dict[str, Any]
+
+# A part of a parameter's name -> the column that counts it. The first that fits counts: the norm of a feed-forward
+# layer is a norm, and only what of a mixer is neither norm nor EMA is attention.
+COLUMNS = {
+    **dict.fromkeys(("norm", "embed_norm", "final_norm"), "norms"),
+    "ema": "EMA",
+    "mixer": "attention",
+    "cross_attention": "cross attention",
+    "feed_forward": "feed-forward",
+    "embed_tokens": "embedding",
+    **dict.fromkeys(("output_projection", "adaptive_softmax"), "head"),
+}
+QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+BINS = 60
+
+
+@torch.no_grad()
+def numbers_of(checkpoint: Checkpoint) -> Numbers:
+    """Plain values, ready for JSON."""
+    model = empty_model(checkpoint)
+    parameters = _parameters(model)  # before it is filled: only then are tied ones one
+    fill(model, checkpoint.tensors)
+    return {
+        "architecture": _architecture(checkpoint, model),
+        "parameters": parameters,
+        "half_lives": _half_lives(model),
+        "position_biases": _position_biases(model),
+    }
+
+
+# ------------------------------------------------------------------------------------------ architecture
+
+
+def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
+    common = model.decoder.layers[0].mixer.config
+    numbers = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
+    return {
+        "model": checkpoint.word("model"),
+        "task": checkpoint.word("task"),
+        "source": checkpoint.word("task", "source_lang"),
+        "target": checkpoint.word("task", "target_lang"),
+        **{side: _sizes(stack) for side, stack in stacks(model)},
+        "attention": common.attention,
+        "position_bias": common.position_bias,
+        "norm": common.norm,
+        "prenorm": common.prenorm,
+        "head": _head(model.decoder),
+        "updates": checkpoint.updates,
+        "epoch": checkpoint.number("train_iterator", "epoch"),
+        "criterion": checkpoint.word("criterion"),
+        "metric": checkpoint.word("checkpoint", "best_checkpoint_metric"),
+        "best": checkpoint.number("best"),
+        "validation": checkpoint.number("val_loss"),
+        "stored_as": numbers.most_common(1)[0][0],
+        "trained_in": [name for name in ("fp16", "bf16", "amp") if checkpoint.option("common", name) is True],
+    }
+
+
+def _sizes(stack: nn.Module) -> Numbers:
+    layer = stack.layers[0]
+    c, feed_forward = layer.mixer.config, layer.feed_forward
+    return {
+        "vocabulary": len(stack.dictionary),
+        "layers": len(stack.layers),
+        "D": c.dim,
+        "z": c.shared_dim,
+        "v": c.value_dim,
+        "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
+        "N": c.ndim,
+        "chunk": c.chunk_size,
+        "truncation": c.truncation or None,
+    }
+
+
+def _head(decoder: nn.Module) -> str:
+    if decoder.adaptive_softmax is not None:
+        tied = ", tied to the embedding" if getattr(decoder.cfg, "tie_adaptive_weights", False) else ""
+        return f"adaptive softmax with cutoffs {decoder.cfg.adaptive_softmax_cutoff}{tied}"
+    return "softmax, tied to the embedding" if decoder.output_projection is None else "softmax"
+
+
+# -------------------------------------------------------------------------------------------- parameters
+
+
+def _parameters(model: nn.Module) -> Numbers:
+    """How many, by what they belong to; tied ones are counted with each name that they have, and once in `unique`."""
+    rows: Dict[str, Dict[str, int]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        row = rows.setdefault(f"{parts[0]} {parts[2]}" if parts[1] == "layers" else parts[0], {})
+        column = next(column for part, column in COLUMNS.items() if part in parts)
+        row[column] = row.get(column, 0) + parameter.numel()
+    return {
+        "parts": rows,
+        "total": sum(count for row in rows.values() for count in row.values()),
+        "unique": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+# -------------------------------------------------------------------------------------------- half-lives
+
+
+def _half_lives(model: nn.Module) -> Numbers:
+    """After how many tokens half of a state is left: of the D x N states of each layer, in each direction."""
+    found = [
+        (name, layer.mixer.config.chunk_size, layer.mixer.ema, direction, half_lives(layer.mixer.ema, direction))
+        for side, stack in stacks(model)
+        for number, layer in enumerate(stack.layers)
+        for direction, name in enumerate(_directions(f"{side} {number}", layer.mixer.ema))
+    ]
+    edges = _edges(np.concatenate([lives for *_, lives in found]))
+    rows = [
+        {
+            "name": name,
+            "chunk": chunk,
+            **_quantiles(lives),
+            "beyond_chunk": None if chunk is None else float((lives > chunk).mean()),
+            "alpha": _quantiles(torch.sigmoid(ema.alpha[direction].double()).numpy()),
+            "delta": _quantiles(torch.sigmoid(ema.delta[direction].double()).numpy()),
+            "counts": np.histogram(lives[np.isfinite(lives)], edges)[0].tolist(),
+        }
+        for name, chunk, ema, direction, lives in found
+    ]
+    return {"edges": edges.tolist(), "rows": rows}
+
+
+def half_lives(ema: DampedEMA, direction: int) -> np.ndarray:
+    """The h with phi^h = 1/2, phi = 1 - alpha delta: (D N,), infinite where a state never fades."""
+    return (math.log(0.5) / ema.coefficients(direction).log_decay.double()).flatten().numpy()
+
+
+def _directions(layer: str, ema: DampedEMA) -> List[str]:
+    return [f"{layer} forward", f"{layer} backward"] if ema.bidirectional else [layer]
+
+
+def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
+    """Each a value that occurs, None for infinity, for which JSON has no word."""
+    ordered = np.sort(values, axis=None)
+    chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
+    return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Of a histogram's bins, evenly wide in the logarithm."""
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
+    return np.geomspace(low, high, BINS + 1) if low < high else np.array([low / 2, high * 2])
+
+
+# --------------------------------------------------------------------------------------- position biases
+
+
+def _position_biases(model: nn.Module) -> List[Numbers]:
+    """What layers have learned to add to their scores, over the distances that they see: key minus query position."""
+    found = []
+    for side, stack in stacks(model):
+        for number, layer in enumerate(stack.layers):
+            for part, of in ((layer.mixer, side), (layer.cross_attention, f"{side} to encoder")):
+                if part is None or not list(part.position_bias.parameters()):
+                    continue
+                c = part.config
+                reach = getattr(c, "chunk_size", None) or c.max_positions
+                first, stop = 1 - reach, 1 if getattr(c, "causal", False) else reach
+                values = part.position_bias(first, stop, torch.device("cpu"))
+                values = [float(f"{value:.6g}") for value in values.tolist()]  # all that a float32 knows
+                found.append({"of": of, "layer": number, "first": first, "values": values})
+    return found

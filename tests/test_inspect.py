@@ -1,0 +1,432 @@
+"""What `mega-fairseq inspect` says of a checkpoint: numbers that were set beforehand, words, files and the figure."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401  they register what checkpoints are of
+from mega_fairseq.cli.main import main
+from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops.position import rotate, t5_bucket
+from tests import released
+from tests.commands import MEGA, MEGA_SIZES, PLUGIN, SIZES, TRAINING, as_words, fairseq, records, write_corpus
+from tests.sweeps import CHUNK, TASK
+from tests.sweeps import SIZES as LM_SIZES
+from tests.sweeps import UPDATES as LM_UPDATES
+
+DIM, ORDER, WIDTH, SHARED = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_dim", "n_dim", "hidden_dim", "z_dim"))
+FEED_FORWARD, LONGEST = MEGA_SIZES["encoder_ffn_embed_dim"], 1024
+QUANTILES = ("min", "10%", "median", "90%", "max")
+
+
+@pytest.fixture(scope="session")
+def translation(tmp_path_factory):
+    """A translation model after three updates, validated once, and what its training said."""
+    folder = tmp_path_factory.mktemp("inspected")
+    write_corpus(folder)
+    files = [f"--{split}pref={folder / split}" for split in SIZES]
+    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
+    few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
+    said = fairseq("train", folder / "bin", *PLUGIN, *MEGA, *TRAINING, *few)
+    return SimpleNamespace(last=folder / "checkpoint_last.pt", said=said)
+
+
+@pytest.fixture
+def inspect(tmp_path, capsys):
+    """The command in this process: what it said, and PREFIX.json."""
+
+    def call(path):
+        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
+        assert (code, err) == (0, ""), err
+        return out, json.loads((tmp_path / "out.json").read_text())
+
+    return call
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """The path of a checkpoint after `change` has had its content."""
+
+    def make(path, change):
+        content = torch.load(path, weights_only=False)
+        change(content)
+        torch.save(content, tmp_path / "edited.pt")
+        return tmp_path / "edited.pt"
+
+    return make
+
+
+def logit(p):
+    return torch.tensor(np.log(p / (1 - p)))
+
+
+def set_half_lives(content, name, lives, damping):
+    """Gives an EMA these half-lives (..., D, N): phi = 1 - alpha delta with delta = damping."""
+    alpha = (1 - 0.5 ** (1 / lives)) / damping
+    for leaf, value in (("alpha", alpha), ("delta", np.full_like(alpha, damping))):
+        tensor = content["model"][f"{name}.mixer.ema.{leaf}"]
+        tensor.copy_(logit(value).reshape(tensor.shape))
+
+
+def row(found, name):
+    (chosen,) = [row for row in found["half_lives"]["rows"] if row["name"] == name]
+    return chosen
+
+
+def lines(out, start):
+    return [line.split() for line in out.splitlines() if line.startswith(start)]
+
+
+# -------------------------------------------------------------------------------------------- half-lives
+
+
+def test_half_lives_that_were_set_are_found_in_each_layer_and_direction(translation, inspect, edited):
+    states, chance = DIM * ORDER, np.random.default_rng(1)
+    sides = {"encoder 0 forward": 1.0, "encoder 0 backward": 3.0, "decoder 0": 5.0}
+    lives = {name: factor * np.geomspace(0.5, 1000, states) for name, factor in sides.items()}
+
+    def change(content):
+        both = [chance.permutation(lives[f"encoder 0 {way}"]) for way in ("forward", "backward")]
+        set_half_lives(content, "encoder.layers.0", np.stack(both), damping=0.9)
+        set_half_lives(content, "decoder.layers.0", chance.permutation(lives["decoder 0"]), damping=0.95)
+
+    out, found = inspect(edited(translation.last, change))
+    assert [row["name"] for row in found["half_lives"]["rows"]] == list(lives)
+    for name, expected in lives.items():
+        seen = row(found, name)
+        at = [expected[round(share * (states - 1))] for share in (0, 0.1, 0.5, 0.9, 1)]
+        assert [seen[quantile] for quantile in QUANTILES] == pytest.approx(at, rel=1e-4)
+        beyond = (expected > 5).mean()  # the chunk of both sides
+        assert 0.2 < beyond < 1
+        assert (seen["chunk"], seen["beyond_chunk"]) == (5, pytest.approx(beyond))
+        damping = 0.95 if name == "decoder 0" else 0.9
+        assert (seen["delta"]["min"], seen["delta"]["max"]) == pytest.approx((damping, damping))
+        assert seen["alpha"]["max"] == pytest.approx((1 - 0.5 ** (1 / expected[0])) / damping)
+        (printed,) = lines(out, name + " ")[-1:]
+        as_printed = [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in at]
+        assert printed == [*name.split(), *as_printed, f"{beyond:.1%}"]
+
+
+def test_histograms_count_each_state_once_between_its_edges(translation, inspect, edited):
+    lives = np.repeat([1.0, 8.0, 100.0], [DIM, 2 * DIM, DIM])
+    halves = [lives, np.full_like(lives, 2.0)]
+    path = edited(translation.last, lambda c: set_half_lives(c, "encoder.layers.0", np.stack(halves), damping=0.9))
+    _, found = inspect(path)
+    edges = found["half_lives"]["edges"]
+    counts = row(found, "encoder 0 forward")["counts"]
+    seen = [(count, edges[i], edges[i + 1]) for i, count in enumerate(counts) if count]
+    assert [count for count, *_ in seen] == [DIM, 2 * DIM, DIM]
+    for (_, low, high), value in zip(seen, (1.0, 8.0, 100.0)):
+        assert low * (1 - 1e-4) <= value <= high * (1 + 1e-4)
+    assert sum(row(found, "encoder 0 backward")["counts"]) == DIM * ORDER
+
+
+def test_after_its_half_life_half_of_a_state_is_left():
+    from mega_fairseq.cli.inspect_numbers import half_lives
+
+    torch.manual_seed(1)
+    ema, steps = DampedEMA(3, ndim=2), 7
+    with torch.no_grad():
+        ema.alpha.mul_(10)
+        _, first = ema(torch.ones(1, 1, 3))
+        _, later = ema(torch.zeros(1, steps, 3), first)
+        expected = 0.5 ** (steps / half_lives(ema, 0))
+    np.testing.assert_allclose((later / first).flatten(), expected, rtol=1e-4)
+
+
+def test_states_that_never_fade_are_endless_and_beyond_any_chunk(translation, inspect, edited):
+    def change(content):
+        alpha = content["model"]["decoder.layers.0.mixer.ema.alpha"]
+        alpha[0, : DIM // 2] = -200.0  # an input weight of 0 in float32
+        alpha[0, DIM // 2 :] = content["model"]["decoder.layers.0.mixer.ema.delta"][0, DIM // 2 :] = 50.0
+
+    out, found = inspect(edited(translation.last, change))
+    seen = row(found, "decoder 0")
+    assert 0 < seen["min"] < 0.1
+    assert (seen["90%"], seen["max"], seen["beyond_chunk"]) == (None, None, 0.5)
+    assert lines(out, "decoder 0 ")[-1][-3:] == ["endless", "endless", "50.0%"]
+    assert sum(seen["counts"]) == DIM * ORDER // 2
+
+
+def test_a_model_all_of_whose_states_are_alike_is_drawn(sweep_folder, inspect, edited):
+    def change(content):
+        for name in ("decoder.layers.0", "decoder.layers.1"):
+            content["model"][f"{name}.mixer.ema.alpha"].fill_(-200.0)
+
+    _, found = inspect(edited(sweep_folder / "rotary.pt", change))
+    assert sum(sum(row["counts"]) for row in found["half_lives"]["rows"]) == 0
+
+
+def test_without_chunks_nothing_is_said_to_be_beyond_them(sweep_folder, inspect, edited, drawn):
+    path = edited(sweep_folder / "rotary.pt", lambda c: c["cfg"]["model"].update(decoder_chunk_size=-1))
+    out, found = inspect(path)
+    assert row(found, "decoder 1")["beyond_chunk"] is None
+    assert lines(out, "decoder 1 ")[-1][-2:] == ["no", "chunks"]
+    assert ", no chunks, " in out.splitlines()[1]
+    assert not drawn["vlines"]
+
+
+# -------------------------------------------------------------------------------------------- parameters
+
+
+def as_loaded(path):
+    ((model,), _, _) = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return model
+
+
+def test_parameters_are_those_of_the_model_that_fairseq_loads(translation, inspect):
+    out, found = inspect(translation.last)
+    model, counted = as_loaded(translation.last), found["parameters"]
+    types = len(model.decoder.dictionary)
+    assert counted["unique"] == sum(parameter.numel() for parameter in model.parameters())
+    assert counted["total"] == counted["unique"] + types * DIM  # encoder and decoder share their embeddings
+    attention = sum(
+        (DIM * WIDTH + WIDTH, DIM * SHARED + SHARED, (DIM + 1) * (DIM + WIDTH + DIM), WIDTH * DIM + DIM, 4 * SHARED)
+    )
+    cross = (DIM * SHARED + SHARED) * 2 + DIM * 2 * DIM + 2 * DIM + 2 * (DIM * DIM + DIM) + 2 * LONGEST - 1
+    layer = {"attention": attention + 2 * 5 - 1, "feed-forward": 2 * DIM * FEED_FORWARD + FEED_FORWARD + DIM}
+    assert counted["parts"] == {
+        "encoder": {"embedding": types * DIM, "norms": 2 * DIM},
+        "encoder 0": {**layer, "EMA": 2 * 4 * DIM * ORDER + DIM, "norms": 2 * 2 * DIM},
+        "decoder": {"embedding": types * DIM, "norms": 2 * DIM},
+        "decoder 0": {**layer, "EMA": 4 * DIM * ORDER + DIM, "cross attention": cross, "norms": 3 * 2 * DIM},
+    }
+    assert lines(out, "total")[0][1:] == [f"{counted['total']:,}"]
+    assert lines(out, "tied ones once")[0][3:] == [f"{counted['unique']:,}"]
+    header = next(line for line in out.splitlines() if line.startswith("parameters "))
+    assert " ".join(header.split()) == "parameters embedding EMA attention cross attention feed-forward norms all"
+    printed = [line for line in out.splitlines() if line.startswith("decoder 0 ")][0]
+    assert header.index("cross attention") + len("cross attention") == printed.index(f"{cross:,}") + len(f"{cross:,}")
+
+
+def test_tied_tensors_that_are_stored_twice_are_counted_once(translation, inspect, edited):
+    def change(content):
+        content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}  # as averaging does
+
+    assert inspect(edited(translation.last, change))[1]["parameters"] == inspect(translation.last)[1]["parameters"]
+
+
+def test_tied_bands_of_an_adaptive_softmax_are_counted_once(sweep_folder, inspect, tmp_path):
+    sizes = as_words({f"decoder_{name}": size for name, size in {**LM_SIZES, "layers": 1, "chunk_size": CHUNK}.items()})
+    adaptive = ["--adaptive-input", "--adaptive-softmax-cutoff=6,10", "--adaptive-softmax-factor=2"]
+    tied = ["--adaptive-input-factor=2", "--tie-adaptive-weights", "--tie-adaptive-proj"]
+    criterion = ["--criterion=mega_lm_cross_entropy", "--max-update=1", f"--save-dir={tmp_path}"]
+    words = ["--arch=mega_lm", "--rel-pos-bias=rotary", *sizes, *adaptive, *tied, *LM_UPDATES, *criterion]
+    fairseq("train", sweep_folder / "data", *TASK, *words)
+    out, found = inspect(tmp_path / "checkpoint_last.pt")
+    model, counted = as_loaded(tmp_path / "checkpoint_last.pt"), found["parameters"]
+    assert counted["unique"] == sum(parameter.numel() for parameter in model.parameters())
+    tables, projections = 6 * 16 + 4 * 8 + (len(model.decoder.dictionary) - 10) * 4, 16 * 8 + 16 * 4
+    assert counted["total"] - counted["unique"] == tables + projections
+    assert "head           adaptive softmax with cutoffs 6,10, tied to the embedding" in out.splitlines()
+
+
+# ------------------------------------------------------------------------------------------ architecture
+
+
+def test_the_architecture_is_that_of_the_options_and_the_training(translation, inspect):
+    out, found = inspect(translation.last)
+    seen = found["architecture"]
+    for side in ("encoder", "decoder"):
+        sizes = {"D": DIM, "z": SHARED, "v": WIDTH, "N": ORDER, "feed_forward": FEED_FORWARD, "chunk": 5, "layers": 1}
+        types = len(as_loaded(translation.last).decoder.dictionary)
+        assert seen[side] == {**sizes, "truncation": None, "vocabulary": types}
+        shown = f"{side}        1 layer, D 32, z 16, v 64, N 4, feed-forward 64, chunk 5, {types} types"
+        assert shown in out.splitlines()
+    (validated,) = records(translation.said, "valid")[-1:]
+    assert (seen["updates"], seen["epoch"], seen["metric"]) == (3, 1, "loss")
+    assert (seen["validation"], seen["best"]) == (pytest.approx(validated["valid_loss"]),) * 2
+    for line in (
+        "model          mega_transformer, task translation, de to en",
+        "attention      softmax",
+        "position bias  simple: a learned score for each distance",
+        "norm           layernorm, before each layer",
+        "head           softmax, tied to the embedding",
+        f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, loss {seen['best']:.4g}, "
+        f"best so far {seen['best']:.4g}",
+        "precision      stored as float32, trained in float32",
+    ):
+        assert line in out.splitlines()
+
+
+def test_a_language_model_has_a_decoder_alone(sweep_folder, inspect):
+    out, found = inspect(sweep_folder / "rotary.pt")
+    seen = found["architecture"]["decoder"]
+    short = {"layers": "layers", "D": "embed_dim", "v": "hidden_dim", "z": "z_dim", "N": "n_dim"}
+    assert {name: seen[name] for name in short} == {name: LM_SIZES[option] for name, option in short.items()}
+    assert seen["chunk"] == CHUNK
+    assert not lines(out, "encoder")
+    assert "no validation" in out
+    assert "cross attention" not in out
+    model = as_loaded(sweep_folder / "rotary.pt")
+    assert found["parameters"]["unique"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_precision_norms_and_truncation_are_what_the_checkpoint_says(translation, inspect, edited):
+    def change(content):
+        content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
+        content["cfg"]["common"].update(fp16=True, memory_efficient_fp16=True)
+        content["cfg"]["model"].update(truncation_length=9, decoder_truncation_length=0, encoder_ffn_embed_dim=0)
+        for name in [name for name in content["model"] if name.startswith("encoder.layers.0.feed_forward")]:
+            del content["model"][name]
+        content["cfg"]["task"]["source_lang"] = None  # as it is where the data's names say it
+        content["extra_state"]["val_loss"] = float("nan")
+
+    out, found = inspect(edited(translation.last, change))
+    assert "precision      stored as float16, trained in fp16" in out.splitlines()
+    assert "model          mega_transformer, task translation" in out.splitlines()
+    assert "no feed-forward, chunk 5, EMA cut to 9 taps" in out
+    assert found["architecture"]["decoder"]["truncation"] is None
+    assert found["architecture"]["validation"] is None
+    before = row(inspect(translation.last)[1], "decoder 0")["median"]
+    assert row(found, "decoder 0")["median"] == pytest.approx(before, rel=1e-2)
+
+
+def test_neither_data_nor_embeddings_that_are_elsewhere_are_needed(translation, inspect, edited):
+    def change(content):
+        content["cfg"]["task"]["data"] = "nowhere"
+        content["cfg"]["model"].update(encoder_embed_path="nowhere.txt", decoder_embed_path="nowhere.txt")
+
+    assert inspect(edited(translation.last, change))[1]["parameters"] == inspect(translation.last)[1]["parameters"]
+
+
+@pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
+@pytest.mark.parametrize(
+    ("kind", "name", "head"),
+    [
+        ("mega_model", "post_softmax_simple_enc8_decfull_trunc4", "softmax"),
+        ("mega_lm", "adaptive_untied_simple_chunk8", "adaptive softmax with cutoffs 16,28"),
+        ("mega_lm", "ce_softmax_rotary_chunk8", "softmax, tied to the embedding"),
+    ],
+)
+def test_converted_checkpoints_are_inspected_too(kind, name, head, inspect, tmp_path, capsys):
+    case = released.model(name, kind)
+    path = released.convert(released.checkpoint(case), tmp_path)
+    converted = capsys.readouterr().out
+    out, found = inspect(path)
+    assert f"{found['parameters']['unique']:,} parameters" in converted
+    assert "number of updates unknown" in out
+    assert found["architecture"]["head"] == head
+    alpha, delta = (torch.sigmoid(case.parameters[f"decoder.layers.0.mega_layer.move.{n}"]) for n in ("delta", "alpha"))
+    lives = np.log(0.5) / torch.log(1 - alpha * delta)
+    seen = row(found, "decoder 0")
+    assert (seen["min"], seen["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
+    assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's, which the release calls alpha
+
+
+# --------------------------------------------------------------------------------------- position biases
+
+
+def biases(found):
+    return {(bias["of"], bias["layer"]): (bias["first"], bias["values"]) for bias in found["position_biases"]}
+
+
+def test_simple_biases_are_the_learned_scores_over_the_distances_that_are_seen(translation, inspect):
+    tensors = torch.load(translation.last, weights_only=True)["model"]
+    weights = {
+        name: tensors[f"{name}.position_bias.weight"]
+        for name in ("encoder.layers.0.mixer", "decoder.layers.0.mixer", "decoder.layers.0.cross_attention")
+    }
+    own, causal, cross = weights.values()
+    found = biases(inspect(translation.last)[1])
+    assert found == {
+        ("encoder", 0): (-4, pytest.approx(own.tolist(), rel=1e-5)),
+        ("decoder", 0): (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # nothing from the future
+        ("decoder to encoder", 0): (1 - LONGEST, pytest.approx(cross.tolist(), rel=1e-5)),
+    }
+
+
+def test_rotary_biases_are_inner_products_of_rotated_vectors(sweep_folder, inspect):
+    tensors = torch.load(sweep_folder / "rotary.pt", weights_only=True)["model"]
+    found = biases(inspect(sweep_folder / "rotary.pt")[1])
+    assert list(found) == [("decoder", 0), ("decoder", 1)]
+    positions = torch.arange(CHUNK)
+    for (_, layer), (first, values) in found.items():
+        a, b = (tensors[f"decoder.layers.{layer}.mixer.position_bias.{name}"] for name in "ab")
+        scores = rotate(a, positions) @ rotate(b, positions).t()  # of query i and key j
+        assert first == 1 - CHUNK
+        assert values == pytest.approx(scores[-1].tolist(), rel=1e-4, abs=1e-6)
+
+
+def with_bias(content, kind):
+    content["cfg"]["model"]["rel_pos_bias"] = kind
+    for name in [name for name in content["model"] if ".position_bias." in name]:
+        del content["model"][name]
+    if kind == "t5":
+        for layer in range(LM_SIZES["layers"]):
+            content["model"][f"decoder.layers.{layer}.mixer.position_bias.weight"] = layer + torch.arange(32.0)
+
+
+def test_t5_biases_are_scores_of_buckets(sweep_folder, inspect, edited):
+    out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, "t5")))
+    buckets = t5_bucket(torch.arange(1 - CHUNK, 1), causal=True)
+    assert biases(found) == {("decoder", i): (1 - CHUNK, (i + buckets).tolist()) for i in range(2)}
+    assert "position bias  t5: a learned score for each of 32 ranges of distance" in out.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["rope", "alibi", "none"])
+def test_where_no_bias_is_learned_words_say_so(kind, sweep_folder, inspect, edited, drawn):
+    out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, kind)))
+    assert found["position_biases"] == []
+    (line,) = [line for line in out.splitlines() if line.startswith("position bias ")]
+    assert line.startswith(f"position bias  {kind}: ")
+    assert line.endswith("nothing is learned")
+    assert [text for text in drawn["text"] if "nothing is learned" in text] == [line[len("position bias  ") :]]
+    assert not drawn["plot"]
+
+
+# ---------------------------------------------------------------------------------------------- the figure
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn, by the name of the method that draws it."""
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    calls = {"fill_between": [], "vlines": [], "plot": [], "text": [], "set_title": []}
+
+    def listen(name, method):
+        def call(self, *given, **how):
+            calls[name].append(given[2] if name == "text" else given)
+            return method(self, *given, **how)
+
+        monkeypatch.setattr(axes, name, call)
+
+    for name in calls:
+        listen(name, getattr(axes, name))
+    return calls
+
+
+def test_the_figure_has_a_row_for_each_layer_and_direction_and_a_panel_for_each_kind_of_bias(
+    translation, inspect, drawn, tmp_path
+):
+    _, found = inspect(translation.last)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    rows = found["half_lives"]["rows"]
+    for (edges, base, tops), seen, place in zip(drawn["fill_between"], reversed(rows), range(3)):
+        assert edges == found["half_lives"]["edges"]
+        assert base == place
+        heights = np.array(tops[:-1]) - place
+        assert heights == pytest.approx(0.9 * np.array(seen["counts"]) / max(seen["counts"]))
+    assert len(drawn["fill_between"]) == len(rows) == 3
+    assert drawn["vlines"] == [((5, 5, 5), (0, 1, 2), (1, 2, 3))]
+    titles = [title for (title,) in drawn["set_title"]]
+    assert titles[1:] == [f"position bias, {of}" for of in ("encoder", "decoder", "decoder to encoder")]
+    assert [(x[0], x[-1], len(y)) for x, y in drawn["plot"]] == [(-4, 4, 9), (-4, 0, 5), (-1023, 1023, 2047)]
+
+
+def test_without_matplotlib_there_are_numbers_and_no_figure(translation, tmp_path, monkeypatch, capsys):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    code = main(["inspect", str(translation.last), f"--out={tmp_path / 'out'}"])
+    out, err = capsys.readouterr()
+    assert (code, out.count("half-lives")) == (0, 1), err
+    assert err == (
+        f"{tmp_path / 'out'}.png was not drawn without matplotlib; install it and call the same command again\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

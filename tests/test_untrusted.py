@@ -1,0 +1,231 @@
+"""Checkpoints that anybody may have made: `inspect` and `sweep` read them without running what stands in them.
+
+Where torch does the same by itself, since 2.6, fairseq's own commands do so with the plugin loaded. How `convert` reads
+a released checkpoint is in test_cli.py.
+"""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mega_fairseq.cli import untrusted
+from mega_fairseq.cli.main import main
+from mega_fairseq.cli.refusal import Refusal
+from tests import released
+from tests.commands import SIZES, STOCK, TRAINING, Running, fairseq, write_corpus
+from tests.sweeps import TASK, points
+
+LEGACY = {"_use_new_zipfile_serialization": False}
+
+
+class Hostile:
+    """Creates a file when it is unpickled in the ordinary way."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def content(sweep_folder):
+    return torch.load(sweep_folder / "rotary.pt", weights_only=True)
+
+
+@pytest.fixture(params=["inspect", "sweep"])
+def refuses(request, sweep_folder, tmp_path, capsys):
+    """Either command, which must refuse a file with one sentence that says these words, and write nothing."""
+
+    def call(path, *words):
+        before = sorted(tmp_path.iterdir())
+        rest = {"inspect": [], "sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"]}[request.param]
+        code = main([request.param, str(path), *rest, f"--out={tmp_path / 'out'}"])
+        out, err = capsys.readouterr()
+        assert (code, out) == (1, ""), err
+        assert err.startswith(f"mega-fairseq {request.param}: ")
+        assert err.count("\n") == 1, err
+        assert ";" in err, "no remedy"
+        assert not [word for word in map(str, words) if word not in err], err
+        assert sorted(tmp_path.iterdir()) == before
+
+    return call
+
+
+def save(content, path, **how):
+    torch.save(content, path, **how)
+    return path
+
+
+# ------------------------------------------------------------------------------------------ hostile ones
+
+
+def with_hostile(content, place, path):
+    if place == "all":
+        return Hostile(path)
+    if place == "options":
+        return {**content, "cfg": {**content["cfg"], "optimizer": Namespace(lr=Hostile(path))}}
+    return {**content, place: Hostile(path)}
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        ("all", {}),
+        ("cfg", {}),
+        ("options", {}),
+        ("model", LEGACY),
+        ("extra_state", {}),
+        ("last_optimizer_state", LEGACY),
+    ],
+)
+def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(content, refuses, tmp_path, place, how):
+    path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
+    refuses(path, path, "asks for", "open", "not executed")
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "trap").exists(), "it would have run nothing anyway"
+
+
+def test_it_is_refused_whatever_process_and_environment_let_torch_trust(content, refuses, tmp_path, monkeypatch):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    trusted = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([open])
+    try:
+        during = set(torch.serialization.get_safe_globals())
+        refuses(path, "open", "not executed")
+        assert set(torch.serialization.get_safe_globals()) == during
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(trusted)
+
+
+@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch runs what stands in a checkpoint")
+@pytest.mark.parametrize(
+    "command",
+    [["eval-lm", "--gen-subset=test"], ["generate", "--beam=1"], ["validate", "--valid-subset=test", "--batch-size=1"]],
+    ids=lambda command: command[0],
+)
+def test_fairseqs_own_commands_refuse_it_under_this_torch(content, sweep_folder, tmp_path, command):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    name, *options = command
+    code, said = Running(name, sweep_folder / "data", *TASK, f"--path={path}", *options, "--cpu").wait()
+    assert code, said
+    assert "UnpicklingError" in said
+    assert "open was not an allowed global" in said
+    assert not (tmp_path / "trap").exists()
+
+
+# ------------------------------------------------------------------------------------------ no checkpoints
+
+
+@pytest.mark.parametrize("what", [b"", b"hello, world\n", b"cos\nsystem\n(S'ls'\ntR.", b"PK\x03\x04 no archive"])
+def test_a_file_that_torch_did_not_write_is_refused(refuses, tmp_path, what):
+    path = tmp_path / "any.pt"
+    path.write_bytes(what)
+    refuses(path, path)
+
+
+@pytest.mark.parametrize("how", [{}, LEGACY], ids=["zip", "legacy"])
+def test_a_part_of_a_checkpoint_is_refused(content, refuses, tmp_path, how):
+    path = save(content, tmp_path / "part.pt", **how)
+    whole = path.read_bytes()
+    for share in (0.01, 0.5, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        refuses(path, path, "only a part of one", "again")
+
+
+def test_what_is_not_there_or_no_file_is_refused(refuses, tmp_path):
+    for name in ("none.pt", "."):
+        refuses(tmp_path / name, f"there is no file {tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: torch.zeros(3), "holds no model"),
+        (lambda content: {**content, "model": [1.0]}, "holds no model"),
+        (lambda content: {**content, "model": {**content["model"], "more": 1.0}}, "in place of 'more'"),
+        (lambda content: {**content, "model": {"seen often": torch.zeros(1).expand(9)}}, "in place of 'seen often'"),
+        (lambda content: {**content, "cfg": None}, "holds no options"),
+        (lambda content: {**content, "optimizer_history": []}, "does not say how long"),
+        (lambda content: {**content, "optimizer_history": [{"num_updates": "many"}]}, "does not say how long"),
+    ],
+)
+def test_content_that_is_no_checkpoint_is_refused(content, refuses, tmp_path, change, words):
+    refuses(save(change(content), tmp_path / "any.pt"), words)
+
+
+# -------------------------------------------------------------------------------------- other people's ones
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """A Transformer of fairseq's, after an update."""
+    folder = tmp_path_factory.mktemp("stock")
+    write_corpus(folder)
+    files = [f"--{split}pref={folder / split}" for split in SIZES]
+    fairseq("preprocess", "-s", "de", "-t", "en", *files, "--destdir", folder / "bin")
+    few = ["--max-update=1", "--disable-validation", f"--save-dir={folder}"]
+    fairseq("train", folder / "bin", *STOCK, *TRAINING, *few)
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_transformer_is_refused_by_its_name(stock, refuses):
+    refuses(stock, stock, "is of the model transformer_iwslt_de_en", "give")
+
+
+def test_a_name_that_would_do_something_to_a_terminal_is_not_said(content, refuses, tmp_path):
+    content["cfg"]["model"]["_name"] = "\x1b[2J"
+    refuses(save(content, tmp_path / "any.pt"), "is of the model None")
+
+
+@pytest.mark.parametrize("kind", ["mega_model", "mega_lm"])
+def test_a_released_checkpoint_is_to_be_converted_first(refuses, tmp_path, kind):
+    name = {"mega_model": "pre_softmax_simple_noffn", "mega_lm": "ce_softmax_rotary_chunk8"}[kind]
+    refuses(save(released.checkpoint(released.model(name, kind)), tmp_path / "old.pt"), "convert it first")
+
+
+# ------------------------------------------------------------------------------------------- our own ones
+
+
+def read(content, path, monkeypatch, names):
+    monkeypatch.setattr(untrusted, "takes_names", lambda: names)
+    return untrusted.load(str(save(content, path)), "somebody")
+
+
+@pytest.mark.parametrize("names", [True, False], ids=["torch 2.6", "older torch"])
+def test_plain_options_and_counts_of_a_training_log_are_read(names, tmp_path, monkeypatch):
+    content = {"counts": np.array([3, 2, 1]), "score": np.float64(2.5), "options": Namespace(lr=[0.1]), "raw": b"bytes"}
+    found = read(content, tmp_path / "any.pt", monkeypatch, names)
+    assert found["counts"].tolist() == [3, 2, 1]
+    assert {**found, "counts": None} == {**content, "counts": None}
+
+
+@pytest.mark.parametrize("names", [True, False], ids=["torch 2.6", "older torch"])
+def test_nothing_else_is_read(names, tmp_path, monkeypatch):
+    with pytest.raises(Refusal, match="asks for types.SimpleNamespace, which no checkpoint of somebody needs"):
+        read(SimpleNamespace(), tmp_path / "any.pt", monkeypatch, names)
+
+
+def test_a_training_whose_optimizer_has_no_dataclass_is_swept_and_inspected(sweep_folder, sweep, tmp_path):
+    options = ["--arch=mega_lm_small", "--decoder-layers=1", "--decoder-embed-dim=8", "--decoder-chunk-size=8"]
+    few = ["--max-update=1", "--max-tokens=200", "--disable-validation", "--cpu", f"--save-dir={tmp_path}"]
+    criterion = ["--criterion=mega_lm_cross_entropy", "--optimizer=sgd", "--lr=0.1"]
+    fairseq("train", sweep_folder / "data", *TASK, *options, *criterion, *few)
+    path = tmp_path / "checkpoint_last.pt"
+    assert type(torch.load(path, weights_only=False)["cfg"]["optimizer"]) is Namespace
+    assert main(["inspect", str(path), f"--out={tmp_path / 'inspected'}"]) == 0
+    assert sweep("--chunks=8", model=path)[0] == 0
+
+
+def test_a_sweep_does_not_need_the_embeddings_that_training_started_from(content, sweep, tmp_path):
+    content["cfg"]["model"]["decoder_embed_path"] = "nowhere.txt"
+    path = save(content, tmp_path / "any.pt")
+    assert sweep("--chunks=8", model=path)[0] == 0
+    found = points(tmp_path / "out.json")
+    assert sweep("--chunks=8", "--force")[0] == 0
+    assert found[8, "splits:1"]["bits"] == points(tmp_path / "out.json")[8, "splits:1"]["bits"]
