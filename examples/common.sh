@@ -139,9 +139,6 @@ run_training() {
     if [ "$gpus" = 0 ]; then
         [ "$PRECISION" != fp16 ] || die "PRECISION=fp16 needs a GPU: use fp32 or bf16."
         options+=(--cpu)
-    else
-        # Where only one process reads the checkpoint, fairseq cannot hand it to the others under torch 2.6 and newer.
-        options+=(--load-checkpoint-on-all-dp-ranks)
     fi
     case $PRECISION in
     fp32) ;;

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -103,13 +103,15 @@ FORKS.set_forkserver_preload(
 
 
 class Running:
-    """A command that has been started."""
+    """A command that has been started; `fault` is called in its process before anything of it."""
 
-    def __init__(self, command: str, *arguments: Any, cwd: Optional[Path] = None):
+    def __init__(
+        self, command: str, *arguments: Any, cwd: Optional[Path] = None, fault: Optional[Callable[[], None]] = None
+    ):
         output, self.output = tempfile.mkstemp()
         os.close(output)
         words = [f"fairseq-{command}", *map(str, arguments)]
-        self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output))
+        self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output, fault))
         self.process.start()
 
     def wait(self) -> Tuple[Optional[int], str]:
@@ -123,13 +125,15 @@ class Running:
         return self.process.exitcode, said
 
 
-def _main(words: List[str], cwd: str, output: str) -> None:
+def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], None]]) -> None:
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.chdir(cwd)
     multiprocessing.set_start_method(None, force=True)  # loaders start their workers as they would anywhere else
     sys.argv = words
+    if fault is not None:
+        fault()
     importlib.import_module("fairseq_cli." + words[0].split("-", 1)[1].replace("-", "_")).cli_main()
 
 
@@ -145,6 +149,14 @@ def preprocess_text(folder: Path) -> Path:
     write_text(folder)
     files = [f"--{split}pref={folder / split}.text" for split in LM_LINES]
     fairseq("preprocess", "--only-source", *files, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+def preprocess_pairs(folder: Path) -> Path:
+    """The sentences of `write_corpus` as fairseq-preprocess binarises them, with one dictionary."""
+    write_corpus(folder)
+    files = [f"--{split}pref={folder / split}" for split in SIZES]
+    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
     return folder / "bin"
 
 
@@ -164,15 +176,34 @@ def failure(command: str, *arguments: Any) -> str:
     return said.splitlines()[-1]
 
 
-def train_in_two_processes(*arguments: Any) -> str:
-    """What fairseq-train says in the first of two processes on CPUs; both end well."""
+ON_CPUS = [
+    "--distributed-world-size=2",
+    "--distributed-no-spawn",
+    "--distributed-backend=gloo",
+    "--ddp-backend=legacy_ddp",
+]
+
+
+def free_port() -> int:
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
-        place = f"tcp://127.0.0.1:{any_port.getsockname()[1]}"
-    together = ["--ddp-backend=legacy_ddp", "--distributed-world-size=2", "--distributed-no-spawn"]
-    together += ["--distributed-backend=gloo", "--distributed-init-method", place]
-    both = [Running("train", *arguments, *together, "--distributed-rank", rank) for rank in (0, 1)]
-    ends = [process.wait() for process in both]
+        return any_port.getsockname()[1]
+
+
+def start_two_processes(
+    *arguments: Any, faults: Tuple[Optional[Callable[[], None]], ...] = (None, None)
+) -> List[Running]:
+    """fairseq-train in two processes on CPUs."""
+    together = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
+    return [
+        Running("train", *arguments, *together, "--distributed-rank", rank, fault=fault)
+        for rank, fault in enumerate(faults)
+    ]
+
+
+def train_in_two_processes(*arguments: Any) -> str:
+    """What fairseq-train says in the first of two processes on CPUs; both end well."""
+    ends = [process.wait() for process in start_two_processes(*arguments)]
     assert [code for code, _ in ends] == [0, 0], ends
     return ends[0][1]
 

@@ -23,7 +23,6 @@ from tests.commands import (
     fresh,
     preprocess_text,
     records,
-    train_in_two_processes,
 )
 
 UPDATES, HALF_WAY = 60, 30  # an epoch has 19
@@ -148,29 +147,6 @@ def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(text, trained,
     """Not `--fp16`, which fairseq itself starts on a GPU only."""
     said = train(text, trained.head, *options, updates=5)
     assert losses(said) == pytest.approx(losses(trained.said)[:5], rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head", LM_HEADS)
-def test_two_processes_train_and_resume_as_one_with_batches_twice_as_large(text, head, tmp_path):
-    """Three streams to validate on: one of the processes has one, the other two."""
-    words = [
-        text, *LM, *MEGA_LM, *LM_HEADS[head], *LM_TRAINING, "--dropout=0", "--adaptive-softmax-dropout=0",
-        "--valid-block=splits:3", "--batch-size-valid=1", "--load-checkpoint-on-all-dp-ranks",
-    ]  # fmt: skip
-    said = train_in_two_processes(*words, "--save-dir", tmp_path / "two", "--max-update=5")
-    said += train_in_two_processes(*words, "--save-dir", tmp_path / "two", "--max-update=12")
-    alone = fairseq("train", *words, "--save-dir", tmp_path / "one", "--max-update=12", "--update-freq=2")
-    both, one = (records(each, "train_inner") for each in (said, alone))
-    assert max(record["epoch"] for record in both) == 2
-    assert [record["num_updates"] for record in both] == list(range(1, 13))
-    for name, tolerance in {"loss": 2e-3, "bsz": 0, "wpb": 0}.items():
-        assert [record[name] for record in both] == pytest.approx([record[name] for record in one], abs=tolerance)
-    valid = [records(each, "valid")[-1]["valid_loss"] for each in (said, alone)]
-    assert valid[0] == pytest.approx(valid[1], abs=1e-3)
-    ours, theirs = (checkpoint(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("two", "one"))
-    for name in ours.keys() - {"decoder.adaptive_softmax.head._float_tensor"}:  # which fairseq never fills
-        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)
 
 
 def test_a_preset_under_hydra_has_its_defaults_trains_resumes_and_is_evaluated(text, tmp_path):

@@ -28,7 +28,6 @@ from tests.commands import (
     fresh,
     lines,
     records,
-    train_in_two_processes,
     translations,
     write_corpus,
 )
@@ -365,29 +364,6 @@ def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(corpus, traine
     said = train(corpus, tmp_path, *options, updates=5)
     ours, exact = ([record["loss"] for record in records(each, "train_inner")] for each in (said, trained.said))
     assert ours == pytest.approx(exact[:5], rel=0.05)
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_resume_as_one_with_batches_twice_as_large(corpus, tmp_path):
-    options = [
-        corpus,
-        *PLUGIN,
-        *MEGA,
-        *TRAINING,
-        "--dropout=0",
-        "--max-tokens=400",
-        "--load-checkpoint-on-all-dp-ranks",
-    ]
-    said = train_in_two_processes(*options, "--save-dir", tmp_path / "two", "--max-update=5")
-    said += train_in_two_processes(*options, "--save-dir", tmp_path / "two", "--max-update=12")
-    alone = fairseq("train", *options, "--save-dir", tmp_path / "one", "--max-update=12", "--update-freq=2")
-    both, one = (records(each, "train_inner") for each in (said, alone))
-    assert max(record["epoch"] for record in both) == 2
-    assert [record["num_updates"] for record in both] == list(range(1, 13))
-    for name, tolerance in {"loss": 2e-3, "bsz": 0, "wpb": 0}.items():
-        assert [record[name] for record in both] == pytest.approx([record[name] for record in one], abs=tolerance)
-    ours, theirs = (checkpoint(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("two", "one"))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes(corpus, trained, tmp_path):

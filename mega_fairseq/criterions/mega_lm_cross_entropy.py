@@ -10,6 +10,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from omegaconf import II
 from torch import Tensor
 
@@ -29,6 +30,11 @@ class MegaLMCrossEntropy(FairseqCriterion):
 
     def __init__(self, task: FairseqTask, sentence_avg: bool):
         super().__init__(task)
+        if isinstance(task, TranslationTask):
+            raise ValueError(
+                "--criterion mega_lm_cross_entropy is for language models, and --task translation is none; choose "
+                "--criterion label_smoothed_cross_entropy"
+            )
         self.sentence_avg = sentence_avg
 
     def forward(self, model: BaseFairseqModel, sample: Dict[str, Any]) -> Tuple[Tensor, int, Dict[str, Any]]:
@@ -56,6 +62,10 @@ class MegaLMCrossEntropy(FairseqCriterion):
             utils.item(sum(output.get(name, 0) for output in logging_outputs))
             for name in ("loss", "ntokens", "sample_size")
         )
+        if not math.isfinite(total):  # fairseq looks at gradients alone, which a validation has not
+            raise FloatingPointError(
+                f"the loss is {total}: training has diverged; take an earlier checkpoint, and train with a smaller --lr"
+            )
         metrics.log_scalar("loss", total / size / math.log(2), size, round=4)
         metrics.log_scalar("bpc", total / tokens / math.log(2), tokens, round=4)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["bpc"].avg))

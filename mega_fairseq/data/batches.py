@@ -31,3 +31,18 @@ def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
         },
         "target": target,
     }
+
+
+def beginning(batch: Dict[str, Any], length: int) -> Dict[str, Any]:
+    """The first tokens of a batch's first row."""
+    net_input, target = batch["net_input"], batch["target"][:1, :length]
+    return {
+        "id": batch["id"][:1],
+        "nsentences": 1,
+        "ntokens": target.numel(),
+        "net_input": {
+            "src_tokens": net_input["src_tokens"][:1, :length],
+            "src_lengths": net_input["src_lengths"][:1].clamp(max=length),
+        },
+        "target": target,
+    }

@@ -19,6 +19,7 @@ from torch import Tensor
 
 DOCUMENTS = ("stream", "line", "blank")
 BLOCK = 2**24  # tokens checked at a time
+MAGIC, HEADER = b"MMIDIDX\x00\x00", 26  # how an index starts, and the bytes before its sizes
 
 
 class Corpus:
@@ -109,9 +110,18 @@ def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
         if infer_dataset_impl(name) == "cached":
             older = IndexedDataset(name)
             return np.fromfile(data, older.dtype) - 1, older.sizes  # this format counts types from 1
+        _check_header(index)
         table = MMapIndexedDataset.Index(index)
         sizes, dtype = np.array(table.sizes, dtype=np.int64), table.dtype
     except (AssertionError, KeyError, ValueError, struct.error):
         raise ValueError(f"{index} is damaged or of another program; run fairseq-preprocess again") from None
     whole = os.path.getsize(data) // np.dtype(dtype).itemsize
     return (np.memmap(data, dtype, "r", shape=(whole,)) if whole else np.empty(0, dtype)), sizes
+
+
+def _check_header(index: str) -> None:
+    """Before fairseq reads it: what breaks off there complains a second time when it is cleared away."""
+    with open(index, "rb") as file:
+        header = file.read(HEADER)
+    if len(header) < HEADER or not header.startswith(MAGIC):
+        raise ValueError(header)

@@ -4,7 +4,8 @@ fairseq's module holds the parameters, and its `adaptive_loss` works with it. Wh
 log-probability of each target from the head and the target's own cluster alone.
 """
 
-from typing import List, Optional
+import math
+from typing import List, Optional, Sequence
 
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
@@ -25,10 +26,10 @@ def cutoffs(name: str, given: str, types: int) -> List[int]:
     return ends
 
 
-def check_factor(name: str, factor: float, dim: int, ends: List[int]) -> None:
+def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -> None:
     """Each next band is `factor` times narrower, and the last still has a width."""
-    if factor < 1:
-        raise ValueError(f"{name} is {factor}; it must be at least 1")
+    if not 1 <= factor < math.inf:  # NaN is in no range
+        raise ValueError(f"{name} is {factor}; it must be a number of at least 1")
     if dim // factor ** len(ends) < 1:
         raise ValueError(
             f"{name} is {factor} and leaves nothing of width {dim} to the rarest types; "
@@ -40,12 +41,13 @@ def adaptive_softmax(
     cfg: MegaOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
     """The output layer where the options ask for clusters; with `tied`, its weights are those of the input."""
-    if cfg.adaptive_softmax_cutoff is None:
-        return None
     if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
         raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
-    ends = cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, types)
+    given = cfg.adaptive_softmax_cutoff
+    ends = [] if given is None else cutoffs("--adaptive-softmax-cutoff", given, types)
     check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
+    if not ends:
+        return None
     return AdaptiveSoftmax(
         types,
         cfg.decoder_embed_dim,

@@ -10,7 +10,7 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
-from mega_fairseq.models.embedding import embed, embedding_norm, final_norm
+from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, can_step
 from mega_fairseq.ops.linear import ready_linear
@@ -22,6 +22,8 @@ STATE = "state"  # key of the DecoderState in fairseq's incremental state
 
 class MegaDecoder(FairseqIncrementalDecoder):
     """(B, L) target tokens and the encoder's output, where there is an encoder -> (B, L, V) scores."""
+
+    DICTIONARY = "the target's dictionary"
 
     def __init__(
         self,
@@ -140,7 +142,10 @@ class MegaDecoder(FairseqIncrementalDecoder):
                 "--criterion asks an adaptive softmax for the probability of every type, which cannot be trained; "
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
-        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+        found = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+        if not self.training:  # where fairseq looks at gradients
+            check_numbers(found.amin(-1))  # NaN where any of a row is
+        return found
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, V); an adaptive softmax takes the features themselves."""
@@ -156,6 +161,10 @@ class MegaDecoder(FairseqIncrementalDecoder):
         state = self.get_incremental_state(incremental_state, STATE)
         if state is not None:
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        check_types(self, state_dict, name, self.DICTIONARY)
+        return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
         """The longest target that position bias `simple` can take, where no chunk bounds it."""
@@ -173,6 +182,15 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if retain_dropout:
             raise ValueError("--retain-dropout is not for Mega models, which drop nothing in generation; leave it out")
         self.need_attn = bool(need_attn)
+
+
+def check_numbers(log_probs: Tensor) -> None:
+    """fairseq adds them up in float32, reports NaN or infinity like any other loss, and leaves infinite ones out."""
+    if not log_probs.sum(dtype=torch.float32).isfinite():
+        raise FloatingPointError(
+            "the model gives probabilities that are no numbers (NaN, or infinite): its training has diverged; take an "
+            "earlier checkpoint, and train with a smaller --lr"
+        )
 
 
 def _in_beams(rows: Tensor, sources: int) -> bool:

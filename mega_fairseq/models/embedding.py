@@ -1,7 +1,8 @@
 """What stands around the layers, alike in encoders and decoders: from tokens to the first, and behind the last."""
 
 import math
-from typing import Optional
+import re
+from typing import Dict, Optional
 
 from fairseq import utils
 from fairseq.data import Dictionary
@@ -18,8 +19,41 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     nn.init.zeros_(embedding.weight[dictionary.pad()])
     if path:
-        utils.load_embedding(utils.parse_embedding(path), dictionary, embedding)
+        utils.load_embedding(_pre_trained(path, dictionary, dim), dictionary, embedding)
     return embedding
+
+
+def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tensor]:
+    """What fairseq reads from the file for the dictionary's types: `dim` numbers for each, and for one at least."""
+    given = f"--encoder-embed-path or --decoder-embed-path is {path}"
+    try:
+        rows = utils.parse_embedding(path)
+    except (OSError, StopIteration, ValueError):  # StopIteration: not even a header
+        raise ValueError(f"{given}, which holds no header and lines of words and numbers; give another file") from None
+    known = {word: row for word, row in rows.items() if word in dictionary}
+    if not known:
+        raise ValueError(f"{given}, which knows no type of the dictionary; give a file of the same units as the data")
+    for word, row in known.items():
+        if row.numel() != dim:
+            raise ValueError(
+                f"{given}, which has {row.numel()} numbers for {word!r}, and embeddings are {dim} wide; make --encoder-"
+                "embed-dim, --decoder-embed-dim or --decoder-input-dim what the file has"
+            )
+    return known
+
+
+TABLES = re.compile(r"(embeddings\.\d+\.0\.)?weight")  # one, or one for each band of an adaptive input
+
+
+def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, where: str) -> None:
+    """Refuses a checkpoint of another dictionary than the encoder's or decoder's; torch would list all its shapes."""
+    tables = (f"{name}.embed_tokens.{key}" for key in stack.embed_tokens.state_dict() if TABLES.fullmatch(key))
+    found, types = sum(len(state_dict.get(table, ())) for table in tables), len(stack.dictionary)
+    if found not in (0, types):
+        raise ValueError(
+            f"the checkpoint's {name} has {found:,} types and does not fit the {types:,} types of {where}; give the "
+            "data that it was trained on"
+        )
 
 
 class NarrowEmbedding(nn.Embedding):

@@ -6,7 +6,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
-from mega_fairseq.models.embedding import embed, embedding_norm, final_norm
+from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import MegaBlock
 from mega_fairseq.ops.padding import Alignment, as_mask
@@ -61,3 +61,7 @@ class MegaEncoder(FairseqEncoder):
         """The longest sentence that position bias `simple` can take, where no chunk bounds it."""
         reach = self.layers[0].mixer.position_bias.reach
         return UNBOUNDED if reach is None or self.cfg.encoder_chunk_size != -1 else reach
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        check_types(self, state_dict, name, "the source's dictionary")
+        return super().upgrade_state_dict_named(state_dict, name)

@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional, Tuple
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
-from mega_fairseq.models.decoder import Extra, MegaDecoder
+from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
 from mega_fairseq.models.options import named_as_options
 from mega_fairseq.ops.log_probs import target_log_probs
 
@@ -24,6 +24,8 @@ class MegaLanguageDecoder(MegaDecoder):
     In eval mode a sequence goes through piece by piece, however long it is: of the layers' work one piece is in
     memory at a time, and with `target` nothing is kept of a piece but one number per token.
     """
+
+    DICTIONARY = "dict.txt"
 
     def forward(
         self,
@@ -105,6 +107,7 @@ class MegaLanguageDecoder(MegaDecoder):
         else:
             self._check_room(x.numel() // x.size(-1))
             return super().get_normalized_probs(net_output, log_probs)
+        check_numbers(found)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
 
     def _check_room(self, tokens: int) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
-from mega_fairseq.models.options import MegaOptions, check_sizes, option
+from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option
 from mega_fairseq.models.presets import register_with_presets
+from mega_fairseq.models.resume import start_from_whole
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive
 
@@ -44,6 +45,7 @@ class MegaLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":
+        start_from_whole(cfg)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
         check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
@@ -103,6 +105,8 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     """Options that do not go together, before a table of 267,744 types is made."""
     dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
     check_positive(**{"--decoder-input-dim": width})
+    check_at_most(WIDEST, decoder_input_dim=width)
+    check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width)
     if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
     if cfg.adaptive_input and cfg.decoder_embed_path:

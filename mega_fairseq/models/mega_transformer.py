@@ -14,6 +14,7 @@ from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import MegaOptions, check_sizes, option
 from mega_fairseq.models.presets import register_with_presets
+from mega_fairseq.models.resume import start_from_whole
 
 
 @dataclass
@@ -40,6 +41,7 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
+        start_from_whole(cfg)
         source, target = task.source_dictionary, task.target_dictionary
         check_sizes(cfg, "encoder")
         check_sizes(cfg, "decoder")

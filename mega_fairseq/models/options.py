@@ -18,6 +18,7 @@ from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
 UNBOUNDED = 1_000_000_000  # what a model without a longest sequence answers: fairseq wants a whole number
+WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are slips, which would be found out when all memory is full
 
 
 def option(default: Any, help: str) -> Any:
@@ -95,8 +96,22 @@ def named_as_options(side: str) -> Iterator[None]:
 def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     """What no layer's config would notice, or only after embeddings are made."""
     names = {"dim": "embed_dim", "value_dim": "hidden_dim", "layers": "layers"}
+    positions = ("max_source_positions", "max_target_positions") if side == "encoder" else ("max_target_positions",)
     with named_as_options(side):
         check_positive(**{name: getattr(cfg, f"{side}_{option}") for name, option in names.items()})
+        if side == "encoder":
+            check_positive(max_positions=min(getattr(cfg, name) for name in positions))
+    widths = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim")
+    lengths = (f"{side}_chunk_size", f"{side}_truncation_length", "truncation_length", *positions)
+    check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in widths})
+    check_at_most(DEEPEST, **{f"{side}_layers": getattr(cfg, f"{side}_layers")})
+    check_at_most(UNBOUNDED, **{name: getattr(cfg, name) for name in lengths})
+
+
+def check_at_most(most: int, **options: int) -> None:
+    for name, value in options.items():
+        if value > most:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; give at most {most:,}")
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:

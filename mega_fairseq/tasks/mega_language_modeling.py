@@ -3,11 +3,12 @@
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 from fairseq import utils
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import (
     AppendTokenDataset,
     Dictionary,
@@ -22,16 +23,18 @@ from fairseq.data import (
 )
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
 
+from mega_fairseq.data.batches import beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
-from mega_fairseq.models.options import option
+from mega_fairseq.models.options import UNBOUNDED, check_at_most, option
 
 
 @dataclass
@@ -59,6 +62,7 @@ class MegaLanguageModelingTask(FairseqTask):
         _check(cfg)
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
+        self.adaptive = False  # whether the model's softmax is
 
     @classmethod
     def setup_task(cls, cfg: MegaLanguageModelingConfig, **unused: Any) -> "MegaLanguageModelingTask":
@@ -87,7 +91,49 @@ class MegaLanguageModelingTask(FairseqTask):
                 "choose an --arch that starts with mega_lm, or --task language_modeling"
             )
         self.chunk = self.cfg.tokens_per_sample or max(0, cfg.decoder_chunk_size)
+        if not from_checkpoint:  # it is to be trained
+            self._check_chunk()
+        self.adaptive = model.decoder.adaptive_softmax is not None
         return model
+
+    def _check_chunk(self) -> None:
+        if not self.chunk:
+            raise ValueError(
+                "segments have no chunk to be multiples of: --decoder-chunk-size is -1, or no model was built; "
+                "give --tokens-per-sample"
+            )
+
+    def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
+        """What fairseq's criteria would find out in the first update, one of them without a word."""
+        name = getattr(cfg, "_name", None)
+        if self.adaptive and name in ("cross_entropy", "label_smoothed_cross_entropy"):
+            raise ValueError(
+                f"--criterion {name} asks for the probability of every type, which an adaptive softmax does not train; "
+                "choose mega_lm_cross_entropy, or leave out --adaptive-softmax-cutoff"
+            )
+        if not self.adaptive and name == "adaptive_loss":
+            raise ValueError(
+                "--criterion adaptive_loss is for an adaptive softmax; choose mega_lm_cross_entropy, or give "
+                "--adaptive-softmax-cutoff"
+            )
+        return super().build_criterion(cfg, **options)
+
+    def train_step(
+        self,
+        sample: Dict[str, Any],
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Tuple[Tensor, int, Dict[str, Any]]:
+        """A process that has run out of batches works on one for nothing, which may be all of the validation set.
+
+        That is read in pieces, but trained on all at once: a chunk of it does as well.
+        """
+        if ignore_grad:
+            sample = beginning(sample, self.chunk)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     # ------------------------------------------------------------------------------------------ data
 
@@ -101,11 +147,7 @@ class MegaLanguageModelingTask(FairseqTask):
         if not re.fullmatch(r"train\d*", split):
             self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
             return
-        if not self.chunk:
-            raise ValueError(
-                "segments have no chunk to be multiples of: --decoder-chunk-size is -1, or no model was built; "
-                "give --tokens-per-sample"
-            )
+        self._check_chunk()
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
 
@@ -224,4 +266,5 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
             f"--tokens-per-sample less --context-window is {cfg.tokens_per_sample}; give a number of tokens, or 0 for "
             "a chunk, and no --context-window, which is for models without a state"
         )
+    check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
     check_valid_block(cfg.valid_block)

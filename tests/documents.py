@@ -1,0 +1,84 @@
+"""What README, docs and examples tell their reader to type, and what shows that it works."""
+
+import re
+from pathlib import Path
+from typing import Iterator, List, NamedTuple
+
+from tests.commands import ROOT
+
+DOCUMENTS = sorted(
+    path for places in ("*.md", "docs/*.md", "examples/**/*.md", "tests/*.md") for path in ROOT.glob(places)
+)
+README = "README.md"
+
+
+class Command(NamedTuple):
+    document: str
+    block: int  # which of the document's blocks of shell commands
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.document}: {self.words}"
+
+
+def blocks(document: Path, language: str) -> List[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(document: Path) -> Iterator[Command]:
+    """Each command of the document's blocks in one line, without its comment."""
+    for number, block in enumerate(blocks(document, "bash")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = " ".join(re.sub(r"(^|\s)#.*", "", line).split())
+            if words:
+                yield Command(str(document.relative_to(ROOT)), number, words)
+
+
+COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
+
+BIBLE = "test_examples_wmt16.py::test_the_shipped_corpus_goes_from_text_to_scores"
+ADDRESSES = "test_examples_lm.py::test_the_shipped_corpus_goes_from_text_to_scores_that_do_not_depend_on_the_units"
+TORCHRUN = "test_ddp.py::test_torchrun_starts_two_processes_on_one_node_or_on_two"
+RUNS = "test_benchmarks_lm.py::test_a_run_is_trained_once_and_one_that_was_stopped_goes_on"
+# A pattern for all of a command, and the tests that run it, or why none does.
+SHOWN = {
+    r"make install|make test": ["continuous integration runs them on a clean clone: .ci/run"],
+    r"make demo": ["test_demo.py::test_the_demo_ends_with_a_table_of_both_models_on_both_tasks"],
+    r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],
+    r"cd examples/(wmt16_en_de/bible|lm/addresses)": [BIBLE, ADDRESSES],
+    r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
+    r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
+    r"fairseq-train DATA --user-dir .*--task translation .*": ["test_docs.py::test_the_readme_trains_and_translates"],
+    r"fairseq-generate DATA .*": ["test_docs.py::test_the_readme_trains_and_translates"],
+    r"fairseq-train DATA .*--task mega_language_modeling .*|(fairseq-eval-lm|mega-fairseq (sweep|inspect)) .*": [
+        "test_docs.py::test_the_readme_trains_evaluates_and_sweeps_a_language_model"
+    ],
+    r"mega-fairseq convert released\.pt ours\.pt": ["test_cli.py::test_convert_says_what_it_made_and_what_it_changed"],
+    r"torchrun --standalone .*--cpu .*": [TORCHRUN],
+    r"torchrun .*--distributed-world-size (8|16)": ["there are no GPUs here; the same on two processes: " + TORCHRUN],
+    r"srun .*": ["there is no slurm here"],
+    r"VOCABULARY=4000 DATA=/tmp/bible examples/wmt16_en_de/bible/prepare\.sh": [BIBLE],
+    r"python benchmarks/layer\.py .*": [
+        "test_benchmarks.py::test_the_benchmark_times_every_layer_and_writes_its_numbers"
+    ],
+    r"python benchmarks/decode\.py .*": [
+        "test_benchmarks.py::test_the_decode_benchmark_times_both_models_and_writes_its_numbers",
+        "test_benchmarks.py::test_the_decode_benchmark_compares_a_long_translation_with_short_ones",
+    ],
+    r"python benchmarks/quality\.py .*": [
+        RUNS,
+        "test_benchmarks.py::test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to",
+    ],
+    r"python benchmarks/quality_lm\.py .*": [
+        RUNS,
+        "test_benchmarks_lm.py::test_text_is_split_into_bytes_as_enwik8_is",
+        "test_benchmarks_lm.py::test_the_quality_of_language_models_is_collected_and_drawn",
+    ],
+    r"python benchmarks/extrapolation\.py .*": [
+        "test_benchmarks_lm.py::test_sweeps_of_several_models_are_drawn_beside_each_other"
+    ],
+    r"python benchmarks/eval_lm\.py .*": [
+        "test_benchmarks_lm.py::test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers"
+    ],
+    r"export MALLOC_TRIM_THRESHOLD_=\d+ MALLOC_MMAP_THRESHOLD_=\d+": ["a setting of the C library"],
+}

@@ -1,0 +1,110 @@
+"""`make demo` from nothing to its table, on parts of the corpora; interrupted, called again, with what may fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+
+from tests.commands import ROOT
+
+DEMO = ROOT / "examples/demo/demo.py"
+PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible; and as many times a thousand bytes of addresses
+
+
+def demo(out, *arguments, wait=True):
+    """The demo as a process, which says what it says on one stream."""
+    process = subprocess.Popen(
+        [sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that a signal reaches its children too, as Ctrl-C does
+    )
+    return process.communicate(timeout=500)[0] if wait else process
+
+
+def put_small_corpora(out):
+    """Where prepare.sh would put the shipped ones: what is there it does not make."""
+    bible, addresses = out / "bible/raw", out / "addresses/raw"
+    for folder in (bible, addresses):
+        folder.mkdir(parents=True)
+    with tarfile.open(ROOT / "examples/wmt16_en_de/bible/bible-ende.tar.xz") as shipped:
+        for member in filter(lambda member: re.search(r"\.(en|de)$", member.name), shipped.getmembers()):
+            name = os.path.basename(member.name)
+            lines = shipped.extractfile(member).read().splitlines(keepends=True)
+            (bible / name).write_bytes(b"".join(lines[: PARTS[name.split(".")[0]]]))
+    with tarfile.open(ROOT / "examples/lm/addresses/lm-sotu.tar.xz") as shipped:
+        for split, size in PARTS.items():
+            (member,) = (m for m in shipped.getmembers() if m.name.endswith(f"{split}.txt"))
+            (addresses / f"{split}.txt").write_bytes(shipped.extractfile(member).read(1000 * size))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A demo that was interrupted in its first training and then called again; and what it said, both times."""
+    out = tmp_path_factory.mktemp("demo")
+    put_small_corpora(out)
+    process, log = demo(out, wait=False), out / "translation-4/mega/train.log"
+    while process.poll() is None and not (log.exists() and '"num_updates": "1"' in log.read_text()):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    return out, process.communicate()[0], demo(out)
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
+    out, _, said = finished
+    shown = said[said.index("Mega   Transformer") :]
+    rows = dict(re.findall(r"^  (\S.{31}) +([\d.,]+) +[\d.,]+ +[\d.]+$", shown, re.MULTILINE))
+    names = [name.strip() for name in rows]
+    for name in ("parameters", "training, tokens/s", "BLEU", "chrF", "translating, tokens/s", "bits per byte"):
+        assert name in names, said
+    bits = dict(re.findall(r"(\d+): (\d\.\d{3})", shown))
+    assert list(bits) == ["64", "128", "256", "512", "1024"]
+    assert all(7 < float(bit) < 10 for bit in bits.values())  # after four updates: about what guessing takes
+    assert re.search(r"This call took \d+\.\d minutes\.$", said.strip())
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "demo.txt").read_text() in said
+
+
+@pytest.mark.slow
+def test_the_models_of_the_demo_are_of_equal_size(finished):
+    counts = re.findall(r"^  parameters +([\d,]+) +([\d,]+)", (finished[0] / "demo.txt").read_text(), re.MULTILINE)
+    assert len(counts) == 2
+    for mega, transformer in counts:
+        assert abs(int(mega.replace(",", "")) / int(transformer.replace(",", "")) - 1) < 0.03
+
+
+@pytest.mark.slow
+def test_an_interrupted_demo_says_so_and_leaves_no_process(finished):
+    out, interrupted, said = finished
+    assert interrupted.endswith("interrupted; the same command goes on from here\n")
+    assert "making the corpora ready: done before" in said
+    running = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
+    assert str(out) not in running
+
+
+@pytest.mark.slow
+def test_a_finished_demo_only_shows_its_table_again(finished):
+    out = finished[0]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
+    said = demo(out)
+    assert said.count(": done before") == 5
+    assert (out / "demo.txt").read_text() in said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
+
+
+@pytest.mark.slow
+def test_a_demo_whose_command_fails_shows_its_last_words(tmp_path):
+    put_small_corpora(tmp_path)
+    (tmp_path / "bible/raw/train.de").unlink()
+    process = demo(tmp_path, wait=False)
+    said = process.communicate()[0]
+    assert process.returncode == 1
+    assert "bible failed; " in said
+    assert "train.de" in said.splitlines()[-1]

@@ -1,0 +1,135 @@
+"""NaN and infinity: a training that has come to them ends, and an evaluation says so in place of a perplexity."""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.commands import (
+    CPU,
+    LM,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    SEARCH,
+    SIZES,
+    TRAINING,
+    Running,
+    failure,
+    fairseq,
+    preprocess_text,
+    records,
+    write_corpus,
+)
+
+KAPPA = "decoder.layers.0.mixer.kappa"  # every feature of every token goes through it
+TABLE = "decoder.embed_tokens.weight"
+GRADIENTS = "FloatingPointError: gradients are Nan/Inf"
+PROBABILITIES = "FloatingPointError: the model gives probabilities that are no numbers (NaN, or infinite): its training"
+LOSS = "FloatingPointError: the loss is nan: training has diverged; take an earlier checkpoint"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """Calls for a model, a translation's or a language model's with either head, after two updates."""
+
+    @functools.lru_cache(maxsize=None)
+    def data(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        if kind == "text":
+            return preprocess_text(folder)
+        write_corpus(folder)
+        files = [f"--{split}pref={folder / split}" for split in SIZES]
+        fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
+        return folder / "bin"
+
+    @functools.lru_cache(maxsize=None)
+    def call(kind):
+        folder, where = tmp_path_factory.mktemp(kind), data("sentences" if kind == "translation" else "text")
+        words = [*PLUGIN, *MEGA, *TRAINING] if kind == "translation" else [*LM, *MEGA_LM, *LM_HEADS[kind], *LM_TRAINING]
+        fairseq("train", where, *words, "--max-update=2", "--disable-validation", "--save-dir", folder)
+        return SimpleNamespace(data=where, words=words, last=folder / "checkpoint_last.pt")
+
+    return call
+
+
+def spoiled(model, folder, value=math.nan, name=KAPPA):
+    """The model, where one number of a parameter is another."""
+    content = torch.load(model.last, weights_only=True)
+    content["model"][name].view(-1)[7] = value
+    torch.save(content, folder / "spoiled.pt")
+    return folder / "spoiled.pt"
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("kind", ["translation", "softmax", "adaptive"])
+@pytest.mark.parametrize("fault", ["a parameter is NaN", "a rate is too high"])
+def test_a_training_ends_with_its_first_gradients_that_are_no_numbers(model, kind, fault, tmp_path):
+    """fairseq looks for the layer then, and at an encoder of its kind stumbles over that: its last words differ."""
+    made, start = model(kind), tmp_path / "spoiled.pt"
+    words = ["--finetune-from-model", start] if "NaN" in fault else ["--lr=1e30"]
+    spoiled(made, tmp_path)
+    code, said = Running("train", made.data, *made.words, *words, "--max-update=9", "--save-dir", tmp_path).wait()
+    assert code == 1
+    assert GRADIENTS in said
+    assert len(records(said, "train_inner")) == ("NaN" not in fault)
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
+@pytest.mark.parametrize(("kind", "said"), [("translation", PROBABILITIES), ("softmax", LOSS), ("adaptive", LOSS)])
+def test_a_training_ends_with_a_validation_that_is_no_number(model, kind, said, tmp_path):
+    """No gradient has been looked at since the last update."""
+    made = model(kind)
+    words = [*made.words, "--lr=1e30", "--max-update=1", "--save-dir", tmp_path]
+    assert failure("train", made.data, *words).startswith(said)
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+STOCK = ["--task=language_modeling", "--tokens-per-sample=100", "--sample-break-mode=none"]
+PREFIX = ["--gen-subset=test", "--documents=line", "--prefix-size=1", "--beam=1", "--max-len-b=90"]
+SINGLE = [*CPU, *PLUGIN, *SEARCH]
+EVALUATIONS = [
+    ("eval-lm", "softmax", LM),
+    ("eval-lm", "adaptive", LM),
+    ("eval-lm", "softmax", [*LM, "--softmax-batch=16"]),
+    ("eval-lm", "softmax", [*PLUGIN, "--cpu", *STOCK]),
+    ("generate", "softmax", [*LM, *PREFIX]),
+    ("generate", "adaptive", [*LM, *PREFIX, "--sampling"]),
+    ("generate", "translation", SINGLE),
+    ("generate", "translation", [*SINGLE, "--score-reference"]),
+    ("validate", "translation", [*CPU, *PLUGIN, "--task=translation", "--batch-size=9"]),
+]
+
+
+@pytest.mark.parametrize(("command", "kind", "words"), EVALUATIONS)
+def test_an_evaluation_of_nan_says_so(model, command, kind, words, tmp_path):
+    made = model(kind)
+    assert failure(command, made.data, *words, "--path", spoiled(made, tmp_path)).startswith(PROBABILITIES)
+
+
+def test_a_validation_of_nan_says_so(model, tmp_path):
+    made = model("softmax")
+    line = failure("validate", made.data, *LM, "--max-tokens=100", "--path", spoiled(made, tmp_path))
+    assert line.startswith(LOSS)
+
+
+def test_an_ensemble_with_a_model_of_nan_says_so(model, tmp_path):
+    made = model("translation")
+    line = failure("generate", made.data, *SINGLE, "--path", f"{made.last}:{spoiled(made, tmp_path)}")
+    assert line.startswith(PROBABILITIES)
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e38])
+def test_a_loss_beyond_all_numbers_is_none(model, value, tmp_path):
+    """fairseq would leave out tokens without any probability, and call a sum of too large ones a loss."""
+    made = model("softmax")
+    path = spoiled(made, tmp_path, value, TABLE)
+    assert failure("eval-lm", made.data, *LM, "--path", path).startswith(PROBABILITIES)

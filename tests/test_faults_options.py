@@ -1,0 +1,235 @@
+"""Each number that an option takes has a range, and options that do not go together are told so: before any data.
+
+The commands get a folder with nothing but dictionaries: what has looked for data would say that there is none.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import typing
+
+import pytest
+import torch
+
+from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropyConfig
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
+from tests.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, ROOT, TRAINING, Running, failure, fairseq
+from tests.configurations import task
+from tests.golden_models import dictionary
+
+# ------------------------------------------------------------------------------------------------ ranges
+
+
+def whole(least, most, *holes, taken=None):
+    """Whole numbers: what is refused, and what is taken."""
+    return [least - 1, -(10**30), most + 1, 10**30, *holes], taken or [least, most]
+
+
+PROBABILITY = [math.nan, math.inf, -math.inf, -0.1, 1.0], [0.0, 0.99]
+FACTOR = [math.nan, math.inf, -math.inf, 0.9, -1.0], [1.0, 1.5]
+WIDTH, LENGTH = whole(1, 10**6), whole(1, 10**9)
+
+SIDE = {
+    **dict.fromkeys(["embed_dim", "hidden_dim", "n_dim", "z_dim"], WIDTH),
+    "ffn_embed_dim": whole(0, 10**6),  # 0 leaves the layer out
+    "layers": whole(1, 10**4, taken=[1, 3]),
+    "chunk_size": whole(-1, 10**9, 0),  # -1 is none
+    "truncation_length": whole(-1, 10**9),  # -1 follows the option of both sides
+}
+OPTIONS = {
+    **{f"decoder_{name}": values for name, values in SIDE.items()},
+    **dict.fromkeys(["dropout", "attention_dropout", "hidden_dropout", "activation_dropout"], PROBABILITY),
+    "truncation_length": whole(0, 10**9),
+    "adaptive_softmax_dropout": PROBABILITY,
+    "adaptive_softmax_factor": FACTOR,
+    "max_target_positions": LENGTH,
+}
+RANGES = {
+    MegaLMConfig: {
+        **OPTIONS,
+        "decoder_input_dim": whole(0, 10**6),  # 0 is the decoder's width
+        "adaptive_input_factor": FACTOR,
+        "piece_tokens": ([0, -1], [1, 10**30]),  # a piece ends with its stream
+    },
+    MegaTransformerConfig: {
+        **OPTIONS,
+        **{f"encoder_{name}": values for name, values in SIDE.items()},
+        "max_source_positions": LENGTH,
+    },
+    MegaLanguageModelingConfig: {
+        "tokens_per_sample": whole(0, 10**9),  # 0 is the model's chunk
+        "variant_block_multiple_min": ([0, -1, 2, 10**30], [1]),  # not above the next
+        "variant_block_multiple_max": whole(1, 10**9),
+    },
+    MegaLMCrossEntropyConfig: {},
+}
+OF_FAIRSEQ = {"seed"}  # which is fairseq-train's own, and refused by it
+SMALL = {"decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
+
+
+def numbers(config):
+    """Names of the options that are numbers."""
+    types = typing.get_type_hints(config)
+    return {field.name for field in dataclasses.fields(config) if types[field.name] in (int, float)}
+
+
+def build(config, **options):
+    """As far as fairseq-train comes before it looks for data, without memory for tensors."""
+    if config is MegaLanguageModelingConfig:
+        return MegaLanguageModelingTask(config(data="unused", **options), dictionary(40))
+    model = {MegaLMConfig: MegaLanguageModel, MegaTransformerConfig: MegaTransformerModel}[config]
+    small = {name: size for name, size in SMALL.items() if name in numbers(config)}
+    with torch.device("meta"):
+        return model.build_model(config(**{**small, **options}), task(40))
+
+
+@pytest.mark.parametrize("config", RANGES)
+def test_every_option_that_is_a_number_has_a_range(config):
+    assert numbers(config) - OF_FAIRSEQ == set(RANGES[config])
+
+
+@pytest.mark.parametrize(("config", "option"), [(config, option) for config in RANGES for option in RANGES[config]])
+def test_a_number_is_taken_within_its_range_and_refused_by_name_beyond_it(config, option):
+    refused, taken = RANGES[config][option]
+    for value in taken:
+        build(config, **{option: value})
+    for value in refused:
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} .*{re.escape(str(value))}\\b") as caught:
+            build(config, **{option: value})
+        assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ before any data
+
+ADAPTIVE = LM_HEADS["adaptive"]  # clusters end at types 10 and 18
+LANGUAGE_MODEL = [*LM, *MEGA_LM, *LM_TRAINING]
+TRANSLATION = [*PLUGIN, *MEGA, *TRAINING, "-s", "de", "-t", "en"]
+OTHER_CRITERION = [word for word in TRANSLATION if "smoothing" not in str(word)]
+
+
+@pytest.fixture(scope="module")
+def no_data(tmp_path_factory):
+    """A folder of equal dictionaries, for a language model and for translation; and of files of embeddings."""
+    folder = tmp_path_factory.mktemp("no_data")
+    for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
+        (folder / name).write_text("".join(f"w{number} 1\n" for number in range(36)))
+    for name, word, width in (("narrow", "w7", 8), ("scalar", "w7", 1), ("foreign", "x", 32)):
+        (folder / name).write_text(f"1 {width}\n{word} {' '.join(['0.5'] * width)}\n")
+    (folder / "empty").write_text("")
+    return folder
+
+
+def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
+    """Or else the next tests would prove nothing."""
+    where = [no_data, "--save-dir", tmp_path]
+    assert f"FileNotFoundError: there is no {no_data}/valid.bin" in failure("train", *where, *LANGUAGE_MODEL)
+    assert failure("train", *where, *TRANSLATION) == f"FileNotFoundError: Dataset not found: valid ({no_data})"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # numbers
+        (["--decoder-layers=0"], "--decoder-layers is 0; it must be a whole number of at least 1"),
+        (["--decoder-layers=1000000000000"], "--decoder-layers is 1000000000000; give at most 10,000"),
+        (["--attention-dropout=nan"], "--attention-dropout is nan; it must be a probability"),
+        (["--adaptive-input-factor=nan"], "--adaptive-input-factor is nan; it must be a number of at least 1"),
+        (["--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
+        (["--tokens-per-sample=-1"], "--tokens-per-sample less --context-window is -1; give a number of tokens"),
+        (["--valid-block=size:0"], "--valid-block is 'size:0'; give splits:K"),
+        # numbers that do not go together
+        (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5 and --variant-block-multiple-max 4"),
+        (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1, or no model was built; give --tokens-per-sample"),
+        ([*ADAPTIVE, "--adaptive-softmax-cutoff=18,10"], "--adaptive-softmax-cutoff is '18,10'; give rising numbers"),
+        (
+            ["--adaptive-softmax-cutoff=9,18", "--adaptive-softmax-factor=9"],
+            "-factor is 9.0 and leaves nothing of width",
+        ),
+        ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "needs bands and clusters of one shape; make --adaptive-input"),
+        # heads, embeddings and criteria that do not go together
+        ([*ADAPTIVE, "--share-decoder-input-output-embed"], "ties one table of one width; leave out --adaptive-input"),
+        (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
+        ([*ADAPTIVE, "--criterion=cross_entropy"], "--criterion cross_entropy asks for the probability of every type"),
+        (["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"], "--criterion adaptive_loss is for an adaptive"),
+        (["--decoder-embed-path={}/gone"], "/gone, which holds no header and lines of words and numbers; give another"),
+        (["--decoder-embed-path={}/empty"], "/empty, which holds no header and lines of words and numbers"),
+        (["--decoder-embed-path={}/foreign"], "/foreign, which knows no type of the dictionary; give a file of the"),
+        (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
+        (["--decoder-embed-path={}/scalar"], "/scalar, which has 1 numbers for 'w7', and embeddings are 32 wide; make"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_no_language_model_can_be_is_refused_before_any_data_is_looked_for(no_data, words, said, tmp_path):
+    words = [word.format(no_data) for word in words]
+    line = failure("train", no_data, *LANGUAGE_MODEL, "--save-dir", tmp_path, *words)
+    assert line.startswith("ValueError: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--encoder-n-dim=0"], "--encoder-n-dim is 0; it must be a whole number of at least 1"),
+        (["--max-target-positions=0"], "--max-source-positions or --max-target-positions is 0; it must be a whole"),
+        (["--truncation-length=-1", "--encoder-truncation-length=2"], "--decoder-truncation-length is -1; give the"),
+        (["--adaptive-softmax-factor=nan"], "--adaptive-softmax-factor is nan; it must be a number of at least 1"),
+        (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
+        (["--decoder-embed-path={}/narrow"], "--decoder-embed-path names a second; give --encoder-embed-path alone"),
+        (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
+        (["--criterion=mega_lm_cross_entropy"], "--criterion mega_lm_cross_entropy is for language models, and --task"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_no_translation_model_can_be_is_refused_before_any_data_is_looked_for(no_data, words, said, tmp_path):
+    known = OTHER_CRITERION if "--criterion" in words[0] else TRANSLATION
+    words = [word.format(no_data) for word in words]
+    line = failure("train", no_data, *known, "--save-dir", tmp_path, *words)
+    assert line.startswith("ValueError: ")
+    assert said in line
+
+
+@pytest.fixture(scope="module")
+def trained(no_data, tmp_path_factory):
+    """A language model of that dictionary."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text").write_text("w1 w2 w3\n" * 50)
+    words = ["--only-source", "--srcdict", no_data / "dict.txt", "--trainpref", folder / "text"]
+    fairseq("preprocess", *words, "--destdir", folder)
+    fairseq("train", folder, *LANGUAGE_MODEL, "--disable-validation", "--max-update=1", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model-overrides={'decoder_chunk_size': 0}"], "ValueError: --decoder-chunk-size is 0; it must be"),
+        (["--model-overrides={'piece_tokens': 0}"], "ValueError: --piece-tokens is 0; it must be a whole number"),
+        (["--valid-block=splits:0"], "ValueError: --valid-block is 'splits:0'; give splits:K"),
+        ([], "FileNotFoundError: there is no "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_evaluation_refuses_numbers_before_it_looks_for_data_too(no_data, trained, words, said):
+    assert failure("eval-lm", no_data, *LM, "--path", trained, *words).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"), [(0, "--decoder-layers is 0; it must be"), (2.5, "could not be converted to Integer")]
+)
+def test_hydra_refuses_them_too(no_data, layers, said, tmp_path):
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {"_name": "mega_language_modeling", "data": str(no_data)},
+        "model": {"_name": "mega_lm_small", "decoder_layers": layers},
+        "criterion": {"_name": "mega_lm_cross_entropy"},
+        "optimizer": {"_name": "adam"},
+        "dataset": {"max_tokens": 256},
+        "checkpoint": {"save_dir": str(tmp_path)},
+    }
+    (tmp_path / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
+    words = ["--config-dir", tmp_path, "--config-name=mega", f"hydra.run.dir={tmp_path}"]
+    code, heard = Running("hydra-train", *words, cwd=tmp_path).wait()
+    assert code, heard
+    assert said in heard

@@ -1,0 +1,316 @@
+"""Trainings that are killed or run out of room end at the same model when the same command is given again.
+
+And what is no whole checkpoint, or another model's, is refused by fairseq's commands.
+"""
+
+import json
+import os
+import re
+import shutil
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from tests import faults
+from tests.commands import (
+    CPU,
+    LM,
+    LM_HEADS,
+    LM_MULTIPLES,
+    LM_SIZES,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    ROOT,
+    STOCK,
+    TRAINING,
+    Running,
+    failure,
+    fairseq,
+    preprocess_pairs,
+    preprocess_text,
+    records,
+    start_two_processes,
+)
+
+# Checkpoints are saved after 6, 12 and 18 updates: within the first epoch, and each is better than the one before.
+SAVING = ["--save-interval-updates=6", "--max-update=18"]
+FIRST, SECOND, LAST, BEST = "checkpoint_1_6.pt", "checkpoint_1_12.pt", "checkpoint_last.pt", "checkpoint_best.pt"
+KILLED = -9
+
+
+# ------------------------------------------------------------------------------------------------ what all share
+
+
+@pytest.fixture(scope="session")
+def translation(tmp_path_factory):
+    """A training that nothing befalls."""
+    place = tmp_path_factory.mktemp("translation")
+    words = [*PLUGIN, *MEGA, *TRAINING, "--lr=0.005", "--grouped-shuffling"]  # the same batches when it resumes
+    evaluate = ["generate", preprocess_pairs(place), *PLUGIN, *CPU, "--max-len-b=5"]
+    return trained(MegaTransformerModel, place, words, evaluate)
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory):
+    """The same of a language model."""
+    place = tmp_path_factory.mktemp("language_model")
+    words = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING]
+    evaluate = ["eval-lm", preprocess_text(place), *LM, "--gen-subset=valid"]
+    return trained(MegaLanguageModel, place, words, evaluate)
+
+
+@pytest.fixture(params=["translation", "language_model"])
+def training(request):
+    """Either of them."""
+    return request.getfixturevalue(request.param)
+
+
+language_models = pytest.mark.parametrize("training", ["language_model"], indirect=True)
+
+
+def trained(model, place, words, evaluate):
+    words, folder = [place / "bin", *words, *SAVING], place / "checkpoints"
+    said = fairseq("train", *words, "--save-dir", folder)
+    return SimpleNamespace(model=model, data=words[0], words=words, evaluate=evaluate, folder=folder, said=said)
+
+
+def train(training, folder, *options, fault=None, code=0):
+    """What the same training says, under a fault or not."""
+    ended, said = Running("train", *training.words, "--save-dir", folder, *options, fault=fault).wait()
+    assert ended == code, said
+    return said
+
+
+def checkpoint(path):
+    return torch.load(path, weights_only=True)
+
+
+def losses(said):
+    return {record["num_updates"]: record["loss"] for record in records(said, "train_inner")}
+
+
+def broken(folder):
+    """Names of the checkpoints that torch cannot load."""
+    names = []
+    for path in folder.glob("checkpoint*.pt"):
+        try:
+            checkpoint(path)
+        except RuntimeError:
+            names.append(path.name)
+    return names
+
+
+def assert_ends_like(training, folder, after):
+    """The same command again goes on after so many updates, to the same losses and checkpoints; what it says."""
+    said = train(training, folder)
+    assert losses(said) == {update: loss for update, loss in losses(training.said).items() if update > after}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in training.folder.iterdir()}
+    for name in (LAST, BEST):
+        ours, theirs = checkpoint(folder / name), checkpoint(training.folder / name)
+        for part in ("model", "last_optimizer_state"):
+            torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
+    return said
+
+
+# ------------------------------------------------------------------------------------------------ killed
+
+
+def test_a_training_that_is_killed_ends_as_if_it_had_not_been(training, tmp_path):
+    said = train(training, tmp_path, fault=partial(faults.killed_in_update, 16), code=KILLED)
+    assert max(losses(said)) == 15
+    assert broken(tmp_path) == []
+    assert_ends_like(training, tmp_path, after=12)
+
+
+def test_a_checkpoint_that_is_half_written_is_none(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
+    assert (tmp_path / f"{SECOND}.tmp").stat().st_size > 0
+    assert broken(tmp_path) == []
+    assert "resuming" not in assert_ends_like(training, tmp_path, after=6)
+
+
+def test_a_best_checkpoint_that_is_half_copied_is_made_again(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
+    assert broken(tmp_path) == [BEST]
+    assert "resuming" not in assert_ends_like(training, tmp_path, after=6)
+
+
+@pytest.mark.parametrize(("name", "target"), [(SECOND, LAST), (FIRST, BEST)])
+def test_a_checkpoint_that_is_half_copied_gives_way_to_the_newest_whole_one(training, name, target, tmp_path):
+    """At the first saving there is no last checkpoint yet when the best one is copied."""
+    train(training, tmp_path, fault=partial(faults.killed_in_copy, name, target), code=KILLED)
+    assert broken(tmp_path) == [target]
+    said = assert_ends_like(training, tmp_path, after=int(re.findall(r"\d+", name)[-1]))
+    (line,) = re.findall(r"^.*resuming.*$", said, re.MULTILINE)
+    assert re.search(rf"WARNING.*resuming from {tmp_path}/.*, the newest whole checkpoint: {target} is not whole", line)
+
+
+# ------------------------------------------------------------------------------------------------ no room
+
+
+@pytest.mark.slow  # fairseq tries three times and waits between
+@language_models
+def test_a_training_without_room_says_so_and_goes_on_when_there_is_room(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
+    said = train(training, tmp_path, fault=partial(faults.no_room, 100_000), code=1)
+    assert f"Saving checkpoint to {tmp_path / SECOND}" in said
+    assert said.splitlines()[-1] == "OSError: [Errno 27] File too large"  # on a full disk, 28: No space left on device
+    assert broken(tmp_path) == []
+    assert_ends_like(training, tmp_path, after=6)
+
+
+# ------------------------------------------------------------------------------------------------ other starts
+
+
+def harmed(path, harm="half"):
+    """What is left of a checkpoint."""
+    content = path.read_bytes()
+    half = content[: len(content) // 2]
+    return {"half": half, "empty": b"", "zeros": bytes(len(content)), "failed save before": half + content}[harm]
+
+
+@pytest.fixture
+def interrupted(training, tmp_path):
+    """A training, and a folder where its last checkpoint is broken and two others stand, the first of them older."""
+    for name in (FIRST, SECOND):
+        shutil.copy(training.folder / name, tmp_path)
+    os.utime(tmp_path / FIRST, (0, 0))
+    (tmp_path / LAST).write_bytes(harmed(training.folder / LAST))
+    return training, tmp_path
+
+
+def assert_resumes(training, folder, *options):
+    said = train(training, folder, "--max-update=13", *options)
+    assert losses(said) == {13: losses(training.said)[13]}
+
+
+@language_models
+@pytest.mark.parametrize("harm", ["empty", "zeros", "failed save before"])
+def test_whatever_is_not_whole_gives_way_to_what_was_saved_last(interrupted, harm):
+    """fairseq tries to save three times, into one file: where there is room again, behind what it could not end."""
+    training, folder = interrupted
+    (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
+    (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())
+    assert_resumes(training, folder)
+
+
+@language_models
+def test_a_model_that_is_finetuned_resumes_from_its_own_checkpoint(interrupted):
+    training, folder = interrupted
+    assert_resumes(training, folder, "--finetune-from-model", training.folder / LAST)
+
+
+@language_models
+def test_checkpoints_with_a_suffix_are_left_to_fairseq(interrupted):
+    training, folder = interrupted
+    said = train(training, folder, "--checkpoint-suffix=-a", "--max-update=1")
+    assert losses(said) == {1: losses(training.said)[1]}
+    assert "resuming" not in said
+
+
+@language_models
+def test_a_training_under_hydra_resumes_as_well(interrupted):
+    training, folder = interrupted
+    least, most = LM_MULTIPLES
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {
+            "_name": "mega_language_modeling", "data": str(training.data),
+            "variant_block_multiple_min": least, "variant_block_multiple_max": most,
+        },
+        "model": {
+            "_name": "mega_lm", **LM_SIZES, "rel_pos_bias": "rotary", "normalize_before": True,
+            "share_decoder_input_output_embed": True,
+        },
+        "criterion": {"_name": "mega_lm_cross_entropy"},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 13},
+        "dataset": {"max_tokens": 256, "num_workers": 0},
+        "checkpoint": {"save_dir": str(folder)},
+    }  # fmt: skip
+    (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
+    fairseq("hydra-train", "--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", cwd=folder)
+    log = (folder / "hydra_train.log").read_text()
+    assert f"resuming from {folder / SECOND}, the newest whole checkpoint: {LAST} is not whole" in log
+    assert f"Loaded checkpoint {folder / SECOND} (epoch 1 @ 12 updates)" in log
+
+
+@pytest.mark.slow
+@language_models
+def test_two_processes_resume_from_the_same_checkpoint(interrupted):
+    """Their epoch begins anew, since one process saved it; fairseq compares their gradients."""
+    training, folder = interrupted
+    words = ["--save-dir", folder, "--max-update=14", "--load-checkpoint-on-all-dp-ranks", "--reset-dataloader"]
+    (code, first), (other_code, second) = (each.wait() for each in start_two_processes(*training.words, *words))
+    assert (code, other_code) == (0, 0), (first, second)
+    assert first.count(f"resuming from {folder / SECOND}") == 1
+    assert list(losses(first)) == [13, 14]
+    assert "resuming" not in second
+
+
+def test_only_a_training_looks_for_checkpoints(training, tmp_path):
+    """The options of a checkpoint name the folder of its training, where nothing is whole any more."""
+    state = checkpoint(training.folder / LAST)
+    state["cfg"]["checkpoint"]["save_dir"] = str(tmp_path)
+    torch.save(state, tmp_path / "kept.pt")
+    (tmp_path / LAST).write_bytes(b"")
+    fairseq(*training.evaluate, "--path", tmp_path / "kept.pt")
+    training.model.from_pretrained(str(tmp_path), "kept.pt", str(training.data))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_a_training_is_not_started_from_half_a_checkpoint(training, option, tmp_path):
+    (tmp_path / "half.pt").write_bytes(harmed(training.folder / LAST))
+    line = failure("train", *training.words, "--save-dir", tmp_path, option, tmp_path / "half.pt")
+    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a whole checkpoint; give another")
+
+
+def test_a_training_is_not_resumed_where_no_checkpoint_is_whole(training, tmp_path):
+    for name in (FIRST, LAST):
+        (tmp_path / name).write_bytes(harmed(training.folder / LAST))
+    line = failure("train", *training.words, "--save-dir", tmp_path)
+    assert line.startswith(f"ValueError: {tmp_path / LAST} is not whole, and no other checkpoint of its folder is")
+    assert "remove it to train from the start, or give --restore-file" in line
+
+
+@pytest.mark.parametrize("harm", ["half", "empty"])
+def test_half_a_checkpoint_is_not_evaluated(training, harm, tmp_path):
+    """fairseq says which file it reads, and torch, in its words, that it cannot."""
+    path = tmp_path / LAST
+    path.write_bytes(harmed(training.folder / LAST, harm))
+    code, said = Running(*training.evaluate, "--path", path).wait()
+    assert code == 1
+    assert f"loading model(s) from {path}" in said
+    words = {"half": "PytorchStreamReader failed reading zip archive: failed finding central directory", "empty": "EOF"}
+    assert words[harm] in said.splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def foreign(translation, tmp_path_factory):
+    """A Transformer of fairseq's."""
+    folder = tmp_path_factory.mktemp("foreign")
+    fairseq("train", translation.data, *STOCK, *TRAINING, "--max-update=1", "--save-dir", folder)
+    return folder / LAST
+
+
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_a_training_is_not_started_from_another_model(training, foreign, option, tmp_path):
+    line = failure("train", *training.words, "--save-dir", tmp_path, option, foreign)
+    assert line == (
+        f"Exception: Cannot load model parameters from checkpoint {foreign}; "
+        "please ensure that the architectures match."
+    )
+
+
+def test_a_translation_model_is_not_evaluated_as_a_language_model(language_model, foreign):
+    line = failure("eval-lm", language_model.data, *LM, "--path", foreign)
+    assert "--task mega_language_modeling carries a state through streams, which TransformerModel has not" in line
