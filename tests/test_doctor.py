@@ -219,7 +219,7 @@ def test_without_any_package_each_is_named_with_its_remedy(tmp_path):
         ("fastBPE = __version__ = '0.1.0'", "ok", "0.1.0"),
         ("fastBPE = object", "ok", "of unknown version"),
         ("__version__ = '0.1.0'", "note", "0.1.0, without the class fastBPE"),
-        (None, "note", "is a folder of that name, and no package"),
+        (None, "note", "a folder of that name, and no package"),
     ],
 )
 def test_a_fastbpe_is_tried_for_what_fairseq_asks_of_it(tmp_path, source, mark, found):
@@ -229,7 +229,7 @@ def test_a_fastbpe_is_tried_for_what_fairseq_asks_of_it(tmp_path, source, mark, 
         write_package(tmp_path, "fastBPE", source)
     row = doctor(BARE, tmp_path).rows["fastBPE"]
     assert row[0] == mark
-    assert row[1].endswith(found)
+    assert found in row[1]
 
 
 def test_a_torch_that_is_no_torch_is_a_no(tmp_path):

@@ -46,7 +46,7 @@ def plugin_folder() -> str:
 def imported(name: str) -> Any:
     module = importlib.import_module(name)
     if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
-        raise Trouble(f"{next(iter(module.__path__))} is a folder of that name, and no package")
+        raise Trouble(f"a folder of that name, and no package: {next(iter(module.__path__))}")
     return module
 
 
