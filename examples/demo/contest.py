@@ -40,7 +40,7 @@ def on_both_sides(**sizes: int) -> List[str]:
 
 TRANSLATION = Task(
     "translation",
-    1000,
+    850,
     [
         *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
         *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.1", "--clip-norm=1.0"],
@@ -56,7 +56,7 @@ TRANSLATION = Task(
 
 LANGUAGE = Task(
     "language",
-    600,
+    400,
     [
         *["--max-tokens=2048", "--lr=5e-3", "--warmup-updates=100", "--clip-norm=0.25", "--weight-decay=0.1"],
         *["--num-workers=0"],
