@@ -5,11 +5,12 @@ is asked. A preset that is a dataclass with other defaults is the same on the co
 run and in a checkpoint.
 """
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import field, fields, make_dataclass
 from typing import Any, Dict, Type
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
 
 
@@ -18,6 +19,11 @@ def register_with_presets(
 ) -> None:
     """Registers `model` as `name` with its `config`, and one subclass of both per preset with other defaults."""
     _register(name, model, config)
+
+    def add_args(cls: Type[BaseFairseqModel], parser: ArgumentParser) -> None:
+        """As for the model without a size: of a default of True fairseq makes a flag that says no."""
+        gen_parser_from_dataclass(parser, config(), delete_default=True)
+
     types = {f.name: f for f in fields(config)}
     for preset, changes in presets.items():
         title = "".join(part.capitalize() for part in preset.split("_"))
@@ -25,8 +31,8 @@ def register_with_presets(
             (key, types[key].type, field(default=value, metadata=types[key].metadata)) for key, value in changes.items()
         ]
         size = make_dataclass(f"{title}Config", changed, bases=(config,), namespace={"__module__": config.__module__})
-        variant = type(f"{title}Model", (model,), {"__module__": model.__module__, "__doc__": f"Preset {preset}."})
-        _register(preset, variant, size)
+        names = {"__module__": model.__module__, "__doc__": f"Preset {preset}.", "add_args": classmethod(add_args)}
+        _register(preset, type(f"{title}Model", (model,), names), size)
 
 
 def _register(name: str, model: Type[BaseFairseqModel], config: Type[FairseqDataclass]) -> None:
