@@ -176,6 +176,16 @@ def failure(command: str, *arguments: Any) -> str:
     return said.splitlines()[-1]
 
 
+def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
+    """`mega-fairseq COMMAND` ended with one sentence on stderr that says these words and a remedy, and nothing else."""
+    code, out, err = result
+    assert (code, out) == (1, ""), err
+    assert err.startswith(f"mega-fairseq {command}: ")
+    assert err.count("\n") == 1, err
+    assert ";" in err, "no remedy"
+    assert not [word for word in map(str, words) if word not in err], err
+
+
 ON_CPUS = [
     "--distributed-world-size=2",
     "--distributed-no-spawn",

@@ -30,10 +30,10 @@ from tests.commands import (
     failure,
     fairseq,
     fresh,
+    preprocess_pairs,
     preprocess_text,
     records,
     translations,
-    write_corpus,
 )
 
 LANGUAGE_MODEL = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING]
@@ -59,10 +59,7 @@ def language_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def translation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translation")
-    write_corpus(folder)
-    files = [f"--{split}pref={folder / split}" for split in SIZES]
-    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
-    return trained(folder / "bin", folder, TRANSLATION)
+    return trained(preprocess_pairs(folder), folder, TRANSLATION)
 
 
 def harmed(data, folder, files, harm):

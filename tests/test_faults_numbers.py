@@ -16,14 +16,13 @@ from tests.commands import (
     MEGA_LM,
     PLUGIN,
     SEARCH,
-    SIZES,
     TRAINING,
     Running,
     failure,
     fairseq,
+    preprocess_pairs,
     preprocess_text,
     records,
-    write_corpus,
 )
 
 KAPPA = "decoder.layers.0.mixer.kappa"  # every feature of every token goes through it
@@ -40,12 +39,7 @@ def model(tmp_path_factory):
     @functools.lru_cache(maxsize=None)
     def data(kind):
         folder = tmp_path_factory.mktemp(kind)
-        if kind == "text":
-            return preprocess_text(folder)
-        write_corpus(folder)
-        files = [f"--{split}pref={folder / split}" for split in SIZES]
-        fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
-        return folder / "bin"
+        return preprocess_text(folder) if kind == "text" else preprocess_pairs(folder)
 
     @functools.lru_cache(maxsize=None)
     def call(kind):

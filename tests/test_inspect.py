@@ -15,7 +15,7 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.position import rotate, t5_bucket
 from tests import released
-from tests.commands import MEGA, MEGA_SIZES, PLUGIN, SIZES, TRAINING, as_words, fairseq, records, write_corpus
+from tests.commands import MEGA, MEGA_SIZES, PLUGIN, TRAINING, as_words, fairseq, preprocess_pairs, records
 from tests.sweeps import CHUNK, TASK
 from tests.sweeps import SIZES as LM_SIZES
 from tests.sweeps import UPDATES as LM_UPDATES
@@ -29,11 +29,8 @@ QUANTILES = ("min", "10%", "median", "90%", "max")
 def translation(tmp_path_factory):
     """A translation model after three updates, validated once, and what its training said."""
     folder = tmp_path_factory.mktemp("inspected")
-    write_corpus(folder)
-    files = [f"--{split}pref={folder / split}" for split in SIZES]
-    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
     few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
-    said = fairseq("train", folder / "bin", *PLUGIN, *MEGA, *TRAINING, *few)
+    said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
     return SimpleNamespace(last=folder / "checkpoint_last.pt", said=said)
 
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
 
 from mega_fairseq.cli.main import main
+from tests.commands import refused_by
 from tests.released import run
 
 
@@ -25,14 +27,7 @@ def inspect(sweep_folder, tmp_path, capsys):
     return call
 
 
-def refused(result, *words):
-    """One sentence on stderr that says these words and a remedy, and nothing on stdout."""
-    code, out, err = result
-    assert (code, out) == (1, ""), err
-    assert err.startswith("mega-fairseq inspect: ")
-    assert err.count("\n") == 1, err
-    assert ";" in err, "no remedy"
-    assert not [word for word in map(str, words) if word not in err], err
+refused = partial(refused_by, "inspect")
 
 
 # ------------------------------------------------------------------------------------------ models

@@ -4,24 +4,16 @@ import csv
 import io
 import signal
 import sys
+from functools import partial
 
 import pytest
 import torch
 
-from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, write_corpus
+from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs, refused_by
 from tests.released import run
 from tests.sweeps import points
 
-
-def refused(result, *words):
-    """One sentence on stderr that says these words and a remedy, and nothing on stdout."""
-    code, out, err = result
-    assert (code, out) == (1, ""), err
-    assert err.startswith("mega-fairseq sweep: ")
-    assert err.count("\n") == 1, err
-    assert ";" in err, "no remedy"
-    for word in words:
-        assert str(word) in err
+refused = partial(refused_by, "sweep")
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -233,10 +225,6 @@ def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, t
 
 
 def test_a_translation_model_is_refused(sweep, tmp_path):
-    write_corpus(tmp_path)
-    pair = ["--source-lang=de", "--target-lang=en", "--joined-dictionary"]
-    splits = [f"--{split}pref={tmp_path / split}" for split in ("train", "valid", "test")]
-    fairseq("preprocess", *pair, *splits, f"--destdir={tmp_path / 'pairs'}")
     few = ["--max-update=1", "--disable-validation", f"--save-dir={tmp_path}"]
-    fairseq("train", tmp_path / "pairs", *PLUGIN, "--task=translation", *MEGA, *TRAINING, *few)
+    fairseq("train", preprocess_pairs(tmp_path), *PLUGIN, "--task=translation", *MEGA, *TRAINING, *few)
     refused(sweep("--chunks=8", model=tmp_path / "checkpoint_last.pt"), "mega_transformer", "translation")

@@ -1,6 +1,5 @@
 """A released checkpoint as a checkpoint of ours: what fairseq-train would have written for the same model."""
 
-import re
 from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
@@ -16,10 +15,12 @@ from torch import Tensor, nn
 import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - they register themselves
+from mega_fairseq.cli.empty_model import check_layers, dictionary, no_model, without_memory
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.released_checkpoint import Released
 from mega_fairseq.cli.released_names import translate
 from mega_fairseq.cli.released_options import LANGUAGE, PATH, TRANSLATION, Family, choose, family_of
+from mega_fairseq.models.embedding import types_of
 
 # What the release saves a second time where it is tied.
 COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
@@ -78,7 +79,7 @@ def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
     try:
         cfg.model = MODEL_DATACLASS_REGISTRY[family.model](**model)
     except ValueError as error:
-        raise _no_model(error) from None
+        raise no_model(error) from None
     cfg.model._name = family.model
     cfg.criterion = _criterion(options, family)
     return cfg
@@ -97,11 +98,6 @@ def _criterion(options: Mapping[str, Any], family: Family) -> Any:
     return CRITERION_DATACLASS_REGISTRY[name](_name=name, **chosen)
 
 
-def _no_model(error: Exception) -> Refusal:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return Refusal(f"has options that make no model ({reason}); get it again from its source")
-
-
 def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     try:
         return translate(released)
@@ -112,31 +108,17 @@ def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
 
 
 def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary], tensors: int) -> nn.Module:
-    """The model that fairseq will build from these options, without memory for its tensors.
-
-    `tensors` bounds how many layers an untrusted file may ask for.
-    """
-    layers = max(cfg.model[name] for name in ("encoder_layers", "decoder_layers") if name in cfg.model)
-    if layers > tensors:
-        raise Refusal(f"asks for {layers} layers and holds {tensors} tensors; get it again from its source")
-    try:
-        task = TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries)
-        with torch.device("meta"):
-            return task.build_model(cfg.model)
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise _no_model(error) from None
+    """The model that fairseq will build from these options, without memory for its tensors."""
+    check_layers(max(cfg.model[name] for name in ("encoder_layers", "decoder_layers") if name in cfg.model), tensors)
+    with without_memory():
+        return TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries).build_model(cfg.model)
 
 
 def _dictionary(tensors: Mapping[str, Tensor], embedding: str) -> Dictionary:
-    """A dictionary as long as the one that the model was trained with."""
-    tables = re.compile(rf"{re.escape(embedding)}\.(embeddings\.\d+\.0\.)?weight")  # one, or one for each band
-    sizes = [sum(tensor.shape[:1]) for name, tensor in tensors.items() if tables.fullmatch(name)]
-    if not sizes:
+    types = types_of(tensors, embedding)
+    if not types:
         raise Refusal(f"lacks the tensor {embedding}.weight, so it is damaged; get it again from its source")
-    dictionary = Dictionary()
-    for number in range(sum(sizes) - len(dictionary)):
-        dictionary.add_symbol(str(number))
-    return dictionary
+    return dictionary(types)
 
 
 def _drop_copies(tensors: Dict[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:

@@ -3,11 +3,11 @@
 import argparse
 import json
 import os
-import sys
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence
 
 from mega_fairseq.cli.checkpoint import read
-from mega_fairseq.cli.files import write
+from mega_fairseq.cli.files import check_folder, write, write_figure
 from mega_fairseq.cli.quiet import quiet
 from mega_fairseq.cli.refusal import Refusal
 
@@ -37,11 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _check_prefix(prefix: str) -> None:
     """Before any work: whether PREFIX.* can be written, and are nobody else's."""
-    folder, name = os.path.split(prefix)
-    if not name:
-        raise Refusal(f"--out is {prefix!r}; give what the files' names start with, as in {prefix}inspect")
-    if folder and not os.path.isdir(folder):
-        raise Refusal(f"the folder {folder} of --out does not exist; create it, or choose another")
+    check_folder(prefix, "inspect")
     for path in (f"{prefix}.json", f"{prefix}.png"):
         if os.path.lexists(path) and not (os.path.isfile(path) and _is_ours(f"{prefix}.json")):
             raise Refusal(f"{path} exists and no inspection wrote it; give another --out, or remove it")
@@ -69,11 +65,7 @@ def _numbers(path: str) -> Dict[str, Any]:
 def _draw(prefix: str, numbers: Dict[str, Any]) -> None:
     from mega_fairseq.cli.inspect_figure import figure
 
-    path = f"{prefix}.png"
-    try:
-        write(path, figure(numbers, _position_bias(numbers)))
-    except ImportError:
-        print(f"{path} was not drawn without matplotlib; install it and call the same command again", file=sys.stderr)
+    write_figure(f"{prefix}.png", partial(figure, numbers, _position_bias(numbers)))
 
 
 # ------------------------------------------------------------------------------------------- for people

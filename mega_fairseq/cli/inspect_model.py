@@ -1,8 +1,7 @@
 """The model of a checkpoint, from the file alone: no data, no dictionary, no second copy of its tensors."""
 
-import re
 from dataclasses import fields
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import List, Mapping, NamedTuple, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -10,8 +9,10 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
 from mega_fairseq.cli.checkpoint import WRITER, Checkpoint
+from mega_fairseq.cli.empty_model import check_layers, dictionary, without_memory
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models.embedding import types_of
 
 MODELS = (MegaLanguageModel, MegaTransformerModel)
 SIDES = ("encoder", "decoder")
@@ -39,16 +40,12 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
     given = checkpoint.cfg["model"]
     options = {field.name: given[field.name] for field in fields(config) if field.name in given}
     options.update({path: None for path in PATHS if path in options})
-    _check_layers(options, len(checkpoint.tensors))
-    try:
-        target = _types(checkpoint.tensors, "decoder")
-        source = _types(checkpoint.tensors, "encoder") or target
-        with torch.device("meta"):
-            task = Vocabularies(_dictionary(source), _dictionary(target))
-            return MODEL_REGISTRY[name].build_model(config(**options), task)
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Refusal(f"has options that make no model ({reason}); get it again from its source") from None
+    for side in SIDES:
+        check_layers(options.get(f"{side}_layers", 0), len(checkpoint.tensors))
+    target = types_of(checkpoint.tensors, "decoder.embed_tokens")
+    source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
+    with without_memory():
+        return MODEL_REGISTRY[name].build_model(config(**options), Vocabularies(dictionary(source), dictionary(target)))
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -64,24 +61,3 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
             "the model has diverged; take an earlier one"
         )
     return model
-
-
-def _check_layers(options: Mapping[str, Any], tensors: int) -> None:
-    """An untrusted file may ask for more of them than could ever be built."""
-    for side in SIDES:
-        layers = options.get(f"{side}_layers", 0)
-        if not isinstance(layers, int) or layers > tensors:
-            raise Refusal(f"asks for {layers!r} layers and holds {tensors} tensors; get it again from its source")
-
-
-def _types(tensors: Dict[str, Tensor], side: str) -> int:
-    """Rows of this side's embedding: of one table, or of one for each band."""
-    tables = re.compile(rf"{side}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
-    return sum(tensor.size(0) for name, tensor in tensors.items() if tables.fullmatch(name))
-
-
-def _dictionary(types: int) -> Dictionary:
-    dictionary = Dictionary()
-    for number in range(types - len(dictionary)):
-        dictionary.add_symbol(str(number))
-    return dictionary

@@ -3,11 +3,13 @@
 import argparse
 import re
 import sys
+from functools import partial
 from typing import List, Sequence
 
+from mega_fairseq.cli.files import write_figure
 from mega_fairseq.cli.quiet import quiet
 from mega_fairseq.cli.refusal import Refusal
-from mega_fairseq.cli.sweep_record import Point, Record, check_prefix, write
+from mega_fairseq.cli.sweep_record import Point, Record, check_prefix
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -74,11 +76,7 @@ def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[
 def _draw(record: Record) -> None:
     from mega_fairseq.cli.sweep_figure import figure
 
-    path = f"{record.prefix}.png"
-    try:
-        write(path, figure(record.points))
-    except ImportError:
-        print(f"{path} was not drawn without matplotlib; install it and call the same command again", file=sys.stderr)
+    write_figure(f"{record.prefix}.png", partial(figure, record.points))
 
 
 def table(points: Sequence[Point]) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from mega_fairseq.cli.files import write
+from mega_fairseq.cli.files import check_folder, write
 from mega_fairseq.cli.refusal import Refusal
 
 ENDINGS = (".json", ".csv", ".png")
@@ -79,11 +79,7 @@ class Record:
 
 def check_prefix(prefix: str, force: bool) -> None:
     """Before any work: whether PREFIX.* can be written, and are nobody else's."""
-    folder, name = os.path.split(prefix)
-    if not name:
-        raise Refusal(f"--out is {prefix!r}; give what the files' names start with, as in {prefix}sweep")
-    if folder and not os.path.isdir(folder):
-        raise Refusal(f"the folder {folder} of --out does not exist; create it, or choose another")
+    check_folder(prefix, "sweep")
     for path in (prefix + ending for ending in ENDINGS):
         if os.path.isdir(path):
             raise Refusal(f"{path} is a folder; give another --out")

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Dict, Optional
+from typing import Dict, Mapping, Optional
 
 from fairseq import utils
 from fairseq.data import Dictionary
@@ -45,10 +45,16 @@ def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tenso
 TABLES = re.compile(r"(embeddings\.\d+\.0\.)?weight")  # one, or one for each band of an adaptive input
 
 
+def types_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
+    """Rows of the tables that a state dict has under this name."""
+    start = f"{embedding}."
+    tables = (t for name, t in tensors.items() if name.startswith(start) and TABLES.fullmatch(name[len(start) :]))
+    return sum(sum(table.shape[:1]) for table in tables)
+
+
 def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, where: str) -> None:
     """Refuses a checkpoint of another dictionary than the encoder's or decoder's; torch would list all its shapes."""
-    tables = (f"{name}.embed_tokens.{key}" for key in stack.embed_tokens.state_dict() if TABLES.fullmatch(key))
-    found, types = sum(len(state_dict.get(table, ())) for table in tables), len(stack.dictionary)
+    found, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
     if found not in (0, types):
         raise ValueError(
             f"the checkpoint's {name} has {found:,} types and does not fit the {types:,} types of {where}; give the "
