@@ -191,6 +191,12 @@ def test_what_no_translation_model_can_be_is_refused_before_any_data_is_looked_f
     refused_in_training(known, no_data, words, said, tmp_path)
 
 
+def test_a_language_model_does_not_translate(no_data, tmp_path):
+    words = [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_lm", *TRAINING]
+    said = "--arch mega_lm has no encoder for the source of --task translation; choose an --arch that starts with"
+    refused_in_training(words, no_data, [], said, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def trained(no_data, tmp_path_factory):
     """A language model of that dictionary."""

@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
@@ -45,6 +46,11 @@ class MegaLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":
+        if isinstance(task, TranslationTask):
+            raise ValueError(
+                "--arch mega_lm has no encoder for the source of --task translation; choose an --arch that starts with "
+                "mega_transformer, or --task mega_language_modeling"
+            )
         start_from_whole(cfg)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
