@@ -58,7 +58,7 @@ def recipe(updates: int) -> List[str]:
 def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
     """Trains and scores one model, as far as that is not done yet."""
     folder = out / f"{model}-{seed}"
-    words = ["--user-dir", str(runs.PLUGIN), *MODELS[model], *recipe(updates), "--seed", str(seed)]
+    words = [*MODELS[model], *recipe(updates), "--seed", str(seed)]
     runs.train(folder, updates, str(data / "sentencepiece/bin"), *words)
     scores = folder / "scores.txt"
     if not (scores.exists() and scores.stat().st_size):

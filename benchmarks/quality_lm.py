@@ -25,7 +25,7 @@ TO_BYTES = runs.PLUGIN.parent / "examples/lm/to_bytes.py"
 PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
 
 MEGA = [
-    *["--user-dir", str(runs.PLUGIN), "--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
+    *["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
     *["--arch", "mega_lm_small", "--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
 MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as it takes to have 887,816
@@ -85,7 +85,7 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
     if model == "transformer":
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
-    common = ["--user-dir", str(runs.PLUGIN), "--task", "mega_language_modeling"]
+    common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
     chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # as far as it has learned
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 

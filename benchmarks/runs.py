@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
+WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # a Transformer's checkpoint needs it too, to go on from
 
 
 def fairseq(command: str) -> List[str]:
@@ -22,7 +23,7 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
     if log.exists() and f'"train_num_updates": "{updates}"' in log.read_text():
         return
     print(f"training {folder}: tail -f {log}", flush=True)
-    command = [*fairseq("train"), *arguments, "--save-dir", str(folder), "--cpu"]
+    command = [*fairseq("train"), *arguments, *WITH_PLUGIN, "--save-dir", str(folder), "--cpu"]
     with open(log, "a") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "mega_fairseq"
-BIBLE, ADDRESSES = ROOT / "examples/wmt16_en_de/bible", ROOT / "examples/lm/addresses"
+from benchmarks import quality_lm
+from benchmarks.quality import both_sides
+from benchmarks.runs import PLUGIN, WITH_PLUGIN, fairseq
+
+EXAMPLES = PLUGIN.parent / "examples"
+BIBLE, ADDRESSES = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses"
 
 VOCABULARY = 2000  # pieces of words, English and German together
 SENTENCES = 986  # of the test set
@@ -23,24 +26,15 @@ class Task(NamedTuple):
 
     name: str
     updates: int
+    loss: str  # fairseq's name of the bits per token that it logs
     options: List[str]
     models: Dict[str, List[str]]
-
-
-def fairseq(command: str) -> List[str]:
-    """The command of this Python's fairseq, whatever is on PATH."""
-    return [sys.executable, "-m", f"fairseq_cli.{command}"]
-
-
-def on_both_sides(**sizes: int) -> List[str]:
-    return [
-        f"--{side}-{name.replace('_', '-')}={size}" for side in ("encoder", "decoder") for name, size in sizes.items()
-    ]
 
 
 TRANSLATION = Task(
     "translation",
     850,
+    "nll_loss",
     [
         *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
         *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.1", "--clip-norm=1.0"],
@@ -48,31 +42,21 @@ TRANSLATION = Task(
     ],
     {
         "Mega": ["--arch=mega_transformer", "--init=scaled"]
-        + on_both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
+        + both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
         "Transformer": ["--arch=transformer_iwslt_de_en"]
-        + on_both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=2),
+        + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=2),
     },
 )
 
 LANGUAGE = Task(
     "language",
     400,
+    "loss",
     [
         *["--max-tokens=2048", "--lr=5e-3", "--warmup-updates=100", "--clip-norm=0.25", "--weight-decay=0.1"],
         *["--num-workers=0"],
     ],
-    {
-        "Mega": [
-            *["--task=mega_language_modeling", "--criterion=mega_lm_cross_entropy", "--arch=mega_lm_small"],
-            *["--variant-block-multiple-min=2", "--variant-block-multiple-max=4", "--valid-block=splits:1"],
-        ],
-        "Transformer": [
-            *["--task=language_modeling", "--arch=transformer_lm", f"--tokens-per-sample={WINDOW}"],
-            *["--sample-break-mode=none", "--decoder-layers=4", "--decoder-embed-dim=128", "--decoder-input-dim=128"],
-            *["--decoder-output-dim=128", "--decoder-ffn-embed-dim=578", "--decoder-attention-heads=4"],
-            *["--decoder-normalize-before", "--share-decoder-input-output-embed", "--dropout=0.0"],
-        ],
-    },
+    {"Mega": quality_lm.MODELS["mega"], "Transformer": quality_lm.MODELS["transformer"]},
 )
 
 
@@ -80,7 +64,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     """fairseq-train, which called again goes on from the last checkpoint in `folder`."""
     quarter = max(1, updates // 4)
     return [
-        *[*fairseq("train"), str(data), "--user-dir", str(PLUGIN), "--save-dir", str(folder), "--seed=1"],
+        *[*fairseq("train"), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
         *[f"--save-interval-updates={quarter}", "--save-interval=1000", "--keep-interval-updates=1"],

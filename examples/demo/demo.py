@@ -11,7 +11,9 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/, whose models take part
 
 import contest
 import torch
@@ -47,7 +49,7 @@ def main() -> None:
 class Demo:
     """Where everything is, and the commands that make it."""
 
-    def __init__(self, out: Path, updates: int):
+    def __init__(self, out: Path, updates: Optional[int]):
         self.out = out
         self.updates = {task.name: updates or task.updates for task in (TRANSLATION, LANGUAGE)}
         self.folders = {  # updates are in the name, so that nothing is taken for what it is not

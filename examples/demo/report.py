@@ -4,12 +4,13 @@ import json
 import re
 import statistics
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 from contest import CHUNKS, CONTEXT, LANGUAGE, TRAINED_CHUNK, TRANSLATION
 
+from benchmarks.runs import curve, parameters
+
 Folders = Dict[str, Dict[str, Path]]  # by task and model
-Curve = List[Tuple[int, float]]
 COLOURS = {"Mega": "tab:red", "Transformer": "tab:blue"}
 
 
@@ -17,17 +18,10 @@ def numbers(log: Path, pattern: str) -> List[float]:
     return [float(number.replace(",", "")) for number in re.findall(pattern, log.read_text(errors="replace"))]
 
 
-def training_curve(folder: Path) -> Curve:
-    """Bits per token against updates."""
-    records = re.findall(r"\| INFO \| train_inner \| (\{.*\})", (folder / "train.log").read_text(errors="replace"))
-    entries = map(json.loads, records)
-    return sorted({int(e["num_updates"]): float(e.get("nll_loss", e["loss"])) for e in entries}.items())
-
-
 def trained(folder: Path) -> Dict[str, float]:
     log = folder / "train.log"
     return {
-        "parameters": numbers(log, r"num\. shared model params: ([\d,]+)")[-1],
+        "parameters": parameters(log.read_text(errors="replace")),
         "training, tokens/s": statistics.median(numbers(log, r'"(?:train_)?wps": "([\d.]+)"')),
     }
 
@@ -41,16 +35,15 @@ def translated(folder: Path) -> Dict[str, float]:
     }
 
 
-def swept(folder: Path) -> Curve:
-    """Mega's bits per byte by chunk."""
+def swept(folder: Path) -> Dict[int, Dict[str, float]]:
+    """What Mega came to, by chunk."""
     points = json.loads((folder / "sweep.json").read_text())["points"]
-    return sorted((point["chunk"], point["bits"]) for point in points)
+    return {point["chunk"]: point for point in sorted(points, key=lambda point: point["chunk"])}
 
 
 def evaluated(model: str, folder: Path) -> Dict[str, float]:
     if model == "Mega":
-        points = {p["chunk"]: p for p in json.loads((folder / "sweep.json").read_text())["points"]}
-        point = points[TRAINED_CHUNK]
+        point = swept(folder)[TRAINED_CHUNK]
         return {"bits per byte": point["bits"], "evaluating, tokens/s": point["tokens"] / point["seconds"]}
     log = folder / "evaluate.log"
     return {
@@ -62,7 +55,6 @@ def evaluated(model: str, folder: Path) -> Dict[str, float]:
 def table(folders: Folders, updates: Dict[str, int], out: Path) -> str:
     """What was done, what it scored, how fast it was, where it is and what to try next."""
     translation, language = folders[TRANSLATION.name], folders[LANGUAGE.name]
-    chunks = swept(language["Mega"])
     sections = [
         (
             f"translating English to German: 27,017 pairs, {updates[TRANSLATION.name]:,} updates, beam 5",
@@ -82,7 +74,7 @@ def table(folders: Folders, updates: Dict[str, int], out: Path) -> str:
     lines += [
         "",
         f"Mega attended in chunks of {TRAINED_CHUNK} in training; its bits per byte at other sizes:",
-        "  " + "   ".join(f"{chunk}: {bits:.3f}" for chunk, bits in chunks),
+        "  " + "   ".join(f"{chunk}: {point['bits']:.3f}" for chunk, point in swept(language["Mega"]).items()),
         f"The Transformer scored each byte with at least {CONTEXT} before it. Models this small, trained for minutes,",
         "say nothing about where either ends: docs/results.md has longer runs.",
         "",
@@ -112,10 +104,14 @@ def draw(folders: Folders, figure: Path) -> None:
     translation, language, chunks = drawing.subplots(1, 3)
     for axis, task, unit in ((translation, TRANSLATION, "piece"), (language, LANGUAGE, "byte")):
         for model, folder in folders[task.name].items():
-            axis.plot(*zip(*training_curve(folder)), color=COLOURS[model], label=model)
+            log = (folder / "train.log").read_text(errors="replace")
+            points = curve(log, "train_inner", task.loss, "num_updates")
+            axis.plot(*zip(*points), color=COLOURS[model], label=model)
         axis.set(title=f"{task.name}: training", xlabel="updates", ylabel=f"bits per {unit}")
     mega, transformer = folders[LANGUAGE.name].values()
-    chunks.plot(*zip(*swept(mega)), color=COLOURS["Mega"], marker=".", label="Mega, one stream")
+    points = swept(mega)
+    bits = [point["bits"] for point in points.values()]
+    chunks.plot(list(points), bits, color=COLOURS["Mega"], marker=".", label="Mega, one stream")
     chunks.axhline(
         evaluated("Transformer", transformer)["bits per byte"],
         color=COLOURS["Transformer"],
