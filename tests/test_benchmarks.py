@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import contenders, decode, layer, models, quality, runs
+from benchmarks import contenders, decode, layer, models, quality
 
 ROOT = Path(__file__).parent.parent
 
@@ -114,7 +114,7 @@ def test_the_quality_benchmark_compares_models_of_equal_size():
     sizes = {}
     for name, arguments in quality.MODELS.items():
         parser = options.get_training_parser()
-        given = ["data", *runs.WITH_PLUGIN, *arguments, *quality.recipe(10)]
+        given = ["data", *arguments, *quality.recipe(10)]
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
         words = models.task(3908).source_dictionary
         task = tasks.TASK_REGISTRY["translation"](cfg.task, words, words)

@@ -6,6 +6,9 @@ import lzma
 import pytest
 import torch
 
+import mega_fairseq.criterions
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - they register themselves
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
 from mega_fairseq.cli.sweep_record import Point
 from tests.commands import preprocess_text
@@ -108,7 +111,7 @@ def test_language_models_of_equal_size_are_compared():
     sizes, words = {}, models.task(208).source_dictionary
     for name, arguments in quality_lm.MODELS.items():
         parser = options.get_training_parser()
-        given = ["data", *runs.WITH_PLUGIN, *arguments, *quality_lm.recipe("5e-3", 10)]
+        given = ["data", *arguments, *quality_lm.recipe("5e-3", 10)]
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
         task = tasks.TASK_REGISTRY[cfg.task._name](cfg.task, words)
         sizes[name] = sum(p.numel() for p in task.build_model(cfg.model).parameters())
