@@ -35,6 +35,7 @@ def main() -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    chunks, contexts = set(), set()
     for sweep in args.sweeps:
         name, _, path = sweep.partition("=")
         with open(path) as file:
@@ -43,13 +44,17 @@ def main() -> None:
             parser.error(f"{path} has no point at chunk {args.trained}; sweep it, or name another with --trained")
         for axis, values in ((left, by_chunk), (right, by_context)):
             axis.plot(*zip(*values), marker=".", label=name)
+        chunks.update(chunk for chunk, _ in by_chunk)
+        contexts.update(context for context, _ in by_context)
         print(f"{name}: chunks " + ", ".join(f"{x} {y:.4f}" for x, y in by_chunk))
         print(f"{'':{len(name)}}  contexts " + ", ".join(f"{x} {y:.4f}" for x, y in by_context))
     left.axvline(args.trained, color="grey", linestyle=":")
     right.axvline(args.segments, color="grey", linestyle=":")
     left.set(xscale="log", xlabel="test chunk (dotted: in training)", ylabel="bits per token")
     right.set(xscale="log", xlabel="context (dotted: longest segment of training)")
-    for axis in (left, right):
+    for axis, places in ((left, chunks), (right, contexts)):
+        axis.set_xticks(sorted(places), [f"{place:,}" for place in sorted(places)])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     left.legend()
     figure.tight_layout()

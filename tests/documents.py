@@ -58,6 +58,7 @@ SHOWN = {
     r"torchrun .*--distributed-world-size (8|16)": ["there are no GPUs here; the same on two processes: " + TORCHRUN],
     r"srun .*": ["there is no slurm here"],
     r"VOCABULARY=4000 DATA=/tmp/bible examples/wmt16_en_de/bible/prepare\.sh": [BIBLE],
+    r"python examples/plain_torch/train_few_updates\.py": ["test_docs.py::test_plain_torch_trains_and_reads_in_pieces"],
     r"python benchmarks/layer\.py .*": [
         "test_benchmarks.py::test_the_benchmark_times_every_layer_and_writes_its_numbers"
     ],

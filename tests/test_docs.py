@@ -131,3 +131,10 @@ def test_the_python_of_the_readme_runs_on_what_its_commands_have_trained(transla
     place = translation[0] if "Transformer" in program else language[0]
     (place / "program.py").write_text(program)
     shell("python program.py", place)
+
+
+def test_plain_torch_trains_and_reads_in_pieces(tmp_path):
+    said = shell(f"python {ROOT}/examples/plain_torch/train_few_updates.py --updates 12", tmp_path)
+    first, last, whole, pieces = map(float, re.findall(r"\d\.\d+(?!.* nats)", said))
+    assert last < 0.9 * first
+    assert whole == pytest.approx(pieces, abs=1e-4)
