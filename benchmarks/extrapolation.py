@@ -16,7 +16,7 @@ from typing import Dict, List, Tuple
 def lines(points: List[Dict], trained: int) -> Tuple[List[Tuple[int, float]], List[Tuple[int, float]]]:
     """(chunk, bits) over the longest context, (context, bits) at the chunk of training."""
     points = [point for point in points if point["bits"] is not None]
-    longest = max(point["context"] for point in points)
+    longest = max((point["context"] for point in points), default=0)
     by_chunk = sorted((p["chunk"], p["bits"]) for p in points if p["context"] == longest)
     by_context = sorted((p["context"], p["bits"]) for p in points if p["chunk"] == trained)
     return by_chunk, by_context

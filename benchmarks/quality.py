@@ -60,10 +60,10 @@ def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
     folder = out / f"{model}-{seed}"
     words = [*MODELS[model], *recipe(updates), "--seed", str(seed)]
     runs.train(folder, updates, str(data / "sentencepiece/bin"), *words)
-    scores = folder / "scores.txt"
-    if not (scores.exists() and scores.stat().st_size):
+    checkpoint = folder / "checkpoint_last.pt"
+    if not runs.is_done(folder / "scores.txt", checkpoint, "chrF2"):
         print(f"scoring {folder}", flush=True)
-        places = {"DATA": data, "CHECKPOINT": folder / "checkpoint_last.pt", "RESULTS": folder, "GPUS": 0}
+        places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": folder, "GPUS": 0}
         environment = {**os.environ, **{name: str(value) for name, value in places.items()}, "PYTHON": sys.executable}
         subprocess.run(["bash", str(EXAMPLE / "generate.sh")], check=True, env=environment)
 

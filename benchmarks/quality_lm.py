@@ -91,14 +91,13 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
 
 
 def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[str]) -> None:
-    log = folder / f"eval-{subset}-{setting.replace(' ', '-')}.log"
-    if log.exists() and "Perplexity" in log.read_text():
+    log, checkpoint = folder / f"eval-{subset}-{setting.replace(' ', '-')}.log", folder / "checkpoint_last.pt"
+    if runs.is_done(log, checkpoint, "Perplexity"):
         return
     print(f"evaluating {folder} on {subset}, {setting}", flush=True)
     command = [*runs.fairseq("eval_lm"), str(data / "bin"), *options, "--gen-subset", subset, "--cpu"]
     with open(log, "w") as file:
-        path = ["--path", str(folder / "checkpoint_last.pt")]
-        subprocess.run([*command, *path], check=True, stdout=file, stderr=subprocess.STDOUT)
+        subprocess.run([*command, "--path", str(checkpoint)], check=True, stdout=file, stderr=subprocess.STDOUT)
 
 
 def read(folder: Path, log: str) -> Dict:

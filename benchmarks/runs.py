@@ -28,6 +28,11 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 
 
+def is_done(result: Path, checkpoint: Path, said: str) -> bool:
+    """Whether `result` says so, of the checkpoint as it is now."""
+    return result.exists() and said in result.read_text() and result.stat().st_mtime > checkpoint.stat().st_mtime
+
+
 def parameters(log: str) -> Optional[int]:
     found = re.search(r"num\. shared model params: ([\d,]+)", log)
     return found and int(found.group(1).replace(",", ""))

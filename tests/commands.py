@@ -4,6 +4,7 @@ Importing fairseq takes longer than most of what the tests ask of it. So a proce
 fairseq, but no plugin and no command; `fresh` starts one from nothing, as a shell does.
 """
 
+import atexit
 import importlib
 import json
 import multiprocessing
@@ -134,7 +135,10 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
     sys.argv = words
     if fault is not None:
         fault()
-    importlib.import_module("fairseq_cli." + words[0].split("-", 1)[1].replace("-", "_")).cli_main()
+    try:
+        importlib.import_module("fairseq_cli." + words[0].split("-", 1)[1].replace("-", "_")).cli_main()
+    finally:  # forked processes leave without it, and with what tensorboard has not written yet
+        atexit._run_exitfuncs()
 
 
 def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:

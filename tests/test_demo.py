@@ -1,5 +1,6 @@
 """`make demo` from nothing to its table, on parts of the corpora; interrupted, called again, with what may fail."""
 
+import importlib
 import os
 import re
 import signal
@@ -108,3 +109,20 @@ def test_a_demo_whose_command_fails_shows_its_last_words(tmp_path):
     assert process.returncode == 1
     assert "bible failed; " in said
     assert "train.de" in said.splitlines()[-1]
+
+
+def test_a_command_that_fails_ends_what_the_others_have_started(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DEMO.parent))
+    race = importlib.import_module("race")
+    child = f"{sys.executable} -c 'import time; time.sleep(300)' {tmp_path} & touch {tmp_path}/begun; wait"
+    late = f"until [ -e {tmp_path}/begun ]; do sleep 0.1; done; echo no more; exit 3"
+    commands = {"slow": ["bash", "-c", child], "failing": ["bash", "-c", late]}
+    runs = [
+        race.Run(name, command, tmp_path / f"{name}.log", 1, "step", lambda: 0, {})
+        for name, command in commands.items()
+    ]
+    with pytest.raises(race.Failed, match="(?s)failing failed; .*no more"):
+        race.race("both", runs)
+    time.sleep(0.2)
+    running = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
+    assert str(tmp_path) not in running

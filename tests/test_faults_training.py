@@ -176,10 +176,11 @@ def harmed(path, harm="half"):
 
 @pytest.fixture
 def interrupted(training, tmp_path):
-    """A training, and a folder where its last checkpoint is broken and two others stand, the first of them older."""
+    """A training, and a copy of its folder where the last checkpoint is broken and two others stand; the later of them
+    was copied first, so that its time is the earlier one."""
     for name in (FIRST, SECOND):
         shutil.copy(training.folder / name, tmp_path)
-    os.utime(tmp_path / FIRST, (0, 0))
+    os.utime(tmp_path / SECOND, (0, 0))
     (tmp_path / LAST).write_bytes(harmed(training.folder / LAST))
     return training, tmp_path
 
@@ -197,6 +198,15 @@ def test_whatever_is_not_whole_gives_way_to_what_was_saved_last(interrupted, har
     (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
     (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())
     assert_resumes(training, folder)
+
+
+@language_models
+def test_without_a_last_checkpoint_a_training_starts_anew_and_says_what_there_is(interrupted):
+    training, folder = interrupted
+    (folder / LAST).unlink()
+    said = train(training, folder, "--max-update=1")
+    assert losses(said) == {1: losses(training.said)[1]}
+    assert f"starting anew, since there is no {folder / LAST}: --restore-file {folder / SECOND} would go on" in said
 
 
 @language_models

@@ -33,46 +33,6 @@ refused = partial(refused_by, "inspect")
 # ------------------------------------------------------------------------------------------ models
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"decoder_layers": 10**9}, "asks for 1000000000 layers and holds"),
-        ({"decoder_layers": "many"}, "asks for 'many' layers"),
-        ({"decoder_layers": 1}, "do not fit its options"),
-        ({"decoder_embed_dim": 8}, "do not fit its options"),
-        ({"decoder_embed_dim": -8}, "make no model (--decoder-embed-dim is -8"),
-        ({"rel_pos_bias": "none"}, "do not fit its options"),
-        ({"rel_pos_bias": "nonsense"}, "make no model"),
-        ({"rel_pos_bias": ["rotary"]}, "make no model"),
-        ({"dropout": "often"}, "make no model"),
-        ({"_name": "mega_lm_unheard_of"}, "is of the model mega_lm_unheard_of"),
-        ({"_name": ["mega_lm"]}, "is of the model None"),
-    ],
-)
-def test_options_that_are_not_the_tensors_are_refused(content, inspect, tmp_path, options, words):
-    content["cfg"]["model"].update(options)
-    torch.save(content, tmp_path / "any.pt")
-    refused(inspect(tmp_path / "any.pt"), f"{tmp_path / 'any.pt'} ", words)
-    assert [path.name for path in tmp_path.iterdir()] == ["any.pt"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tensors: tensors.pop("decoder.embed_tokens.weight"),
-        lambda tensors: tensors.pop("decoder.layers.1.mixer.ema.alpha"),
-        lambda tensors: tensors.update(more=torch.zeros(2)),
-        lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": torch.zeros(2, 9)}),
-        lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": tensors["decoder.layers.0.mixer.mu"].long()}),
-        lambda tensors: tensors.update({"decoder.embed_tokens.weight": torch.tensor(1.0)}),
-    ],
-)
-def test_tensors_that_are_not_the_models_are_refused(content, inspect, tmp_path, change):
-    change(content["model"])
-    torch.save(content, tmp_path / "any.pt")
-    refused(inspect(tmp_path / "any.pt"))
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_model_that_has_diverged_is_refused_by_the_tensor_that_says_so(content, inspect, tmp_path, number):
     content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = number

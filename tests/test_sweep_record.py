@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from mega_fairseq.cli.sweep_record import Point, Record
 from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs, refused_by
 from tests.released import run
 from tests.sweeps import points
@@ -206,6 +207,17 @@ def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):
     with open(tmp_path / "dict.txt", "a") as dictionary:
         dictionary.write("more 1\n")
     refused(sweep("--chunks=8", data=tmp_path), "does not fit the", "types of dict.txt")
+
+
+def test_two_sweeps_into_one_record_keep_each_others_points(tmp_path):
+    origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
+    one, other = (Record.open(str(tmp_path / "out"), origin) for _ in range(2))
+    for record, chunk in ((one, 8), (other, 16), (one, 32)):
+        record.add(Point(chunk, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
+    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {8, 16, 32}
+    anew = Record.open(str(tmp_path / "out"), origin, force=True)
+    anew.add(Point(64, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
+    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {64}
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, world", "a part"])

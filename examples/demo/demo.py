@@ -7,6 +7,7 @@ and ends with a table. Interrupt it as you like: called again, it goes on where 
 
 import argparse
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -29,6 +30,8 @@ def main() -> None:
         "--updates", type=int, help=f"of each model (default: {TRANSLATION.updates} and {LANGUAGE.updates})"
     )
     args = parser.parse_args()
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, signal.default_int_handler)  # as Ctrl-C: what runs is ended too
     demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
     try:
         race("making the corpora ready", demo.preparing())

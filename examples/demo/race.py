@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -55,7 +56,11 @@ class Lane:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with open(run.log, "a") as log:
             self.process = subprocess.Popen(
-                run.command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **run.environment}
+                run.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **run.environment},
+                start_new_session=True,  # with all that it starts, so that all of it can be ended
             )
         self.started = self.spoke = time.monotonic()
         self.bar = tqdm(total=run.total, unit=run.unit, desc=run.name, position=position, disable=None)
@@ -85,7 +90,7 @@ class Lane:
     def close(self) -> None:
         self.bar.close()
         if self.process.poll() is None:
-            self.process.terminate()
+            os.killpg(self.process.pid, signal.SIGTERM)
             self.process.wait()
 
 

@@ -38,7 +38,8 @@ def translated(folder: Path) -> Dict[str, float]:
 def swept(folder: Path) -> Dict[int, Dict[str, float]]:
     """What Mega came to, by chunk."""
     points = json.loads((folder / "sweep.json").read_text())["points"]
-    return {point["chunk"]: point for point in sorted(points, key=lambda point: point["chunk"])}
+    found = {point["chunk"]: point for point in points if point["refused"] is None}
+    return dict(sorted(found.items()))
 
 
 def evaluated(model: str, folder: Path) -> Dict[str, float]:

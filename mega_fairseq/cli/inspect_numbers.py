@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mega_fairseq.cli.checkpoint import Checkpoint
-from mega_fairseq.cli.inspect_model import empty_model, fill, stacks
+from mega_fairseq.cli.checkpoint_model import check_finite, empty_model, fill, stacks
 from mega_fairseq.modules import DampedEMA
 
 Numbers = Dict[str, Any]
@@ -27,6 +27,7 @@ COLUMNS = {
 }
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 BINS = 60
+MOST_DISTANCES = 4096  # of a position bias: a chunk may be as large as one likes
 
 
 @torch.no_grad()
@@ -35,6 +36,7 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
     model = empty_model(checkpoint)
     parameters = _parameters(model)  # before it is filled: only then are tied ones one
     fill(model, checkpoint.tensors)
+    check_finite(checkpoint.tensors)
     return {
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
@@ -174,7 +176,7 @@ def _position_biases(model: nn.Module) -> List[Numbers]:
                 if part is None or not list(part.position_bias.parameters()):
                     continue
                 c = part.config
-                reach = getattr(c, "chunk_size", None) or c.max_positions
+                reach = min(getattr(c, "chunk_size", None) or c.max_positions, MOST_DISTANCES)
                 first, stop = 1 - reach, 1 if getattr(c, "causal", False) else reach
                 values = part.position_bias(first, stop, torch.device("cpu"))
                 values = [float(f"{value:.6g}") for value in values.tolist()]  # all that a float32 knows

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mega_fairseq.cli import untrusted
 from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.models.checkpoints import takes_names
 
 WRITER = "the released code"
 
@@ -21,8 +22,11 @@ class Released(NamedTuple):
 
 def read(path: str) -> Released:
     """Options and tensors of the checkpoint at `path`, which may come from anybody."""
-    if not untrusted.takes_names():  # numpy has moved since the release wrote its checkpoints
-        raise Refusal(f"torch {torch.__version__} cannot read it without executing it; convert with torch 2.6 or newer")
+    if not takes_names():  # numpy has moved since the release wrote its checkpoints
+        raise Refusal(
+            f"torch {torch.__version__} cannot read it without executing it; convert where torch is 2.6 or newer, "
+            "which fairseq allows from Python 3.11 on: what is written there loads here"
+        )
     content = untrusted.load(path, WRITER)
     tensors = untrusted.tensors_of(content, WRITER)
     _check_origin(content)

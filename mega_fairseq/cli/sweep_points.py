@@ -14,6 +14,7 @@ from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from mega_fairseq.cli import checkpoint as checkpoints
+from mega_fairseq.cli.checkpoint_model import empty_model, fill, options_of
 from mega_fairseq.cli.refusal import Refusal
 from mega_fairseq.cli.sweep_progress import Progress
 from mega_fairseq.cli.sweep_record import Point
@@ -83,20 +84,19 @@ def load_model(path: str, split: Split, device: torch.device) -> Trained:
         raise Refusal(
             f"{path} is of the model {name} and the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
-    cfg, tensors, updates = OmegaConf.create(checkpoint.cfg["model"]), checkpoint.tensors, checkpoint.updates
-    origin = {"path": path, "model": name, "updates": updates, "fingerprint": _fingerprint(cfg, tensors)}
-    cfg.decoder_embed_path = None  # the embeddings are among the tensors
-    state = {"cfg": OmegaConf.create({"model": cfg}), "model": tensors, "optimizer_history": [{"num_updates": updates}]}
-    types = len(split.task.dictionary)
+    tensors, updates = checkpoint.tensors, checkpoint.updates
+    try:
+        options = options_of(checkpoint)
+        fill(empty_model(checkpoint), tensors)  # what does not fit is refused before it takes any memory
+    except Refusal as refusal:
+        raise Refusal(f"{path} {refusal}") from None
+    origin = {"path": path, "model": name, "updates": updates, "fingerprint": _fingerprint(options, tensors)}
+    cfg = OmegaConf.create({"model": {"_name": name, **options}})
+    state = {"cfg": cfg, "model": tensors, "optimizer_history": [{"num_updates": updates}]}
     try:
         ((model,), _, _) = load_model_ensemble_and_task([path], task=split.task, state=state)
     except ValueError as error:
         raise Refusal(_sentence(error, f"{path} makes no model", "give another checkpoint")) from None
-    except RuntimeError:
-        raise Refusal(
-            f"{path} does not fit the {types:,} types of dict.txt in {split.origin['path']}; give the data that it was "
-            "trained on"
-        ) from None
     return Trained(model.eval().to(device), origin)
 
 
@@ -104,9 +104,9 @@ def choose_device(cpu: bool) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
 
-def _fingerprint(cfg: Any, tensors: Dict[str, torch.Tensor]) -> str:
+def _fingerprint(options: Dict[str, Any], tensors: Dict[str, torch.Tensor]) -> str:
     """Of the model alone: its options and tensors, wherever the file lies and whatever else is in it."""
-    found = hashlib.sha256(repr(sorted(OmegaConf.to_container(cfg).items(), key=lambda item: item[0])).encode())
+    found = hashlib.sha256(repr(sorted(options.items())).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy())

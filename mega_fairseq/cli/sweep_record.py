@@ -33,12 +33,15 @@ class Record:
 
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], points: Dict[Tuple[int, str], Point]):
         self.prefix, self.origin, self._points = prefix, origin, points
+        self._anew = False  # whether what is on the disk is to be replaced
 
     @classmethod
     def open(cls, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False) -> "Record":
         """A new one, or what an earlier sweep of the same has come to."""
         if force or not os.path.exists(f"{prefix}.json"):
-            return cls(prefix, origin, {})
+            new = cls(prefix, origin, {})
+            new._anew = force
+            return new
         try:
             with open(f"{prefix}.json") as file:
                 found = json.load(file)
@@ -67,6 +70,9 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
+        if not self._anew:  # another sweep may have written other points since
+            self._points = {**Record.open(self.prefix, self.origin)._points, **self._points}
+        self._anew = False
         self._points[point.chunk, point.cut] = point
         content = {**self.origin, "points": [known._asdict() for known in self.points]}
         write(f"{self.prefix}.json", (json.dumps(content, indent=1) + "\n").encode())

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
 
 Global = Union[type, Tuple[Any, str]]
-
-
-def takes_names() -> bool:
-    """Whether torch can be told to trust an object under another name than its own, as since 2.6."""
-    return hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 
 
 def load(path: str, writer: str) -> Any:
@@ -32,6 +28,8 @@ def load(path: str, writer: str) -> Any:
 
 
 def _plain_content(file: BinaryIO, writer: str) -> Any:
+    if _is_program(file):
+        raise Refusal(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
     try:
         with _trusting(_plain_containers()):
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -45,6 +43,16 @@ def _plain_content(file: BinaryIO, writer: str) -> Any:
         ) from None
     except Exception:
         raise _damaged() from None
+
+
+def _is_program(file: BinaryIO) -> bool:
+    """torch before 2.6 hands TorchScript to its interpreter even where it is to read weights only (CVE-2025-32434)."""
+    try:
+        return "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
+    except (OSError, RuntimeError):  # no archive
+        return False
+    finally:
+        file.seek(0)
 
 
 def tensors_of(content: Any, writer: str) -> Dict[str, Tensor]:
@@ -73,16 +81,25 @@ def _trusting(allowed: List[Global]) -> Iterator[None]:
         torch.serialization.add_safe_globals(before)
 
 
+class _Unread:
+    """Stands for numpy's arrays, which hold BLEU counts of the log: nothing here asks for them, and their pickles could
+    make numpy take any bytes for objects."""
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
 def _plain_containers() -> List[Global]:
-    """What training adds to torch's own: options in a Namespace, where fairseq has no dataclass for them, and BLEU
-    counts of the log in numpy arrays, under their old or new module."""
-    functions = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64().__reduce__()[0]}
-    dtypes = [type(np.dtype(name)) for name in ("float64", "float32", "int64", "int32", "bool")]
-    allowed: List[Global] = [argparse.Namespace, np.ndarray, np.dtype, *dtypes]
+    """What training adds to torch's own: arrays, and options in a Namespace where fairseq has no dataclass for them."""
     if not takes_names():
-        return [*allowed, *functions.values(), codecs.encode]  # the last is how pickle spells bytes
-    cores = ("core", "_core")
-    return [*allowed, *((f, f"numpy.{core}.multiarray.{name}") for core in cores for name, f in functions.items())]
+        dtypes = [type(np.dtype(name)) for name in DTYPES]
+        functions = [function for function, _ in numpy_functions()]
+        return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions, codecs.encode]  # pickle's way with bytes
+    names = ["numpy.ndarray", "numpy.dtype", *(name for _, name in numpy_functions())]
+    return [argparse.Namespace, *((_Unread, name) for name in names)]
 
 
 def _damaged() -> Refusal:

@@ -6,11 +6,12 @@ it. Models are built before fairseq reads any checkpoint, and their options hang
 """
 
 import logging
+import math
 import re
 import zipfile
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import is_master
@@ -42,6 +43,8 @@ def start_from_whole(cfg: FairseqDataclass) -> None:
         )
     if not broken or not whole:
         _check("--finetune-from-model", options.finetune_from_model)
+        if whole and is_master(run.distributed_training):
+            logger.warning(f"starting anew, since there is no {last}: --restore-file {whole[0]} would go on from there")
         return
     if is_master(run.distributed_training):
         names = ", ".join(path.name for path in broken)
@@ -64,9 +67,16 @@ def _check(option: str, path: Optional[str]) -> None:
 
 
 def _newest_first(folder: Path) -> List[Path]:
-    """By name where times are equal, so that all processes of a training choose the same."""
+    """By the epochs and updates in their names, which all processes of a training and all copies of a folder share;
+    behind them those that are copies: the best and the last."""
     found = [path for path in folder.glob("checkpoint*.pt") if SAVED.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+    return sorted(found, key=lambda path: (*_progress(path.name), path.stat().st_mtime, path.name), reverse=True)
+
+
+def _progress(name: str) -> Tuple[int, float]:
+    """checkpoint3.pt is of the end of epoch 3, checkpoint_3_400.pt of update 400, within it."""
+    epoch, _, updates = re.sub(r"^checkpoint_?|\.pt$", "", name).partition("_")
+    return (int(epoch), int(updates) if updates else math.inf) if epoch.isdigit() else (0, 0)
 
 
 def _is_whole(path: Path) -> bool:
