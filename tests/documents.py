@@ -47,6 +47,7 @@ SHOWN = {
     r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],
     r"cd examples/(wmt16_en_de/bible|lm/addresses)": [BIBLE, ADDRESSES],
     r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
+    r"UPDATES=400 WARMUP=80 CHECKPOINTS=.* \./train\.sh --rel-pos-bias rotary": [ADDRESSES],
     r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
     r"fairseq-train DATA --user-dir .*--task translation .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-generate DATA .*": ["test_docs.py::test_the_readme_trains_and_translates"],

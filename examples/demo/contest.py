@@ -33,11 +33,11 @@ class Task(NamedTuple):
 
 TRANSLATION = Task(
     "translation",
-    850,
+    1000,
     "nll_loss",
     [
         *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
-        *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.1", "--clip-norm=1.0"],
+        *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.0", "--clip-norm=1.0"],
         *["--lr=3e-3", "--warmup-updates=200", "--weight-decay=0.05", "--required-batch-size-multiple=1"],
     ],
     {
@@ -50,10 +50,10 @@ TRANSLATION = Task(
 
 LANGUAGE = Task(
     "language",
-    400,
+    300,
     "loss",
     [
-        *["--max-tokens=2048", "--lr=5e-3", "--warmup-updates=100", "--clip-norm=0.25", "--weight-decay=0.1"],
+        *["--max-tokens=2048", "--lr=8e-3", "--warmup-updates=75", "--clip-norm=0.25", "--weight-decay=0.1"],
         *["--num-workers=0"],
     ],
     {"Mega": quality_lm.MODELS["mega"], "Transformer": quality_lm.MODELS["transformer"]},
