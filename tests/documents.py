@@ -1,9 +1,15 @@
 """What README, docs and examples tell their reader to type, and what shows that it works."""
 
 import re
+import sys
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Iterator, List, NamedTuple
+from typing import Any, Iterator, List, NamedTuple, get_type_hints
 
+from mega_fairseq.models.mega_lm import MegaLMConfig
+from mega_fairseq.models.mega_transformer import MegaTransformerConfig
+from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig
 from tests.commands import ROOT
 
 DOCUMENTS = sorted(
@@ -34,6 +40,45 @@ def commands(document: Path) -> Iterator[Command]:
                 yield Command(str(document.relative_to(ROOT)), number, words)
 
 
+# ------------------------------------------------------------------------------------------------ options
+
+CONFIGS = {
+    "`--arch mega_transformer`": MegaTransformerConfig,
+    "`--arch mega_lm`": MegaLMConfig,
+    "`--task mega_language_modeling`": MegaLanguageModelingConfig,
+}
+
+
+OPTIONS = """# Options
+
+All that our models and task have, as `--name` on the command line and as `name`, with underscores, in hydra's YAML.
+Defaults are the bare model's; a preset has its own. fairseq's `--help` does not list what belongs to an `--arch`.
+"""
+
+
+def options_document() -> str:
+    """docs/options.md: `python -m tests.documents > docs/options.md` writes it."""
+    parts = [OPTIONS]
+    for name, config in CONFIGS.items():
+        kinds = get_type_hints(config)
+        rows = [_row(f.name, kinds[f.name], f.default, f.metadata.get("help")) for f in fields(config)]
+        lines = [f"## {name}\n", "| option | default | meaning |", "|---|---|---|", *filter(None, rows), ""]
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def _row(name: str, kind: Any, default: Any, meaning: str) -> str:
+    """Those without a meaning are fairseq's own."""
+    if not meaning or name == "data":
+        return ""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        meaning += ": " + ", ".join(f"`{choice.value}`" for choice in kind)
+    default = re.sub(r"\$\{.*\.(\w+)\}", lambda found: f"`--{found.group(1).replace('_', '-')}`", str(default))
+    return f"| `--{name.replace('_', '-')}` | {default} | {meaning} |"
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
 COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
 
 BIBLE = "test_examples_wmt16.py::test_the_shipped_corpus_goes_from_text_to_scores"
@@ -49,6 +94,11 @@ SHOWN = {
     r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
     r"UPDATES=400 WARMUP=80 CHECKPOINTS=.* \./train\.sh --rel-pos-bias rotary": [ADDRESSES],
     r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
+    r"fairseq-preprocess --source-lang .*": ["test_docs.py::test_the_readme_trains_and_translates"],
+    r"fairseq-preprocess --only-source .*": [
+        "test_docs.py::test_the_readme_trains_evaluates_and_sweeps_a_language_model"
+    ],
+    r"echo .* \| fairseq-interactive DATA .*": ["test_docs.py::test_the_readme_goes_on_with_a_text"],
     r"fairseq-train DATA --user-dir .*--task translation .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-generate DATA .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-train DATA .*--task mega_language_modeling .*|(fairseq-eval-lm|mega-fairseq (sweep|inspect)) .*": [
@@ -84,3 +134,6 @@ SHOWN = {
     ],
     r"export MALLOC_TRIM_THRESHOLD_=\d+ MALLOC_MMAP_THRESHOLD_=\d+": ["a setting of the C library"],
 }
+
+if __name__ == "__main__":
+    sys.stdout.write(options_document())

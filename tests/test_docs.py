@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, fairseq, preprocess_text, write_corpus
-from tests.documents import COMMANDS, DOCUMENTS, README, SHOWN, blocks
+from tests.documents import COMMANDS, DOCUMENTS, README, SHOWN, blocks, options_document
 
 NARROW = {"layers": 1, "embed-dim": 16, "hidden-dim": 32, "z-dim": 8, "ffn-embed-dim": 32}
 FEW = ["--max-update=2", "--update-freq=1", "--warmup-updates=1", "--cpu"]
@@ -54,6 +54,10 @@ def test_the_tests_readme_names_every_file_of_tests():
     text = (ROOT / "tests/README.md").read_text()
     missing = [path.name for path in (ROOT / "tests").rglob("test_*.py") if path.name not in text]
     assert not missing
+
+
+def test_the_table_of_options_is_that_of_the_code():
+    assert options_document() == (ROOT / "docs/options.md").read_text()
 
 
 # ------------------------------------------------------------------------------------------------ executed
@@ -122,12 +126,19 @@ def test_the_readme_trains_evaluates_and_sweeps_a_language_model(language):
 
 
 @pytest.mark.slow
+def test_the_readme_goes_on_with_a_text(language):
+    (command,) = (command for command in COMMANDS if command.document == README and "interactive" in command.words)
+    said = shell(f"{command.words} --cpu", language[0])
+    assert re.search(r"^H-0\t-?[\d.]+\t\S", said, re.MULTILINE)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_the_python_of_the_readme_runs_on_what_its_commands_have_trained(translation, language, number):
     programs = blocks(ROOT / README, "python")
     assert len(programs) == 3
     # the corpora of the tests are in pieces already
-    program = programs[number].replace(', bpe="sentencepiece", sentencepiece_model="CODES"', "")
+    program = programs[number].replace(', bpe="sentencepiece", sentencepiece_model="data/sentencepiece/codes"', "")
     place = translation[0] if "Transformer" in program else language[0]
     (place / "program.py").write_text(program)
     shell("python program.py", place)

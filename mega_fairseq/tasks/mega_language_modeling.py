@@ -242,7 +242,7 @@ class MegaLanguageModelingTask(FairseqTask):
         if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
             raise ValueError(
                 "a prefix reaches over the end of a line, where fairseq's search stops; give --documents line "
-                "--valid-block documents, or a smaller --prefix-size"
+                "--valid-block documents, or --prefix-size N for the first N tokens of each text"
             )
         tokens = tokens.masked_fill(ends, pad)
         needed = int((tokens != pad).sum(1).max())
