@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Dict, List
 
-from contest import CHUNKS, CONTEXT, LANGUAGE, TRAINED_CHUNK, TRANSLATION
+from contest import CHUNKS, CONTEXT, LANGUAGE, TRAINED_CHUNK, TRANSLATION, Task
 
 from benchmarks.runs import curve, parameters
 
@@ -18,11 +18,13 @@ def numbers(log: Path, pattern: str) -> List[float]:
     return [float(number.replace(",", "")) for number in re.findall(pattern, log.read_text(errors="replace"))]
 
 
-def trained(folder: Path) -> Dict[str, float]:
+def trained(task: Task, folder: Path) -> Dict[str, float]:
     log = folder / "train.log"
+    text = log.read_text(errors="replace")
     return {
-        "parameters": parameters(log.read_text(errors="replace")),
+        "parameters": parameters(text),
         "training, tokens/s": statistics.median(numbers(log, r'"(?:train_)?wps": "([\d.]+)"')),
+        "validation, bits per token": curve(text, "valid", f"valid_{task.loss}", "valid_num_updates")[-1][1],
     }
 
 
@@ -45,10 +47,10 @@ def swept(folder: Path) -> Dict[int, Dict[str, float]]:
 def evaluated(model: str, folder: Path) -> Dict[str, float]:
     if model == "Mega":
         point = swept(folder)[TRAINED_CHUNK]
-        return {"bits per byte": point["bits"], "evaluating, tokens/s": point["tokens"] / point["seconds"]}
+        return {"test, bits per byte": point["bits"], "evaluating, tokens/s": point["tokens"] / point["seconds"]}
     log = folder / "evaluate.log"
     return {
-        "bits per byte": numbers(log, r"Loss \(base 2\): ([\d.]+)")[-1],
+        "test, bits per byte": numbers(log, r"Loss \(base 2\): ([\d.]+)")[-1],
         "evaluating, tokens/s": numbers(log, r"\(([\d.]+) tokens/s\)")[-1],
     }
 
@@ -59,11 +61,11 @@ def table(folders: Folders, updates: Dict[str, int], out: Path) -> str:
     sections = [
         (
             f"translating English to German: 27,017 pairs, {updates[TRANSLATION.name]:,} updates, beam 5",
-            {model: {**trained(folder), **translated(folder)} for model, folder in translation.items()},
+            {model: {**trained(TRANSLATION, folder), **translated(folder)} for model, folder in translation.items()},
         ),
         (
             f"modelling language: 5 MB, byte by byte, {updates[LANGUAGE.name]:,} updates",
-            {model: {**trained(folder), **evaluated(model, folder)} for model, folder in language.items()},
+            {model: {**trained(LANGUAGE, folder), **evaluated(model, folder)} for model, folder in language.items()},
         ),
     ]
     lines = [f"{'':34}{'Mega':>14}{'Transformer':>14}{'ratio':>8}"]
@@ -114,7 +116,7 @@ def draw(folders: Folders, figure: Path) -> None:
     bits = [point["bits"] for point in points.values()]
     chunks.plot(list(points), bits, color=COLOURS["Mega"], marker=".", label="Mega, one stream")
     chunks.axhline(
-        evaluated("Transformer", transformer)["bits per byte"],
+        evaluated("Transformer", transformer)["test, bits per byte"],
         color=COLOURS["Transformer"],
         label=f"Transformer, {CONTEXT} before each",
     )
