@@ -322,7 +322,7 @@ def test_a_converted_checkpoint_is_not_converted_again(converted, tmp_path, caps
 def test_a_torch_that_cannot_read_without_executing_does_not_read(tmp_path, capsys, monkeypatch):
     source = save(NORMAL, tmp_path / "old.pt")
     monkeypatch.delattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
-    refuse(capsys, source, tmp_path / "ours.pt", words=["torch 2.6 or newer"])
+    refuse(capsys, source, tmp_path / "ours.pt", words=["where torch is 2.6 or newer"])
 
 
 # -------------------------------------------------------------------------------------- stock commands
