@@ -29,7 +29,7 @@ COVERAGE := --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov
 test: $(READY) ## run the tests; those in ARGS, or all, which must reach 95% of the branches of ops and modules
 	$(BIN)/python -m pytest -n $(WORKERS) $(if $(ARGS),$(ARGS),$(COVERAGE))
 
-demo: $(READY) ## translate, model language, beside a Transformer: 12 minutes on two cores
+demo: $(READY) ## translate, model language, beside a Transformer: 9 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
 bench: $(READY) ## check, then time the layers

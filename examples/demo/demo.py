@@ -1,4 +1,4 @@
-"""Twelve minutes with Mega on two CPU cores, beside fairseq's Transformer: `make demo`, or this file by itself.
+"""Some minutes with Mega on two CPU cores, beside fairseq's Transformer: `make demo`, or this file by itself.
 
 Trains a translation model on the shipped Bible and a language model on the bytes of the shipped addresses, each next to
 a Transformer of equal size on equal batches for as many updates; translates, evaluates at several chunk sizes, draws
