@@ -83,6 +83,12 @@ def mega(shape: str, task: Namespace, chunk: int, quick: bool) -> BaseFairseqMod
     return preset(f"mega_lm_{shape}", task, **options)
 
 
+def as_words(shape: str) -> List[str]:
+    """The Transformer's options on a command line."""
+    options = ((f"--{name.replace('_', '-')}", value) for name, value in TRANSFORMERS[shape].items())
+    return [part for name, value in options for part in ([name] if value is True else [name, str(value)])]
+
+
 def transformer(shape: str, task: Namespace, quick: bool) -> BaseFairseqModel:
     options = {**TRANSFORMERS[shape], "tokens_per_sample": WINDOW, "max_target_positions": WINDOW}
     if quick:

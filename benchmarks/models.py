@@ -1,12 +1,15 @@
 """Whole models that are measured: presets of ours with random weights, over made-up words."""
 
 from argparse import Namespace
-from typing import Any
+from typing import Any, List
 
+from fairseq import options
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
 
-import mega_fairseq.models  # noqa: F401 - registers
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - both register
 
 
 def task(types: int) -> Namespace:
@@ -23,3 +26,9 @@ def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
     for option, value in options.items():
         setattr(cfg, option, value)
     return MODEL_REGISTRY[name].build_model(cfg, task).eval()
+
+
+def as_told(words: List[str], types: int) -> BaseFairseqModel:
+    """What fairseq-train would build, over a dictionary of so many types."""
+    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return build_model(convert_namespace_to_omegaconf(given).model, task(types))

@@ -108,15 +108,20 @@ def test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to(tmp_pat
 
 def test_the_quality_benchmark_compares_models_of_equal_size():
     """Within 3%: built as the benchmark's own options say, with a joined dictionary of its vocabulary."""
-    from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    built = (models.as_told([*words, *quality.recipe(10)], 3908) for words in quality.MODELS.values())
+    sizes = [sum(p.numel() for p in model.parameters()) for model in built]
+    assert max(sizes) < 1.03 * min(sizes)
 
-    sizes = {}
-    for name, arguments in quality.MODELS.items():
-        parser = options.get_training_parser()
-        given = ["data", *arguments, *quality.recipe(10)]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
-        words = models.task(3908).source_dictionary
-        task = tasks.TASK_REGISTRY["translation"](cfg.task, words, words)
-        sizes[name] = sum(p.numel() for p in task.build_model(cfg.model).parameters())
-    assert max(sizes.values()) < 1.03 * min(sizes.values())
+
+def test_the_training_benchmark_times_models_of_equal_size_and_writes_its_numbers(tmp_path):
+    out = tmp_path / "train.json"
+    result = run("--quick", "--json", str(out), script="train.py")
+    assert result.returncode == 0, result.stderr
+    tables = json.loads(out.read_text())
+    for name in ("small", "base", "language"):
+        sizes = tables[name]["parameters"]
+        assert max(sizes.values()) < 1.05 * min(sizes.values())
+        (row,) = tables[name]["rows"]
+        assert set(row["tokens_per_second"]) == {"transformer", "mega"}
+        assert all(speed > 0 for speed in row["tokens_per_second"].values())
+    assert run("--tables", "small,large", script="train.py").returncode == 2

@@ -252,6 +252,14 @@ def test_the_architecture_is_that_of_the_options_and_the_training(translation, i
         assert line in out.splitlines()
 
 
+def test_an_epoch_that_has_ended_is_not_taken_for_the_next(translation, inspect, edited):
+    """fairseq itself writes the number of the epoch that it goes on with."""
+    ended = {"epoch": 4, "iterations_in_epoch": 0}
+    out, found = inspect(edited(translation.last, lambda c: c["extra_state"]["train_iterator"].update(ended)))
+    assert found["architecture"]["epoch"] == 3
+    assert "3 updates, epoch 3," in out
+
+
 def test_a_language_model_has_a_decoder_alone(sweep_folder, inspect):
     out, found = inspect(sweep_folder / "rotary.pt")
     seen = found["architecture"]["decoder"]

@@ -63,7 +63,7 @@ def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
         "prenorm": common.prenorm,
         "head": _head(model.decoder),
         "updates": checkpoint.updates,
-        "epoch": checkpoint.number("train_iterator", "epoch"),
+        "epoch": _epoch(checkpoint),
         "criterion": checkpoint.word("criterion"),
         "metric": checkpoint.word("checkpoint", "best_checkpoint_metric"),
         "best": checkpoint.number("best"),
@@ -71,6 +71,12 @@ def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
         "stored_as": numbers.most_common(1)[0][0],
         "trained_in": [name for name in ("fp16", "bf16", "amp") if checkpoint.option("common", name) is True],
     }
+
+
+def _epoch(checkpoint: Checkpoint) -> Optional[float]:
+    """That of the last update: at an epoch's end fairseq has the number of the next."""
+    epoch, batches = (checkpoint.number("train_iterator", name) for name in ("epoch", "iterations_in_epoch"))
+    return epoch if epoch is None or batches else epoch - 1
 
 
 def _sizes(stack: nn.Module) -> Numbers:

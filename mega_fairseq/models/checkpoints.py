@@ -1,8 +1,7 @@
 """What a checkpoint may hold when torch reads weights only, as it does since version 2.6.
 
 Runs of ours hold tensors and plain containers. Those of stock models (a Transformer to compare with, a teacher) also
-hold the containers below, which are data. This is torch's own allow-list; it
-changes nothing in fairseq.
+hold the containers below, which are data. This is torch's own allow-list; it changes nothing in fairseq.
 """
 
 import argparse
