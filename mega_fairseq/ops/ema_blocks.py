@@ -11,6 +11,7 @@ from mega_fairseq.ops.ema_recurrence import (
     collecting,
     ema_kernel,
     end_aligned,
+    final_state,
     no_skip,
     spreading,
     zero_state,
@@ -36,21 +37,27 @@ def _toeplitz(taps: Tensor, size: int) -> Tensor:
     return taps.unfold(-1, size, 1).flip(1)
 
 
+def _taps(c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None) -> Tensor:
+    """(D, 2C - 1): what the inputs up to C - 1 steps after and before an output give to it."""
+    taps = ema_kernel(c, size)  # (D, C)
+    present = taps[:, :1] + skip.unsqueeze(-1)
+    if backward is None:
+        return torch.cat([torch.zeros_like(taps[:, 1:]), present, taps[:, 1:]], -1)
+    back = ema_kernel(backward, size)
+    return torch.cat([back[:, 1:].flip(-1), present + back[:, :1], taps[:, 1:]], -1)
+
+
 def _block_tables(
     c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None
 ) -> _BlockTables:
-    taps = ema_kernel(c, size)  # (D, C)
-    present = taps[:, :1] + skip.unsqueeze(-1)
+    within = _toeplitz(_taps(c, skip, size, backward), size)
     collect, spread = collecting(c, size), spreading(c, size)  # (D, C, N), (D, N, C)
     decay = torch.exp(c.log_decay * size)
     if backward is None:
-        past = torch.zeros_like(taps[:, 1:])
-        return _BlockTables(_toeplitz(torch.cat([past, present, taps[:, 1:]], -1), size), collect, spread, decay)
-    back = ema_kernel(backward, size)
-    both = torch.cat([back[:, 1:].flip(-1), present + back[:, :1], taps[:, 1:]], -1)
+        return _BlockTables(within, collect, spread, decay)
     collect_back, spread_back = collecting(backward, size).flip(1), spreading(backward, size).flip(-1)
     return _BlockTables(
-        _toeplitz(both, size),
+        within,
         torch.cat([collect, collect_back], 2),
         torch.cat([spread, spread_back], 1),
         torch.cat([decay, torch.exp(backward.log_decay * size)], -1),
@@ -159,6 +166,24 @@ def _run_blocks(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Te
     return _BlockScan.apply(x, initial, *t)
 
 
+class _OneBlock(torch.autograd.Function):
+    """`_block_scan` where nothing enters and there is one block, as in most sentences: its Toeplitz product is all."""
+
+    @staticmethod
+    def forward(ctx, x, within):
+        ctx.save_for_backward(x, within)
+        return _channels_last(torch.bmm(_channels_first(x, x.size(1)), within), x.size(0))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, within = ctx.saved_tensors
+        with without_autocast(x):
+            xs, dys = _channels_first(x, x.size(1)), _channels_first(dy, x.size(1))  # (D, B, C)
+            dxs = torch.bmm(dys, within.transpose(1, 2))
+            return _channels_last(dxs, x.size(0)), torch.bmm(xs.transpose(1, 2), dys)
+
+
 def _block_size(x: Tensor) -> int:
     return min(x.size(1), BLOCK if x.device.type == "cpu" else BLOCK_GPU)
 
@@ -168,7 +193,10 @@ def ema_scan(
 ) -> Tuple[Tensor, Tensor]:
     """Causal EMA in blocks: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
     length, size = x.size(1), _block_size(x)
-    tables = _block_tables(c, no_skip(c) if skip is None else skip, size)
+    skip = no_skip(c) if skip is None else skip
+    if length == size and state is None and not is_compiling():
+        return _OneBlock.apply(x, _toeplitz(_taps(c, skip, size), size)), final_state(x, c)
+    tables = _block_tables(c, skip, size)
     y, last = _run_blocks(_pad_to_multiple(x, size), tables, zero_state(x, c) if state is None else state)
     rest = (length - 1) % size + 1  # steps of the last block, which may be a partial one
     tail = x[:, length - rest :].permute(2, 0, 1)  # (D, B, rest)
@@ -178,6 +206,8 @@ def ema_scan(
 
 def ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip: Tensor) -> Tensor:
     size = _block_size(x)
+    if x.size(1) == size and not is_compiling():
+        return _OneBlock.apply(x, _toeplitz(_taps(c, skip, size, backward), size))
     tables = _block_tables(c, skip, size, backward)
     y, _ = _run_blocks(_pad_to_multiple(x, size), tables, zero_state(x, c))
     return y[:, : x.size(1)]

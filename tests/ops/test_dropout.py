@@ -11,7 +11,7 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
     MovingAverageGatedAttention,
 )
-from mega_fairseq.ops.dropout import dropped, keep_mask
+from mega_fairseq.ops.dropout import SHARES, dropped, keep_mask
 
 CPU = torch.device("cpu")
 FEATURES = [False, True]
@@ -33,12 +33,28 @@ def test_dropout_keeps_the_mean(features):
     assert (y.mean(0) - x[0]).abs().le(5 * error).all()
 
 
-def test_a_mask_keeps_the_share_that_it_should_and_the_factor_restores_the_mean():
+@pytest.mark.parametrize("dropout", [0.1, 0.3, 0.5, 0.999])
+def test_a_mask_keeps_the_share_that_it_should_and_the_factor_restores_the_mean(dropout):
     torch.manual_seed(0)
-    keep, scale = keep_mask((1000, 100), 0.3, CPU)
-    assert keep.dtype == torch.bool
-    assert abs(keep.double().mean().item() - 0.7) < 0.01
-    assert scale == pytest.approx(1 / 0.7)
+    keep, scale = keep_mask((1000, 1001), dropout, CPU)
+    assert (keep.dtype, keep.shape) == (torch.bool, (1000, 1001))
+    share, deviation = 1 / scale, math.sqrt(dropout * (1 - dropout) / keep.numel())
+    assert abs(share - (1 - dropout)) <= 0.5 / SHARES
+    assert abs(keep.double().mean().item() - share) < 4 * deviation
+
+
+def test_a_mask_of_almost_nothing_has_a_finite_factor():
+    _, scale = keep_mask((2, 3), 1 - 1e-9, CPU)
+    assert scale == SHARES
+
+
+def test_entries_of_a_mask_are_independent():
+    """Four neighbours come from one draw."""
+    torch.manual_seed(0)
+    keep = keep_mask((250_000, 4), 0.3, CPU)[0].double() - 0.7
+    together = keep.t() @ keep / len(keep)  # covariances
+    assert (together - 0.21 * torch.eye(4)).abs().max() < 4 * 0.21 / math.sqrt(len(keep))
+    assert abs((keep[1:, 0] * keep[:-1, 3]).mean().item()) < 4 * 0.21 / math.sqrt(len(keep))
 
 
 def test_plain_dropout_drops_single_entries():
