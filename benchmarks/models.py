@@ -1,5 +1,6 @@
 """Whole models that are measured: presets of ours with random weights, over made-up words."""
 
+import re
 from argparse import Namespace
 from typing import Any, List
 
@@ -26,6 +27,12 @@ def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
     for option, value in options.items():
         setattr(cfg, option, value)
     return MODEL_REGISTRY[name].build_model(cfg, task).eval()
+
+
+def size_of(model: BaseFairseqModel) -> int:
+    """Parameters that are used: the Transformer of fairseq 0.12.2 has a second set in its encoder's layers."""
+    unused = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+    return sum(p.numel() for name, p in model.named_parameters() if not unused.fullmatch(name))
 
 
 def as_told(words: List[str], types: int) -> BaseFairseqModel:

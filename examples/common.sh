@@ -18,6 +18,17 @@ need_module() { "$PYTHON" -c "import $1" 2>/dev/null || die "$PYTHON has no modu
 
 need_file() { [ -e "$1" ] || die "$1 is not there: $2."; }
 
+# whole_numbers LEAST NAME...: stops where a variable that is set holds anything else.
+whole_numbers() {
+    local least=$1 name value
+    shift
+    for name in "$@"; do
+        value=${!name:-$least}
+        [[ $value =~ ^(0|[1-9][0-9]*)$ && $value -ge $least ]] ||
+            die "$name is '$value'; give a whole number from $least."
+    done
+}
+
 # --------------------------------------------------------------------------------------------------- Python, fairseq
 
 # The first Python that has fairseq and the plugin: PYTHON, one on PATH, the one that `make install` sets up.
@@ -61,6 +72,8 @@ PYTHON=$(find_python)
 WORKERS=${WORKERS:-$(getconf _NPROCESSORS_ONLN)}
 DATA=$(absolute "${DATA:-$HERE/data}")
 DOWNLOADS=$DATA/downloads
+whole_numbers 0 GPUS
+whole_numbers 1 WORKERS
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
@@ -93,7 +106,8 @@ remember() {
     fi
 }
 
-count_lines() { wc -l <"$1" | tr -d ' '; }
+# The last line counts where its end is missing, too.
+count_lines() { LC_ALL=C awk 'END {print NR}' <"$1"; }
 
 # fetch URL: into DOWNLOADS, under a temporary name until it is whole; a broken download goes on where it broke off.
 # With MIRROR from there, by the same name.

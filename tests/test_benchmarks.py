@@ -108,8 +108,7 @@ def test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to(tmp_pat
 
 def test_the_quality_benchmark_compares_models_of_equal_size():
     """Within 3%: built as the benchmark's own options say, with a joined dictionary of its vocabulary."""
-    built = (models.as_told([*words, *quality.recipe(10)], 3908) for words in quality.MODELS.values())
-    sizes = [sum(p.numel() for p in model.parameters()) for model in built]
+    sizes = [models.size_of(models.as_told([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()]
     assert max(sizes) < 1.03 * min(sizes)
 
 

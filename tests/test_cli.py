@@ -1,5 +1,6 @@
 """The command `mega-fairseq`, in processes of its own: what it prints, refuses, and leaves behind."""
 
+import importlib
 import importlib.metadata
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import mega_fairseq
+from mega_fairseq.cli.main import main
 from tests.released import ROOT, assert_refused, checkpoint, model, refuse, run, save
 
 SMALL = "pre_softmax_simple_noffn"
@@ -49,6 +51,21 @@ def test_user_dir_prints_the_folder_of_the_package_without_torch_or_fairseq():
     result = run("user-dir", program=check)
     assert Path(result.stdout.strip()) == Path(mega_fairseq.__file__).parent
     assert result.stderr.strip() == "set()"
+
+
+def test_whoever_has_read_enough_is_shown_no_traceback():
+    command = f"{sys.executable} -m mega_fairseq.cli user-dir | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout.strip() in "01", result.stderr) == (True, "")
+
+
+def test_an_interrupted_command_is_one_line(monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("mega_fairseq.cli.user_dir"), "run", interrupt)
+    assert main(["user-dir"]) == 130
+    assert capsys.readouterr().err == "mega-fairseq user-dir: interrupted\n"
 
 
 def test_fairseq_takes_what_user_dir_prints():

@@ -11,7 +11,16 @@ import zipfile
 import pytest
 import torch
 
-from tests.test_examples_wmt16 import EXAMPLES, Recipe, files, half, text, write
+from tests.test_examples_wmt16 import (
+    EXAMPLES,
+    Recipe,
+    files,
+    half,
+    pretending,
+    refuses_what_is_no_number,
+    text,
+    write,
+)
 
 LM = EXAMPLES / "lm"
 SHIPPED = LM / "addresses/lm-sotu.tar.xz"
@@ -174,6 +183,76 @@ def test_wrong_units_are_refused_with_the_right_values(addresses):
     assert "UNITS=words is unknown: say bytes or bpe" in addresses.refusal("prepare.sh", UNITS="words")
 
 
+def test_a_vocabulary_that_does_not_suit_the_text_is_refused_with_one_that_does(addresses):
+    sentence = addresses.refusal("prepare.sh", UNITS="bpe", VOCABULARY=8000)
+    assert re.fullmatch(r"VOCABULARY=8000 does not suit this text: give \d+ or less\.", sentence)
+
+
+@pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
+def test_a_number_that_is_none_is_refused_before_any_work(tmp_path, recipe):
+    own = {"addresses": {"prepare.sh": " VOCABULARY", "train.sh": " SAVE"}, "enwik8": {"prepare.sh": " BYTES"}}
+    numbers = {
+        "prepare.sh": "WORKERS",
+        "train.sh": "UPDATES MAX_TOKENS BATCH_TOKENS GPUS WARMUP",
+        "evaluate.sh": "CHUNK STREAMS",
+    }
+    for script, names in numbers.items():
+        names += own.get(recipe, {}).get(script, "")
+        refuses_what_is_no_number(Recipe(LM / recipe, tmp_path), script, names.split())
+
+
+@pytest.fixture
+def pretended(tmp_path):
+    """As if prepared and trained, with a text of ten bytes for which fairseq-eval-lm says what `answers` holds."""
+    recipe = Recipe(LM / "addresses", tmp_path, PYTHON=pretending(tmp_path, "eval_lm"))
+    write(recipe.data / "raw/test.txt", ["ten bytes"])
+    (recipe.data / "bytes/bin").mkdir(parents=True)
+    for folder in ("checkpoints", "other"):
+        for name in ("best", "last"):
+            write(tmp_path / f"{folder}/checkpoint_{name}.pt", [])
+    return recipe
+
+
+def say(recipe, bits):
+    write(recipe.place / "answers", ["Evaluated 10 tokens", f"Loss (base 2): {bits}, Perplexity: 1"])
+
+
+def test_scores_are_kept_by_the_settings_that_they_were_got_with(pretended):
+    calls = {
+        "": ([], {}),
+        "-valid-block-size-7": (["--valid-block", "size:7"], {}),
+        "-documents-line": (["--documents=line"], {}),
+        "-checkpoint_last": ([], {"CHECKPOINT": "checkpoints/checkpoint_last.pt"}),
+        "-checkpoint_last-documents-line": (
+            ["--documents", "line"],
+            {"CHECKPOINT": pretended.checkpoints / "checkpoint_last.pt"},
+        ),
+        f"{pretended.place}-other-checkpoint_best".replace("/", "-"): ([], {"CHECKPOINT": "other/checkpoint_best.pt"}),
+    }
+    for number, (arguments, variables) in enumerate(calls.values(), 1):
+        say(pretended, number)
+        pretended.run("evaluate.sh", *arguments, **variables)
+    for number, name in enumerate(calls, 1):
+        found, _, _ = scores(pretended, f"test-chunk512-streams1{name}.txt")
+        assert found["bits per byte"] == number
+    assert len(files(pretended.results)) == len(calls)
+
+
+def test_an_evaluation_that_fails_leaves_nothing_that_looks_like_a_result(pretended):
+    pretended.results.mkdir()
+    (pretended.place / "answers").write_text("out of memory\n")
+    assert "fairseq-eval-lm gave no loss" in pretended.refusal("evaluate.sh")
+    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
+    # What is no text has bytes, but no words.
+    say(pretended, 1)
+    (pretended.data / "raw/test.txt").write_bytes(b"\xff\n")
+    process = pretended.start("evaluate.sh")
+    process.communicate()
+    assert process.returncode != 0
+    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
+    assert "tset.txt is not there" in pretended.refusal("evaluate.sh", SUBSET="tset")
+
+
 def test_the_shipped_corpus_names_its_licence():
     with tarfile.open(SHIPPED) as archive:
         assert b"CC0 1.0" in archive.extractfile("lm-sotu/LICENSE.txt").read()
@@ -196,8 +275,8 @@ def mirror(tmp_path_factory, corpus):
     pack(folder / "wikitext-103-v1.zip", {f"wikitext-103/wiki.{split}.tokens": texts[split] for split in SPLITS})
     rows = ["# a comment"]
     for split, content in texts.items():
-        lines = content.count("\n")
-        # head -c has cut the last line, whose end fairseq adds.
+        # The last line is cut, and counts: fairseq adds its end.
+        lines = len(content.splitlines())
         tokens = sum(len(line.split()) + 1 for line in content.splitlines())
         rows.append(f"{split} wiki.{split}.tokens {lines} {tokens}")
     # bos, pad, eos, unk, and up to a multiple of eight

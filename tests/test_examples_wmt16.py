@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import io
+import itertools
 import os
 import re
 import shutil
@@ -184,6 +185,45 @@ def test_a_corpus_whose_languages_are_out_of_step_is_refused(bible, corpus):
     assert "train.de has 199 lines where 200 are expected" in bible.refusal("prepare.sh", CORPUS=broken)
 
 
+def test_a_last_line_without_its_end_is_a_line_like_any_other(bible, prepared_bible, corpus, tmp_path):
+    cut = bible.place / "cut"
+    shutil.copytree(corpus, cut)
+    # On one side, and on both.
+    for name in ("train.de", "valid.en", "test.en", "test.de"):
+        (cut / name).write_bytes((corpus / name).read_bytes()[:-1])
+    bible.variables.update(CORPUS=cut, BPE="sentencepiece")
+    bible.run("prepare.sh")
+    assert files(bible.data / "sentencepiece") == files(prepared_bible.data / "sentencepiece")
+    wrapper = answering(bible, tmp_path)
+    assert " = 100.00 " in bible.run("generate.sh", PYTHON=wrapper, CHECKPOINT=wrapper)
+
+
+def test_a_vocabulary_that_does_not_suit_the_text_is_refused_with_one_that_does(bible):
+    sentence = bible.refusal("prepare.sh", VOCABULARY=8000)
+    assert re.fullmatch(r"VOCABULARY=8000 does not suit this text: give \d+ or less\.", sentence)
+    sentence = bible.refusal("prepare.sh", VOCABULARY=10)
+    assert re.fullmatch(r"VOCABULARY=10 does not suit this text: give \d+ or more, for its letters\.", sentence)
+
+
+@pytest.mark.parametrize("folder", [WMT, BIBLE])
+def test_a_number_that_is_none_is_refused_before_any_work(folder, tmp_path):
+    numbers = {
+        "prepare.sh": "VOCABULARY WORKERS",
+        "train.sh": "UPDATES MAX_TOKENS BATCH_TOKENS GPUS WARMUP KEEP",
+        "generate.sh": "MAX_TOKENS BEAM",
+    }
+    for script, names in numbers.items():
+        refuses_what_is_no_number(Recipe(folder, tmp_path), script, names.split())
+    refuses_what_is_no_number(Recipe(WMT, tmp_path), "average.sh", ["LAST"])
+
+
+def refuses_what_is_no_number(recipe, script, names):
+    for name, wrong in zip(names, itertools.cycle(("many", "-1", "08", "1.5"))):
+        least = 0 if name in ("GPUS", "WARMUP", "KEEP") else 1
+        assert recipe.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
+    assert not list(recipe.place.iterdir())
+
+
 def test_each_script_says_which_one_comes_before_it(bible):
     assert "run prepare.sh first" in bible.refusal("train.sh")
     assert "run average.sh first" in bible.refusal("generate.sh")
@@ -224,7 +264,8 @@ def pack(path, members):
         for name, lines in members.items():
             if name.endswith(".sgm"):
                 lines = ["<doc>", *(f'<seg id="{i}"> {line} </seg>' for i, line in enumerate(lines, 1)), "</doc>"]
-            data = "".join(line + "\n" for line in lines).encode()
+            # English text lacks the end of its last line.
+            data = ("\n".join(lines) + "\n" * (not name.endswith(".en"))).encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -320,8 +361,13 @@ def answering(recipe, place):
     pieces = text(recipe.data / recipe.variables["BPE"] / "text/test.de")
     answers = [f"H-{number}\t-0.5\t{line}" for number, line in enumerate(pieces)]
     write(place / "answers", ["S-0\ta source", *sorted(answers), "D-0\t-0.5\tnot this"])
+    return pretending(place, "generate")
+
+
+def pretending(place, tool):
+    """A Python in whose fairseq this tool only prints what `answers` holds."""
     wrapper = place / "python"
-    condition = '[ "$2" = fairseq_cli.generate ]'
+    condition = f'[ "$2" = fairseq_cli.{tool} ]'
     otherwise = f"exec '{sys.executable}' \"$@\""
     wrapper.write_text(f"#!/bin/sh\nif {condition}; then cat '{place}/answers'; else {otherwise}; fi\n")
     wrapper.chmod(0o755)

@@ -160,7 +160,7 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
         ([*ADAPTIVE, "--criterion=cross_entropy"], "--criterion cross_entropy asks for the probability of every type"),
         (["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"], "--criterion adaptive_loss is for an adaptive"),
-        (["--decoder-embed-path={}/gone"], "/gone, which holds no header and lines of words and numbers; give another"),
+        (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
         (["--decoder-embed-path={}/empty"], "/empty, which holds no header and lines of words and numbers"),
         (["--decoder-embed-path={}/foreign"], "/foreign, which knows no type of the dictionary; give a file of the"),
         (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
@@ -202,7 +202,8 @@ def trained(no_data, tmp_path_factory):
     """A language model of that dictionary."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text").write_text("w1 w2 w3\n" * 50)
-    words = ["--only-source", "--srcdict", no_data / "dict.txt", "--trainpref", folder / "text"]
+    both = ["--trainpref", folder / "text", "--validpref", folder / "text"]  # fairseq 0.12.2 loads it all the same
+    words = ["--only-source", "--srcdict", no_data / "dict.txt", *both]
     fairseq("preprocess", *words, "--destdir", folder)
     fairseq("train", folder, *LANGUAGE_MODEL, "--disable-validation", "--max-update=1", "--save-dir", folder)
     return folder / "checkpoint_last.pt"
@@ -211,7 +212,10 @@ def trained(no_data, tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model-overrides={'decoder_chunk_size': 0}"], "ValueError: --decoder-chunk-size is 0; it must be"),
+        (
+            ["--model-overrides={'decoder_chunk_size': 0}"],
+            "ValueError: --decoder-chunk-size is 0; give a number of tokens, or -1",
+        ),
         (["--model-overrides={'piece_tokens': 0}"], "ValueError: --piece-tokens is 0; it must be a whole number"),
         (["--valid-block=splits:0"], "ValueError: --valid-block is 'splits:0'; give splits:K"),
         ([], "FileNotFoundError: there is no "),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.commands import (
     LM,
     LM_CHUNK,
@@ -216,6 +217,18 @@ def test_streams_have_one_loss_in_any_batch(text, trained, whole, block):
     assert alone[1] != whole[1]  # each begins without a context
     for options in (["--batch-size=3"], ["--max-tokens=130"], ["--model-overrides={'piece_tokens':50}"]):
         assert evaluate(text, trained.last, *block, *options) == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("documents", "block", "warned"),
+    [("line", "splits:2", True), ("blank", "size:7", True), ("line", "documents", False), ("stream", "size:7", False)],
+)
+def test_streams_that_go_on_over_the_ends_of_documents_are_spoken_of(text, documents, block, warned, caplog):
+    options = {"data": str(text), "documents": documents, "valid_block": block}
+    MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig(**options)).load_dataset("test")
+    over = [message for message in caplog.messages if "go on over the ends of its documents" in message]
+    assert over == [message for message in caplog.messages if "--valid-block" in message]
+    assert len(over) == warned
 
 
 def test_a_smaller_chunk_and_a_larger_one_can_be_tried_where_the_bias_allows_it(text, trained, whole):

@@ -65,7 +65,7 @@ def assert_same_texts(said, other):
 def word_scores(text, trained, *options):
     """Each document's words and their log-probabilities as fairseq-eval-lm says them, by its number."""
     words = [*LM, "--path", trained.last, *DOCUMENTS, "--output-word-probs", *options]
-    found = re.findall(r"eval_lm:(\d+) (.+ \[.*)$", fairseq("eval-lm", text, *words), re.MULTILINE)
+    found = re.findall(r"eval_lm(?::| \| )(\d+) (.+ \[.*)$", fairseq("eval-lm", text, *words), re.MULTILINE)
     pairs = {int(number): re.findall(r"(\S+) \[(-?[\d.]+)\]", rest) for number, rest in found}
     return {number: [(word, float(score)) for word, score in each] for number, each in sorted(pairs.items())}
 
@@ -80,6 +80,22 @@ def test_a_prefix_is_continued_in_any_batch(text, trained, documents):
         assert len(found) <= LONGEST
     assert max(map(len, texts)) > 20  # some cross an edge of chunks
     assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=1"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--min-len=9", "--max-len-b=12"], ["--beam=4"], ["--max-len-a=2", "--max-len-b=3"]],
+    ids=["shorter than --min-len", "nothing at all", "--max-len-a"],
+)
+def test_a_text_is_continued_as_it_is_alone_whatever_its_company_begins_with(
+    text, trained, documents, tmp_path, options
+):
+    prefixes = [" ".join(document[:count]) for count, document in enumerate(documents[:9])]
+    assert "" in prefixes
+    said = interact(text, trained, prefixes, tmp_path, *options, "--batch-size=64")
+    assert_same_texts(said, interact(text, trained, prefixes, tmp_path, *options, "--batch-size=1"))
+    if "--min-len=9" in options:
+        assert all(9 <= len(found.split()) <= 12 for _, found, _ in translations(said))
 
 
 def test_fairseq_interactive_continues_as_fairseq_generate_does(text, trained, documents, tmp_path):

@@ -128,6 +128,31 @@ def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_ty
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "without"),
+    [
+        ({"adaptive_softmax_dropout": 0.3}, "--adaptive-softmax-cutoff"),
+        ({"adaptive_softmax_factor": 2.0}, "--adaptive-softmax-cutoff"),
+        ({"adaptive_input_cutoff": "10"}, "--adaptive-input"),
+        ({"adaptive_input_factor": 2.0}, "--adaptive-input"),
+        ({"no_affine_final_norm": True}, "--normalize-before"),
+    ],
+    ids=str,
+)
+def test_an_option_that_changes_nothing_is_named(given, without, caplog):
+    model(**{"normalize_before": False, **given})
+    ((name, _),) = given.items()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].startswith(f"--{name.replace('_', '-')} changes nothing without {without}")
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_no_preset_has_an_option_that_changes_nothing(preset, caplog):
+    with torch.device("meta"):
+        build_model(parsed("--arch", preset), task(PARAMETERS[preset][0]))
+    assert not caplog.messages
+
+
 def test_a_second_dictionary_is_refused():
     words = SimpleNamespace(source_dictionary=dictionary(40), target_dictionary=dictionary(30))
     with pytest.raises(ValueError, match="--output-dictionary-size is not for Mega models"):

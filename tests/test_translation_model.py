@@ -57,6 +57,14 @@ def test_an_adaptive_softmax_scores_as_it_trains():
     torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(features.shape[:2]), **CLOSE)
 
 
+def test_an_adaptive_softmax_is_not_tied_in_silence(caplog):
+    made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
+    assert made.encoder.embed_tokens is made.decoder.embed_tokens
+    assert caplog.messages == [
+        "--share-all-embeddings ties source and target alone: the adaptive softmax has its own tables"
+    ]
+
+
 def test_layers_without_feed_forward_decode_as_they_train():
     made = model(encoder_ffn_embed_dim=0, decoder_ffn_embed_dim=0)
     assert all(layer.feed_forward is None for layer in made.decoder.layers)
@@ -121,6 +129,10 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
         ({"adaptive_softmax_cutoff": "x"}, "--adaptive-softmax-cutoff is 'x'"),
         ({"adaptive_softmax_cutoff": "9,5"}, "--adaptive-softmax-cutoff is '9,5'"),
         ({"decoder_ffn_embed_dim": -4}, "--decoder-ffn-embed-dim is -4"),
+        (
+            {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": "9"},
+            "--share-decoder-input-output-embed ties an output projection, which an adaptive softmax has not",
+        ),
         ({"share_all_embeddings": True, "encoder_embed_dim": 24}, "--encoder-embed-dim is 24"),
         ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path names a second"),
     ],

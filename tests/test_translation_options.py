@@ -58,7 +58,7 @@ def dictionaries(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--encoder-chunk-size=0"], "--encoder-chunk-size is 0; it must be a whole number of at least 1"),
+        (["--encoder-chunk-size=0"], "--encoder-chunk-size is 0; give a number of tokens, or -1 for no chunks"),
         (["--rel-pos-bias=rotary", "--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
         (["--share-all-embeddings"], "they have two; run fairseq-preprocess with --joined-dictionary"),
         (["--hidden-dropout=1"], "--hidden-dropout is 1.0; it must be a probability"),

@@ -72,12 +72,13 @@ need_trained() {
 }
 
 # evaluate OPTIONS...: SUBSET as STREAMS streams, read with chunks of CHUNK tokens. Sets TOKENS, BITS (that they took,
-# all together) and SCORES, the file that they belong into.
+# all together) and RESULT, what their files are named after.
 evaluate() {
     local log options per_token
     need_trained
-    SCORES=$RESULTS/$SUBSET-chunk$CHUNK-streams$STREAMS.txt
-    log=${SCORES%.txt}.log
+    need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
+    RESULT=$RESULTS/$(name_result "$@")
+    log=$RESULT.log.tmp
     options=(
         --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_language_modeling --gen-subset "$SUBSET"
         --model-overrides "{'decoder_chunk_size': $CHUNK}" --valid-block "splits:$STREAMS"
@@ -92,8 +93,30 @@ evaluate() {
     BITS="$per_token * $TOKENS"
 }
 
-# score NAME FORMULA: one line of SCORES.
-score() { printf '%-24s%s\n' "$1:" "$(LC_ALL=C awk "BEGIN {printf \"%.3f\", $2}")"; }
+# name_result OPTIONS...: from the settings. The recipe's own checkpoint goes without saying.
+name_result() {
+    local checkpoint=${CHECKPOINT#"$CHECKPOINTS/"} name
+    checkpoint=${checkpoint%.pt}
+    [ "$checkpoint" != checkpoint_best ] || checkpoint=
+    name=$(printf '%s-' "$SUBSET" "chunk$CHUNK" "streams$STREAMS" ${checkpoint:+"$checkpoint"} "$@" |
+        LC_ALL=C tr -cs 'A-Za-z0-9._' '-')
+    printf '%s\n' "${name%-}"
+}
+
+# keep_scores SCORE...: shows the scores, and gives the files their names now that nothing is missing in them.
+keep_scores() {
+    local wanted
+    for wanted in "$@"; do "$wanted"; done | tee "$RESULT.txt.tmp"
+    mv "$RESULT.log.tmp" "$RESULT.log"
+    mv "$RESULT.txt.tmp" "$RESULT.txt"
+}
+
+# score NAME FORMULA
+score() {
+    local value
+    value=$(LC_ALL=C awk "BEGIN {printf \"%.3f\", $2}")
+    printf '%-24s%s\n' "$1:" "$value"
+}
 
 # What a byte of the text itself takes, ends of line paid for.
 bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; }

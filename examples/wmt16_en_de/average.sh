@@ -12,6 +12,7 @@ CHECKPOINTS=${1:-${CHECKPOINTS:-$HERE/checkpoints/$BPE}}
 # shellcheck source=examples/wmt16_en_de/common.sh
 source "$HERE/common.sh"
 
+whole_numbers 1 LAST
 need_file "$CHECKPOINTS" "name the folder that train.sh wrote to"
 # checkpoint7.pt is epoch 7; by name it would come behind checkpoint10.pt.
 epochs=$(find "$CHECKPOINTS" -maxdepth 1 -name 'checkpoint*.pt' |

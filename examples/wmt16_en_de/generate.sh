@@ -14,6 +14,7 @@ source "$HERE/common.sh"
 
 SUBSET=${SUBSET:-test}
 MAX_TOKENS=${MAX_TOKENS:-8192}
+whole_numbers 1 MAX_TOKENS BEAM
 
 # Every hyphen inside a word becomes a token of its own, marked as one, so that each part of a compound can match by
 # itself. Many published results on this test set are given so; they are a little higher.

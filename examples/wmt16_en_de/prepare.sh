@@ -27,6 +27,7 @@ DICTIONARY=33000
 # Pairs longer or more uneven than this are removed, as Moses' clean-corpus-n.perl does by default.
 MAX_WORDS=80
 MAX_RATIO=9
+whole_numbers 1 VOCABULARY
 
 rows() { grep -Ev '^ *(#|$)' "$SOURCES"; }
 
@@ -64,7 +65,8 @@ make_raw() {
         extract "$archive" "$german" >"$out/part.de"
         check_pair "$out/part" "$archive" "$lines"
         for language in en de; do
-            cat "$out/part.$language" >>"$out/$split.$language"
+            # awk ends the last line where cat would join it to the next file's first.
+            LC_ALL=C awk 1 <"$out/part.$language" >>"$out/$split.$language"
             rm "$out/part.$language"
         done
     done < <(rows)

@@ -19,16 +19,28 @@ import lines
 def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]) -> None:
     import sentencepiece
 
-    with open(model, "wb") as writer:
-        sentencepiece.SentencePieceTrainer.train(
-            input=files,
-            model_writer=writer,
-            model_type="bpe",
-            vocab_size=size,
-            character_coverage=coverage,
-            max_sentence_length=1_000_000,  # sentencepiece leaves longer lines out: of paragraphs, some
-            minloglevel=1,
-        )
+    try:
+        with open(model, "wb") as writer:
+            sentencepiece.SentencePieceTrainer.train(
+                input=files,
+                model_writer=writer,
+                model_type="bpe",
+                vocab_size=size,
+                character_coverage=coverage,
+                max_sentence_length=1_000_000,  # sentencepiece leaves longer lines out: of paragraphs, some
+                minloglevel=1,
+            )
+    except RuntimeError as error:
+        sys.exit(f"error: VOCABULARY={size} does not suit this text: {advice(str(error))}")
+
+
+def advice(complaint: str) -> str:
+    """What sentencepiece's complaint about the vocabulary's size comes down to."""
+    largest = re.search(r"too high .* <= (\d+)", complaint)
+    least = re.search(r"required_chars\. \d+ vs (\d+)", complaint)
+    if largest:
+        return f"give {largest.group(1)} or less."
+    return f"give {least.group(1)} or more, for its letters." if least else complaint
 
 
 def learn_bpe(size: int, files: List[str]) -> List[str]:

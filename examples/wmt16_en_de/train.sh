@@ -18,6 +18,8 @@ MAX_TOKENS=${MAX_TOKENS:-8192}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
 PRECISION=${PRECISION:-fp32}
 KEEP=${KEEP:-10}
+whole_numbers 0 WARMUP KEEP
+whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
 
 # Post-norm, full attention, the simple relative bias and a hidden dropout of 0.1 are the architecture's own defaults:
 # without them here, ARCH=transformer_wmt_en_de gives the Transformer to compare with.

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from typing import Optional, Sequence
 
@@ -14,8 +15,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     chosen = parser().parse_args(arguments)
     try:
         importlib.import_module(f"mega_fairseq.cli.{chosen.command.replace('-', '_')}").run(chosen)
+        sys.stdout.flush()
     except Refusal as refusal:
         print(f"mega-fairseq {chosen.command}: {refusal}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"mega-fairseq {chosen.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 

@@ -68,8 +68,12 @@ class SegmentDataset(FairseqDataset):
         return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
-        """By size, so that batches need few pads; among equals at random, from fairseq's seed of this epoch."""
-        return np.lexsort([np.random.permutation(len(self)), self.sizes])
+        """By size, so that batches need few pads; among equals at random.
+
+        As fairseq-fixed seeds numpy for it, which fairseq 0.12.2 does with the same number for all epochs.
+        """
+        chance = np.random.RandomState((self.seed + self.epoch) % 2**32)
+        return np.lexsort([chance.permutation(len(self)), self.sizes])
 
     def batch_by_size(self, indices: np.ndarray, required_batch_size_multiple: int = 1, **limits: Any) -> Any:
         """Of any number of segments: fairseq drops what is left over of a multiple, and nothing is to be dropped."""

@@ -1,6 +1,7 @@
 """What stands around the layers, alike in encoders and decoders: from tokens to the first, and behind the last."""
 
 import math
+import os
 import re
 from typing import Dict, Mapping, Optional
 
@@ -26,6 +27,8 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
 def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tensor]:
     """What fairseq reads from the file for the dictionary's types: `dim` numbers for each, and for one at least."""
     given = f"--encoder-embed-path or --decoder-embed-path is {path}"
+    if not os.path.exists(path):
+        raise ValueError(f"{given}, which does not exist; give a file of pre-trained embeddings")
     try:
         rows = utils.parse_embedding(path)
     except (OSError, StopIteration, ValueError):  # StopIteration: not even a header

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
-from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option
+from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
 from mega_fairseq.models.presets import register_with_presets
 from mega_fairseq.models.resume import start_from_whole
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -113,6 +113,12 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     check_positive(**{"--decoder-input-dim": width})
     check_at_most(WIDEST, decoder_input_dim=width)
     check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width)
+    if not cfg.adaptive_input:
+        say_idle(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")
+    if not cfg.normalize_before:
+        say_idle(
+            cfg, MegaLMConfig(), "--normalize-before, which norms what leaves the last layer", "no_affine_final_norm"
+        )
     if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
     if cfg.adaptive_input and cfg.decoder_embed_path:

@@ -1,5 +1,6 @@
 """Translation: Mega in the place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
@@ -15,6 +16,8 @@ from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import MegaOptions, check_sizes, option
 from mega_fairseq.models.presets import register_with_presets
 from mega_fairseq.models.resume import start_from_whole
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -70,7 +73,14 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
 
 def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
     if not cfg.share_all_embeddings:
+        if cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
+            raise ValueError(
+                "--share-decoder-input-output-embed ties an output projection, which an adaptive softmax has not; "
+                "leave out it or --adaptive-softmax-cutoff"
+            )
         return
+    if cfg.adaptive_softmax_cutoff is not None:
+        logger.warning("--share-all-embeddings ties source and target alone: the adaptive softmax has its own tables")
     if not joined:
         raise ValueError(
             "--share-all-embeddings needs one dictionary for both languages and they have two; "

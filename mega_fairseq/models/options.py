@@ -4,6 +4,7 @@ fairseq turns a dataclass into command-line options and hydra keys and asks plai
 annotations, no `int | None`.
 """
 
+import logging
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from mega_fairseq.modules.config import check_positive
 from mega_fairseq.modules.linear import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
+
+logger = logging.getLogger(__name__)
 
 UNBOUNDED = 1_000_000_000  # what a model without a longest sequence answers: fairseq wants a whole number
 WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are slips, which would be found out when all memory is full
@@ -60,8 +63,8 @@ class MegaOptions(FairseqDataclass):
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,
-        "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss, or "
-        "mega_lm_cross_entropy for language models",
+        "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss with "
+        "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
     )
     adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters")
     adaptive_softmax_factor: float = option(4.0, "how much narrower each next cluster is")
@@ -101,6 +104,9 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
         check_positive(**{name: getattr(cfg, f"{side}_{option}") for name, option in names.items()})
         if side == "encoder":
             check_positive(max_positions=min(getattr(cfg, name) for name in positions))
+    chunk = getattr(cfg, f"{side}_chunk_size")
+    if chunk < 1 and chunk != -1:
+        raise ValueError(f"--{side}-chunk-size is {chunk}; give a number of tokens, or -1 for no chunks")
     widths = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim")
     lengths = (f"{side}_chunk_size", f"{side}_truncation_length", "truncation_length", *positions)
     check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in widths})
@@ -112,6 +118,13 @@ def check_at_most(most: int, **options: int) -> None:
     for name, value in options.items():
         if value > most:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; give at most {most:,}")
+
+
+def say_idle(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
+    """Options that were given and change nothing, for want of another: more often a slip than a wish."""
+    for name in names:
+        if getattr(cfg, name) != getattr(defaults, name):
+            logger.warning(f"--{name.replace('_', '-')} changes nothing without {needed}")
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:

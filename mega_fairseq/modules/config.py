@@ -138,4 +138,4 @@ class FeedForwardConfig:
 
 def check_truncation(truncation: Optional[int]) -> None:
     if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 0):
-        raise ValueError(f"truncation is {truncation!r}; give the number of kernel taps to keep, or None or 0 for all")
+        raise ValueError(f"truncation is {truncation!r}; give the number of kernel taps to keep, or 0 for all")

@@ -1,5 +1,6 @@
 """Language modelling on segments of varying length, evaluated on streams with carried state."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_b
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.options import UNBOUNDED, check_at_most, option
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class MegaLanguageModelingConfig(FairseqDataclass):
@@ -71,7 +74,8 @@ class MegaLanguageModelingTask(FairseqTask):
         path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
         if not os.path.exists(path):
             raise FileNotFoundError(
-                f"there is no {path}; give the folder that fairseq-preprocess --only-source wrote (--destdir)"
+                f"there is no {path}; give the folder that fairseq-preprocess --only-source wrote (--destdir), "
+                "or, for --lm-path, copy the target's dictionary there under that name"
             )
         return cls(cfg, Dictionary.load(path))
 
@@ -145,6 +149,11 @@ class MegaLanguageModelingTask(FairseqTask):
         documents = corpus.documents(str(self.cfg.documents))
         ends = (self.dictionary.pad(), self.dictionary.eos())
         if not re.fullmatch(r"train\d*", split):
+            if self.cfg.valid_block != "documents" and str(self.cfg.documents) != "stream":
+                logger.warning(
+                    f"--valid-block {self.cfg.valid_block} makes streams of {split} that go on over the ends of its "
+                    f"documents, --documents {self.cfg.documents} or not; --valid-block documents ends them there"
+                )
             self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
             return
         self._check_chunk()
@@ -226,17 +235,42 @@ class MegaLanguageModelingTask(FairseqTask):
         """Continues what stands in `prefix_tokens`, or else the texts themselves."""
         if constraints is not None:
             raise ValueError("--constraints is for translation; leave it out")
-        eos = self.dictionary.eos()
-        if prefix_tokens is None and sample["net_input"]["src_tokens"].numel():
-            prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]  # behind the eos that starts a text
-        if prefix_tokens is not None and isinstance(generator, SequenceGenerator):
-            length = sample["net_input"]["src_tokens"].size(1)
-            longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
-            prefix_tokens = self._prefix(prefix_tokens, longest)
+        eos, sources = self.dictionary.eos(), sample["net_input"]["src_tokens"]
+        if prefix_tokens is None and sources.numel():
+            prefix_tokens = sources[:, 1:]  # behind the eos that starts a text
         with torch.no_grad():
-            return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
+            if prefix_tokens is None or not isinstance(generator, SequenceGenerator):
+                return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
+            return self._go_on(generator, models, sources, self._prefixes(prefix_tokens))
 
-    def _prefix(self, tokens: Tensor, longest: int) -> Tensor:
+    def _go_on(
+        self, generator: SequenceGenerator, models: List[BaseFairseqModel], sources: Tensor, prefixes: Tensor
+    ) -> List[Any]:
+        """Texts (B, L) with their prefixes, side by side only where company changes nothing.
+
+        As long as any row is within its prefix, fairseq's search forgets --min-len for all of them; and by
+        --max-len-a a text may become as long as the longest source allows.
+        """
+        pad, eos = self.dictionary.pad(), self.dictionary.eos()
+        given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
+        kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)
+        found: List[Any] = [None] * len(sources)
+        for kind in kinds.unique():
+            rows = (kinds == kind).nonzero().squeeze(1)
+            length, needed = int(lengths[rows].max()), int(given[rows].max())
+            longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
+            if needed > longest:
+                raise ValueError(
+                    f"a prefix has {needed} tokens and a text ends at {longest}; "
+                    "raise --max-len-b, as far as the model allows"
+                )
+            part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
+            texts = generator.generate(models, part, prefix_tokens=prefixes[rows, :needed], bos_token=eos)
+            for row, text in zip(rows.tolist(), texts):
+                found[row] = text
+        return found
+
+    def _prefixes(self, tokens: Tensor) -> Tensor:
         """Texts (B, L) to continue, without the ends of those that are shorter: to fairseq's search an end is final."""
         ends, pad = tokens == self.dictionary.eos(), self.dictionary.pad()
         if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
@@ -244,14 +278,7 @@ class MegaLanguageModelingTask(FairseqTask):
                 "a prefix reaches over the end of a line, where fairseq's search stops; give --documents line "
                 "--valid-block documents, or --prefix-size N for the first N tokens of each text"
             )
-        tokens = tokens.masked_fill(ends, pad)
-        needed = int((tokens != pad).sum(1).max())
-        if needed > longest:
-            raise ValueError(
-                f"a prefix has {needed} tokens and a text ends at {longest}; "
-                "raise --max-len-b, as far as the model allows"
-            )
-        return tokens
+        return tokens.masked_fill(ends, pad)
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:

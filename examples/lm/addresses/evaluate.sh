@@ -6,7 +6,8 @@
 # or valid), STREAMS (1: the subset is read as so many streams), CHUNK (512; training had 256), RESULTS (results/$UNITS
 # beside this script), GPUS, PYTHON.
 #
-# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after the settings.
+# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after SUBSET, CHUNK, STREAMS,
+# the checkpoint where it is not CHECKPOINTS' best, and the arguments.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}
@@ -15,9 +16,7 @@ source "$HERE/../common.sh"
 
 STREAMS=${STREAMS:-1}
 CHUNK=${CHUNK:-512}
+whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-{
-    bits_per_byte
-    perplexity_per_word
-} | tee "$SCORES"
+keep_scores bits_per_byte perplexity_per_word

@@ -20,6 +20,7 @@ SHIPPED=$HERE/lm-sotu.tar.xz
 CORPUS=$(absolute "${CORPUS:-$SHIPPED}")
 VOCABULARY=${VOCABULARY:-4000}
 CODES=$DATA/bpe/codes
+whole_numbers 1 VOCABULARY
 
 copy_corpus() {
     local out=$1 split found

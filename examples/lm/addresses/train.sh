@@ -18,6 +18,8 @@ MAX_TOKENS=${MAX_TOKENS:-4096}
 BATCH_TOKENS=${BATCH_TOKENS:-4096}
 SAVE=${SAVE:-250}
 PRECISION=${PRECISION:-fp32}
+whole_numbers 0 WARMUP
+whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS SAVE
 
 # Chunks of 256 and no dropout are the architecture's own defaults. An epoch of bytes is most of the training: without
 # checkpoints inside it an interruption would cost all of it.

@@ -8,7 +8,8 @@
 # valid), STREAMS (50: the subset is read as so many streams), CHUNK (4096; training had 2048), RESULTS (results/bytes
 # beside this script), GPUS, PYTHON.
 #
-# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after the settings.
+# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after SUBSET, CHUNK, STREAMS,
+# the checkpoint where it is not CHECKPOINTS' best, and the arguments.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes
@@ -17,6 +18,7 @@ source "$HERE/../common.sh"
 
 STREAMS=${STREAMS:-50}
 CHUNK=${CHUNK:-4096}
+whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-bits_per_byte | tee "$SCORES"
+keep_scores bits_per_byte

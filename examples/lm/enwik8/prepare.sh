@@ -23,6 +23,7 @@ ADDRESSES=(
 )
 ARCHIVE=$DOWNLOADS/enwik8.zip
 BYTES=${BYTES:-100000000}
+whole_numbers 1 BYTES
 
 make_raw() {
     local out=$1 found part=$((BYTES / 20))

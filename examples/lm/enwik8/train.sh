@@ -17,6 +17,8 @@ WARMUP=${WARMUP:-24000}
 MAX_TOKENS=${MAX_TOKENS:-8192}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
 PRECISION=${PRECISION:-fp32}
+whole_numbers 0 WARMUP
+whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
 
 # Chunks of 2048 are the architecture's own default.
 train --arch "${ARCH:-mega_lm_enwik8}" --dropout 0.1 \

@@ -5,7 +5,8 @@
 # valid), STREAMS (10: the subset is read as so many streams), CHUNK (2048; training had 1024), RESULTS (results/words
 # beside this script), GPUS, PYTHON.
 #
-# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after the settings.
+# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after SUBSET, CHUNK, STREAMS,
+# the checkpoint where it is not CHECKPOINTS' best, and the arguments.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=words
@@ -14,6 +15,7 @@ source "$HERE/../common.sh"
 
 STREAMS=${STREAMS:-10}
 CHUNK=${CHUNK:-2048}
+whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-perplexity_per_word | tee "$SCORES"
+keep_scores perplexity_per_word

@@ -17,6 +17,8 @@ WARMUP=${WARMUP:-24000}
 MAX_TOKENS=${MAX_TOKENS:-6144}
 BATCH_TOKENS=${BATCH_TOKENS:-147456}
 PRECISION=${PRECISION:-fp32}
+whole_numbers 0 WARMUP
+whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
 
 # Chunks of 1024, adaptive input and softmax and all dropouts are the architecture's own defaults.
 train --arch "${ARCH:-mega_lm_wt103}" \

@@ -15,6 +15,7 @@ source "$HERE/../common.sh"
 
 SUBSET=${SUBSET:-test}
 MAX_TOKENS=${MAX_TOKENS:-4096}
+whole_numbers 1 MAX_TOKENS BEAM
 
 translate --beam "${BEAM:-5}" --lenpen "${LENPEN:-1}" "$@"
 score_detokenised | tee "$RESULTS/scores.txt"

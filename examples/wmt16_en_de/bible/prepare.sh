@@ -26,6 +26,7 @@ COVERAGE=1.0
 DICTIONARY=-1
 MAX_WORDS=150
 MAX_RATIO=9
+whole_numbers 1 VOCABULARY
 
 copy_corpus() {
     local out=$1 split
