@@ -9,8 +9,9 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
 
+import mega_fairseq.criterions
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - both register
+import mega_fairseq.tasks  # noqa: F401 - all register
 
 
 def task(types: int) -> Namespace:

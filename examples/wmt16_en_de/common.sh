@@ -130,6 +130,9 @@ translate() {
         --gen-subset "$SUBSET" --max-tokens "$MAX_TOKENS" --required-batch-size-multiple 1 --log-format simple
     )
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
+    # A Transformer of fairseq 0.12.2 takes a fast path there, which fails under torch 2, and with this option another.
+    ! "$PYTHON" -c 'import importlib.metadata as m; m.version("fairseq")' 2>/dev/null ||
+        options+=(--model-overrides "{'checkpoint_activations': True}")
     say "translating $SUBSET with $checkpoint"
     fairseq generate "$BIN" "${options[@]}" "$@" >"$RESULTS/generate.out"
     sed -n 's/^H-//p' "$RESULTS/generate.out" | sort -n -k 1,1 | cut -f 3 >"$RESULTS/hypotheses.pieces"
