@@ -117,6 +117,9 @@ SHOWN = {
         "test_benchmarks.py::test_the_decode_benchmark_times_both_models_and_writes_its_numbers",
         "test_benchmarks.py::test_the_decode_benchmark_compares_a_long_translation_with_short_ones",
     ],
+    r"python benchmarks/train\.py .*": [
+        "test_benchmarks.py::test_the_training_benchmark_times_models_of_equal_size_and_writes_its_numbers"
+    ],
     r"python benchmarks/quality\.py .*": [
         RUNS,
         "test_benchmarks.py::test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to",

@@ -30,6 +30,10 @@ def demo(out, *arguments, wait=True):
     return process.communicate(timeout=500)[0] if wait else process
 
 
+def processes():
+    return subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
+
+
 def put_small_corpora(out):
     """Where prepare.sh would put the shipped ones: what is there it does not make."""
     bible, addresses = out / "bible/raw", out / "addresses/raw"
@@ -93,8 +97,10 @@ def test_an_interrupted_demo_says_so_and_leaves_no_process(finished):
     out, interrupted, said = finished
     assert interrupted.endswith("interrupted; the same command goes on from here\n")
     assert "making the corpora ready: done before" in said
-    running = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
-    assert str(out) not in running
+    until = time.monotonic() + 10  # workers that read data end when they see that whoever asked them has
+    while str(out) in processes() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert str(out) not in processes()
 
 
 @pytest.mark.slow
