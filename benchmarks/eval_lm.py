@@ -30,7 +30,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import contenders_lm as c
-from benchmarks.measure import in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
+from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
 from benchmarks.models import preset, task
 
 # ------------------------------------------------------------------------------------------- tables
@@ -170,10 +170,7 @@ def main() -> None:
         table, *words = args.one
         print(*ALONE[table](*(int(word) if word.isdigit() else word for word in words)))
         return
-    tables = args.tables.split(",")
-    unknown = set(tables) - set(TABLES)
-    if unknown:
-        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
+    tables = chosen_tables(parser, args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     results = {table: TABLES[table](args.quick) for table in tables}
     if args.json:

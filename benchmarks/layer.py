@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
 
 from benchmarks import contenders as c
-from benchmarks.measure import in_fresh_process, machine, peak_mib, seconds, write_json
+from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
 
@@ -261,11 +261,8 @@ def main() -> None:
         "ema": (ema_table, [n for n in quadratic if n >= 1024], repeats),
         "forms": (forms_table, quadratic, repeats),
     }
-    unknown = set(args.tables.split(",")) - set(tables)
-    if unknown:
-        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
     results = {}
-    for name in args.tables.split(","):
+    for name in chosen_tables(parser, args.tables, tables):
         table, *arguments = tables[name]
         print(f"\n{name}: {table.__doc__.splitlines()[0]}")
         results[name] = table(*arguments)

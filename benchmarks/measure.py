@@ -5,7 +5,8 @@ import platform
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List
+from argparse import ArgumentParser
+from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
@@ -45,6 +46,15 @@ def in_fresh_process(script: str, *arguments: Any) -> List[float]:
     command = [sys.executable, script, "--one", *map(str, arguments)]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in result.stdout.splitlines()[-1].split()]
+
+
+def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str]) -> List[str]:
+    """What --tables names, separated by commas; ends with usage where there is no such table."""
+    chosen = given.split(",")
+    unknown = set(chosen) - set(tables)
+    if unknown:
+        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
+    return chosen
 
 
 def machine() -> Dict[str, str]:

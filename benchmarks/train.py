@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstal
 from fairseq.models import BaseFairseqModel
 
 from benchmarks import contenders_lm, decode, quality
-from benchmarks.measure import machine, seconds, write_json
+from benchmarks.measure import chosen_tables, machine, seconds, write_json
 from benchmarks.models import as_told, size_of
 
 DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
@@ -111,10 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    tables = args.tables.split(",")
-    unknown = set(tables) - set(TABLES)
-    if unknown:
-        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
+    tables = chosen_tables(parser, args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     results = {table: compare(table, args.quick) for table in tables}
     if args.json:

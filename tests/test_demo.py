@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 
+import fairseq
 import pytest
 
 from benchmarks.models import as_told, size_of
@@ -90,6 +91,15 @@ def test_the_models_of_the_demo_are_of_equal_size(task, types, monkeypatch):
         _, _, _, _, *words = contest.training(getattr(contest, task), model, 10, "data", "folder")
         sizes.append(size_of(as_told(words, types)))
     assert abs(sizes[0] / sizes[1] - 1) < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(fairseq.__version__ == "0.12.2", reason="counts parameters of its Transformer that nothing uses")
+def test_the_table_says_that_they_are_of_equal_size(finished):
+    counts = re.findall(r"^  parameters +([\d,]+) +([\d,]+)", (finished[0] / "demo.txt").read_text(), re.MULTILINE)
+    assert len(counts) == 2
+    for mega, transformer in counts:
+        assert abs(int(mega.replace(",", "")) / int(transformer.replace(",", "")) - 1) < 0.03
 
 
 @pytest.mark.slow
