@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds up to 512 tokens; the median counts")
     parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
     parser.add_argument("--flat", action="store_true", help="only 256 against 2048 tokens, in chunks")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

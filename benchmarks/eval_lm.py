@@ -14,7 +14,6 @@ CPU time of one thread; each model in a process of its own.
 
 import argparse
 import itertools
-import json
 import sys
 import time
 import warnings
@@ -172,10 +171,10 @@ def main() -> None:
         return
     tables = chosen_tables(parser, args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
-    results = {table: TABLES[table](args.quick) for table in tables}
-    if args.json:
-        earlier = json.loads(Path(args.json).read_text()) if Path(args.json).exists() else {}
-        write_json(args.json, {**earlier, **results})
+    for table in tables:
+        result = TABLES[table](args.quick)
+        if args.json:
+            write_json(args.json, {table: result})
 
 
 if __name__ == "__main__":

@@ -222,7 +222,8 @@ def plot(source: str, target: str) -> None:
         axis.set_xscale("log", base=2)
         axis.grid(alpha=0.3)
     speed.legend(fontsize=8)
-    figure.suptitle(f"One layer, forward + backward, d = 512, one thread of {results['machine']['cpu']}", fontsize=10)
+    cpu = results["machine"]["layer"]["cpu"]
+    figure.suptitle(f"One layer, forward + backward, d = 512, one thread of {cpu}", fontsize=10)
     figure.tight_layout()
     figure.savefig(target, dpi=120)
 
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
     parser.add_argument("--plot", metavar="FILE", help="only draw docs/layer.png from FILE")
     parser.add_argument("--one", nargs=3, metavar=("KIND", "NAME", "LENGTH"), help="peak memory of one step")
     args = parser.parse_args()
@@ -261,13 +262,12 @@ def main() -> None:
         "ema": (ema_table, [n for n in quadratic if n >= 1024], repeats),
         "forms": (forms_table, quadratic, repeats),
     }
-    results = {}
     for name in chosen_tables(parser, args.tables, tables):
         table, *arguments = tables[name]
         print(f"\n{name}: {table.__doc__.splitlines()[0]}")
-        results[name] = table(*arguments)
+        result = table(*arguments)
         if args.json:
-            write_json(args.json, results)
+            write_json(args.json, {name: result})
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 import torch
@@ -74,6 +75,9 @@ def machine() -> Dict[str, str]:
     }
 
 
-def write_json(path: str, results: Dict) -> None:
-    with open(path, "w") as out:
-        json.dump({**results, "machine": machine()}, out, indent=1)
+def write_json(path: str, tables: Dict[str, Any]) -> None:
+    """Writes tables, and what each was measured on. Others that the file has stay as they are."""
+    file = Path(path)
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    machines = {**earlier.get("machine", {}), **{name: machine() for name in tables}}
+    file.write_text(json.dumps({**earlier, **tables, "machine": machines}, indent=1) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import contenders, decode, layer, models, quality
+from benchmarks import contenders, decode, layer, measure, models, quality
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +28,16 @@ def test_the_benchmark_times_every_layer_and_writes_its_numbers(tmp_path):
     assert set(timed) >= {"torch", *contenders.MEGA}
     assert all(time > 0 for time in timed.values())
     assert all(mib > 0 for mib in numbers["memory"][0]["mib"].values())
-    assert numbers["machine"]["threads"] == "1"
+    assert numbers["machine"]["layer"]["threads"] == "1"
+
+
+def test_tables_are_written_beside_earlier_ones_each_with_what_it_was_measured_on(tmp_path, monkeypatch):
+    out = str(tmp_path / "numbers.json")
+    for cpu, tables in (("old", {"a": 1, "b": 2}), ("new", {"b": 3, "c": 4})):
+        monkeypatch.setattr(measure, "machine", lambda cpu=cpu: {"cpu": cpu})
+        measure.write_json(out, tables)
+    machines = {"a": {"cpu": "old"}, "b": {"cpu": "new"}, "c": {"cpu": "new"}}
+    assert json.loads(Path(out).read_text()) == {"a": 1, "b": 3, "c": 4, "machine": machines}
 
 
 def test_the_gate_stops_a_wrong_layer_before_it_is_timed(monkeypatch):
