@@ -168,6 +168,18 @@ def test_a_corpus_that_is_damaged_or_incomplete_is_refused(addresses, corpus):
     assert not (addresses.data / "raw").exists()
 
 
+def test_bytes_need_not_be_text_and_pieces_need(addresses):
+    folder = addresses.place / "no text"
+    folder.mkdir(parents=True)
+    for split in SPLITS:
+        (folder / f"{split}.txt").write_bytes(b"two \xff\xfewords\n")
+    said = addresses.run("prepare.sh", CORPUS=folder)
+    assert said.count("12 bytes, 3 words and ends of line") == 3
+    assert "Traceback" not in said
+    sentence = addresses.refusal("prepare.sh", CORPUS=folder, UNITS="bpe", VOCABULARY=20)
+    assert sentence == "the text is not UTF-8 (invalid start byte): convert it, with iconv for instance."
+
+
 @pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
 def test_each_script_says_which_one_comes_before_it(tmp_path, recipe):
     recipe = Recipe(LM / recipe, tmp_path)

@@ -85,6 +85,14 @@ def test_training_lowers_the_loss_and_reads_every_token_once_an_epoch(text, trai
         assert sum(record["wpb"] for record in inner if record["epoch"] == epoch) == size
 
 
+def test_what_is_trained_on_is_cut_into_segments_whatever_its_name(text):
+    said = train(text, "softmax", "--train-subset=valid", updates=4)
+    size = (text / "valid.bin").stat().st_size // 2
+    tokens = [record["wpb"] for record in records(said, "train_inner")]
+    assert max(tokens) <= 256 < size  # --max-tokens
+    assert sum(tokens) >= size  # at least an epoch
+
+
 def test_a_checkpoint_is_read_by_a_process_that_knows_nothing_of_the_plugin(trained):
     program = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['cfg']['model']['_name'])"
     assert fresh(sys.executable, "-c", program, trained.last, cwd=trained.folder) == "mega_lm\n"

@@ -124,9 +124,10 @@ bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; 
 # What words and ends of line take, which is what language models on words count, whatever the tokens are here.
 perplexity_per_word() { score "perplexity per word" "2 ^ ($BITS / $(count_words "$RAW/$SUBSET.txt"))"; }
 
-# By Python, and so by the same spaces as in fairseq.
+# By Python, and so by the same spaces as in fairseq. Bytes may be any.
 count_words() {
-    "$PYTHON" -c 'import sys; print(sum(len(line.split()) + 1 for line in open(sys.argv[1], encoding="utf-8")))' "$1"
+    local words='sum(len(line.split()) + 1 for line in open(sys.argv[1], encoding="utf-8", errors="surrogateescape"))'
+    "$PYTHON" -c "import sys; print($words)" "$1"
 }
 
 # sweep OPTIONS...: perplexity over CHUNKS and STREAMS.

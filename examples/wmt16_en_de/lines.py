@@ -12,10 +12,13 @@ def clean(stream: Iterable[str]) -> Iterator[str]:
     Web text holds carriage returns, no-break spaces and Unicode line separators. Some tools end a line or a word
     at these and some do not, and then the two languages fall out of step: so none gets past here.
     """
-    for count, line in enumerate(stream, 1):
-        yield " ".join(line.split())
-        if count % PROGRESS_EVERY == 0:
-            print(f"  {count:,} lines", file=sys.stderr, flush=True)
+    try:
+        for count, line in enumerate(stream, 1):
+            yield " ".join(line.split())
+            if count % PROGRESS_EVERY == 0:
+                print(f"  {count:,} lines", file=sys.stderr, flush=True)
+    except UnicodeDecodeError as error:
+        sys.exit(f"error: the text is not UTF-8 ({error.reason}): convert it, with iconv for instance.")
 
 
 def stdin() -> Iterator[str]:

@@ -141,14 +141,15 @@ class MegaLanguageModelingTask(FairseqTask):
 
     # ------------------------------------------------------------------------------------------ data
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **unused: Any) -> None:
-        """Segments for train (and train1, ...), streams for any other split."""
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
+        """Segments for what is trained on, whatever its name, and for train (and train1, ...); else streams."""
         folders = utils.split_paths(self.cfg.data)
         folder = folders[(epoch - 1) % len(folders)]
         corpus = Corpus.load(os.path.join(folder, split), self.dictionary, combine)
         documents = corpus.documents(str(self.cfg.documents))
         ends = (self.dictionary.pad(), self.dictionary.eos())
-        if not re.fullmatch(r"train\d*", split):
+        by_trainer = "data_selector" in options  # fairseq's trainer says it, and nothing else does
+        if not by_trainer and not re.fullmatch(r"train\d*", split):
             if self.cfg.valid_block != "documents" and str(self.cfg.documents) != "stream":
                 logger.warning(
                     f"--valid-block {self.cfg.valid_block} makes streams of {split} that go on over the ends of its "
