@@ -11,6 +11,7 @@ import time
 
 import fairseq
 import pytest
+import torch
 
 from benchmarks.models import as_told, size_of
 from tests.commands import ROOT
@@ -32,7 +33,8 @@ def demo(out, *arguments, wait=True):
 
 
 def processes():
-    return subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
+    """Command lines, however long."""
+    return subprocess.run(["ps", "-e", "-ww", "-o", "args"], stdout=subprocess.PIPE, text=True).stdout
 
 
 def put_small_corpora(out):
@@ -93,6 +95,20 @@ def test_the_models_of_the_demo_are_of_equal_size(task, types, monkeypatch):
     assert abs(sizes[0] / sizes[1] - 1) < 0.03
 
 
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])
+def test_the_demo_uses_one_gpu_where_there_is_any(gpu, tmp_path, monkeypatch):
+    """Its commands, not run: of a machine without GPUs they show no more."""
+    monkeypatch.syspath_prepend(str(DEMO.parent))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    module = importlib.import_module("demo")
+    built = module.Demo(tmp_path, None)
+    trainings = built.training(module.TRANSLATION) + built.training(module.LANGUAGE)
+    assert all("--distributed-world-size=1" in run.command for run in trainings)
+    fairseqs = trainings + built.evaluating()
+    assert ["--cpu" in run.command for run in fairseqs] == [not gpu] * 6
+    assert {run.environment["GPUS"] for run in built.preparing() + built.translating()} == {str(int(gpu))}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(fairseq.__version__ == "0.12.2", reason="counts parameters of its Transformer that nothing uses")
 def test_the_table_says_that_they_are_of_equal_size(finished):
@@ -124,6 +140,23 @@ def test_a_finished_demo_only_shows_its_table_again(finished):
 
 
 @pytest.mark.slow
+def test_what_a_killed_demo_has_started_is_not_started_twice(tmp_path):
+    put_small_corpora(tmp_path)
+    process, log = demo(tmp_path, wait=False), tmp_path / "translation-4/mega/train.log"
+    while process.poll() is None and not log.exists():
+        time.sleep(0.05)
+    process.kill()  # and not its trainings
+    process.wait()
+    assert str(log.parent) in processes()
+    assert demo(tmp_path) == (
+        f"another demo, or what one that was killed has started, is at work in {tmp_path}: wait, or end it\n"
+    )
+    while str(tmp_path) in processes():  # they end by themselves
+        time.sleep(0.1)
+    assert demo(tmp_path).count("\n== ") == 5
+
+
+@pytest.mark.slow
 def test_a_demo_whose_command_fails_shows_its_last_words(tmp_path):
     put_small_corpora(tmp_path)
     (tmp_path / "bible/raw/train.de").unlink()
@@ -147,5 +180,4 @@ def test_a_command_that_fails_ends_what_the_others_have_started(tmp_path, monkey
     with pytest.raises(race.Failed, match="(?s)failing failed; .*no more"):
         race.race("both", runs)
     time.sleep(0.2)
-    running = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
-    assert str(tmp_path) not in running
+    assert str(tmp_path) not in processes()

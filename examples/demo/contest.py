@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 TRANSLATION = Task(
     "translation",
-    1000,
+    1400,
     "nll_loss",
     [
         *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
@@ -65,6 +65,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     quarter = max(1, updates // 4)
     return [
         *[*fairseq("train"), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
+        "--distributed-world-size=1",  # however many GPUs there are: batches stay what they are
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
         *[f"--save-interval-updates={quarter}", "--save-interval=1000", "--keep-interval-updates=1"],

@@ -6,6 +6,7 @@ and ends with a table. Interrupt it as you like: called again, it goes on where 
 """
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -33,6 +34,9 @@ def main() -> None:
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, signal.default_int_handler)  # as Ctrl-C: what runs is ended too
     demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
+    demo.out.mkdir(parents=True, exist_ok=True)
+    if not alone(demo.out / "lock"):
+        sys.exit(f"another demo, or what one that was killed has started, is at work in {demo.out}: wait, or end it")
     try:
         race("making the corpora ready", demo.preparing())
         race("training to translate", demo.training(TRANSLATION))
@@ -47,6 +51,17 @@ def main() -> None:
     text = table(demo.folders, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text)
     print(f"\n{text}\nThis call took {(time.monotonic() - started) / 60:.1f} minutes.")
+
+
+def alone(lock: Path) -> bool:
+    """Holds the lock for this process and all that it starts, as long as one of them lives."""
+    file = os.open(lock, os.O_CREAT | os.O_WRONLY)
+    os.set_inheritable(file, True)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Demo:

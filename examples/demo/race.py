@@ -61,6 +61,7 @@ class Lane:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **run.environment},
                 start_new_session=True,  # with all that it starts, so that all of it can be ended
+                close_fds=False,  # the demo's lock
             )
         self.started = self.spoke = time.monotonic()
         self.bar = tqdm(total=run.total, unit=run.unit, desc=run.name, position=position, disable=None)
