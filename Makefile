@@ -31,7 +31,7 @@ coverage: $(READY) ## run them and count which branches of ops and modules they 
 	$(BIN)/python -m pytest -n $(WORKERS) \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
-demo: $(READY) ## translate, model language, beside a Transformer: 10 minutes on two cores
+demo: $(READY) ## translate, model language, beside a Transformer: 11 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
 bench: $(READY) ## check, then time the layers

@@ -3,20 +3,20 @@
     python benchmarks/layer.py                      everything (about 30 minutes): tables, and with --json a file
     python benchmarks/layer.py --tables ema,forms   some of: layer, projections, flat, memory, ema, forms, rival
     python benchmarks/layer.py --quick              a minute, at small lengths: does it all run?
-    python benchmarks/layer.py --plot FILE.json     draws docs/layer.png from what --json wrote
+    python benchmarks/layer.py --plot FILE.json     draws FILE.png from what --json wrote
 
 Correctness first: nothing is timed that does not agree with its naive form.
 """
 
 import argparse
 import json
-import os
 import sys
+from pathlib import Path
 from typing import Callable, Dict, List
 
 import torch
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
 
 from benchmarks import contenders as c
 from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
@@ -200,15 +200,14 @@ def one(kind: str, name: str, length: int) -> float:
     return peak_mib(c.training_step(layer, max(1, TOKENS // length), length))
 
 
-def plot(source: str, target: str) -> None:
-    """Tokens per second and memory against length, from a file that --json wrote."""
+def plot(source: Path) -> None:
+    """Tokens per second and memory against length, drawn beside a file that --json wrote."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with open(source) as file:
-        results = json.load(file)
+    results = json.loads(source.read_text())
     figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for axis, rows, value, title in (
         (speed, results["layer"], lambda row, n: row["tokens"] / row["seconds"][n], "tokens per CPU second"),
@@ -225,7 +224,7 @@ def plot(source: str, target: str) -> None:
     cpu = results["machine"]["layer"]["cpu"]
     figure.suptitle(f"One layer, forward + backward, d = 512, one thread of {cpu}", fontsize=10)
     figure.tight_layout()
-    figure.savefig(target, dpi=120)
+    figure.savefig(source.with_suffix(".png"), dpi=120)
 
 
 def main() -> None:
@@ -235,22 +234,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
-    parser.add_argument("--plot", metavar="FILE", help="only draw docs/layer.png from FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw what --json wrote, beside it")
     parser.add_argument("--one", nargs=3, metavar=("KIND", "NAME", "LENGTH"), help="peak memory of one step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.plot:
-        plot(args.plot, os.path.join(os.path.dirname(__file__), "..", "docs", "layer.png"))
-        return
+        return plot(args.plot)
     if args.one:
         print(one(args.one[0], args.one[1], int(args.one[2])))
         return
     gate()
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
-    lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
-    tokens, repeats, flat_tokens = TOKENS, args.repeats, max(LENGTHS)
+    lengths, tokens, repeats, flat_tokens = LENGTHS, TOKENS, args.repeats, max(LENGTHS)
     if args.quick:
         lengths, tokens, repeats, flat_tokens = [512, 1024], 1024, 1, 1024
+    if args.lengths:
+        lengths = [int(n) for n in args.lengths.split(",")]
     quadratic = [n for n in lengths if n <= LONGEST_QUADRATIC]
     longest = max(quadratic, default=LONGEST_QUADRATIC)
     tables = {
@@ -266,7 +265,7 @@ def main() -> None:
         table, *arguments = tables[name]
         print(f"\n{name}: {table.__doc__.splitlines()[0]}")
         result = table(*arguments)
-        if args.json:
+        if args.json and result:
             write_json(args.json, {name: result})
 
 

@@ -68,7 +68,7 @@ def recipe(lr: str, updates: int) -> List[str]:
         *["--total-num-update", str(updates), "--max-update", str(updates), "--max-tokens", "4096"],
         *["--no-epoch-checkpoints", "--validate-interval-updates", "300", "--save-interval", "1000"],
         *["--save-interval-updates", "500", "--keep-interval-updates", "1"],
-        *["--log-format", "json", "--log-interval", "50"],
+        *["--log-format", "json", "--log-interval", str(min(50, updates))],
     ]
 
 

@@ -16,11 +16,14 @@ DOCUMENTS = sorted(
     path for places in ("*.md", "docs/*.md", "examples/**/*.md", "tests/*.md") for path in ROOT.glob(places)
 )
 README = "README.md"
+INLINE = -1
+# A program's name and what it is told: without that it is only spoken of.
+IN_A_SENTENCE = r"([A-Z_]+=\S+ )*(make|pip|python\d?|fairseq-\w+|mega-fairseq|sacrebleu|torchrun|\S+\.(sh|py)) \S"
 
 
 class Command(NamedTuple):
     document: str
-    block: int  # which of the document's blocks of shell commands
+    block: int  # which of the document's blocks of shell commands; INLINE for none
     words: str
 
     def __str__(self) -> str:
@@ -32,12 +35,18 @@ def blocks(document: Path, language: str) -> List[str]:
 
 
 def commands(document: Path) -> Iterator[Command]:
-    """Each command of the document's blocks in one line, without its comment."""
+    """Each command of the document's blocks in one line, without its comment; and those that stand in its sentences."""
+    name = str(document.relative_to(ROOT))
     for number, block in enumerate(blocks(document, "bash")):
         for line in block.replace("\\\n", " ").splitlines():
             words = " ".join(re.sub(r"(^|\s)#.*", "", line).split())
             if words:
-                yield Command(str(document.relative_to(ROOT)), number, words)
+                yield Command(name, number, words)
+    sentences = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for span in dict.fromkeys(re.findall(r"`([^`]+)`", sentences)):
+        words = " ".join(span.split())
+        if re.match(IN_A_SENTENCE, words):
+            yield Command(name, INLINE, words)
 
 
 # ------------------------------------------------------------------------------------------------ options
@@ -85,14 +94,26 @@ BIBLE = "test_examples_wmt16.py::test_the_shipped_corpus_goes_from_text_to_score
 ADDRESSES = "test_examples_lm.py::test_the_shipped_corpus_goes_from_text_to_scores_that_do_not_depend_on_the_units"
 TORCHRUN = "test_ddp.py::test_torchrun_starts_two_processes_on_one_node_or_on_two"
 RUNS = "test_benchmarks_lm.py::test_a_run_is_trained_once_and_one_that_was_stopped_goes_on"
+LAYER = "test_benchmarks.py::test_the_benchmark_times_every_layer_and_writes_its_numbers"
 # A pattern for all of a command, and the tests that run it, or why none does.
 SHOWN = {
-    r"make install|make test": ["continuous integration runs them on a clean clone: .ci/run"],
-    r"make demo": ["test_demo.py::test_the_demo_ends_with_a_table_of_both_models_on_both_tasks"],
+    r"make install|make lint|make test( ARGS=.*)?": ["continuous integration runs them on a clean clone: .ci/run"],
+    r"make demo": [
+        "test_demo.py::test_the_demo_ends_with_a_table_of_both_models_on_both_tasks",
+        "test_docs.py::test_make_does_what_is_said",
+    ],
+    r"make (PYTHON=\S+ install|format|coverage|bench)": [
+        "what make does in each case, and no more: test_docs.py::test_make_does_what_is_said",
+    ],
+    r"make clean": ["test_docs.py::test_make_clean_leaves_what_is_worth_something"],
+    r"mega-fairseq doctor": ["test_doctor.py::test_the_real_command_tries_what_torch_reads_of_a_checkpoint"],
+    r"mega-fairseq user-dir": ["test_cli.py::test_user_dir_prints_the_folder_of_the_package_without_torch_or_fairseq"],
     r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],
     r"cd examples/(wmt16_en_de/bible|lm/addresses)": [BIBLE, ADDRESSES],
     r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
     r"UPDATES=400 WARMUP=80 CHECKPOINTS=.* \./train\.sh --rel-pos-bias rotary": [ADDRESSES],
+    r"CHECKPOINT=checkpoints/bytes/checkpoint_last\.pt \./evaluate\.sh --documents line": [ADDRESSES],
+    r"sacrebleu -t wmt14/full .*": ["it downloads the references"],
     r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
     r"fairseq-preprocess --source-lang .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-preprocess --only-source .*": [
@@ -101,18 +122,18 @@ SHOWN = {
     r"echo .* \| fairseq-interactive DATA .*": ["test_docs.py::test_the_readme_goes_on_with_a_text"],
     r"fairseq-train DATA --user-dir .*--task translation .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-generate DATA .*": ["test_docs.py::test_the_readme_trains_and_translates"],
-    r"fairseq-train DATA .*--task mega_language_modeling .*|(fairseq-eval-lm|mega-fairseq (sweep|inspect)) .*": [
+    r"fairseq-train DATA .*--task mega_language_modeling .*|fairseq-eval-lm .*|mega-fairseq (sweep|inspect)( .*)?": [
         "test_docs.py::test_the_readme_trains_evaluates_and_sweeps_a_language_model"
     ],
-    r"mega-fairseq convert released\.pt ours\.pt": ["test_cli.py::test_convert_says_what_it_made_and_what_it_changed"],
+    r"mega-fairseq convert( released\.pt ours\.pt| IN\.pt OUT\.pt)?": [
+        "test_cli.py::test_convert_says_what_it_made_and_what_it_changed"
+    ],
     r"torchrun --standalone .*--cpu .*": [TORCHRUN],
     r"torchrun .*--distributed-world-size (8|16)": ["there are no GPUs here; the same on two processes: " + TORCHRUN],
     r"srun .*": ["there is no slurm here"],
     r"VOCABULARY=4000 DATA=/tmp/bible examples/wmt16_en_de/bible/prepare\.sh": [BIBLE],
     r"python examples/plain_torch/train_few_updates\.py": ["test_docs.py::test_plain_torch_trains_and_reads_in_pieces"],
-    r"python benchmarks/layer\.py .*": [
-        "test_benchmarks.py::test_the_benchmark_times_every_layer_and_writes_its_numbers"
-    ],
+    r"python benchmarks/layer\.py .*": [LAYER],
     r"python benchmarks/decode\.py .*": [
         "test_benchmarks.py::test_the_decode_benchmark_times_both_models_and_writes_its_numbers",
         "test_benchmarks.py::test_the_decode_benchmark_compares_a_long_translation_with_short_ones",
@@ -122,12 +143,11 @@ SHOWN = {
     ],
     r"python benchmarks/quality\.py .*": [
         RUNS,
-        "test_benchmarks.py::test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to",
+        "test_examples_wmt16.py::test_the_quality_benchmark_trains_scores_collects_and_draws",
     ],
     r"python benchmarks/quality_lm\.py .*": [
         RUNS,
-        "test_benchmarks_lm.py::test_text_is_split_into_bytes_as_enwik8_is",
-        "test_benchmarks_lm.py::test_the_quality_of_language_models_is_collected_and_drawn",
+        "test_benchmarks_lm.py::test_the_quality_of_language_models_goes_from_text_to_a_figure",
     ],
     r"python benchmarks/extrapolation\.py .*": [
         "test_benchmarks_lm.py::test_sweeps_of_several_models_are_drawn_beside_each_other"

@@ -1,11 +1,12 @@
 """What befalls a command of fairseq: each is called in the command's process (`Running`, `fault`) before it begins."""
 
+import errno
 import io
 import os
 import resource
 import shutil
 import signal
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from fairseq.trainer import Trainer
@@ -29,7 +30,7 @@ def killed_in_update(number: int) -> None:
     Trainer.clip_grad_norm = clip_or_die
 
 
-def killed_in_copy(source: str, target: str) -> None:
+def _in_copy(source: str, target: str, befalls: Callable[[], None]) -> None:
     """When half of the checkpoint `source` has been copied to `target`."""
     copy = shutil.copyfile
 
@@ -37,10 +38,21 @@ def killed_in_copy(source: str, target: str) -> None:
         if (os.path.basename(src), os.path.basename(dst)) == (source, target):
             with open(src, "rb") as original, open(dst, "wb") as half:
                 half.write(original.read()[: os.path.getsize(src) // 2])
-            _kill()
+            befalls()
         return copy(src, dst, **options)
 
     shutil.copyfile = copy_or_die
+
+
+def killed_in_copy(source: str, target: str) -> None:
+    _in_copy(source, target, _kill)
+
+
+def no_room_for_copy(source: str, target: str) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _in_copy(source, target, full)
 
 
 def killed_in_write(target: str) -> None:

@@ -1,5 +1,6 @@
 """The benchmark runs as its help says, checks before it times, and writes what its plot reads."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -29,6 +30,22 @@ def test_the_benchmark_times_every_layer_and_writes_its_numbers(tmp_path):
     assert all(time > 0 for time in timed.values())
     assert all(mib > 0 for mib in numbers["memory"][0]["mib"].values())
     assert numbers["machine"]["layer"]["threads"] == "1"
+    assert run("--plot", str(out)).returncode == 0
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_the_benchmark_fills_its_other_tables(tmp_path):
+    out = tmp_path / "layer.json"
+    out.write_text('{"rival": "measured where mega-pytorch was installed"}')
+    result = run("--quick", "--lengths", "1024", "--tables", "projections,ema,forms,rival", "--json", str(out))
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(out.read_text())
+    assert set(numbers) == {"projections", "ema", "forms", "rival", "machine"}
+    if importlib.util.find_spec("mega_pytorch") is None:
+        assert "mega-pytorch is not installed: pip install" in result.stdout
+        assert isinstance(numbers["rival"], str)
+    assert numbers["ema"]["rows"][0]["length"] == numbers["forms"][0]["length"] == 1024
 
 
 def test_tables_are_written_beside_earlier_ones_each_with_what_it_was_measured_on(tmp_path, monkeypatch):

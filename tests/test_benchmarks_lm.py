@@ -103,6 +103,27 @@ def test_the_quality_of_language_models_is_collected_and_drawn(tmp_path):
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
+@pytest.mark.slow
+def test_the_quality_of_language_models_goes_from_text_to_a_figure(tmp_path):
+    def quality(*words):
+        result = run(*map(str, words), script="quality_lm.py")
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    text, data, runs_in, out = (tmp_path / name for name in ("text", "data", "runs", "quality_lm.json"))
+    text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
+    quality(data, "--prepare", text)
+    words = [data, runs_in, "--models=mega-simple,transformer", "--lr=4e-3", "--seeds=1", "--updates=1"]
+    assert quality(*words).count("evaluating ") == 8
+    assert quality(*words) == ""  # done before
+    quality(data, runs_in, "--collect", out)
+    found = json.loads(out.read_text())
+    assert set(found["mega-simple-4e-3-1"]["bits_per_byte"]["test"]) == {"chunk 64", "chunk 128", "chunk 256"}
+    assert set(found["transformer-4e-3-1"]["bits_per_byte"]["test"]) == {"window 0", "window 256", "window 384"}
+    quality("--plot", out)
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
 def test_language_models_of_equal_size_are_compared():
     """Within 3%: built as the benchmark's own options say, over the bytes of its text."""
     from fairseq import options, tasks

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +56,42 @@ def test_the_tests_readme_names_every_file_of_tests():
     text = (ROOT / "tests/README.md").read_text()
     missing = [path.name for path in (ROOT / "tests").rglob("test_*.py") if path.name not in text]
     assert not missing
+
+
+# Whatever the make that runs the tests was told.
+MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
+
+
+@pytest.mark.parametrize(
+    ("words", "done"),
+    [
+        (["install"], " -m venv "),
+        (["PYTHON=python3.9", "install"], "python3.9 -m venv "),
+        (["test", "ARGS=tests/ops"], r"/python -m pytest -n auto tests/ops$"),
+        (["coverage"], "--cov-branch --cov-fail-under=95"),
+        (["demo"], "/python examples/demo/demo.py"),
+        (["bench"], "/python benchmarks/layer.py"),
+        (["lint"], "/ruff format --check ."),
+        (["format"], "/ruff check --fix ."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_make_does_what_is_said(words, done, tmp_path):
+    """In a clone with nothing installed, so that each target begins by that: what make would do, and does not here."""
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    said = shell(f"{MAKE} --dry-run {shlex.join(words)}", tmp_path)
+    assert re.search(done, said, re.MULTILINE)
+    assert "-m venv .venv" in said
+
+
+def test_make_clean_leaves_what_is_worth_something(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (".venv/lib/__pycache__", "mega_fairseq/__pycache__", "build", ".pytest_cache"):
+        (tmp_path / name).mkdir(parents=True)
+    shell(f"{MAKE} clean", tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"Makefile", "mega_fairseq", ".venv", ".venv/lib", ".venv/lib/__pycache__"}
 
 
 def test_the_table_of_options_is_that_of_the_code():

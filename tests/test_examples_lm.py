@@ -121,6 +121,10 @@ def test_the_shipped_corpus_goes_from_text_to_scores_that_do_not_depend_on_the_u
     if units == "bytes":
         assert tokens == 1501
         assert found["bits per byte"] < 8
+        last = addresses.checkpoints / "checkpoint_last.pt"
+        addresses.run("evaluate.sh", "--documents", "line", CHECKPOINT=last)
+        kept = scores(addresses, "test-chunk512-streams1-checkpoint_last-documents-line.txt")
+        assert kept[1] == 1501
 
 
 @pytest.mark.slow

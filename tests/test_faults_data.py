@@ -178,6 +178,25 @@ def test_a_text_of_no_line_is_refused(language_model, split, tmp_path):
     )
 
 
+def preprocessed(known, texts, folder):
+    """Pairs of text, binarised with the dictionaries of `known`."""
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    dictionaries = [f"--srcdict={known / 'dict.de.txt'}", f"--tgtdict={known / 'dict.en.txt'}"]
+    splits = [f"--{split}pref={folder / split}" for split in dict.fromkeys(name.split(".")[0] for name in texts)]
+    fairseq("preprocess", "-s", "de", "-t", "en", *dictionaries, *splits, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+@pytest.mark.parametrize(("command", "split"), [("train", "train"), ("train", "valid"), ("generate", "test")])
+def test_no_sentence_is_no_data_to_fairseq_either(translation, command, split, tmp_path):
+    """In words of its own, which the README's troubleshooting explains."""
+    texts = {f"{name}.{side}": "ba be\n" * (name != split) for name in SIZES for side in ("de", "en")}
+    code, said = call(command, preprocessed(translation.data, texts, tmp_path), translation, tmp_path)
+    assert code == 1, said
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
 # ------------------------------------------------------------------------------------------------ another dictionary
 
 
@@ -251,6 +270,19 @@ def test_documents_of_one_token_are_trained_on_and_evaluated(language_model, doc
         assert found == (count, pytest.approx(loss, abs=1e-4))
 
 
+def test_sentences_of_one_token_are_trained_on_and_translated(translation, tmp_path):
+    """An empty line is one token, its end."""
+    texts = {f"{split}.{side}": "ba\n\nbe\n" * 6 for split in SIZES for side in ("de", "en")}
+    data = preprocessed(translation.data, texts, tmp_path)
+    all_of_them = "--required-batch-size-multiple=1"
+    code, said = call("train", data, translation, tmp_path, all_of_them)
+    assert code == 0, said
+    assert sum(record["bsz"] for record in records(said, "train_inner")) == 18
+    code, said = call("generate", data, translation, tmp_path, all_of_them, "--beam=2", "--max-len-b=5")
+    assert code == 0, said
+    assert len(translations(said)) == 18
+
+
 def binarised(path, lines, types=20):
     """Lines of these lengths as fairseq-preprocess writes them, which reads a line of a million words for a minute."""
     chance = np.random.default_rng(1)
@@ -308,6 +340,15 @@ def test_a_sentence_of_a_million_tokens_is_refused_and_left_out_only_with_a_word
 # ------------------------------------------------------------------------------------------------ bytes
 
 NO_TEXT = b"ba be\nba \xff be\nbi\n"
+NOT_DECODED = r"(UnicodeDecodeError: 'utf-8' codec can't decode byte|ValueError: negative seek position)"
+
+
+def test_pairs_that_are_no_text_are_not_preprocessed(translation, tmp_path):
+    for side, text in (("de", b"ba be\n" * 3), ("en", NO_TEXT)):
+        (tmp_path / f"train.{side}").write_bytes(text)
+    words = ["-s", "de", "-t", "en", f"--srcdict={translation.data / 'dict.de.txt'}", "--joined-dictionary"]
+    line = failure("preprocess", *words, "--trainpref", tmp_path / "train", "--destdir", tmp_path / "bin")
+    assert re.match(NOT_DECODED, line)
 
 
 @pytest.mark.parametrize(("place", "options"), [("first", []), ("later", []), ("later", ["--workers=2"])])
@@ -316,7 +357,7 @@ def test_bytes_that_are_no_text_are_not_preprocessed(language_model, place, opti
     (tmp_path / "text").write_bytes(NO_TEXT + good if place == "first" else good + NO_TEXT + good)
     words = ["--only-source", "--srcdict", language_model.data / "dict.txt", "--trainpref", tmp_path / "text"]
     line = failure("preprocess", *words, "--destdir", tmp_path / "bin", *options)
-    assert re.match(r"(UnicodeDecodeError: 'utf-8' codec can't decode byte|ValueError: negative seek position)", line)
+    assert re.match(NOT_DECODED, line)
     assert not (tmp_path / "bin" / "train.idx").exists()
 
 

@@ -115,8 +115,14 @@ def no_data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("no_data")
     for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
         (folder / name).write_text("".join(f"w{number} 1\n" for number in range(36)))
-    for name, word, width in (("narrow", "w7", 8), ("scalar", "w7", 1), ("foreign", "x", 32)):
-        (folder / name).write_text(f"1 {width}\n{word} {' '.join(['0.5'] * width)}\n")
+    rows = {
+        "narrow": ("w7", "0.5", 8),
+        "scalar": ("w7", "0.5", 1),
+        "foreign": ("x", "0.5", 32),
+        "nan": ("w7", "nan", 32),
+    }
+    for name, (word, number, width) in rows.items():
+        (folder / name).write_text(f"1 {width}\n{word} {' '.join([number] * width)}\n")
     (folder / "empty").write_text("")
     return folder
 
@@ -163,6 +169,7 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
         (["--decoder-embed-path={}/empty"], "/empty, which holds no header and lines of words and numbers"),
         (["--decoder-embed-path={}/foreign"], "/foreign, which knows no type of the dictionary; give a file of the"),
+        (["--decoder-embed-path={}/nan"], "/nan, which has no number or an infinite one for 'w7'; give another file"),
         (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
         (["--decoder-embed-path={}/scalar"], "/scalar, which has 1 numbers for 'w7', and embeddings are 32 wide; make"),
     ],

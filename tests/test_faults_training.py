@@ -154,7 +154,6 @@ def test_a_checkpoint_that_is_half_copied_gives_way_to_the_newest_whole_one(trai
 
 
 @pytest.mark.slow  # fairseq tries three times and waits between
-@language_models
 def test_a_training_without_room_says_so_and_goes_on_when_there_is_room(training, tmp_path):
     train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
     said = train(training, tmp_path, fault=partial(faults.no_room, 100_000), code=1)
@@ -162,6 +161,13 @@ def test_a_training_without_room_says_so_and_goes_on_when_there_is_room(training
     assert said.splitlines()[-1] == "OSError: [Errno 27] File too large"  # on a full disk, 28: No space left on device
     assert broken(tmp_path) == []
     assert_ends_like(training, tmp_path, after=6)
+
+
+def test_a_training_without_room_for_the_last_copy_says_so_and_goes_on_when_there_is_room(training, tmp_path):
+    said = train(training, tmp_path, fault=partial(faults.no_room_for_copy, SECOND, LAST), code=1)
+    assert said.splitlines()[-1] == "OSError: [Errno 28] No space left on device"
+    assert broken(tmp_path) == [LAST]
+    assert_ends_like(training, tmp_path, after=12)
 
 
 # ------------------------------------------------------------------------------------------------ other starts

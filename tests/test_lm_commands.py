@@ -91,6 +91,9 @@ def test_what_is_trained_on_is_cut_into_segments_whatever_its_name(text):
     tokens = [record["wpb"] for record in records(said, "train_inner")]
     assert max(tokens) <= 256 < size  # --max-tokens
     assert sum(tokens) >= size  # at least an epoch
+    warning = "valid is both trained on and validated with: its validation is of segments"
+    assert said.count(warning) == 1
+    assert warning not in train(text, "softmax", "--train-subset=valid", "--valid-subset=test", updates=1)
 
 
 def test_a_checkpoint_is_read_by_a_process_that_knows_nothing_of_the_plugin(trained):

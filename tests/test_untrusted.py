@@ -4,6 +4,8 @@ Where torch does the same by itself, since 2.6, fairseq's own commands do so wit
 a released checkpoint is in test_cli.py.
 """
 
+import subprocess
+import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -15,7 +17,18 @@ from mega_fairseq.cli import untrusted
 from mega_fairseq.cli.main import main
 from mega_fairseq.cli.refusal import Refusal
 from tests import released
-from tests.commands import SIZES, STOCK, TRAINING, Running, fairseq, write_corpus
+from tests.commands import (
+    LM,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA_LM,
+    SIZES,
+    STOCK,
+    TRAINING,
+    Running,
+    fairseq,
+    write_corpus,
+)
 from tests.sweeps import TASK, points
 
 LEGACY = {"_use_new_zipfile_serialization": False}
@@ -117,6 +130,29 @@ def test_fairseqs_own_commands_refuse_it_under_this_torch(content, sweep_folder,
     assert "UnpicklingError" in said
     assert "open was not an allowed global" in said
     assert not (tmp_path / "trap").exists()
+
+
+@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch runs what stands in a checkpoint")
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_fairseqs_training_does_not_start_from_it(content, sweep_folder, tmp_path, option):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    words = [*MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--save-dir", tmp_path / "new", "--max-update=1"]
+    code, said = Running("train", sweep_folder / "data", *LM, *words, f"{option}={path}").wait()
+    assert code == 1, said
+    assert "open was not an allowed global" in said
+    assert not (tmp_path / "trap").exists()
+    assert not list((tmp_path / "new").glob("*.pt"))
+
+
+@pytest.mark.parametrize("command", ["inspect", "sweep"])
+def test_it_is_refused_in_a_shell_as_well(content, sweep_folder, tmp_path, command):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    rest = {"inspect": [], "sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"]}[command]
+    words = [sys.executable, "-m", "mega_fairseq.cli", command, str(path), *rest]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"mega-fairseq {command}: {path}")
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
 
 
 def test_a_torchscript_program_is_refused_before_torch_reads_it(refuses, tmp_path, monkeypatch):

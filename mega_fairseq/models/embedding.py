@@ -42,6 +42,8 @@ def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tenso
                 f"{given}, which has {row.numel()} numbers for {word!r}, and embeddings are {dim} wide; make --encoder-"
                 "embed-dim, --decoder-embed-dim or --decoder-input-dim what the file has"
             )
+        if not row.isfinite().all():
+            raise ValueError(f"{given}, which has no number or an infinite one for {word!r}; give another file")
     return known
 
 

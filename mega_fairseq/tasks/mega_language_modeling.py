@@ -157,6 +157,11 @@ class MegaLanguageModelingTask(FairseqTask):
                 )
             self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
             return
+        if by_trainer and isinstance(self.datasets.get(split), StreamDataset):
+            logger.warning(
+                f"{split} is both trained on and validated with: its validation is of segments, each with a state of "
+                "its own, and not of streams"
+            )
         self._check_chunk()
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)

@@ -48,6 +48,14 @@ def test_a_mask_of_almost_nothing_has_a_finite_factor():
     assert scale == SHARES
 
 
+@pytest.mark.parametrize("dropout", [1e-9, 1e-6, 1e-5])
+def test_a_mask_of_almost_all_keeps_almost_all(dropout):
+    torch.manual_seed(0)
+    keep, scale = keep_mask((1000, 1001), dropout, CPU)
+    assert keep.double().mean() > 1 - 1e-4
+    assert 1 < scale < 1 + 1e-4
+
+
 def test_entries_of_a_mask_are_independent():
     """Four neighbours come from one draw."""
     torch.manual_seed(0)
