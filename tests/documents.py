@@ -111,7 +111,9 @@ SHOWN = {
     r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],
     r"cd examples/(wmt16_en_de/bible|lm/addresses)": [BIBLE, ADDRESSES],
     r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
-    r"UPDATES=400 WARMUP=80 CHECKPOINTS=.* \./train\.sh --rel-pos-bias rotary": [ADDRESSES],
+    r"DATA=/tmp/addresses (CHECKPOINTS=.* )?examples/lm/addresses/(prepare|train)\.sh( --rel-pos-bias rotary)?": [
+        ADDRESSES
+    ],
     r"CHECKPOINT=checkpoints/bytes/checkpoint_last\.pt \./evaluate\.sh --documents line": [ADDRESSES],
     r"sacrebleu -t wmt14/full .*": ["it downloads the references"],
     r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
@@ -149,7 +151,8 @@ SHOWN = {
         RUNS,
         "test_benchmarks_lm.py::test_the_quality_of_language_models_goes_from_text_to_a_figure",
     ],
-    r"python benchmarks/extrapolation\.py .*": [
+    r"cd docs/sweeps": ["where the next command reads and writes"],
+    r"python (\.\./\.\./)?benchmarks/extrapolation\.py .*": [
         "test_benchmarks_lm.py::test_sweeps_of_several_models_are_drawn_beside_each_other"
     ],
     r"python benchmarks/eval_lm\.py .*": [

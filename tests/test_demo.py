@@ -83,6 +83,14 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     assert (out / "demo.txt").read_text() in said
 
 
+@pytest.mark.slow
+def test_each_step_says_when_it_is_done_where_no_terminal_shows_a_bar(finished):
+    steps = re.split(r"^== ", finished[2], flags=re.MULTILINE)[1:]
+    assert steps[0].endswith("done before\n\n")
+    for step in steps[1:]:
+        assert len(re.findall(r"^(Mega|Transformer): done after \d+ s$", step, re.MULTILINE)) == 2, step
+
+
 @pytest.mark.parametrize(("task", "types"), [("TRANSLATION", 2000), ("LANGUAGE", 208)])
 def test_the_models_of_the_demo_are_of_equal_size(task, types, monkeypatch):
     """In the parameters that they use: fairseq 0.12.2 gives its Transformer more."""
