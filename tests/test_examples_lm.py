@@ -259,9 +259,10 @@ def test_an_evaluation_that_fails_leaves_nothing_that_looks_like_a_result(preten
     (pretended.place / "answers").write_text("out of memory\n")
     assert "fairseq-eval-lm gave no loss" in pretended.refusal("evaluate.sh")
     assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
-    # What is no text has bytes, but no words.
+    # Bytes can be counted, words can not.
     say(pretended, 1)
-    (pretended.data / "raw/test.txt").write_bytes(b"\xff\n")
+    python = pretended.variables["PYTHON"]
+    python.write_text(python.read_text().replace("\n", '\ncase $2 in *"line.split()"*) exit 1 ;; esac\n', 1))
     process = pretended.start("evaluate.sh")
     process.communicate()
     assert process.returncode != 0
