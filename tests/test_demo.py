@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from functools import partial
 
 import fairseq
 import pytest
@@ -28,6 +29,7 @@ def demo(out, *arguments, wait=True):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # so that a signal reaches its children too, as Ctrl-C does
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background do without Ctrl-C
     )
     return process.communicate(timeout=500)[0] if wait else process
 
