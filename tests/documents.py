@@ -145,7 +145,7 @@ SHOWN = {
     ],
     r"python benchmarks/quality\.py .*": [
         RUNS,
-        "test_examples_wmt16.py::test_the_quality_benchmark_trains_scores_collects_and_draws",
+        "test_benchmarks.py::test_the_quality_benchmark_trains_scores_collects_and_draws",
     ],
     r"python benchmarks/quality_lm\.py .*": [
         RUNS,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import contenders, decode, layer, measure, models, quality
+from tests.test_examples_wmt16 import bible_recipe, small_corpus
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,6 +131,28 @@ def test_the_quality_benchmark_collects_and_draws_what_runs_have_come_to(tmp_pat
         "scores": ["BLEU|x = 1.23"],
     }
     assert run("--plot", str(out), script="quality.py").returncode == 0
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_the_quality_benchmark_trains_scores_collects_and_draws(tmp_path):
+    def quality(*words):
+        result = run(*map(str, words), script="quality.py")
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    bible, runs_in, out = bible_recipe(tmp_path, small_corpus(tmp_path)), tmp_path / "runs", tmp_path / "quality.json"
+    bible.run("prepare.sh")
+    words = [bible.data, runs_in, "--models=mega,mega-scaled", "--seeds=1", "--updates=2"]
+    assert quality(*words).count("\nscoring ") == 2
+    assert quality(*words) == ""  # done before
+    quality(bible.data, runs_in, "--collect", out)
+    found = json.loads(out.read_text())
+    assert sorted(found) == ["mega-1", "mega-scaled-1"]
+    for one in found.values():
+        assert [update for update, _ in one["valid_bits_per_token"]] == [2]
+        assert [re.search(r"BLEU|chrF2", score).group() for score in one["scores"]] == ["BLEU", "chrF2"]
+    quality("--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 

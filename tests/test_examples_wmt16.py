@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import io
 import itertools
-import json
 import os
 import re
 import shutil
@@ -93,16 +92,19 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".log" and path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
+def small_corpus(folder):
     """The first pairs of each split of the shipped corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
     with tarfile.open(BIBLE / "bible-ende.tar.xz") as archive:
         for split, size in SIZES.items():
             for language in ("en", "de"):
                 lines = archive.extractfile(f"bible-ende/{split}.{language}").read().decode().split("\n")
                 write(folder / f"{split}.{language}", lines[:size])
     return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return small_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def bible_recipe(place, corpus):
@@ -153,28 +155,6 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     # Had training gone on, the average would be of the past.
     os.utime(bible.checkpoints / "checkpoint_last.pt")
     assert "run average.sh first" in bible.refusal("generate.sh")
-
-
-@pytest.mark.slow
-def test_the_quality_benchmark_trains_scores_collects_and_draws(prepared_bible, tmp_path):
-    def quality(*words):
-        command = [sys.executable, str(EXAMPLES.parent / "benchmarks/quality.py"), *map(str, words)]
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert result.returncode == 0, result.stdout
-        return result.stdout
-
-    runs, numbers = tmp_path / "runs", tmp_path / "quality.json"
-    words = [prepared_bible.data, runs, "--models=mega,mega-scaled", "--seeds=1", "--updates=2"]
-    assert quality(*words).count("\nscoring ") == 2
-    assert quality(*words) == ""  # done before
-    quality(prepared_bible.data, runs, "--collect", numbers)
-    found = json.loads(numbers.read_text())
-    assert sorted(found) == ["mega-1", "mega-scaled-1"]
-    for run in found.values():
-        assert [update for update, _ in run["valid_bits_per_token"]] == [2]
-        assert [re.search(r"BLEU|chrF2", score).group() for score in run["scores"]] == ["BLEU", "chrF2"]
-    quality("--plot", numbers)
-    assert numbers.with_suffix(".png").stat().st_size > 5000
 
 
 def test_an_interrupted_preparation_goes_on_where_it_stopped_and_ends_the_same(bible, prepared_bible):
