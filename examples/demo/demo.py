@@ -55,7 +55,7 @@ def main() -> None:
 
 def alone(lock: Path) -> bool:
     """Holds the lock for this process and all that it starts, as long as one of them lives."""
-    file = os.open(lock, os.O_CREAT | os.O_WRONLY)
+    file = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o644)
     os.set_inheritable(file, True)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
