@@ -93,6 +93,14 @@ step() {
     mv "$result.tmp" "$result"
 }
 
+# keep FILE COMMAND...: shows what the commands print, and keeps it as FILE once nothing is missing in it.
+keep() {
+    local file=$1 command
+    shift
+    for command in "$@"; do "$command"; done | tee "$file.tmp"
+    mv "$file.tmp" "$file"
+}
+
 # remember RESULT CHOICES: what RESULT is made with. A step is skipped by the name of its result alone, so a call with
 # other choices must not take it for its own. What was put there by hand has no note and is taken as it is.
 remember() {

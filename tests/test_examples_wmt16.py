@@ -395,6 +395,7 @@ def test_any_segmentation_is_undone_and_sorted_into_the_order_of_the_reference(p
 
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])
     assert "not one translation for each sentence" in wmt.refusal("generate.sh", **variables)
+    assert not (tmp_path / "scores.txt").exists()  # the old scores are of other translations
 
 
 def test_a_dead_link_is_reported_with_the_file_to_fetch_and_the_folder_to_put_it_in(wmt, mirror):

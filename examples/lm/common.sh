@@ -105,10 +105,8 @@ name_result() {
 
 # keep_scores SCORE...: shows the scores, and gives the files their names now that nothing is missing in them.
 keep_scores() {
-    local wanted
-    for wanted in "$@"; do "$wanted"; done | tee "$RESULT.txt.tmp"
+    keep "$RESULT.txt" "$@"
     mv "$RESULT.log.tmp" "$RESULT.log"
-    mv "$RESULT.txt.tmp" "$RESULT.txt"
 }
 
 # score NAME FORMULA

@@ -125,6 +125,7 @@ translate() {
     need_file "$checkpoint" "run average.sh first, or name a checkpoint with CHECKPOINT=..."
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
     mkdir -p "$RESULTS"
+    rm -f "$RESULTS/scores.txt" # of what was translated before
     options=(
         --user-dir "$(user_dir)" --path "$checkpoint" --task translation --source-lang en --target-lang de
         --gen-subset "$SUBSET" --max-tokens "$MAX_TOKENS" --required-batch-size-multiple 1 --log-format simple

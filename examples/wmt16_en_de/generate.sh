@@ -43,7 +43,4 @@ score_tokenised() {
 
 need_module sacremoses "pip install sacremoses"
 translate --beam "${BEAM:-5}" --lenpen "${LENPEN:-0.5}" "$@"
-{
-    score_detokenised
-    score_tokenised
-} | tee "$RESULTS/scores.txt"
+keep "$RESULTS/scores.txt" score_detokenised score_tokenised

@@ -18,4 +18,4 @@ MAX_TOKENS=${MAX_TOKENS:-4096}
 whole_numbers 1 MAX_TOKENS BEAM
 
 translate --beam "${BEAM:-5}" --lenpen "${LENPEN:-1}" "$@"
-score_detokenised | tee "$RESULTS/scores.txt"
+keep "$RESULTS/scores.txt" score_detokenised
