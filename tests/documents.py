@@ -152,7 +152,7 @@ SHOWN = {
         "test_benchmarks_lm.py::test_the_quality_of_language_models_goes_from_text_to_a_figure",
     ],
     r"cd docs/sweeps": ["where the next command reads and writes"],
-    r"python (\.\./\.\./)?benchmarks/extrapolation\.py .*": [
+    r"python \.\./\.\./benchmarks/extrapolation\.py .*": [
         "test_benchmarks_lm.py::test_sweeps_of_several_models_are_drawn_beside_each_other"
     ],
     r"python benchmarks/eval_lm\.py .*": [
