@@ -140,7 +140,7 @@ def assert_gradients(case: Case, module: nn.Module, **inputs: Tensor) -> None:
     compared = [(name, parameters[name].grad, released) for name, released in gradients(case).items()]
     compared += [(name, inputs[name].grad, released) for name, released in case.input_gradients.items()]
     for name, ours, released in compared:
-        assert_outputs(ours, released, f"gradient of {name}", GRADIENT_TOLERANCE)
+        assert_outputs(ours, released.to(ours.dtype), f"gradient of {name}", GRADIENT_TOLERANCE)
 
 
 def assert_batch_statistics(case: Case, module: nn.Module) -> None:

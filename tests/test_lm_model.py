@@ -211,6 +211,14 @@ def test_every_parameter_has_a_gradient_in_a_batch_of_frequent_types_alone(optio
     assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.parametrize("options", [ADAPTIVE, TIED])
+def test_a_new_model_holds_nothing_that_stood_in_memory(options, monkeypatch):
+    """fairseq's tied head has a buffer that it never fills: saved, it could be NaN."""
+    monkeypatch.setattr(torch, "FloatTensor", lambda *shape: torch.full(shape, torch.nan))
+    state = model(**options).state_dict()
+    assert [name for name, tensor in state.items() if not tensor.isfinite().all()] == []
+
+
 # ------------------------------------------------------------------------------------------------ fairseq's scorers
 
 

@@ -50,7 +50,7 @@ def adaptive_softmax(
         needed = "--adaptive-softmax-cutoff"
         say_idle(cfg, MegaOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
         return None
-    return AdaptiveSoftmax(
+    softmax = AdaptiveSoftmax(
         types,
         cfg.decoder_embed_dim,
         ends,
@@ -59,6 +59,9 @@ def adaptive_softmax(
         adaptive_inputs=tied,
         tie_proj=tie_projections,
     )
+    if tied is not None:
+        softmax.head._float_tensor.zero_()  # fairseq never fills it, and NaN that stood in memory would be saved
+    return softmax
 
 
 def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> Tensor:
