@@ -10,6 +10,9 @@ from mega_fairseq.ops.attention import attention
 from tests.golden_cases import Case, cases, gradients
 
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute, as they came with the cases
+# Here rounding alone takes a gradient of the release 9.8e-5 from what is exact (17.6 in shared.weight), and ours 5e-5
+# to 9e-5, one way or the other as the processor will: single precision has only double for a yardstick.
+ROUNDED = "mega_laplace_rotary_chunk8_causal_L24_rightpad_pre_layernorm"
 
 
 def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
