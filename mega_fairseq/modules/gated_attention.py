@@ -102,8 +102,8 @@ class MovingAverageGatedAttention(nn.Module):
         check_state_type(state, GatedAttentionState)
         self.ema.check_state(state.ema, x)
         keys, values, padding, _ = state.cache
-        room = "cached keys" if c.chunk_size is None else "up to chunk_size - 1"
-        check_state_shape("state.cache.keys", keys, (x.size(0), room, c.shared_dim))
+        length = "cached keys" if c.chunk_size is None else "up to chunk_size - 1"
+        check_state_shape("state.cache.keys", keys, (x.size(0), length, c.shared_dim))
         check_state_shape("state.cache.values", values, (x.size(0), keys.size(1), c.value_dim))
         if padding is not None:
             check_state_shape("state.cache.padding", padding, (x.size(0), keys.size(1)))

@@ -1,8 +1,8 @@
 """Attention inside chunks, for any length, from any carried state (paper, section 3.3: Mega-chunk).
 
-A causal stack is a recurrent model: what it must remember of a chunk that is not finished are that chunk's keys and
-values. `KeyValues` is that memory. Any split of a sequence gives the same outputs, because every piece first
-completes the chunk that the last one left open.
+A causal stack is a recurrent model: of an unfinished chunk, it must remember the keys and values. `KeyValues` holds
+them. Any split of a sequence gives the same outputs, because every piece first completes the chunk that the previous
+piece left unfinished.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -13,21 +13,21 @@ from torch import Tensor
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
 from mega_fairseq.ops.precision import is_compiling
 
-MIN_ROOM = 8  # tokens: little, since many rows at once hold as much each
+MIN_SPARE = 8  # tokens that a new buffer has space for beyond those it holds; small, since each row pays for them
 
-# (queries, keys, values, key padding) of whole groups -> outputs; the last query stands at the last key if causal
+# (queries, keys, values, key padding) of whole groups -> outputs; if causal, the last query is at the last key
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
 
 
-class Room:
-    """Storage that keys and values grow into. Of the states that share it, only the longest may write behind itself."""
+class Buffer:
+    """Storage with spare capacity for keys and values. Of the states that share it, only the longest may append."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int):
         self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
         self.used = 0
 
-    def ends_with(self, keys: Tensor) -> bool:
-        """Whether these keys lie here and nothing behind them: no copy of them, no rows of them, no older state."""
+    def holds(self, keys: Tensor) -> bool:
+        """Whether these keys are everything in this buffer: not a copy, not a selection of rows, not an older state."""
         here = keys.data_ptr() == self.keys.data_ptr() and keys.size(0) == self.keys.size(0)
         return here and keys.size(1) == self.used
 
@@ -44,20 +44,19 @@ class KeyValues(NamedTuple):
     keys: Tensor  # (B, m, z)
     values: Tensor  # (B, m, e)
     padding: Optional[Tensor] = None  # (B, m) bool, True = unused: only where rows stand at different positions
-    room: Optional[Room] = None  # where keys and values lie, if that has place for more
+    buffer: Optional[Buffer] = None  # the storage of keys and values, if more tokens can be appended in place
 
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
-        """These and n more, (B, m + n, .): without a gradient to record, nothing old is copied, save now and then."""
-        old, room = self.keys.size(1), self.room
-        total = old + keys.size(1)
-        passing = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not kept as it is
-        if torch.is_grad_enabled() or is_compiling() or passing:
+        """These and n more, (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
+        buffer, total = self.buffer, self.keys.size(1) + keys.size(1)
+        temporary = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not the next state
+        if torch.is_grad_enabled() or is_compiling() or temporary:
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
-        if room is None or not room.ends_with(self.keys) or room.keys.size(1) < total:
-            grown = total + max(MIN_ROOM, total // 2)  # in proportion: a token is copied a few times in its life
-            room = Room(keys, values, grown if chunk_size is None else min(grown, chunk_size))
-            room.append(self.keys, self.values)
-        return KeyValues(*room.append(keys, values), self.padding, room)
+        if buffer is None or not buffer.holds(self.keys) or buffer.keys.size(1) < total:
+            capacity = total + max(MIN_SPARE, total // 2)  # grows geometrically, so that copies are rare
+            buffer = Buffer(keys, values, capacity if chunk_size is None else min(capacity, chunk_size))
+            buffer.append(self.keys, self.values)
+        return KeyValues(*buffer.append(keys, values), self.padding, buffer)
 
 
 def chunked(
@@ -70,7 +69,7 @@ def chunked(
 ) -> Tensor:
     """q (B, n, z) against k (B, m + n, z) and v (B, m + n, e), m < chunk_size keys before the first query -> (B, n, e).
 
-    An open chunk, whole chunks, and what is left over are attended to apart: no caller pads to a chunk.
+    The unfinished chunk, the whole chunks and the remainder are separate calls of `attend`: no caller pads to a chunk.
     """
     if chunk_size is None:
         return attend(q, k, v, padding)
@@ -106,16 +105,16 @@ def causal_chunked(
     cache: Optional[KeyValues] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, KeyValues]:
-    """One piece of a stream: q, k (B, n, z), v (B, n, e) after `cache` -> outputs (B, n, e), the cache after them.
+    """One piece of a sequence: q, k (B, n, z), v (B, n, e) after `cache` -> outputs (B, n, e) and the next cache.
 
-    `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query looks.
+    `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query sees them.
     """
-    new, align, padding, room = q.size(1), None, None, None
+    new, align, padding, buffer = q.size(1), None, None, None
     if cache is not None:
-        k, v, padding, room = cache.append(k, v, chunk_size)
+        k, v, padding, buffer = cache.append(k, v, chunk_size)
     total = k.size(1)
     if padding is not None:
-        # Rows stand at different places in their chunks: put each one's keys in a row again, queries beside them.
+        # Rows are at different positions in their chunks: align each row's keys, and its queries with them.
         pads = (
             q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
         )
@@ -127,18 +126,18 @@ def causal_chunked(
     out = chunked(attend, q, k, v, chunk_size)
     if align is not None:
         out = align.back(out)[:, total - new :]
-    return out, _rest(k, v, chunk_size, lengths, room)
+    return out, _rest(k, v, chunk_size, lengths, buffer)
 
 
 def _rest(
-    k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Tensor], room: Optional[Room]
+    k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Tensor], buffer: Optional[Buffer]
 ) -> KeyValues:
-    """The keys and values that later tokens still see, of k and v that start at a chunk border."""
+    """The keys and values that later tokens still see, from k and v that start at a chunk border."""
     total = k.size(1)
     if lengths is None:
         start = 0 if chunk_size is None else total - total % chunk_size
         if start == 0:
-            return KeyValues(k, v, None, room)
+            return KeyValues(k, v, None, buffer)
         return KeyValues(k[:, start:].clone(), v[:, start:].clone())  # a view would keep all of k and v alive
     width = min(total, total if chunk_size is None else chunk_size - 1)
     if chunk_size is None and not is_compiling():

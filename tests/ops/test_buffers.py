@@ -1,9 +1,9 @@
-"""Caches that grow in place stay values: whoever holds an older state, a copy or some rows of it sees no difference."""
+"""Caches grow in place and are still values: older states, copies and selected rows never change."""
 
 import pytest
 import torch
 
-from mega_fairseq.ops.chunks import MIN_ROOM, KeyValues
+from mega_fairseq.ops.chunks import MIN_SPARE, KeyValues
 
 WIDTH, VALUES = 3, 5
 
@@ -29,30 +29,30 @@ def test_a_cache_that_grows_in_place_holds_what_was_appended(counts):
 
 
 @torch.no_grad()
-def test_most_appends_copy_nothing_old():
+def test_most_appends_copy_no_old_tokens():
     cache, _ = grown([1])
-    places = set()
+    storages = set()
     for seed in range(1000):
         cache = cache.append(*tokens(1, seed=seed), None)
-        places.add(cache.keys.data_ptr())
-    assert len(places) <= 13  # each half as large again as the last
+        storages.add(cache.keys.data_ptr())
+    assert len(storages) <= 13  # each buffer is 1.5 times as large as the previous one
 
 
 @torch.no_grad()
-def test_room_never_exceeds_a_chunk():
+def test_a_buffer_is_never_larger_than_a_chunk():
     cache, _ = grown([1] * 11, chunk_size=12)
-    assert cache.room.keys.size(1) == 12 < 11 + MIN_ROOM
+    assert cache.buffer.keys.size(1) == 12 < 11 + MIN_SPARE
 
 
 @torch.no_grad()
-def test_pieces_that_finish_a_chunk_get_no_room():
+def test_a_piece_that_finishes_a_chunk_gets_no_buffer():
     cache, expected = grown([3, 500], chunk_size=12)
-    assert cache.room is None
+    assert cache.buffer is None
     assert torch.equal(cache.keys, expected)
 
 
 @torch.no_grad()
-def test_an_older_state_goes_on_from_where_it_was():
+def test_appending_to_an_older_state_leaves_newer_states_unchanged():
     old, before = grown([4])
     new = old.append(*tokens(1, seed=1), None)
     branch = old.append(*tokens(1, seed=2), None)
@@ -63,20 +63,20 @@ def test_an_older_state_goes_on_from_where_it_was():
 
 @pytest.mark.parametrize("rows", [[1, 0], [0], [1, 1, 0], [0, 1]])
 @torch.no_grad()
-def test_selected_rows_of_a_state_go_on_as_themselves(rows):
-    """Selecting rows of the tensors leaves the room behind; it must not be mistaken for theirs."""
+def test_selected_rows_of_a_state_do_not_write_into_its_buffer(rows):
+    """Selected rows keep the field `buffer`, which is no longer the storage of their keys and values."""
     cache, _ = grown([3])
     chosen = cache._replace(keys=cache.keys[rows], values=cache.values[rows])
     keys, values = tokens(1, batch=len(rows), seed=7)
     expected = torch.cat([cache.keys[rows], keys], 1)
     assert torch.equal(chosen.append(keys, values, None).keys, expected)
-    first = cache._replace(keys=cache.keys[:1], values=cache.values[:1])  # a view that starts where the room does
+    first = cache._replace(keys=cache.keys[:1], values=cache.values[:1])  # a view that starts at the same address
     assert torch.equal(first.append(keys[:1], values[:1], None).keys, torch.cat([cache.keys[:1], keys[:1]], 1))
 
 
-def test_where_gradients_are_recorded_nothing_is_written_in_place():
+def test_nothing_is_written_in_place_while_gradients_are_recorded():
     cache, _ = grown([2])
-    assert cache.room is None
+    assert cache.buffer is None
     keys, values = (t.requires_grad_() for t in tokens(1))
     cache.append(keys, values, None).keys.sum().backward()
     assert keys.grad is not None
