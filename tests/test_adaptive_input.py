@@ -9,7 +9,8 @@ from fairseq import modules as stock
 from mega_fairseq.models import language_decoder
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from tests.golden_models import PAD
-from tests.test_lm_model import ADAPTIVE, HEADS, TIED, TYPES, model, texts
+from tests.small_models import ADAPTIVE, HEADS, TIED, TYPES, texts
+from tests.small_models import language_model as model
 
 
 def test_an_adaptive_input_is_that_of_fairseq():

@@ -1,45 +1,22 @@
 """Beams follow their hypotheses: whatever order rows take and however many leave, decoding on equals starting anew."""
 
-from argparse import Namespace
+from functools import lru_cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models import beam as beam_module
 from mega_fairseq.models.beam import DecoderState
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import CrossAttentionState, GatedAttentionState, MegaBlockState
 from mega_fairseq.ops.chunks import KeyValues
-from tests.golden_models import PAD, dictionary
+from tests.golden_models import PAD
+from tests.small_models import SENTENCES, TYPES, sources
+from tests.small_models import translation_model as model
 
-WORDS, SENTENCES, BEAMS = 40, 3, 3
-
-
-def model(**options):
-    torch.manual_seed(0)
-    words = dictionary(WORDS)
-    sizes = {"embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20, "layers": 2}
-    narrow = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-    longest = {"max_source_positions": 400, "max_target_positions": 400}
-    cfg = MegaTransformerConfig(**{**narrow, **longest, **options})
-    made = MegaTransformerModel.build_model(cfg, Namespace(source_dictionary=words, target_dictionary=words)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return made
-
-
-def sources(pad_left=True):
-    """Sentences of lengths 7, 4 and 6, padded."""
-    torch.manual_seed(1)
-    tokens = torch.randint(4, WORDS, (SENTENCES, 7))
-    for row, pads in enumerate((0, 3, 1)):
-        if pads:
-            tokens[row, slice(0, pads) if pad_left else slice(7 - pads, 7)] = PAD
-    return tokens
+BEAMS = 3
 
 
 class Search:
@@ -63,7 +40,7 @@ class Search:
         self.model.decoder.reorder_incremental_state_scripting(self.state, order)
         self.out = self.model.encoder.reorder_encoder_out(self.out, order)
         self.sentence = self.sentence[order]
-        words = torch.randint(4, WORDS, (len(order), 1), generator=self.random)
+        words = torch.randint(4, TYPES, (len(order), 1), generator=self.random)
         self.history = torch.cat([self.history[order], words], 1)
 
 
@@ -84,10 +61,15 @@ def searches(draw):
 
 
 MODELS = {
-    "full": model(),
-    "chunks": model(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
-    "laplace": model(attention_activation_fn="laplace", truncation_length=4),
+    "full": {},
+    "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
+    "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
 }
+
+
+@lru_cache(maxsize=None)
+def shared(name):
+    return model(**MODELS[name])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,7 +77,7 @@ MODELS = {
 @given(orders=searches(), seed=st.integers(0, 99))
 @torch.no_grad()
 def test_beams_that_move_and_sentences_that_leave_decode_as_if_started_anew(name, orders, seed):
-    search = Search(MODELS[name], seed)
+    search = Search(shared(name), seed)
     search.step()
     for order in orders:
         search.follow(order)
@@ -107,7 +89,7 @@ def test_beams_that_move_and_sentences_that_leave_decode_as_if_started_anew(name
 @torch.no_grad()
 def test_any_order_of_rows_at_all_decodes_as_if_started_anew(data):
     """Rows that leave their sentence's neighbourhood get a source of their own."""
-    search, rows = Search(MODELS["full"], 0), SENTENCES * BEAMS
+    search, rows = Search(shared("full"), 0), SENTENCES * BEAMS
     search.step()
     for _ in range(3):
         order = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows))
@@ -118,7 +100,7 @@ def test_any_order_of_rows_at_all_decodes_as_if_started_anew(data):
 
 @torch.no_grad()
 def test_beams_of_a_sentence_share_one_projection_of_its_source_as_long_as_they_stay_together():
-    search = Search(MODELS["full"], 0)
+    search = Search(shared("full"), 0)
     search.step()
     first = source_keys(search)
     assert first.size(0) == SENTENCES
@@ -136,7 +118,7 @@ def source_keys(search):
 
 @torch.no_grad()
 def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
-    search, copied = Search(MODELS["full"], 0), []
+    search, copied = Search(shared("full"), 0), []
     reordered = beam_module._reordered
     monkeypatch.setattr(beam_module, "_reordered", lambda c, o, first: copied.append(first) or reordered(c, o, first))
     search.step()
@@ -154,7 +136,7 @@ def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_a_search_that_forgets_to_reorder_is_caught(name):
-    search = Search(MODELS[name], 0)
+    search = Search(shared(name), 0)
     search.step()
     search.follow([0, 1, 2, 3, 4, 5, 6, 7, 8])
     search.step()
@@ -181,7 +163,7 @@ def test_the_table_of_what_beams_share_grows_with_sentences_not_with_their_squar
 @pytest.mark.parametrize("count", [1, 2])
 @torch.no_grad()
 def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
-    made, tokens = MODELS["full"], torch.full((count, 3), 5)
+    made, tokens = shared("full"), torch.full((count, 3), 5)
     out = made.encoder.reorder_encoder_out(made.encoder(sources()), torch.arange(count))
     expected, _ = made.decoder(tokens, made.encoder(sources()[:count]))
     torch.testing.assert_close(made.decoder(tokens, out)[0], expected, atol=2e-5, rtol=1e-4)
@@ -190,8 +172,8 @@ def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
 @pytest.mark.parametrize("pad_left", [True, False])
 @torch.no_grad()
 def test_pads_in_a_prefix_count_for_nothing_when_fed_token_by_token(pad_left):
-    made, state = MODELS["full"], {}
-    tokens = torch.randint(4, WORDS, (SENTENCES, 6), generator=torch.Generator().manual_seed(5))
+    made, state = shared("full"), {}
+    tokens = torch.randint(4, TYPES, (SENTENCES, 6), generator=torch.Generator().manual_seed(5))
     tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
     out = made.encoder(sources())
     whole, _ = made.decoder(tokens, out)
@@ -203,8 +185,8 @@ def test_pads_in_a_prefix_count_for_nothing_when_fed_token_by_token(pad_left):
 
 @torch.no_grad()
 def test_a_search_that_goes_on_with_gradients_gets_them():
-    made, state = MODELS["full"], {}
-    tokens, out = torch.full((SENTENCES, 4), 5), MODELS["full"].encoder(sources())
+    made, state = shared("full"), {}
+    tokens, out = torch.full((SENTENCES, 4), 5), shared("full").encoder(sources())
     for step in (1, 2, 3):
         made.decoder(tokens[:, :step], out, state)
     with torch.enable_grad():
@@ -221,8 +203,8 @@ def test_retained_dropout_is_refused_rather_than_forgotten():
 
 @torch.no_grad()
 def test_a_decoder_takes_the_unseen_tokens_of_a_prefix_at_once_or_one_by_one():
-    made, out = MODELS["chunks"], MODELS["chunks"].encoder(sources())
-    tokens = torch.randint(4, WORDS, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
+    made, out = shared("chunks"), shared("chunks").encoder(sources())
+    tokens = torch.randint(4, TYPES, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
     whole, _ = made.decoder(tokens, encoder_out=out)
     state, seen = {}, 0
     for count in (4, 1, 5, 1):
@@ -234,8 +216,8 @@ def test_a_decoder_takes_the_unseen_tokens_of_a_prefix_at_once_or_one_by_one():
 @pytest.mark.parametrize("pad_left", [True, False])
 @torch.no_grad()
 def test_a_left_padded_target_prefix_decodes_like_one_without_pads(pad_left):
-    made = MODELS["full"]
-    tokens = torch.randint(4, WORDS, (SENTENCES, 6), generator=torch.Generator().manual_seed(4))
+    made = shared("full")
+    tokens = torch.randint(4, TYPES, (SENTENCES, 6), generator=torch.Generator().manual_seed(4))
     tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
     batch, _ = made.decoder(tokens, encoder_out=made.encoder(sources(pad_left)))
     alone, _ = made.decoder(tokens[:1][tokens[:1] != PAD][None], encoder_out=made.encoder(sources()[:1]))

@@ -35,9 +35,7 @@ from tests.commands import (
     start_two_processes,
     train_in_two_processes,
 )
-from tests.test_beam import model as translation_model
-from tests.test_beam import sources
-from tests.test_translation_model import targets
+from tests.small_models import sources, targets, translation_model
 
 # Both epochs have eleven batches: two processes take six updates for them, and in the last one of them has no batch.
 EPOCH, UPDATES = 6, 8

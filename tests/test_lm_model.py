@@ -9,44 +9,19 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.ops import log_probs as ops
 from tests.golden_models import PAD, dictionary
+from tests.small_models import ADAPTIVE, CHUNK, HEADS, TIED, TYPES, texts
+from tests.small_models import language_model as model
 
-TYPES, EOS, CHUNK = 40, 2, 5
 CLOSE = {"atol": 1e-5, "rtol": 0}
-ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0}
-TIED = {**ADAPTIVE, "adaptive_input": True, "adaptive_input_factor": 2.0, "tie_adaptive_weights": True}
-HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAPTIVE}
-SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
-
-
-def model(types=TYPES, **options):
-    """A small one with weights that differ from layer to layer, without dropout, in eval mode."""
-    torch.manual_seed(0)
-    words = dictionary(types)
-    small = {f"decoder_{name}": size for name, size in SIZES.items()}
-    common = {"decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True, "dropout": 0.0}
-    cfg = MegaLMConfig(**{**small, **common, "max_target_positions": 64, **options})
-    made = MegaLanguageModel.build_model(cfg, Namespace(source_dictionary=words, target_dictionary=words)).eval()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            parameter.add_((0.3 if "adaptive" in name else 0.1) * torch.randn_like(parameter))
-    return made
 
 
 def pieces(made, tokens):
     made.decoder.cfg.piece_tokens = tokens
     return made
-
-
-def texts(*lengths, types=TYPES):
-    """Sources and targets of these lengths: two lists."""
-    random = torch.Generator().manual_seed(1)
-    targets = [torch.randint(4, types, (length,), generator=random) for length in lengths]
-    return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
 
 
 def padded(rows, left):

@@ -12,7 +12,8 @@ from mega_fairseq.models.mega_lm import PRESETS
 from tests import golden_cases as golden
 from tests.configurations import parsed, plain, task, under_hydra
 from tests.golden_models import dictionary
-from tests.test_lm_model import ADAPTIVE, TIED, model
+from tests.small_models import ADAPTIVE, TIED
+from tests.small_models import language_model as model
 
 WORDS, BYTES, BPE = 267_744, 208, 33_000
 PARAMETERS = {  # types, and parameters of the model that predicts them

@@ -8,13 +8,10 @@ from torch.nn.functional import cross_entropy
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from tests.golden_models import PAD, dictionary
-from tests.test_beam import SENTENCES, WORDS, model, sources
+from tests.small_models import SENTENCES, TYPES, sources, targets
+from tests.small_models import translation_model as model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
-
-
-def targets(length=5):
-    return torch.randint(4, WORDS, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
 
 
 @torch.no_grad()
@@ -103,7 +100,7 @@ def test_company_changes_no_gradient():
 def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")
-    words = dictionary(WORDS)
+    words = dictionary(TYPES)
     made = model(decoder_embed_path=str(path))
     # `model` adds noise to every parameter: look at the means of the rows.
     rows = made.decoder.embed_tokens.weight.detach()

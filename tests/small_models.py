@@ -1,0 +1,76 @@
+"""Small translation and language models with random weights, and input for them."""
+
+from argparse import Namespace
+from typing import Any, List, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+from tests.golden_models import PAD, dictionary
+
+TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
+SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
+
+
+def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
+    """In eval mode, with weights that differ from layer to layer: zero or equal ones would hide errors."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_((adaptive if "adaptive" in name else scale) * torch.randn_like(parameter))
+    return model.eval()
+
+
+# ------------------------------------------------------------------------------------------------ translation
+
+
+SENTENCES = 3
+
+
+def translation_model(**options: Any) -> MegaTransformerModel:
+    torch.manual_seed(0)
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
+    cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
+    words = dictionary(TYPES)
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    return _perturbed(MegaTransformerModel.build_model(cfg, task), 0.2, 0.2)
+
+
+def sources(pad_left: bool = True) -> Tensor:
+    """(3, 7) sentences of lengths 7, 4 and 6, padded."""
+    torch.manual_seed(1)
+    tokens = torch.randint(4, TYPES, (SENTENCES, 7))
+    for row, pads in enumerate((0, 3, 1)):
+        if pads:
+            tokens[row, slice(0, pads) if pad_left else slice(7 - pads, 7)] = PAD
+    return tokens
+
+
+def targets(length: int = 5) -> Tensor:
+    return torch.randint(4, TYPES, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+# ------------------------------------------------------------------------------------------------ language models
+
+
+CHUNK = 5
+ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0}
+TIED = {**ADAPTIVE, "adaptive_input": True, "adaptive_input_factor": 2.0, "tie_adaptive_weights": True}
+HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAPTIVE}
+
+
+def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
+    torch.manual_seed(0)
+    sizes = {f"decoder_{name}": size for name, size in SIZES.items()}
+    common = {"decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True, "dropout": 0.0}
+    cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
+    words = dictionary(types)
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    return _perturbed(MegaLanguageModel.build_model(cfg, task), 0.1, 0.3)
+
+
+def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]]:
+    """Sources and targets of these lengths."""
+    random = torch.Generator().manual_seed(1)
+    targets = [torch.randint(4, types, (length,), generator=random) for length in lengths]
+    return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
