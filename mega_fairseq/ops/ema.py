@@ -13,7 +13,8 @@ Five forms of the same function, all float32 inside (float64 for float64 inputs)
     ema_step    one token: what decoding runs
     ema_scan    blocks of C: a C x C Toeplitz product inside a block, only the N-dimensional state between blocks
     ema_fft     the convolution theorem, with a kernel built in two levels of powers (`geometric_sum`)
-    ema_window  a kernel cut to its first T taps (truncation), over the window of the last T - 1 inputs
+    ema_window  a kernel cut to its first T taps (truncation), over the window of the last T - 1 inputs;
+                `ema_window_step` is its form for one token, with the taps computed beforehand
 
 `ema` and `bidirectional_ema` choose. Sequences are batch-first (B, L, D), right-padded, with `lengths` saying
 where each one ends. A state is (B, D, N): the hidden state; for a truncated EMA (B, D, T - 1): the last inputs.
@@ -24,7 +25,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.ema_blocks import BLOCK, ema_scan, ema_scan_both, ema_window
+from mega_fairseq.ops.ema_blocks import BLOCK, ema_scan, ema_scan_both, ema_window, ema_window_step, window_taps
 from mega_fairseq.ops.ema_fft import ema_fft, ema_fft_both
 from mega_fairseq.ops.ema_recurrence import (
     EMACoefficients,
@@ -53,9 +54,11 @@ __all__ = [
     "ema_scan",
     "ema_step",
     "ema_window",
+    "ema_window_step",
     "final_state",
     "geometric_sum",
     "powers",
+    "window_taps",
 ]
 
 

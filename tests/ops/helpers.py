@@ -46,6 +46,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.largest = 0  # entries
+        self.total = 0  # entries of all tensors together
         self.exponentials = 0  # entries that went through exp or pow
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -54,6 +55,7 @@ class Recorder(TorchDispatchMode):
         for t in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given:
                 self.largest = max(self.largest, t.numel())
+                self.total += t.numel()
         if func.overloadpacket.__name__.rstrip("_") in ("exp", "exp2", "pow"):
             self.exponentials += result.numel()
         return result

@@ -16,8 +16,10 @@ from mega_fairseq.ops.ema import (
     ema_scan,
     ema_step,
     ema_window,
+    ema_window_step,
     final_state,
     geometric_sum,
+    window_taps,
 )
 from tests.golden_checks import pieces
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
@@ -147,6 +149,48 @@ def test_a_truncated_ema_gives_the_same_step_by_step_as_at_once(truncation, size
         assert state.shape == (BATCH, DIM, truncation - 1)
         ys.append(y)
     assert_close(torch.cat(ys, 1), truncated_definition(x, c, truncation, skip))
+
+
+@pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
+def test_a_truncated_ema_of_one_token_with_taps_computed_beforehand_is_the_same_in_values_and_all_gradients(truncation):
+    def with_taps(x, c, state, skip):
+        y, state = ema_window_step(x[:, 0], window_taps(c, truncation), state, skip)
+        return y.unsqueeze(1), state
+
+    inputs = {
+        **logits(),
+        "x": sequence(1),
+        "state": noise(BATCH, DIM, truncation - 1, seed=20, grad=True),
+        "skip": noise(DIM, seed=21, grad=True),
+    }
+    ours = with_gradients(of(with_taps), inputs)
+
+    # Two tokens take the other way through `ema_window`; the first is the one that is compared.
+    def first_of_two(x, c, state, skip):
+        y, end = ema_window(torch.cat([x, x], 1), c, truncation, state, skip, torch.ones(BATCH, dtype=torch.long))
+        return y[:, :1], end
+
+    assert_same(ours, with_gradients(of(first_of_two), inputs))
+
+
+@torch.no_grad()
+def test_a_step_of_a_truncated_ema_computes_no_kernel_and_copies_its_window_once():
+    c, truncation = ema_coefficients(**logits()), 1000
+    x, state, taps = noise(BATCH, DIM), noise(BATCH, DIM, truncation - 1), window_taps(c, truncation)
+    with Recorder() as recorder:
+        ema_window_step(x, taps, state, noise(DIM))
+    assert recorder.exponentials == 0
+    assert recorder.total <= BATCH * DIM * (truncation + 10)
+    with Recorder() as control:
+        ema(x.unsqueeze(1), c, state, noise(DIM), truncation)
+    assert control.exponentials > 0
+    assert control.total > BATCH * DIM * 2 * truncation
+
+
+@torch.no_grad()
+def test_the_state_of_a_truncated_ema_does_not_keep_a_long_input_alive():
+    _, state = ema(sequence(500), ema_coefficients(**logits()), truncation=5)
+    assert state.untyped_storage().nbytes() == state.numel() * state.element_size()
 
 
 @pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
