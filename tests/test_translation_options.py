@@ -1,15 +1,19 @@
 """Presets and options of the translation model as fairseq's parser and hydra read them."""
 
 import json
+import pickle
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY, build_model
 
-import mega_fairseq.models  # noqa: F401  registers them
+from mega_fairseq.models.mega_lm import MegaLMWt103Config
+from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
 from tests import golden_cases as golden
-from tests.commands import PLUGIN, failure
+from tests.commands import PLUGIN, ROOT, failure
 from tests.configurations import parsed, plain, task, under_hydra
 
 PARAMETERS = {
@@ -35,6 +39,14 @@ def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
             made = build_model(cfg, task(33_000))
         assert type(made) is MODEL_REGISTRY[preset]
         assert sum(parameter.numel() for parameter in made.parameters()) == PARAMETERS[preset]
+
+
+def test_the_options_of_a_preset_are_pickled_by_their_name():
+    """As processes that fairseq starts for other GPUs or data loading unpickle them."""
+    code = "import pickle, sys, mega_fairseq.models; print(pickle.loads(sys.stdin.buffer.read()))"
+    for preset in (MegaTransformerSmallConfig(dropout=0.7), MegaLMWt103Config(dropout=0.7)):
+        done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(preset), capture_output=True, cwd=ROOT)
+        assert done.stdout.decode().strip() == repr(preset), done.stderr
 
 
 def test_fairseq_train_takes_every_option_of_the_released_models():

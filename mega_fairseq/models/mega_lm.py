@@ -16,7 +16,7 @@ from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
 from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
-from mega_fairseq.models.presets import register_with_presets
+from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive
@@ -157,7 +157,7 @@ def _sizes(layers: int, embed_dim: int, hidden_dim: int, z_dim: int) -> Dict[str
     }
 
 
-# Chunks with a bias that works at any length and context, and what trained the released models.
+# Chunks with a position bias that works at any length and context, as in the released models.
 _streaming = {"rel_pos_bias": "rotary", "normalize_before": True, "no_affine_final_norm": True}
 _adaptive = {
     "adaptive_input": True,
@@ -170,16 +170,40 @@ _adaptive = {
     "hidden_dropout": 0.1,
     "activation_dropout": 0.1,
 }
-_shared = {"share_decoder_input_output_embed": True}
+
+
+@preset(**_sizes(16, 1024, 2048, 256), **_streaming, **_adaptive, decoder_chunk_size=1024)
+class MegaLMWt103Config(MegaLMConfig):
+    """The paper's WikiText-103 model; v and feed-forward as released (the paper's table says 1536)."""
+
+
+@preset(**_sizes(12, 512, 1024, 128), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=2048)
+class MegaLMEnwik8Config(MegaLMConfig):
+    """The paper's enwik8 model."""
+
+
+@preset(**_sizes(16, 768, 1536, 128), **_streaming, **_adaptive, decoder_chunk_size=1024)
+class MegaLMBaseConfig(MegaLMConfig):
+    """Words, as released for one machine."""
+
+
+@preset(**_sizes(16, 1024, 2048, 256), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=1024)
+class MegaLMBigConfig(MegaLMConfig):
+    """One softmax over a vocabulary of BPE."""
+
+
+@preset(
+    **_sizes(4, 128, 256, 64), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=256, dropout=0.0
+)
+class MegaLMSmallConfig(MegaLMConfig):
+    """For small corpora, laptops and the demo."""
+
+
 PRESETS = {
-    # the paper's WikiText-103 model; v and feed-forward as released (the paper's table says 1536)
-    "mega_lm_wt103": {**_sizes(16, 1024, 2048, 256), **_streaming, **_adaptive, "decoder_chunk_size": 1024},
-    # the paper's enwik8 model
-    "mega_lm_enwik8": {**_sizes(12, 512, 1024, 128), **_streaming, **_shared, "decoder_chunk_size": 2048},
-    # words, as released for one machine; and one softmax over a vocabulary of BPE, small and big
-    "mega_lm_base": {**_sizes(16, 768, 1536, 128), **_streaming, **_adaptive, "decoder_chunk_size": 1024},
-    "mega_lm_big": {**_sizes(16, 1024, 2048, 256), **_streaming, **_shared, "decoder_chunk_size": 1024},
-    # for small corpora, laptops and the demo
-    "mega_lm_small": {**_sizes(4, 128, 256, 64), **_streaming, **_shared, "decoder_chunk_size": 256, "dropout": 0.0},
+    "mega_lm_wt103": MegaLMWt103Config,
+    "mega_lm_enwik8": MegaLMEnwik8Config,
+    "mega_lm_base": MegaLMBaseConfig,
+    "mega_lm_big": MegaLMBigConfig,
+    "mega_lm_small": MegaLMSmallConfig,
 }
 register_with_presets("mega_lm", MegaLanguageModel, MegaLMConfig, PRESETS)

@@ -14,7 +14,7 @@ from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import MegaOptions, check_sizes, option
-from mega_fairseq.models.presets import register_with_presets
+from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
 
 logger = logging.getLogger(__name__)
@@ -102,21 +102,33 @@ def _both(**sizes: Any) -> dict:
     return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
 
 
-_regularised = {"dropout": 0.15, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
+_dropouts = {"dropout": 0.15, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
+
+
+@preset(**_dropouts)
+class MegaTransformerBaseConfig(MegaTransformerConfig):
+    """The paper's WMT model (table 4), with the dropouts of its recipe."""
+
+
+@preset(**_dropouts, attention_activation_fn="laplace")
+class MegaTransformerLaplaceConfig(MegaTransformerConfig):
+    """The paper's WMT model with the Laplace attention function."""
+
+
+@preset(**{**_dropouts, "dropout": 0.3}, **_both(embed_dim=1024, hidden_dim=2048, z_dim=256, ffn_embed_dim=2048))
+class MegaTransformerBigConfig(MegaTransformerConfig):
+    """Twice the widths of the base model."""
+
+
+@preset(**_dropouts, init="scaled", **_both(embed_dim=256, hidden_dim=512, z_dim=64, ffn_embed_dim=512, layers=3))
+class MegaTransformerSmallConfig(MegaTransformerConfig):
+    """For small corpora, laptops and the demo."""
+
+
 PRESETS = {
-    # the paper's WMT model (table 4), with the dropouts of its recipe
-    "mega_transformer_base": _regularised,
-    "mega_transformer_laplace": {**_regularised, "attention_activation_fn": "laplace"},
-    "mega_transformer_big": {
-        **_regularised,
-        "dropout": 0.3,
-        **_both(embed_dim=1024, hidden_dim=2048, z_dim=256, ffn_embed_dim=2048),
-    },
-    # for small corpora, laptops and the demo
-    "mega_transformer_small": {
-        **_regularised,
-        "init": "scaled",
-        **_both(embed_dim=256, hidden_dim=512, z_dim=64, ffn_embed_dim=512, layers=3),
-    },
+    "mega_transformer_base": MegaTransformerBaseConfig,
+    "mega_transformer_laplace": MegaTransformerLaplaceConfig,
+    "mega_transformer_big": MegaTransformerBigConfig,
+    "mega_transformer_small": MegaTransformerSmallConfig,
 }
 register_with_presets("mega_transformer", MegaTransformerModel, MegaTransformerConfig, PRESETS)

@@ -1,46 +1,49 @@
-"""Published sizes as data, each registered as a model of its own.
+"""Presets: published sizes as data, each registered with fairseq as an architecture.
 
-fairseq's named architectures do nothing under hydra, where a dataclass is filled in before the architecture function
-is asked. A preset that is a dataclass with other defaults is the same on the command line, under hydra, in a resumed
-run and in a checkpoint.
+A preset is a dataclass with other defaults than the model's own, so that it is the same under hydra, in a resumed run
+and in a checkpoint. fairseq's architecture function, which hydra never calls, does the same for the command line.
 """
 
-from argparse import ArgumentParser, Namespace
-from dataclasses import field, fields, make_dataclass
-from typing import Any, Dict, Type
+from argparse import Namespace
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Callable, Dict, Type
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
+
+Options = Type[FairseqDataclass]
+
+
+def preset(**defaults: Any) -> Callable[[Options], Options]:
+    """Decorates a subclass of a model's options: the same options with these defaults."""
+
+    def with_defaults(cls: Options) -> Options:
+        inherited = {f.name: f for f in fields(cls)}
+        cls.__annotations__ = {name: inherited[name].type for name in defaults}
+        for name, value in defaults.items():
+            setattr(cls, name, field(default=value, metadata=inherited[name].metadata))
+        return dataclass(cls)
+
+    return with_defaults
 
 
 def register_with_presets(
-    name: str, model: Type[BaseFairseqModel], config: Type[FairseqDataclass], presets: Dict[str, Dict[str, Any]]
+    name: str, model: Type[BaseFairseqModel], config: Options, presets: Dict[str, Options]
 ) -> None:
-    """Registers `model` as `name` with its `config`, and one subclass of both per preset with other defaults."""
-    _register(name, model, config)
-
-    def add_args(cls: Type[BaseFairseqModel], parser: ArgumentParser) -> None:
-        """As for the model without a size: of a default of True fairseq makes a flag that says no."""
-        gen_parser_from_dataclass(parser, config(), delete_default=True)
-
-    types = {f.name: f for f in fields(config)}
-    for preset, changes in presets.items():
-        title = "".join(part.capitalize() for part in preset.split("_"))
-        changed = [
-            (key, types[key].type, field(default=value, metadata=types[key].metadata)) for key, value in changes.items()
-        ]
-        size = make_dataclass(f"{title}Config", changed, bases=(config,), namespace={"__module__": config.__module__})
-        names = {"__module__": model.__module__, "__doc__": f"Preset {preset}.", "add_args": classmethod(add_args)}
-        _register(preset, type(f"{title}Model", (model,), names), size)
+    """Registers `model` as `name` with the options `config`, and under the name of each preset with its options."""
+    # fairseq makes a model's command-line options from the dataclass that it was registered with last. That must be
+    # `config`: where a preset's default is True, fairseq would make a flag that switches the option off.
+    for arch, options in {**presets, name: config}.items():
+        register_model(arch, dataclass=options)(model)
+        own = {f.name: f.default for f in fields(options) if f.default != getattr(config, f.name)}
+        ARCH_CONFIG_REGISTRY[arch] = partial(_complete, own)
 
 
-def _register(name: str, model: Type[BaseFairseqModel], config: Type[FairseqDataclass]) -> None:
-    register_model(name, dataclass=config)(model)
-    ARCH_CONFIG_REGISTRY[name] = _plain_bf16
-
-
-def _plain_bf16(args: Namespace) -> None:
-    """Command-line `--bf16` sets `tpu` as well, and then asks for torch_xla: bfloat16 is not for TPUs alone."""
+def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
+    """Fills in what the command line left out, and corrects what fairseq makes of `--bf16`: a request for a TPU."""
+    for name, value in defaults.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
     if getattr(args, "bf16", False):
         args.tpu = False
