@@ -158,7 +158,7 @@ def state_dict(case: Case) -> Dict[str, Tensor]:
     return _translated(case, case.parameters)
 
 
-def gradients(case: Case) -> Dict[str, Tensor]:
+def released_gradients(case: Case) -> Dict[str, Tensor]:
     """The gradients that a case records, under our names; checks that none is lost on the way."""
     recorded = {n: g for n, g in case.gradients.items() if n.rpartition(".")[2] != "_float_tensor"}
     # Translation needs the sizes of all parameters; flags then tell which of them came with a gradient.

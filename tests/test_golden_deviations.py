@@ -10,7 +10,7 @@ import torch
 from mega_fairseq.modules import CrossAttentionState
 from tests import golden_cases as golden
 from tests import golden_checks as checks
-from tests.golden_checks import assert_batch_statistics, assert_gradients, assert_outputs, each
+from tests.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
 
 PADS = 5  # around each sentence; no multiple of a chunk, so that counting them would move its borders
 
@@ -27,21 +27,34 @@ def with_pads(x):
     columns = torch.arange(length + PADS)
     padding = (columns < leading) | (columns >= leading + length)
     noise = torch.randn(batch, length + PADS, dim, generator=torch.Generator().manual_seed(0)) * 10.0
-    return noise.masked_scatter(~padding.unsqueeze(-1), x), padding
+    return noise.to(x).masked_scatter(~padding.unsqueeze(-1), x), padding
+
+
+def assert_no_gradient_at_pads(padded, padding):
+    def check(gradient):
+        assert not gradient[padding].any()
+
+    padded.register_hook(check)
+
+
+def weighted(case, y):
+    """The loss whose gradients a case records."""
+    return (y * case.inputs.get("cotangent", torch.ones_like(y))).sum()
 
 
 @each("ema", "mega", where=is_unpadded)
 def test_pads_around_sentences_change_neither_released_outputs_nor_gradients(case):
     """Deviation: left pads move released chunk borders, count in tau of relu2 and laplace, or give NaN."""
-    module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
-    module.train(case.gradients_of_training)
-    padded, padding = with_pads(x)
-    padded.retain_grad()
-    y = checks.run(module, padded, padding)[~padding].view(x.shape)
-    assert_outputs(y, case.outputs["y_train" if module.training else "y"], "y")
-    (y * case.inputs.get("cotangent", torch.ones_like(y))).sum().backward()
-    assert not padded.grad[padding].any()
-    assert_gradients(case, module, x=x)
+
+    def output(module, x):
+        padded, padding = with_pads(x)
+        if x.requires_grad:
+            assert_no_gradient_at_pads(padded, padding)
+        return checks.run(module.train(case.gradients_of_training), padded, padding)[~padding].view(x.shape)
+
+    y = output(golden.build(case), case.inputs["x"])
+    assert_outputs(y, case.outputs["y_train" if case.gradients_of_training else "y"], "y")
+    assert_released_gradients(case, lambda module, x: weighted(case, output(module, x)))
 
 
 @each("ema", "mega", where=lambda case: is_unpadded(case) and case.causal)
@@ -57,15 +70,16 @@ def test_pads_around_sentences_change_nothing_in_any_split(case, sizes):
 @each("cross", where=is_unpadded)
 def test_pads_around_sources_change_neither_released_outputs_nor_gradients(case):
     """Deviation: released cross attention counts pads as positions; left padding changes a translation."""
-    module = golden.build(case)
-    query, key = (case.inputs[name].clone().requires_grad_() for name in ("query", "key"))
-    padded, padding = with_pads(key)
-    padded.retain_grad()
-    y, _ = module(query, padded, source_padding_mask=padding)
+
+    def output(module, query, key):
+        padded, padding = with_pads(key)
+        if key.requires_grad:
+            assert_no_gradient_at_pads(padded, padding)
+        return module(query, padded, source_padding_mask=padding)[0]
+
+    y = output(golden.build(case), case.inputs["query"], case.inputs["key"])
     assert_outputs(y, case.outputs["y"], "y")
-    (y * case.inputs.get("cotangent", torch.ones_like(y))).sum().backward()
-    assert not padded.grad[padding].any()
-    assert_gradients(case, module, query=query, key=key)
+    assert_released_gradients(case, lambda module, query, key: weighted(case, output(module, query, key)))
 
 
 @each("cross", where=is_unpadded)
@@ -93,28 +107,23 @@ def has_sources(case):
     return case.padding is not None and case.real.any(1).all()
 
 
-def assert_company_changes_nothing(case, precision):
-    module, results = golden.build(case).to(precision), []
-    names = ["y", *(f"gradient of {name}" for name in dict(module.named_parameters())), "gradient of x"]
-    cotangent = torch.randn(case.inputs["x"].shape, generator=torch.Generator().manual_seed(0))
-    for forward in (lambda x: checks.run(module, x, case.padding), lambda x: alone(case, module, x)):
-        x = case.inputs["x"].to(precision, copy=True).requires_grad_()
-        y = forward(x)
-        results.append([y, *torch.autograd.grad((y * cotangent).sum(), [*module.parameters(), x])])
-    for name, company, single in zip(names, *results):
-        tolerance = checks.OUTPUT_TOLERANCE if name == "y" else checks.GRADIENT_TOLERANCE
-        assert_outputs(company, single, name, tolerance)
-
-
 @each("ema", "mega", where=lambda case: case.padding is not None)
 def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_has_alone(case):
-    """Ties the sentences that the release gets wrong in company to what it gets right alone."""
-    assert_company_changes_nothing(case, torch.float64)
+    """Ties the sentences that the release gets wrong in a batch to what it gets right alone."""
+    cotangent = torch.randn(case.inputs["x"].shape, generator=torch.Generator().manual_seed(0))
 
+    def of_batch(module, x):
+        return (checks.run(module, x, case.padding) * cotangent).sum()
 
-@each("ema", "mega", where=lambda case: case.padding is not None and case.name != checks.ROUNDED)
-def test_a_padded_batch_gives_the_same_in_single_precision(case):
-    assert_company_changes_nothing(case, torch.float32)
+    def of_sentences(module, x):
+        return (alone(case, module, x) * cotangent).sum()
+
+    module, x = golden.build(case), case.inputs["x"]
+    assert_outputs(checks.run(module, x, case.padding), alone(case, module, x), "y")
+    exact, expected = (checks.gradients_of(case, loss, torch.float64) for loss in (of_batch, of_sentences))
+    for name, gradient in exact.items():
+        assert_outputs(gradient, expected[name], f"gradient of {name}", 1e-9)
+    checks.assert_single_precision(case, of_batch, exact)
 
 
 @each("cross", where=has_sources)
@@ -130,17 +139,18 @@ def test_every_padded_source_gives_what_it_gives_alone(case):
 @each("cross", where=has_sources)
 def test_the_released_cross_attention_is_ours_with_pads_counted_as_positions(case):
     """Deviation: this, and nothing else, sets a released left-padded case apart: values and gradients."""
-    module = golden.build(case)
-    query, key = (case.inputs[name].clone().requires_grad_() for name in ("query", "key"))
-    projected = module.project_source(key)
-    y, _ = module(query, state=CrossAttentionState(projected.keys, projected.values, case.padding, 0))
-    assert_outputs(y, case.outputs["y"], "y")
+
+    def output(module, query, key):
+        projected = module.project_source(key)
+        return module(query, state=CrossAttentionState(projected.keys, projected.values, case.padding, 0))[0]
+
+    module, query, key = golden.build(case), case.inputs["query"], case.inputs["key"]
+    assert_outputs(output(module, query, key), case.outputs["y"], "y")
     if "attn_weights" in case.outputs:
-        weights = checks.cross_weights(module, query, projected.keys, case.padding)
+        weights = checks.cross_weights(module, query, module.project_source(key).keys, case.padding)
         assert_outputs(weights, case.outputs["attn_weights"], "attn_weights")
     if case.gradients:
-        (y * case.inputs["cotangent"]).sum().backward()
-        assert_gradients(case, module, query=query, key=key)
+        assert_released_gradients(case, lambda module, query, key: weighted(case, output(module, query, key)))
 
 
 # -------------------------------------------------------------------------------- norms, options, caches
