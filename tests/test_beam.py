@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_fairseq.models import beam as beam_module
-from mega_fairseq.models.beam import DecoderState
+from mega_fairseq.models.beam import DecoderState, reorder
 from mega_fairseq.models.decoder import STATE
-from mega_fairseq.modules import CrossAttentionState, GatedAttentionState, MegaBlockState
+from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
 from mega_fairseq.ops.chunks import KeyValues
 from tests.golden_models import PAD
 from tests.small_models import SENTENCES, TYPES, sources
@@ -119,8 +118,13 @@ def source_keys(search):
 @torch.no_grad()
 def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
     search, copied = Search(shared("full"), 0), []
-    reordered = beam_module._reordered
-    monkeypatch.setattr(beam_module, "_reordered", lambda c, o, first: copied.append(first) or reordered(c, o, first))
+    moved = KeyValues.follow
+
+    def follow(cache, order, last):
+        copied.append(cache.keys.size(1) - last)
+        return moved(cache, order, last)
+
+    monkeypatch.setattr(KeyValues, "follow", follow)
     search.step()
     search.follow([0, 0, 0, 3, 3, 3, 6, 6, 6])  # all beams of a sentence come from one
     for _ in range(5):
@@ -155,9 +159,9 @@ def test_the_table_of_what_beams_share_grows_with_sentences_not_with_their_squar
     rows = 4000
     mixer = GatedAttentionState(torch.zeros(rows, 1, 1), KeyValues(torch.zeros(rows, 3, 1), torch.zeros(rows, 3, 1)))
     cross = CrossAttentionState(torch.zeros(rows // 4, 1, 1), torch.zeros(rows // 4, 1, 1), None, 3)
-    state = state._replace(blocks=(MegaBlockState(mixer, cross),))
+    state = state._replace(blocks=(BlockState(mixer, cross),))
     order = torch.arange(rows).view(-1, 4).flip(1).flatten()
-    assert beam_module.reorder(state, order).shared.numel() == 4 * rows
+    assert reorder(state, order).shared.numel() == 4 * rows
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -153,7 +153,7 @@ def test_a_compiled_cross_attention_is_the_cross_attention(function, mask):
 @padding
 @pytest.mark.parametrize("norm", ["layernorm", "scalenorm", "rmsnorm", "batchnorm"])
 def test_a_compiled_feed_forward_layer_is_the_feed_forward_layer(norm, mask):
-    module = ready(NormalizedFeedForward(FeedForwardConfig(DIM, 6, norm=norm)))
+    module = ready(NormalizedFeedForward(FeedForwardConfig(DIM, hidden_dim=6, norm=norm)))
     compare(module.eval() if norm == "batchnorm" else module, inputs(2, LENGTH, DIM), mask)
 
 
@@ -161,7 +161,7 @@ def test_a_compiled_feed_forward_layer_is_the_feed_forward_layer(norm, mask):
 @pytest.mark.parametrize("kind", ["causal", "bidirectional", "decoder"])
 def test_a_compiled_block_is_the_block(kind, mask):
     attention = attends(chunk_size=CHUNK, causal=kind != "bidirectional")
-    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, 6), crosses() if kind == "decoder" else None))
+    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, hidden_dim=6), crosses() if kind == "decoder" else None))
     source = inputs(2, 7, DIM) if kind == "decoder" else None
     compare(module, inputs(2, LENGTH, DIM), None, mask, source)
 
@@ -170,7 +170,7 @@ def test_a_compiled_block_is_the_block(kind, mask):
 def test_the_backward_pass_is_traced_as_well(kind):
     attention = attends(attention="laplace", chunk_size=CHUNK, causal=kind == "causal")
     cross = crosses() if kind == "causal" else None
-    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, 6), cross))
+    module = ready(MegaBlock(attention, FeedForwardConfig(DIM, hidden_dim=6), cross))
     source = None if cross is None else inputs(2, 7, DIM)
     compare(module, inputs(2, LENGTH, DIM), None, MASK, source, backend="aot_eager")
 
@@ -201,7 +201,7 @@ def test_modules_compile_in_a_process_that_never_imports_fairseq():
     code = """
 import sys, torch
 from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
-module = MovingAverageGatedAttention(GatedAttentionConfig(4, 2, chunk_size=4)).eval()
+module = MovingAverageGatedAttention(GatedAttentionConfig(4, shared_dim=2, chunk_size=4)).eval()
 x = torch.randn(2, 9, 4)
 y, _ = torch.compile(module, fullgraph=True, backend="eager")(x)
 torch.testing.assert_close(y, module(x)[0])

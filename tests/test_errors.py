@@ -61,13 +61,10 @@ PROBABILITY = "it must be a probability from 0 up to, but not including, 1"
     ("make", "option"),
     [
         (attends, "dim"),
-        (attends, "shared_dim"),
         (attends, "ndim"),
         (attends, "chunk_size"),
         (attends, "max_positions"),
-        (crosses, "shared_dim"),
         (feeds, "dim"),
-        (feeds, "hidden_dim"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -75,10 +72,30 @@ def test_a_size_must_be_a_whole_number_of_at_least_one(make, option, value):
     refuses(lambda: make(**{option: value}), f"{option} is {value!r}", WHOLE)
 
 
-@pytest.mark.parametrize(("make", "option"), [(attends, "value_dim"), (crosses, "source_dim")])
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (attends, "shared_dim"),
+        (attends, "value_dim"),
+        (crosses, "shared_dim"),
+        (crosses, "source_dim"),
+        (feeds, "hidden_dim"),
+    ],
+)
 def test_a_width_with_a_default_may_be_zero_but_not_negative(make, option):
     assert getattr(make(**{option: 0}), option) > 0
-    refuses(lambda: make(**{option: -1}), f"{option} is -1", WHOLE)
+    for value in (-1, True, 2.0, "8"):
+        refuses(lambda value=value: make(**{option: value}), f"{option} is {value!r}", WHOLE)
+
+
+def test_configs_that_are_made_from_options_name_the_options():
+    refuses(lambda: attends(side="decoder", ndim=0), "--decoder-n-dim is 0", WHOLE)
+    refuses(lambda: crosses(side="decoder", hidden_dropout=1.0), "--hidden-dropout is 1.0", PROBABILITY)
+    refuses(lambda: attends(side="encoder", causal=False, truncation=-2), "--encoder-truncation-length is -2")
+    refuses(
+        lambda: crosses(side="decoder", shared_dim=3, position_bias="rope"),
+        "--rel-pos-bias 'rope' rotates pairs of dimensions and --decoder-z-dim is 3; make --decoder-z-dim even",
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0])
@@ -156,8 +173,8 @@ def test_norms_that_would_see_the_future_are_refused_in_causal_layers(norm):
 
 
 def test_a_block_of_two_widths_is_refused():
-    refuses(lambda: MegaBlock(attends(), feeds(dim=5)), "feed_forward.dim is 5", "attention.dim 4", "one width")
-    refuses(lambda: MegaBlock(attends(), None, crosses(dim=5)), "cross_attention.dim is 5", "attention.dim 4")
+    refuses(lambda: MegaBlock(attends(), feeds(dim=5)), "feed_forward.dim is 5", "mixer.dim 4", "one width")
+    refuses(lambda: MegaBlock(attends(), None, crosses(dim=5)), "cross_attention.dim is 5", "mixer.dim 4")
 
 
 def test_cross_attention_in_a_bidirectional_block_is_refused():
@@ -286,7 +303,7 @@ def test_a_state_of_another_kind_is_refused_and_the_mask_gets_its_place_named(na
         refuses(lambda: module(X, mask), "state is a Tensor", "padding_mask", error=TypeError)
     refuses(lambda: module(X, tuple(state)), "state is a tuple", "it must be", error=TypeError)
     if name == "block":
-        refuses(lambda: module(X, state), "state is a GatedAttentionState", "MegaBlockState", error=TypeError)
+        refuses(lambda: module(X, state), "state is a GatedAttentionState", "BlockState", error=TypeError)
 
 
 # ------------------------------------------------------------------------------------------- sources

@@ -8,14 +8,13 @@ import torch.nn.functional as F
 
 from mega_fairseq.modules import (
     POSITION_BIASES,
-    BlockStep,
+    BlockState,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedCrossAttentionConfig,
     MegaBlock,
-    MegaBlockState,
 )
-from mega_fairseq.modules.step import LONG_SOURCE, can_step
+from mega_fairseq.modules.cross_attention import LONG_SOURCE
 from mega_fairseq.ops.linear import packing_runs, ready_linear
 from tests.properties.contracts import leaves
 
@@ -44,15 +43,15 @@ def start(made, length=7):
     padding[1, length - 2 :] = True
     cross = None if made.cross_attention is None else made.cross_attention.project_source(source, padding)
     x = torch.randn(SOURCES * BEAMS, LENGTH, DIM)
-    _, state = made(x[:, :1], MegaBlockState(None, cross))
+    _, state = made(x[:, :1], BlockState(None, cross))
     return state, x[:, 1:]
 
 
 def same_all_the_way(made, state, x):
-    step, stepped = BlockStep(made), state
+    step, stepped = made.step(), state
     for t in range(x.size(1)):
         token = x[:, t : t + 1]
-        assert can_step(made, stepped)
+        assert made.takes_step(stepped)
         y, state = made(token, state)
         ours, stepped = step(token, stepped)
         torch.testing.assert_close(ours, y, **CLOSE)
@@ -85,11 +84,11 @@ def test_a_step_is_the_block_for_long_sources_also_when_some_of_them_leave():
     made = block(position_bias="rotary")
     state, x = start(made, LONG_SOURCE + 3)
     same_all_the_way(made, state, x[:, :2])
-    step = BlockStep(made)
+    step = made.step()
     step(x[:, :1], state)  # has laid out the values of three sources
     cross, mixer = state.cross, state.mixer
     rows = torch.tensor([2, 3, 4, 5])
-    fewer = MegaBlockState(
+    fewer = BlockState(
         mixer._replace(
             ema=mixer.ema[rows],
             cache=mixer.cache._replace(keys=mixer.cache.keys[rows], values=mixer.cache.values[rows]),
@@ -103,15 +102,15 @@ def test_a_step_is_not_for_training_gradients_ragged_rows_or_a_start():
     made = block()
     with torch.no_grad():
         state, x = start(made)
-        assert can_step(made, state)
-        assert not can_step(made, MegaBlockState(None, state.cross))
+        assert made.takes_step(state)
+        assert not made.takes_step(BlockState(None, state.cross))
         padding = torch.zeros(x.shape[:2], dtype=torch.bool)
         padding[0, 3:] = True
-        assert not can_step(made, made(x, state, padding)[1])
-        assert not can_step(made.train(), state)
+        assert not made.takes_step(made(x, state, padding)[1])
+        assert not made.train().takes_step(state)
         with torch.autocast("cpu", torch.bfloat16):
-            assert not can_step(made.eval(), state)
-    assert not can_step(made.eval(), state)
+            assert not made.eval().takes_step(state)
+    assert not made.eval().takes_step(state)
 
 
 @torch.no_grad()
@@ -119,10 +118,10 @@ def test_a_step_reads_the_weights_when_it_is_made():
     """Nothing goes stale as long as it lives no longer than its generation: the module itself keeps none of it."""
     made = block()
     state, x = start(made)
-    BlockStep(made)(x[:, :1], state)
+    made.step()(x[:, :1], state)
     made.mixer.values.weight.mul_(2.0)
     changed, _ = made(x[:, :1], state)
-    torch.testing.assert_close(BlockStep(made)(x[:, :1], state)[0], changed, **CLOSE)
+    torch.testing.assert_close(made.step()(x[:, :1], state)[0], changed, **CLOSE)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
-from mega_fairseq.modules import BlockStep, MegaBlock, MegaBlockState, can_step
+from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment
 
@@ -40,7 +40,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, dim)
         configs = layer_configs(cfg, "decoder", max_positions, source_dim)
-        self.layers = nn.ModuleList(MegaBlock(*configs) for _ in range(cfg.decoder_layers))
+        self.layers = nn.ModuleList(Block(*configs) for _ in range(cfg.decoder_layers))
         self.final_norm = final_norm(cfg, dim, affine_final_norm)
         self.adaptive_softmax, self.output_projection = adaptive_softmax, None
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
@@ -88,7 +88,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
     def _start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
         """The state before the first token: the source, if any, as each layer projects it, once a sentence."""
         if encoder_out is None:
-            return DecoderState(tuple(MegaBlockState(None) for _ in self.layers), 0)
+            return DecoderState(tuple(BlockState(None) for _ in self.layers), 0)
         source = encoder_out["encoder_out"][0].transpose(0, 1)  # (L, S, D) -> (S, L, D)
         padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
         rows = encoder_out["rows"][0] if encoder_out["rows"] else None
@@ -99,7 +99,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if align is not None:
             source = align.front(source)
         padding = None if align is None else align.done()
-        blocks = (MegaBlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
+        blocks = (BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
         return DecoderState(tuple(blocks), 0)
 
     def _advance(
@@ -112,16 +112,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
         # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
         mask = align.done() if align is not None and carry else None
         steps = None
-        if ready and align is None and can_step(self.layers[0], state.blocks[0]):
+        if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
             steps = state.ready or self._ready()
         blocks, attn = [], None
         for i, (layer, past) in enumerate(zip(self.layers, state.blocks)):
             if self.need_attn and layer is self.layers[-1]:
-                x, after, attn = layer.with_weights(x, past, mask)  # (B, width, m)
-            elif steps is not None:
-                x, after = steps.blocks[i](x, past)
+                x, after, attn = layer(x, past, mask, need_weights=True)  # (B, width, m)
             else:
-                x, after = layer(x, past, mask)
+                x, after = (layer if steps is None else steps.blocks[i])(x, past, mask)
             blocks.append(after)
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -132,7 +130,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def _ready(self) -> Ready:
         output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
-        return Ready(tuple(BlockStep(layer) for layer in self.layers), output)
+        return Ready(tuple(layer.step() for layer in self.layers), output)
 
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
@@ -167,15 +165,13 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target that position bias `simple` can take, where no chunk bounds it."""
-        reach = self.layers[0].mixer.position_bias.reach
-        own = UNBOUNDED if reach is None or self.cfg.decoder_chunk_size != -1 else reach
-        return min(own, self.max_source_positions())
+        """The longest target that its layers take."""
+        return min(self.layers[0].mixer.reach or UNBOUNDED, self.max_source_positions())
 
     def max_source_positions(self) -> int:
-        """The longest source that its cross attention can take."""
+        """The longest source that its cross attention takes."""
         cross = self.layers[0].cross_attention
-        return UNBOUNDED if cross is None or cross.position_bias.reach is None else cross.position_bias.reach
+        return UNBOUNDED if cross is None else cross.reach or UNBOUNDED
 
     def make_generation_fast_(self, need_attn: Any = False, retain_dropout: bool = False, **unused: Any) -> None:
         """fairseq's word before generation: attention is returned only to those who print alignments."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
-from mega_fairseq.modules import MegaBlock
+from mega_fairseq.modules import Block
 from mega_fairseq.ops.padding import Alignment, as_mask
 
 
@@ -20,8 +20,8 @@ class MegaEncoder(FairseqEncoder):
         self.cfg, self.padding_idx = cfg, dictionary.pad()
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, cfg.encoder_embed_dim)
-        attention, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
-        self.layers = nn.ModuleList(MegaBlock(attention, feed_forward) for _ in range(cfg.encoder_layers))
+        mixer, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
+        self.layers = nn.ModuleList(Block(mixer, feed_forward) for _ in range(cfg.encoder_layers))
         self.final_norm = final_norm(cfg, cfg.encoder_embed_dim)
 
     def forward(
@@ -58,9 +58,8 @@ class MegaEncoder(FairseqEncoder):
         return {**encoder_out, "rows": rows}
 
     def max_positions(self) -> int:
-        """The longest sentence that position bias `simple` can take, where no chunk bounds it."""
-        reach = self.layers[0].mixer.position_bias.reach
-        return UNBOUNDED if reach is None or self.cfg.encoder_chunk_size != -1 else reach
+        """The longest sentence that its layers take."""
+        return self.layers[0].mixer.reach or UNBOUNDED
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         check_types(self, state_dict, name, "the source's dictionary")

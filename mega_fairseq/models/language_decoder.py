@@ -2,14 +2,12 @@
 
 import logging
 import time
-from dataclasses import replace
 from typing import Any, Dict, Optional, Tuple
 
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
-from mega_fairseq.models.options import named_as_options
 from mega_fairseq.ops.log_probs import target_log_probs
 
 logger = logging.getLogger(__name__)
@@ -119,20 +117,8 @@ class MegaLanguageDecoder(MegaDecoder):
             )
 
     def set_chunk_size(self, chunk_size: int) -> None:
-        """Attends in other chunks from now on, -1 to everything; --model-overrides does so for a model yet to load."""
-        reach = self.layers[0].mixer.position_bias.reach
-        if reach is not None and not 0 < chunk_size <= reach:
-            raise ValueError(beyond_reach(chunk_size, reach))
-        with named_as_options("decoder"):
-            for layer in self.layers:
-                chunk = None if chunk_size == -1 else chunk_size
-                layer.mixer.config = replace(layer.mixer.config, chunk_size=chunk)
+        """Uses another chunk size from now on, -1 for none; --model-overrides does so for a model yet to load."""
+        mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
+        for layer, mixer in zip(self.layers, mixers):
+            layer.mixer = mixer
         self.cfg.decoder_chunk_size = chunk_size
-
-
-def beyond_reach(wanted: int, learned: int) -> str:
-    """What to say where position bias `simple` is asked for distances that it has not learned."""
-    return (
-        f"--decoder-chunk-size is {wanted} and this checkpoint's position bias 'simple' reaches {learned} tokens; "
-        f"evaluate at chunks of 1 to {learned}, or train with --rel-pos-bias rotary"
-    )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
-from mega_fairseq.models.language_decoder import MegaLanguageDecoder, beyond_reach
+from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
@@ -77,16 +77,10 @@ class MegaLanguageModel(FairseqLanguageModel):
         return super().from_pretrained(*where, **options)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Position bias `simple` of a checkpoint, cut to the smaller chunk that this model attends in."""
+        """Fits a checkpoint to the chunk size of this model."""
         super().upgrade_state_dict_named(state_dict, name)
-        for key, own in self.state_dict().items():
-            stored = state_dict.get(key)
-            if stored is None or not key.endswith("position_bias.weight") or stored.shape == own.shape:
-                continue
-            reach, learned = (own.numel() + 1) // 2, (stored.numel() + 1) // 2
-            if reach > learned:
-                raise ValueError(beyond_reach(self.decoder.cfg.decoder_chunk_size, learned))
-            state_dict[key] = stored[learned - reach : learned + reach - 1]
+        for number, layer in enumerate(self.decoder.layers):
+            layer.mixer.adapt(state_dict, f"decoder.layers.{number}.mixer.")
 
 
 def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:

@@ -13,23 +13,25 @@ from mega_fairseq.models.adaptive import adaptive_softmax
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import MegaOptions, check_sizes, option
+from mega_fairseq.models.options import MegaOptions, check_sizes, mirror, option
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
+from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig
+from mega_fairseq.modules.config import ModuleConfig
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class MegaTransformerConfig(MegaOptions):
-    encoder_embed_dim: int = option(512, "width D of the encoder")
-    encoder_hidden_dim: int = option(1024, "width v of attention's values in the encoder")
-    encoder_z_dim: int = option(128, "width z of queries and keys in the encoder")
-    encoder_n_dim: int = option(16, "order h of the EMA in the encoder")
-    encoder_ffn_embed_dim: int = option(1024, "width of the encoder's feed-forward layers; 0 leaves them out")
-    encoder_layers: int = option(6, "number of encoder layers")
-    encoder_chunk_size: int = option(-1, "chunk size of the encoder's attention; -1 attends to everything")
-    encoder_truncation_length: int = option(-1, "taps of the encoder's EMA; -1 follows --truncation-length")
+    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
+    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
+    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    encoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
+    encoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
+    encoder_layers: int = option(6, "number of layers")
+    encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
+    encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
     encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     share_all_embeddings: bool = option(
         False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"

@@ -1,20 +1,26 @@
-"""The options that all Mega models share, named like the released ones, and what they mean for the modules below.
+"""The options that all Mega models share, named like the released ones, and the module configs that they make.
 
-fairseq turns a dataclass into command-line options and hydra keys and asks plain field types for it: no deferred
+fairseq turns a dataclass into command-line options and hydra keys, which takes plain field types: no deferred
 annotations, no `int | None`.
 """
 
 import logging
-import re
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Optional
+from enum import Enum
+from typing import Any, Optional, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from mega_fairseq.modules import POSITION_BIASES, FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
-from mega_fairseq.modules.config import check_positive
-from mega_fairseq.modules.linear import INITS
+from mega_fairseq.modules import (
+    MIXERS,
+    POSITION_BIASES,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttentionConfig,
+)
+from mega_fairseq.modules.config import ModuleConfig, check_positive
+from mega_fairseq.modules.damped_ema import check_truncation
+from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
@@ -26,6 +32,11 @@ WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are slips, which would be fou
 
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
+
+
+def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") -> Any:
+    """The option that sets a field of a module's config, with the help text of that field."""
+    return option(default, config.help(name) + note)
 
 
 @dataclass
@@ -45,19 +56,19 @@ class MegaOptions(FairseqDataclass):
     truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
 
     dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
-    attention_dropout: float = option(0.0, "dropout of attention weights")
-    hidden_dropout: float = option(0.0, "dropout of attention's values")
-    activation_dropout: float = option(0.0, "dropout inside feed-forward layers")
-    feature_dropout: bool = option(False, "drop whole features of a sequence, not single entries")
+    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0)
+    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0)
+    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0)
+    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False)
 
-    decoder_embed_dim: int = option(512, "width D of the decoder")
-    decoder_hidden_dim: int = option(1024, "width v of attention's values in the decoder")
-    decoder_z_dim: int = option(128, "width z of queries and keys in the decoder")
-    decoder_n_dim: int = option(16, "order h of the EMA in the decoder")
-    decoder_ffn_embed_dim: int = option(1024, "width of the decoder's feed-forward layers; 0 leaves them out")
-    decoder_layers: int = option(6, "number of decoder layers")
-    decoder_chunk_size: int = option(-1, "chunk size of the decoder's attention; -1 attends to everything")
-    decoder_truncation_length: int = option(-1, "taps of the decoder's EMA; -1 follows --truncation-length")
+    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
+    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
+    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    decoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
+    decoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
+    decoder_layers: int = option(6, "number of layers")
+    decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
+    decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
 
@@ -70,40 +81,12 @@ class MegaOptions(FairseqDataclass):
     adaptive_softmax_factor: float = option(4.0, "how much narrower each next cluster is")
 
 
-@contextmanager
-def named_as_options(side: str) -> Iterator[None]:
-    """Errors of the module configs, with the names that the user typed in place of theirs."""
-    names = {
-        "dim": f"--{side}-embed-dim",
-        "shared_dim": f"--{side}-z-dim",
-        "value_dim": f"--{side}-hidden-dim",
-        "hidden_dim": f"--{side}-ffn-embed-dim",
-        "ndim": f"--{side}-n-dim",
-        "chunk_size": f"--{side}-chunk-size",
-        "truncation": f"--truncation-length or --{side}-truncation-length",
-        "layers": f"--{side}-layers",
-        "max_positions": "--max-source-positions or --max-target-positions",
-        "dropout": "--dropout",
-        "attention_dropout": "--attention-dropout",
-        "hidden_dropout": "--hidden-dropout",
-        "activation_dropout": "--activation-dropout",
-        "position_bias": "--rel-pos-bias",
-        "init": "--init",
-    }
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(re.sub(r"\w+", lambda word: names.get(word.group(), word.group()), str(error))) from None
-
-
 def check_sizes(cfg: FairseqDataclass, side: str) -> None:
-    """What no layer's config would notice, or only after embeddings are made."""
-    names = {"dim": "embed_dim", "value_dim": "hidden_dim", "layers": "layers"}
+    """Checks what no layer's config checks, or only after embeddings are made."""
     positions = ("max_source_positions", "max_target_positions") if side == "encoder" else ("max_target_positions",)
-    with named_as_options(side):
-        check_positive(**{name: getattr(cfg, f"{side}_{option}") for name, option in names.items()})
-        if side == "encoder":
-            check_positive(max_positions=min(getattr(cfg, name) for name in positions))
+    for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
+        check_positive(**{_typed(name): getattr(cfg, name)})
+    check_truncation(cfg.truncation_length, "--truncation-length")
     chunk = getattr(cfg, f"{side}_chunk_size")
     if chunk < 1 and chunk != -1:
         raise ValueError(f"--{side}-chunk-size is {chunk}; give a number of tokens, or -1 for no chunks")
@@ -117,58 +100,47 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
 def check_at_most(most: int, **options: int) -> None:
     for name, value in options.items():
         if value > most:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}; give at most {most:,}")
+            raise ValueError(f"{_typed(name)} is {value}; give at most {most:,}")
+
+
+def _typed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def say_idle(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
-    """Options that were given and change nothing, for want of another: more often a slip than a wish."""
+    """Warns about options that were given and have no effect without another."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):
-            logger.warning(f"--{name.replace('_', '-')} changes nothing without {needed}")
+            logger.warning(f"{_typed(name)} changes nothing without {needed}")
+
+
+Config = TypeVar("Config", bound=ModuleConfig)
+
+
+def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **given: Any) -> Config:
+    """The config of a module of the "encoder" or "decoder": `given`, and all else from the options that fields name."""
+    for name, option_name in config.options().items():
+        if name not in given:
+            value = getattr(cfg, option_name.format(side=side))
+            given[name] = value.value if isinstance(value, Enum) else value
+    return config(side=side, **given)
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:
-    """The module configs of one layer of the "encoder" or "decoder", as MegaBlock takes them."""
-    with named_as_options(side):
-        return _layer_configs(cfg, side, max_positions, source_dim)
-
-
-def _layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int]) -> tuple:
-    def of(name: str) -> Any:
-        return getattr(cfg, f"{side}_{name}")
-
-    truncation = of("truncation_length")
-    common = {
-        "dim": of("embed_dim"),
-        "norm": str(cfg.normalization_type),
-        "prenorm": cfg.normalize_before,
-        "activation": str(cfg.activation_fn),
-        "dropout": cfg.dropout,
-        "feature_dropout": cfg.feature_dropout,
-        "init": str(cfg.init),
-    }
-    attending = {
-        "shared_dim": of("z_dim"),
-        "attention": str(cfg.attention_activation_fn),
-        "position_bias": str(cfg.rel_pos_bias),
-        "attention_dropout": cfg.attention_dropout,
-        "hidden_dropout": cfg.hidden_dropout,
-    }
-    attention = GatedAttentionConfig(
-        value_dim=of("hidden_dim"),
-        ndim=of("n_dim"),
-        chunk_size=None if of("chunk_size") == -1 else of("chunk_size"),
+    """The module configs of one layer of the "encoder" or "decoder", as Block takes them."""
+    chunk, taps = getattr(cfg, f"{side}_chunk_size"), getattr(cfg, f"{side}_truncation_length")
+    mixer = from_options(
+        MIXERS["mega"],
+        cfg,
+        side,
         causal=side == "decoder",
+        chunk_size=None if chunk == -1 else chunk,
+        truncation=cfg.truncation_length if taps == -1 else taps,
         max_positions=max_positions,
-        truncation=cfg.truncation_length if truncation == -1 else truncation,
-        **common,
-        **attending,
     )
-    feed_forward = None
-    if of("ffn_embed_dim"):
-        hidden, dropout = of("ffn_embed_dim"), cfg.activation_dropout
-        feed_forward = FeedForwardConfig(hidden_dim=hidden, activation_dropout=dropout, **common)
-    cross = None
+    feed_forward = cross = None
+    if getattr(cfg, f"{side}_ffn_embed_dim"):
+        feed_forward = from_options(FeedForwardConfig, cfg, side)
     if source_dim is not None:
-        cross = GatedCrossAttentionConfig(source_dim=source_dim, max_positions=max_positions, **common, **attending)
-    return attention, feed_forward, cross
+        cross = from_options(GatedCrossAttentionConfig, cfg, side, source_dim=source_dim, max_positions=max_positions)
+    return mixer, feed_forward, cross

@@ -1,17 +1,20 @@
 """Mega's layers for any PyTorch program: batch-first (B, L, D), bool masks with True at padding, state as a value."""
 
-from mega_fairseq.modules.block import MegaBlock, MegaBlockState
-from mega_fairseq.modules.config import FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
-from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention
-from mega_fairseq.modules.ema import DampedEMA
-from mega_fairseq.modules.feed_forward import NormalizedFeedForward
-from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
+from mega_fairseq.modules.block import Block, BlockState, BlockStep, MegaBlock
+from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
+from mega_fairseq.modules.damped_ema import DampedEMA
+from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
+from mega_fairseq.modules.mixer import Mixer, MixerConfig, MixerState, MixerStep
+from mega_fairseq.modules.mixers import MIXERS
+from mega_fairseq.modules.mixers.mega import GatedAttentionConfig, GatedAttentionState, MovingAverageGatedAttention
 from mega_fairseq.modules.normalization import SequenceNorm
-from mega_fairseq.modules.position import POSITION_BIASES
-from mega_fairseq.modules.step import BlockStep, can_step
+from mega_fairseq.modules.position_bias import POSITION_BIASES
 
 __all__ = [
+    "MIXERS",
     "POSITION_BIASES",
+    "Block",
+    "BlockState",
     "BlockStep",
     "CrossAttentionState",
     "DampedEMA",
@@ -21,9 +24,11 @@ __all__ = [
     "GatedCrossAttention",
     "GatedCrossAttentionConfig",
     "MegaBlock",
-    "MegaBlockState",
+    "Mixer",
+    "MixerConfig",
+    "MixerState",
+    "MixerStep",
     "MovingAverageGatedAttention",
     "NormalizedFeedForward",
     "SequenceNorm",
-    "can_step",
 ]

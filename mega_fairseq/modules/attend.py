@@ -2,10 +2,27 @@
 
 from typing import Optional
 
+import torch
 from torch import Tensor
 
-from mega_fairseq.modules.position import PositionBias
-from mega_fairseq.ops.attention import attention, fused_kernel_runs, weights_at_one_position
+from mega_fairseq.modules.config import ModuleConfig
+from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, fused_kernel_runs, weights_at_one_position
+
+
+def check_attention(config: ModuleConfig) -> None:
+    """Checks the options that gated self-attention and gated cross attention share."""
+    config.check_positive("shared_dim", "max_positions")
+    config.check_choice("attention", ATTENTION_FUNCTIONS)
+    config.check_choice("position_bias", POSITION_BIASES)
+    config.check_choice("activation", ACTIVATIONS)
+    if config.position_bias in ("rotary", "rope") and config.shared_dim % 2:
+        width = config.name("shared_dim")
+        raise ValueError(
+            f"{config.name('position_bias')} {config.position_bias!r} rotates pairs of dimensions and {width} is "
+            f"{config.shared_dim}; make {width} even"
+        )
 
 
 def attend(
@@ -47,3 +64,20 @@ def weigh_at_one_position(
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
     bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
     return weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)
+
+
+class TabledBias:
+    """A position bias that looks its scores up, for the kinds that would compute all of them anew for each token."""
+
+    def __init__(self, bias: PositionBias):
+        self.bias, self.rotate = bias, bias.rotate
+        self.first = self.stop = 0
+        self.table: Optional[Tensor] = None
+
+    def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
+        if self.bias.reach is not None:  # a table already, and one that says how far it reaches
+            return self.bias(first, stop, device)
+        if first < self.first or stop > self.stop:
+            self.first, self.stop = min(2 * first, self.first), max(2 * stop, self.stop)
+            self.table = self.bias(self.first, self.stop, device)
+        return None if self.table is None else self.table[first - self.first : stop - self.first]

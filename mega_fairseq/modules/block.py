@@ -1,84 +1,134 @@
-"""A Mega block: gated attention, cross attention where there is a source, feed-forward (paper, section 3.4)."""
+"""A block: a token mixer, cross attention where there is a source, and a feed-forward layer (paper, section 3.4)."""
 
 from typing import NamedTuple, Optional, Tuple, Union
 
+import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_state_type
-from mega_fairseq.modules.config import FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig
-from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention
-from mega_fairseq.modules.feed_forward import NormalizedFeedForward
-from mega_fairseq.modules.gated_attention import GatedAttentionState, MovingAverageGatedAttention
+from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
+from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
+from mega_fairseq.modules.mixer import MixerConfig, MixerState, follow, select
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.ops.padding import Padding
+from mega_fairseq.ops.precision import autocast_dtype
 
 
-class MegaBlockState(NamedTuple):
+class BlockState(NamedTuple):
     """What a causal block remembers: its mixer's state and, in a translation decoder, the projected source."""
 
-    mixer: Optional[GatedAttentionState]  # None at the start, where only the source is known
+    mixer: Optional[MixerState]  # None at the start, where only the source is known
     cross: Optional[CrossAttentionState] = None
 
+    def follow(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
+        """Row i continues row order[i]. The caller gives this state up.
 
-class MegaBlock(nn.Module):
+        `last`: rows differ from those they continue in their last tokens alone; None where they may differ in all.
+        `sources`: the sources that are left, None for all.
+        """
+        mixer = select(self.mixer, order) if last is None else follow(self.mixer, order, last)
+        return BlockState(mixer, None if self.cross is None else self.cross.follow(order, sources))
+
+
+class Block(nn.Module):
     """(B, L, D) -> (B, L, D). Causal: `y, state = block(x, state, padding_mask)`; otherwise `y = block(x, ...)`."""
 
     def __init__(
         self,
-        attention: GatedAttentionConfig,
+        mixer: MixerConfig,
         feed_forward: Optional[FeedForwardConfig] = None,
         cross_attention: Optional[GatedCrossAttentionConfig] = None,
     ):
         super().__init__()
         for name, config in (("feed_forward", feed_forward), ("cross_attention", cross_attention)):
-            if config is not None and config.dim != attention.dim:
-                raise ValueError(f"{name}.dim is {config.dim} and attention.dim {attention.dim}; a block has one width")
-        if cross_attention is not None and not attention.causal:
-            raise ValueError("cross_attention belongs to a decoder block; give it attention with causal=True")
-        if attention.causal and feed_forward is not None and feed_forward.norm in BATCH_NORMS:
+            if config is not None and config.dim != mixer.dim:
+                raise ValueError(f"{name}.dim is {config.dim} and mixer.dim {mixer.dim}; a block has one width")
+        if cross_attention is not None and not mixer.causal:
+            raise ValueError("cross_attention belongs to a decoder block; give it a mixer with causal=True")
+        if mixer.causal and feed_forward is not None and feed_forward.norm in BATCH_NORMS:
             raise ValueError(
                 f"feed_forward.norm is {feed_forward.norm!r}, whose statistics over all positions would let a causal "
-                "block see the future; use layernorm, scalenorm or rmsnorm, or attention with causal=False"
+                "block see the future; use layernorm, scalenorm or rmsnorm, or a mixer with causal=False"
             )
-        self.causal = attention.causal
-        self.mixer = MovingAverageGatedAttention(attention)
+        self.causal = mixer.causal
+        self.mixer = mixer.build()
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
         self.feed_forward = None if feed_forward is None else NormalizedFeedForward(feed_forward)
 
     def forward(
         self,
         x: Tensor,
-        state: Optional[MegaBlockState] = None,
+        state: Optional[BlockState] = None,
         padding_mask: Optional[Padding] = None,
         source: Optional[Tensor] = None,
         source_padding_mask: Optional[Padding] = None,
-    ) -> Union[Tensor, Tuple[Tensor, MegaBlockState]]:
+        need_weights: bool = False,
+    ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
+        """`need_weights` also returns what cross attention gives to the source of `state`: (B, L, m)."""
         if self.cross_attention is None and not (source is None and source_padding_mask is None):
             raise ValueError(
                 "source was given to a block without cross attention; build it with "
                 "cross_attention=GatedCrossAttentionConfig(...) or leave source out"
             )
         if self.causal:
-            check_state_type(state, MegaBlockState)
-        mixer_state = cross_state = None
-        if self.causal:
-            x, mixer_state = self.mixer(x, None if state is None else state.mixer, padding_mask)
-        else:
-            x = self.mixer(x, state, padding_mask)
-        if self.cross_attention is not None:
-            cross_state = None if state is None else state.cross
-            x, cross_state = self.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
-        if self.feed_forward is not None:
-            x = self.feed_forward(x, padding_mask)
-        return (x, MegaBlockState(mixer_state, cross_state)) if self.causal else x
+            check_state_type(state, BlockState)
+        elif state is not None:
+            raise ValueError("state was given to a bidirectional block; only causal=True carries one")
+        x, state, weights = _in_order(self, x, state, padding_mask, source, source_padding_mask, need_weights)
+        if not self.causal:
+            return x
+        return (x, state, weights) if need_weights else (x, state)
 
-    def with_weights(
-        self, x: Tensor, state: MegaBlockState, padding_mask: Optional[Padding] = None
-    ) -> Tuple[Tensor, MegaBlockState, Tensor]:
-        """`forward` with cross attention from a state, and the weights (B, L, m) that it gives to its source."""
-        x, mixer = self.mixer(x, state.mixer, padding_mask)
-        weights = self.cross_attention.weights(x, state.cross)
-        x, cross = self.cross_attention(x, None, state.cross, padding_mask)
-        if self.feed_forward is not None:
-            x = self.feed_forward(x, padding_mask)
-        return x, MegaBlockState(mixer, cross), weights
+    def takes_step(self, state: BlockState) -> bool:
+        """Whether a single token after `state` may go through `step()`: no gradient, no dropout, rows side by side."""
+        if self.training or torch.is_grad_enabled() or autocast_dtype(next(self.parameters()).device.type) is not None:
+            return False
+        ragged = state.cross is not None and not self.cross_attention.takes_step(state.cross)
+        return self.mixer.takes_step(state.mixer) and not ragged
+
+    def step(self) -> "BlockStep":
+        return BlockStep(self)
+
+
+MegaBlock = Block  # with GatedAttentionConfig, the block of the paper
+
+
+class BlockStep:
+    """A block for one token at a time, in generation: `y, state = step(x, state)` for x (R, 1, D).
+
+    It equals the block. Projections are packed for a few rows and coefficients computed when it is made, so it belongs
+    to one generation, in which no weight may change.
+    """
+
+    causal = True
+
+    def __init__(self, block: Block):
+        self.mixer = block.mixer.step() or block.mixer
+        self.cross_attention = None if block.cross_attention is None else block.cross_attention.step()
+        self.feed_forward = None if block.feed_forward is None else block.feed_forward.step()
+
+    def __call__(self, x: Tensor, state: BlockState, padding_mask: None = None) -> Tuple[Tensor, BlockState]:
+        return _in_order(self, x, state)[:2]
+
+
+def _in_order(
+    block: Union[Block, BlockStep],
+    x: Tensor,
+    state: Optional[BlockState],
+    padding_mask: Optional[Padding] = None,
+    source: Optional[Tensor] = None,
+    source_padding_mask: Optional[Padding] = None,
+    need_weights: bool = False,
+) -> Tuple[Tensor, BlockState, Optional[Tensor]]:
+    """The order of a block's parts: whole sequences and single tokens go through the same one."""
+    mixer_state, cross_state = (None, None) if state is None else state
+    weights = None
+    mixed = block.mixer(x, mixer_state, padding_mask)
+    x, mixer_state = mixed if block.causal else (mixed, None)
+    if block.cross_attention is not None:
+        if need_weights:
+            weights = block.cross_attention.weights(x, cross_state)
+        x, cross_state = block.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
+    if block.feed_forward is not None:
+        x = block.feed_forward(x, padding_mask)
+    return x, BlockState(mixer_state, cross_state), weights

@@ -1,24 +1,57 @@
 """Gated cross attention, from a translation decoder to the encoder's output (released code; paper, section 4.3)."""
 
-from typing import NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import attend, weigh_at_one_position
+from mega_fairseq.modules.attend import TabledBias, attend, check_attention, weigh_at_one_position
 from mega_fairseq.modules.checks import (
     check_padding_mask,
     check_sequence,
     check_state_shape,
     check_state_type,
 )
-from mega_fairseq.modules.config import GatedCrossAttentionConfig
-from mega_fairseq.modules.linear import linear
-from mega_fairseq.modules.normalization import SequenceNorm
-from mega_fairseq.modules.position import POSITION_BIASES
+from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
+from mega_fairseq.modules.position_bias import POSITION_BIASES
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.gating import activated_linear, gated_output
+from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
+
+LONG_SOURCE = 256  # tokens from which on packing a source's values pays
+
+
+@dataclass(frozen=True)
+class GatedCrossAttentionConfig(ModuleConfig):
+    """Options of gated cross attention; its values are as wide as the model."""
+
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
+    source_dim: int = setting(0, "width of the encoder's output")  # 0: dim
+    attention: str = setting("softmax", "attention function", "attention_activation_fn")
+    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")
+    max_positions: int = setting(1024, "how far position bias simple reaches")
+    activation: str = setting("silu", "activation of values and candidate", "activation_fn")
+    attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
+    hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_default("shared_dim", self.dim // 4)
+        self.set_default("source_dim", self.dim)
+        check_attention(self)
+        self.check_positive("source_dim")
+        self.check_probability("attention_dropout", "hidden_dropout")
+        if self.norm in BATCH_NORMS:
+            raise ValueError(
+                f"{self.name('norm')} {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or "
+                "rmsnorm"
+            )
 
 
 class CrossAttentionState(NamedTuple):
@@ -32,6 +65,18 @@ class CrossAttentionState(NamedTuple):
     padding: Optional[Tensor]  # (S, m) bool, True = pad, at the end of each source
     position: int  # target tokens seen, by the row that has seen most
     lengths: Optional[Tensor] = None  # (B,) the same for each row, where they differ
+
+    @property
+    def sources(self) -> int:
+        return self.keys.size(0)
+
+    def follow(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
+        """Targets in a new order; `sources` (S',) picks the sources that they share from now on, by default all."""
+        state = self if self.lengths is None else self._replace(lengths=self.lengths.index_select(0, order))
+        if sources is None:
+            return state
+        keys, values, padding = (None if t is None else t.index_select(0, sources) for t in state[:3])
+        return state._replace(keys=keys, values=values, padding=padding)
 
 
 class GatedCrossAttention(nn.Module):
@@ -58,7 +103,7 @@ class GatedCrossAttention(nn.Module):
         """Keys and values of the encoder's output, once for a whole translation."""
         check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
-        source, _, source_padding_mask = to_front(source, source_padding_mask, self.position_bias.reach)
+        source, _, source_padding_mask = to_front(source, source_padding_mask, self.reach)
         values = activated_linear(source, self.values.weight, self.values.bias, self.config.activation)
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
@@ -87,7 +132,7 @@ class GatedCrossAttention(nn.Module):
                     "source, or share sources out by state=project_source(source)"
                 )
             state = self.project_source(source, source_padding_mask)
-        sources = state.keys.size(0)
+        sources = state.sources
         if sources == 0 or x.size(0) % sources:
             raise ValueError(
                 f"x is of {x.size(0)} sequences and the state of {sources} sources, which cannot be shared out evenly; "
@@ -118,6 +163,22 @@ class GatedCrossAttention(nn.Module):
         sources, length, _ = state.keys.shape
         identity = torch.eye(length, dtype=x.dtype, device=x.device).expand(sources, -1, -1)
         return place(self._attend(queries, state._replace(values=identity)))
+
+    @property
+    def reach(self) -> Optional[int]:
+        """The longest source and target that it takes; None for any."""
+        return self.position_bias.reach
+
+    def takes_step(self, state: CrossAttentionState) -> bool:
+        """Whether a single token after `state` may go through `step()`: rows stand at one position."""
+        return state.lengths is None
+
+    def step(self) -> "CrossAttentionStep":
+        return CrossAttentionStep(self)
+
+    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+        """As `Mixer.learned_scores`."""
+        return self.position_bias.learned_scores(min(self.config.max_positions, most), causal=False)
 
     def _attend(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
@@ -157,3 +218,42 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
     blanks = queries.new_zeros(queries.size(0), state.position, queries.size(2))
     laid_out = align.front(torch.cat([blanks, queries], 1))
     return laid_out, lambda out: align.back(out)[:, -new:], CrossAttentionState(*source, align.width, align.lengths)
+
+
+class CrossAttentionStep:
+    """Gated cross attention for one token at a time, with one projection of it for the queries and both gates.
+
+    Weights are read when it is made.
+    """
+
+    def __init__(self, module: GatedCrossAttention):
+        self.config, self.norm = module.config, module.norm
+        self.activation = ACTIVATIONS[module.config.activation].forward
+        self.projection = side_by_side(module.queries, module.gates)
+        self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
+        self.position_bias = TabledBias(module.position_bias)
+        self.values: Optional[Tensor] = None  # those that `products` multiply with
+        self.products: List[Projection] = []
+
+    def __call__(
+        self, x: Tensor, source: None, state: CrossAttentionState, *masks: None
+    ) -> Tuple[Tensor, CrossAttentionState]:
+        c, residual = self.config, x.squeeze(1)  # (R, D)
+        projected = self.projection(self.norm(residual) if c.prenorm else residual)
+        queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
+        beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
+        weights = weigh_at_one_position(
+            beams, state.keys, self.position_bias, state.position, c.attention, state.padding
+        )
+        hidden = self.hidden(F.silu(reset) * self._weighted(weights, state.values).reshape(residual.shape))
+        y = torch.lerp(residual, self.activation(hidden), torch.sigmoid(update))
+        y = y if c.prenorm else self.norm(y)
+        return y.unsqueeze(1), state._replace(position=state.position + 1)
+
+    def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
+        """(S, n, m) times (S, m, d); the values of long sources are packed, again when there are others."""
+        if values.size(1) < LONG_SOURCE or not packing_runs(values):
+            return torch.bmm(weights, values)
+        if self.values is not values:
+            self.values, self.products = values, [ready_linear(of_sentence.t()) for of_sentence in values]
+        return torch.stack([product(rows) for product, rows in zip(self.products, weights)])

@@ -1,20 +1,39 @@
 """The normalised feed-forward layer: Y = Norm(X + W_2 activation(W_1 X)), or its pre-norm form (paper, section 3.4)."""
 
+from dataclasses import dataclass
 from typing import Optional
 
 from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence
-from mega_fairseq.modules.config import FeedForwardConfig
-from mega_fairseq.modules.linear import linear
+from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.normalization import SequenceNorm
+from mega_fairseq.modules.projection import linear
+from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Padding, as_mask
 
 
+@dataclass(frozen=True)
+class FeedForwardConfig(ModuleConfig):
+    """Options of the normalised feed-forward layer."""
+
+    hidden_dim: int = setting(0, "width of feed-forward layers", "{side}_ffn_embed_dim")  # 0: twice dim
+    activation: str = setting("silu", "activation of the hidden layer", "activation_fn")
+    activation_dropout: float = setting(0.0, "dropout inside feed-forward layers", "activation_dropout")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_default("hidden_dim", 2 * self.dim)
+        self.check_positive("hidden_dim")
+        self.check_choice("activation", ACTIVATIONS)
+        self.check_probability("activation_dropout")
+
+
 class NormalizedFeedForward(nn.Module):
-    """(B, L, D) -> (B, L, D), position by position; residual and norm included."""
+    """(B, L, D) -> (B, L, D), position by position, with norm and residual connection."""
 
     def __init__(self, config: FeedForwardConfig):
         super().__init__()
@@ -29,7 +48,7 @@ class NormalizedFeedForward(nn.Module):
         check_padding_mask(padding_mask, x)
         activation_dropout, dropout = (c.activation_dropout, c.dropout) if self.training else (0.0, 0.0)
         padding_mask = as_mask(padding_mask)
-        if padding_mask is not None:  # whatever stands at pads, NaN too, stays out of sums over positions
+        if padding_mask is not None:  # whatever pads hold, NaN too, stays out of sums over positions
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         residual = x
         if c.prenorm:
@@ -40,3 +59,22 @@ class NormalizedFeedForward(nn.Module):
         if not c.prenorm:
             x = self.norm(x, padding_mask)
         return x if padding_mask is None else x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+
+    def step(self) -> "FeedForwardStep":
+        return FeedForwardStep(self)
+
+
+class FeedForwardStep:
+    """The layer for one token at a time, (R, 1, D) -> (R, 1, D): weights are read when it is made."""
+
+    def __init__(self, module: NormalizedFeedForward):
+        self.prenorm, self.norm = module.config.prenorm, module.norm
+        self.activation = ACTIVATIONS[module.config.activation].forward
+        self.expand = ready_linear(module.expand.weight, module.expand.bias)
+        self.contract = ready_linear(module.contract.weight, module.contract.bias)
+
+    def __call__(self, x: Tensor, padding_mask: None = None) -> Tensor:
+        residual = x.squeeze(1)  # (R, D)
+        x = self.norm(residual) if self.prenorm else residual
+        x = residual + self.contract(self.activation(self.expand(x)))
+        return (x if self.prenorm else self.norm(x)).unsqueeze(1)

@@ -58,6 +58,19 @@ class KeyValues(NamedTuple):
             buffer.append(self.keys, self.values)
         return KeyValues(*buffer.append(keys, values), self.padding, buffer)
 
+    def select(self, order: Tensor) -> "KeyValues":
+        """Row i continues row order[i]."""
+        return KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
+
+    def follow(self, order: Tensor, last: int) -> "KeyValues":
+        """The same in place, for rows that differ from those they continue in their last tokens alone."""
+        if self.padding is not None or self.keys.requires_grad:
+            return self.select(order)
+        first = max(0, self.keys.size(1) - last)
+        for tensor in (self.keys[:, first:], self.values[:, first:]):
+            tensor.copy_(tensor.index_select(0, order))
+        return self
+
 
 def chunked(
     attend: Attend,

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules import (
     POSITION_BIASES,
+    BlockState,
     DampedEMA,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedCrossAttention,
     GatedCrossAttentionConfig,
     MegaBlock,
-    MegaBlockState,
     MovingAverageGatedAttention,
     NormalizedFeedForward,
 )
@@ -81,7 +81,7 @@ def reading(module: nn.Module, source: Tensor, source_mask: Optional[Tensor]) ->
 
     def start() -> Any:
         state = cross.project_source(source, source_mask)
-        return MegaBlockState(None, state) if in_block else state
+        return BlockState(None, state) if in_block else state
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         return module(x, state=state, padding_mask=mask)

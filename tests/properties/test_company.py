@@ -71,7 +71,7 @@ def test_a_source_alone_and_in_any_padded_batch_is_read_the_same(in_block, data,
 
 def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_row():
     for function in ("softmax", "relu2", "laplace"):
-        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 4, attention=function)), 3)
+        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=4, attention=function)), 3)
         source, x = random_input(1, 2, 5, DIM), random_input(2, 2, 4, DIM)
         mask = torch.tensor([[True] * 5, [False] * 5])
         y, _ = module(x, source, None, None, mask)
@@ -96,7 +96,7 @@ SHORT = 8  # the reach of a simple bias, and the length of the longest sequence
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_padding_does_not_use_up_the_reach_of_the_simple_bias(chunk_size, causal):
-    config = GatedAttentionConfig(DIM, 2, chunk_size=chunk_size, causal=causal, max_positions=SHORT)
+    config = GatedAttentionConfig(DIM, shared_dim=2, chunk_size=chunk_size, causal=causal, max_positions=SHORT)
     module = randomise(MovingAverageGatedAttention(config), 5)
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, 5:], mask[1, :5] = False, False
@@ -107,9 +107,11 @@ def test_padding_does_not_use_up_the_reach_of_the_simple_bias(chunk_size, causal
 @pytest.mark.parametrize("kind", ["attention", "cross_attention"])
 def test_padding_of_pieces_does_not_use_up_the_reach_of_the_simple_bias(kind):
     if kind == "attention":
-        layer = with_state(randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, 2, max_positions=SHORT)), 5))
+        layer = with_state(
+            randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
+        )
     else:
-        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 2, max_positions=SHORT)), 5)
+        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
         layer = reading(module, random_input(3, 2, 4, DIM), None)
     masks = [torch.tensor([[False, False, True, True, True], [True, True, True, False, True]]) for _ in range(3)]
     rows = [random_input(1, 6, DIM), random_input(2, 3, DIM)]
@@ -117,7 +119,7 @@ def test_padding_of_pieces_does_not_use_up_the_reach_of_the_simple_bias(kind):
 
 
 def test_padding_of_a_source_does_not_use_up_the_reach_of_the_simple_bias():
-    module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, 2, max_positions=SHORT)), 5)
+    module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
     source, x = random_input(3, 1, 6, DIM), random_input(4, 1, 7, DIM)
     padded = torch.cat([random_input(5, 1, 9, DIM), source], 1)
     mask = torch.arange(15).unsqueeze(0) < 9

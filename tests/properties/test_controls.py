@@ -36,7 +36,7 @@ def ema(**options: Any) -> DampedEMA:
 
 
 def attention(seed: int = 5, **options: Any) -> MovingAverageGatedAttention:
-    config = GatedAttentionConfig(DIM, 2, value_dim=8, ndim=2, max_positions=32, **options)
+    config = GatedAttentionConfig(DIM, shared_dim=2, value_dim=8, ndim=2, max_positions=32, **options)
     return randomise(MovingAverageGatedAttention(config), seed)
 
 

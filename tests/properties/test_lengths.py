@@ -70,7 +70,7 @@ def test_every_length_around_a_chunk_edge_works_for_every_function_and_bias(leng
         for bias in BIASES:
             config = GatedAttentionConfig(
                 DIM,
-                4,
+                shared_dim=4,
                 attention=function,
                 position_bias=bias,
                 value_dim=8,
@@ -90,7 +90,7 @@ def test_the_comparison_sees_each_parameter():
         for bias in BIASES:
             module = randomise(
                 MovingAverageGatedAttention(
-                    GatedAttentionConfig(DIM, 2, ndim=2, attention=function, position_bias=bias)
+                    GatedAttentionConfig(DIM, shared_dim=2, ndim=2, attention=function, position_bias=bias)
                 ),
                 2,
             )

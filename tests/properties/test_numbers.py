@@ -124,7 +124,7 @@ def test_slow_decays_over_8192_steps_keep_their_digits_in_half_precision(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("truncation", [None, 5])
 def test_the_ema_state_is_float32_in_half_precision_from_the_first_token_on(dtype, truncation):
-    config = GatedAttentionConfig(DIM, 2, ndim=3, chunk_size=4, truncation=truncation)
+    config = GatedAttentionConfig(DIM, shared_dim=2, ndim=3, chunk_size=4, truncation=truncation)
     module = MovingAverageGatedAttention(config).to(dtype)
     state = None
     for length in (1, 3, 1, 6):
@@ -141,6 +141,8 @@ def test_half_precision_stays_finite_with_gradients_at_ordinary_scales(function,
         for chunk_size in (None, 4):
             torch.manual_seed(0)
             module = MovingAverageGatedAttention(
-                GatedAttentionConfig(DIM, 4, attention=function, position_bias=bias, value_dim=8, chunk_size=chunk_size)
+                GatedAttentionConfig(
+                    DIM, shared_dim=4, attention=function, position_bias=bias, value_dim=8, chunk_size=chunk_size
+                )
             ).to(dtype)
             check_finite(with_state(module), random_input(1, 2, 19, DIM).to(dtype))

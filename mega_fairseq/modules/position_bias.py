@@ -32,6 +32,16 @@ class PositionBias(nn.Module):
         """Queries or keys (B, n, z) at positions first, first + 1, ..., as the scores are to see them."""
         return x
 
+    def learned_scores(self, positions: int, causal: bool) -> Optional[Tuple[int, Tensor]]:
+        """The first distance that so many positions have between them, and a score for each from there.
+
+        None where nothing is learned.
+        """
+        if not list(self.parameters()):
+            return None
+        first = 1 - positions
+        return first, self(first, 1 if causal else positions, torch.device("cpu"))
+
 
 class SimpleBias(PositionBias):
     """One learned score per distance, up to a fixed reach: a chunk cannot grow beyond it."""

@@ -12,7 +12,7 @@ from mega_fairseq.modules.checks import (
     check_state_shape,
     check_state_type,
 )
-from mega_fairseq.modules.config import check_positive, check_truncation
+from mega_fairseq.modules.config import check_positive
 from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients
 from mega_fairseq.ops.padding import Alignment
 from mega_fairseq.ops.precision import at_least_float32
@@ -84,8 +84,16 @@ class DampedEMA(nn.Module):
 
     def check_state(self, state: Optional[Tensor], x: Tensor) -> None:
         if state is not None:
-            width = self.truncation - 1 if self.truncation else self.ndim
-            check_state_shape("the EMA state", state, (x.size(0), self.dim, width))
+            check_state_shape("the EMA state", state, (x.size(0), *self.state_shape()))
+
+    def state_shape(self) -> Tuple[int, int]:
+        """Of one row: D x N; of a truncated EMA the inputs that its taps still reach."""
+        return self.dim, self.truncation - 1 if self.truncation else self.ndim
 
     def extra_repr(self) -> str:
         return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"
+
+
+def check_truncation(truncation: Optional[int], name: str = "truncation") -> None:
+    if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 0):
+        raise ValueError(f"{name} is {truncation!r}; give the number of kernel taps to keep, or 0 for all")

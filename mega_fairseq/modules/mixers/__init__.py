@@ -1,0 +1,8 @@
+"""The token mixers by name: one file each. Options, property tests, benchmarks and `inspect` walk this table."""
+
+from typing import Dict, Type
+
+from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
+
+MIXERS: Dict[str, Type[MixerConfig]] = {"mega": GatedAttentionConfig}

@@ -1,0 +1,207 @@
+"""Moving average equipped gated attention: the layer that gives Mega its name (paper, section 3.2, eq. 6-15)."""
+
+from dataclasses import dataclass
+from typing import Dict, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_fairseq.modules.attend import TabledBias, attend, check_attention, weigh_at_one_position
+from mega_fairseq.modules.checks import check_state_shape
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
+from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep, Shape
+from mega_fairseq.modules.position_bias import POSITION_BIASES
+from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
+from mega_fairseq.ops.dropout import dropped, keep_mask
+from mega_fairseq.ops.ema import ema, ema_window_step, window_taps
+from mega_fairseq.ops.gating import activated_linear, gated_output
+from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.precision import at_least_float32
+
+
+@dataclass(frozen=True)
+class GatedAttentionConfig(MixerConfig):
+    """Options of moving average equipped gated attention (eq. 6-15)."""
+
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
+    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
+    ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
+    truncation: Optional[int] = setting(None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length")
+    attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
+    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
+    max_positions: int = setting(1024, "how far position bias simple reaches where no chunk bounds it")
+    activation: str = setting("silu", "activation of values and candidate; the gates keep theirs", "activation_fn")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_default("shared_dim", self.dim // 4)
+        self.set_default("value_dim", 2 * self.dim)
+        check_attention(self)
+        self.check_positive("value_dim", "ndim")
+        check_truncation(self.truncation, self.name("truncation"))
+
+    def build(self) -> "MovingAverageGatedAttention":
+        return MovingAverageGatedAttention(self)
+
+
+class GatedAttentionState(NamedTuple):
+    """All that a causal layer remembers: O(D N) numbers of EMA and one unfinished chunk."""
+
+    ema: Tensor  # (B, D, N)
+    cache: KeyValues  # keys (B, m, z), values (B, m, v)
+
+
+class MovingAverageGatedAttention(Mixer):
+    """Mega's token mixer, gates and residual included."""
+
+    State = GatedAttentionState
+    PARTS = {"ema": "EMA"}
+
+    def __init__(self, config: GatedAttentionConfig):
+        super().__init__(config)
+        c = config
+        self.ema = DampedEMA(c.dim, c.ndim, bidirectional=not c.causal, truncation=c.truncation)
+        self.values = linear(c.dim, c.value_dim, c.init)
+        self.shared = linear(c.dim, c.shared_dim, c.init)
+        self.gates = linear(c.dim, c.dim + c.value_dim + c.dim, c.init)  # update, reset, candidate
+        self.hidden = linear(c.value_dim, c.dim, c.init)  # U_h
+        self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))  # scale and offset of queries (0) and keys (1)
+        self.mu = nn.Parameter(torch.zeros(2, c.shared_dim))
+        nn.init.normal_(self.kappa, 0.0, RELEASED_STD) if c.init == "released" else nn.init.ones_(self.kappa)
+        self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
+
+    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
+        c, state = self.config, batch.state
+        values = activated_linear(x, self.values.weight, self.values.bias, c.activation)  # V (B, L, v), eq. 10
+        values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
+
+        averaged = self.ema.aligned(x, None if state is None else state.ema, batch.lengths)
+        x, ema_state = averaged if c.causal else (averaged, None)
+        x = dropped(x, self.rate(c.dropout), c.feature_dropout)  # X' (B, L, D), eq. 6
+        shared = activated_linear(x, self.shared.weight, self.shared.bias)  # Z (B, L, z), eq. 7
+        queries, keys = (torch.addcmul(self.mu[i], shared, self.kappa[i]) for i in (0, 1))  # eq. 8-9
+
+        cache = None if state is None else state.cache
+        if c.causal:
+            attended, cache = causal_chunked(self._attend, queries, keys, values, c.chunk_size, cache, batch.lengths)
+        else:
+            attended = chunked(self._attend, queries, keys, values, c.chunk_size, batch.padding)  # O (B, L, v), eq. 11
+
+        shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
+        keep, scale = keep_mask(shape, self.rate(c.dropout), x.device)
+        gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
+        y = gated_output(x, attended, batch.residual, gates, hidden, c.activation, keep, scale)  # Y, eq. 12-15
+        return y, GatedAttentionState(ema_state, cache) if c.causal else None
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        """Attention inside groups whose last query stands at their last key."""
+        c = self.config
+        first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
+        return attend(q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout)
+
+    # What the mixer says of itself.
+
+    @property
+    def reach(self) -> Optional[int]:
+        return None if self.config.chunk_size is not None else self.position_bias.reach
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        c = self.config
+        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
+        return {
+            "ema": self.ema.state_shape(),
+            "cache.keys": (length, c.shared_dim),
+            "cache.values": (length, c.value_dim),
+        }
+
+    def check_state(self, state: GatedAttentionState, x: Tensor) -> None:
+        super().check_state(state, x)
+        chunk, (keys, values, padding, _) = self.config.chunk_size, state.cache
+        check_state_shape("state.cache.values", values, (*keys.shape[:2], values.size(2)))
+        if padding is not None:
+            check_state_shape("state.cache.padding", padding, keys.shape[:2])
+        if chunk is not None and keys.size(1) >= chunk:
+            raise ValueError(
+                f"state.cache.keys has {keys.size(1)} keys and chunk_size is {chunk}: an unfinished chunk has "
+                "up to chunk_size - 1; go on with the chunk_size that the state was made with"
+            )
+
+    def with_chunk(self, chunk_size: Optional[int]) -> "MovingAverageGatedAttention":
+        learned = self.position_bias.reach
+        if learned is not None and (chunk_size is None or not 0 < chunk_size <= learned):
+            raise ValueError(self._beyond(-1 if chunk_size is None else chunk_size, learned))
+        return super().with_chunk(chunk_size)
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        key, own = f"{prefix}position_bias.weight", self.position_bias.reach
+        if own is None or key not in stored:
+            return
+        learned = (stored[key].numel() + 1) // 2
+        if own > learned:
+            raise ValueError(self._beyond(self.config.chunk_size or own, learned))
+        stored[key] = stored[key][learned - own : learned + own - 1]
+
+    def _beyond(self, wanted: int, learned: int) -> str:
+        return (
+            f"{self.config.name('chunk_size')} is {wanted} and this model's position bias 'simple' reaches {learned} "
+            f"tokens; evaluate at chunks of 1 to {learned}, or train with {self.config.name('position_bias')} rotary"
+        )
+
+    def takes_step(self, state: Optional[GatedAttentionState]) -> bool:
+        return state is not None and state.cache.padding is None
+
+    def step(self) -> "GatedAttentionStep":
+        return GatedAttentionStep(self)
+
+    def log_decays(self) -> Dict[str, Tensor]:
+        names = ("forward", "backward") if self.ema.bidirectional else ("",)
+        return {name: self.ema.coefficients(i).log_decay for i, name in enumerate(names)}
+
+    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+        c = self.config
+        return self.position_bias.learned_scores(min(c.chunk_size or c.max_positions, most), c.causal)
+
+
+class GatedAttentionStep(MixerStep):
+    """Eq. 6-15 for one token, with one projection of X' for Z and all gates."""
+
+    def __init__(self, module: MovingAverageGatedAttention):
+        super().__init__(module)
+        c = self.config
+        self.kappa, self.mu = module.kappa, module.mu
+        self.activation = ACTIVATIONS[c.activation].forward
+        self.coefficients = module.ema.coefficients()
+        self.taps = window_taps(self.coefficients, c.truncation) if c.truncation else None
+        self.omega = module.ema.omega.to(at_least_float32(module.ema.omega.dtype))
+        self.values = ready_linear(module.values.weight, module.values.bias)
+        self.projection = side_by_side(module.shared, module.gates)
+        self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
+        self.widths = (c.shared_dim, c.dim, c.value_dim, c.dim)
+        self.position_bias = TabledBias(module.position_bias)
+
+    def mix(self, x: Tensor, residual: Tensor, state: GatedAttentionState) -> Tuple[Tensor, GatedAttentionState]:
+        c = self.config
+        values = self.activation(self.values(x))  # V (R, v), eq. 10
+        if self.taps is not None:
+            x, ema_state = ema_window_step(x, self.taps, state.ema, self.omega)
+        else:
+            x, ema_state = ema(x.unsqueeze(1), self.coefficients, state.ema, self.omega)
+            x = x.squeeze(1)
+        projected = self.projection(F.silu(x))  # of X', eq. 6
+        shared, update, reset, candidate = projected.split(self.widths, -1)
+        shared = F.silu(shared)  # Z, eq. 7
+        queries, keys = torch.addcmul(self.mu.unsqueeze(1), shared, self.kappa.unsqueeze(1))  # eq. 8-9
+        cache = state.cache.append(keys.unsqueeze(1), values.unsqueeze(1), c.chunk_size)
+        weights = weigh_at_one_position(
+            queries.unsqueeze(1), cache.keys, self.position_bias, cache.keys.size(1) - 1, c.attention
+        )
+        attended = torch.bmm(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
+        hidden = self.hidden(F.silu(reset) * attended)
+        y = torch.lerp(residual, self.activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
+        if cache.keys.size(1) == c.chunk_size:  # the chunk is finished: later tokens do not look into it
+            cache = KeyValues(keys.new_empty(len(keys), 0, c.shared_dim), values.new_empty(len(keys), 0, c.value_dim))
+        return y, GatedAttentionState(ema_state, cache)

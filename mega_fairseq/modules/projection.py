@@ -1,0 +1,25 @@
+"""Projections and how their weights start: as released, or scaled to the width they read."""
+
+import torch
+from torch import nn
+
+from mega_fairseq.ops.linear import Projection, ready_linear
+
+# N(0, 0.02) everywhere, kappa too, as the release has it; or N(0, 1/in) with kappa = 1, so that scores start at order
+# 1. The released scale was chosen for widths of 512 and more and hundreds of thousands of updates: docs/results.md
+# shows what it does to a small model that has a thousand.
+INITS = ("released", "scaled")
+RELEASED_STD = 0.02
+
+
+def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
+    """A projection with weights N(0, 0.02) or N(0, 1/in) and bias 0."""
+    layer = nn.Linear(in_dim, out_dim)
+    nn.init.normal_(layer.weight, std=RELEASED_STD if init == "released" else in_dim**-0.5)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def side_by_side(first: nn.Linear, second: nn.Linear) -> Projection:
+    """Two projections of one input as one product, prepared for a few rows."""
+    return ready_linear(torch.cat([first.weight, second.weight]), torch.cat([first.bias, second.bias]))
