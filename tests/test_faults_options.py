@@ -183,8 +183,8 @@ def test_what_no_language_model_can_be_is_refused_before_any_data_is_looked_for(
     ("words", "said"),
     [
         (["--encoder-n-dim=0"], "--encoder-n-dim is 0; it must be a whole number of at least 1"),
-        (["--max-target-positions=0"], "--max-source-positions or --max-target-positions is 0; it must be a whole"),
-        (["--truncation-length=-1", "--encoder-truncation-length=2"], "--decoder-truncation-length is -1; give the"),
+        (["--max-target-positions=0"], "--max-target-positions is 0; it must be a whole"),
+        (["--truncation-length=-1", "--encoder-truncation-length=2"], "--truncation-length is -1; give the"),
         (["--adaptive-softmax-factor=nan"], "--adaptive-softmax-factor is nan; it must be a number of at least 1"),
         (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
         (["--decoder-embed-path={}/narrow"], "--decoder-embed-path names a second; give --encoder-embed-path alone"),

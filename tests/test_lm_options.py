@@ -89,7 +89,7 @@ BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
         ({"decoder_layers": 0}, "--decoder-layers is 0"),
         ({"decoder_chunk_size": 0}, "--decoder-chunk-size is 0"),
         ({"decoder_chunk_size": -2}, "--decoder-chunk-size is -2"),
-        ({"truncation_length": -1}, "--truncation-length or --decoder-truncation-length is -1"),
+        ({"truncation_length": -1}, "--truncation-length is -1"),
         *(({f"{name}dropout": 1.0}, f"{name}dropout is 1.0") for name in ("", "attention_", "hidden_", "activation_")),
         # cutoffs and factors
         *(

@@ -116,7 +116,7 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
         ({"encoder_n_dim": 0}, "--encoder-n-dim is 0"),
         ({"dropout": 1.5}, "--dropout is 1.5"),
         ({"attention_dropout": -0.1}, "--attention-dropout is -0.1"),
-        ({"truncation_length": -2}, "--truncation-length or --encoder-truncation-length is -2"),
+        ({"truncation_length": -2}, "--truncation-length is -2"),
         ({"decoder_truncation_length": -5}, "--decoder-truncation-length is -5"),
         ({"decoder_layers": 0}, "--decoder-layers is 0"),
         ({"encoder_layers": -3}, "--encoder-layers is -3"),

@@ -74,7 +74,7 @@ def dictionaries(tmp_path_factory):
         (["--rel-pos-bias=rotary", "--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
         (["--share-all-embeddings"], "they have two; run fairseq-preprocess with --joined-dictionary"),
         (["--hidden-dropout=1"], "--hidden-dropout is 1.0; it must be a probability"),
-        (["--max-target-positions=-1", "--max-source-positions=0"], "--max-source-positions or --max-target-positions"),
+        (["--max-target-positions=-1", "--max-source-positions=0"], "--max-source-positions is 0"),
         (["--normalization-type=batchnorm"], "--normalization-type: invalid choice"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -1,9 +1,10 @@
-"""Layers to hold against the contracts: every kind of module, with every option, in hypothesis strategies.
+"""Layers to test against the contracts: every kind of module, with every option, in hypothesis strategies.
 
 Parameters are drawn far from their initial values: layers that start near zero would forgive nearly any mistake.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -11,15 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mega_fairseq.modules import (
+    MIXERS,
     POSITION_BIASES,
+    Block,
     BlockState,
     DampedEMA,
     FeedForwardConfig,
-    GatedAttentionConfig,
     GatedCrossAttention,
     GatedCrossAttentionConfig,
-    MegaBlock,
-    MovingAverageGatedAttention,
     NormalizedFeedForward,
 )
 from tests.properties.contracts import Layer
@@ -34,8 +34,8 @@ CAUSAL_NORMS = ("layernorm", "scalenorm", "rmsnorm")
 NORMS = (*CAUSAL_NORMS, "batchnorm", "syncbatchnorm")
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_fast", "linear")
 
-CAUSAL = ("ema", "attention", "cross_attention", "feed_forward", "block", "decoder_block")
-BIDIRECTIONAL = ("bidirectional_ema", "bidirectional_attention", "bidirectional_block")
+CAUSAL = ("ema", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
+BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXERS), "bidirectional_block")
 
 
 def randomise(module: nn.Module, seed: int) -> nn.Module:
@@ -76,7 +76,7 @@ def stateless(module: nn.Module) -> Layer:
 def reading(module: nn.Module, source: Tensor, source_mask: Optional[Tensor]) -> Layer:
     """Gated cross attention, or a block that has it: the projected source is the state before the first token."""
     source = source.detach().clone().requires_grad_()
-    in_block = isinstance(module, MegaBlock)
+    in_block = isinstance(module, Block)
     cross = module.cross_attention if in_block else module
 
     def start() -> Any:
@@ -117,15 +117,15 @@ class Recipe:
         o = self.options
         if self.kind in ("ema", "bidirectional_ema"):
             return DampedEMA(DIM, bidirectional=self.kind != "ema", **o)
-        if self.kind in ("attention", "bidirectional_attention"):
-            return MovingAverageGatedAttention(GatedAttentionConfig(**o))
+        if self.kind.replace("bidirectional_", "") in MIXERS:
+            return MIXERS[self.kind.replace("bidirectional_", "")](**o).build()
         if self.kind == "cross_attention":
             return GatedCrossAttention(GatedCrossAttentionConfig(**o))
         if self.kind == "feed_forward":
             return NormalizedFeedForward(FeedForwardConfig(**o))
-        cross = o.get("cross")
-        return MegaBlock(
-            GatedAttentionConfig(**o["attention"]),
+        mixer, cross = o["mixer"], o["cross"]
+        return Block(
+            MIXERS[mixer["name"]](**mixer["options"]),
             FeedForwardConfig(**o["feed_forward"]) if o["feed_forward"] else None,
             GatedCrossAttentionConfig(**cross) if cross else None,
         )
@@ -155,10 +155,8 @@ def _ema_options() -> st.SearchStrategy:
     return st.fixed_dictionaries({"ndim": st.integers(1, 3), "truncation": st.sampled_from(TRUNCATIONS)})
 
 
-def attention_options(causal: bool, attention: Optional[str] = None) -> st.SearchStrategy:
+def mega_options(causal: bool) -> st.SearchStrategy:
     options = _attends(CAUSAL_NORMS if causal else NORMS)
-    if attention is not None:
-        options["attention"] = st.just(attention)
     return st.fixed_dictionaries(
         {
             **options,
@@ -169,6 +167,15 @@ def attention_options(causal: bool, attention: Optional[str] = None) -> st.Searc
             "truncation": st.sampled_from(TRUNCATIONS),
         }
     )
+
+
+# Each mixer's options, causal or not: a mixer that is missing here fails every test.
+MIXER_OPTIONS: Dict[str, Callable[[bool], st.SearchStrategy]] = {"mega": mega_options}
+
+
+def _any_mixer(causal: bool) -> st.SearchStrategy:
+    drawn = (st.fixed_dictionaries({"name": st.just(n), "options": MIXER_OPTIONS[n](causal)}) for n in MIXERS)
+    return st.one_of(*drawn)
 
 
 def _cross_options() -> st.SearchStrategy:
@@ -192,7 +199,7 @@ def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
     feed_forward = _feed_forward_options(CAUSAL_NORMS if causal else NORMS)
     return st.fixed_dictionaries(
         {
-            "attention": attention_options(causal),
+            "mixer": _any_mixer(causal),
             "feed_forward": st.one_of(feed_forward, st.none()),
             "cross": _cross_options() if cross else st.none(),
         }
@@ -202,8 +209,8 @@ def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
 OPTIONS: Dict[str, Callable[[], st.SearchStrategy]] = {
     "ema": _ema_options,
     "bidirectional_ema": _ema_options,
-    "attention": lambda: attention_options(True),
-    "bidirectional_attention": lambda: attention_options(False),
+    **{name: partial(options, True) for name, options in MIXER_OPTIONS.items()},
+    **{f"bidirectional_{name}": partial(options, False) for name, options in MIXER_OPTIONS.items()},
     "cross_attention": _cross_options,
     "feed_forward": lambda: _feed_forward_options(CAUSAL_NORMS),
     "block": lambda: _block_options(True, False),

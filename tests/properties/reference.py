@@ -187,3 +187,6 @@ def feed_forward(module: NormalizedFeedForward, x: Tensor) -> Tensor:
     normed = norm(module.norm, x) if c.prenorm else x
     y = x + _project(module.contract, ACTIVATIONS[c.activation](_project(module.expand, normed)))
     return y if c.prenorm else norm(module.norm, y)
+
+
+MIXERS = {"mega": gated_attention}  # the reference of each token mixer

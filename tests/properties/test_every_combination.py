@@ -20,7 +20,14 @@ TABLE = list(product(ATTENTION_FUNCTIONS, POSITION_BIASES, CHUNKS))
 
 def layer_of(function, bias, chunk_size, causal):
     config = GatedAttentionConfig(
-        DIM, 4, attention=function, position_bias=bias, value_dim=8, ndim=2, chunk_size=chunk_size, causal=causal
+        DIM,
+        shared_dim=4,
+        attention=function,
+        position_bias=bias,
+        value_dim=8,
+        ndim=2,
+        chunk_size=chunk_size,
+        causal=causal,
     )
     module = randomise(MovingAverageGatedAttention(config), 7)
     return with_state(module) if causal else stateless(module)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+from mega_fairseq.modules import MIXERS, GatedAttentionConfig, MovingAverageGatedAttention
 from tests.properties import reference
 from tests.properties.contracts import check_equals_reference, gradients
 from tests.properties.layers import (
@@ -26,8 +26,8 @@ lengths = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 11, 13))
 KINDS = {
     "ema": reference.ema,
     "bidirectional_ema": reference.ema,
-    "attention": reference.gated_attention,
-    "bidirectional_attention": reference.gated_attention,
+    **{name: reference.MIXERS[name] for name in MIXERS},
+    **{f"bidirectional_{name}": reference.MIXERS[name] for name in MIXERS},
     "feed_forward": reference.feed_forward,
 }
 

@@ -15,8 +15,8 @@ from tests.properties.layers import (
     CAUSAL,
     DIM,
     FUNCTIONS,
-    attention_options,
     layouts,
+    mega_options,
     random_input,
     randomise,
     recipes,
@@ -59,7 +59,7 @@ def test_any_finite_ema_parameters_give_finite_outputs_states_and_gradients(
 
 @given(data=st.data(), length=st.sampled_from((1, 9, 24)), seed=seeds, causal=st.booleans(), dtype=dtypes)
 def test_any_finite_ema_logits_give_a_finite_gated_attention(data, length, seed, causal, dtype):
-    config = GatedAttentionConfig(**data.draw(attention_options(causal)))
+    config = GatedAttentionConfig(**data.draw(mega_options(causal)))
     module = randomise(MovingAverageGatedAttention(config), seed).to(dtype).eval()
     for parameter in (module.ema.alpha, module.ema.delta):
         fill(parameter, data.draw(st.lists(numbers, min_size=parameter.numel(), max_size=parameter.numel())))

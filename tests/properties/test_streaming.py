@@ -5,7 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules.mixer import batch_size, follow, select
 from tests.properties.contracts import (
+    assert_close,
     check_ragged_pieces,
     check_reordering,
     check_split_anywhere,
@@ -57,3 +60,20 @@ def test_a_state_can_be_reordered_repeated_and_thinned_out_like_beams(kind, data
     rows = [random_input(seed + i, int(n), DIM) for i, n in enumerate((~mask).sum(1))]
     order = data.draw(st.lists(st.integers(0, batch - 1), min_size=1, max_size=4))
     check_reordering(layer, rows, mask, random_input(seed + 9, len(order), 3, DIM), order)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@given(data=st.data(), length=st.integers(1, 12), rows=st.integers(1, 4), seed=seeds)
+@torch.no_grad()
+def test_a_mixer_state_follows_beams_in_place_as_if_its_rows_were_selected(name, data, length, rows, seed):
+    mixer = data.draw(recipes(name)).module()
+    last = data.draw(st.integers(0, length))
+    order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=rows, max_size=rows)))
+    x = random_input(seed, rows, length, DIM)
+    x[:, : length - last] = x[:1, : length - last]  # rows differ in their last tokens alone
+    states = [mixer(x)[1] for _ in range(2)]
+    assert batch_size(states[0]) == rows
+    tail = random_input(seed + 1, rows, 3, DIM)
+    expected, _ = mixer(tail, select(states[0], order))
+    actual, _ = mixer(tail, follow(states[1], order, last))
+    assert_close(actual, expected, "outputs after a state was moved in place")
