@@ -20,7 +20,7 @@ MEGA = {
 
 def mega(name: str, length: int) -> nn.Module:
     return MovingAverageGatedAttention(
-        GatedAttentionConfig(DIM, SHARED, value_dim=VALUES, ndim=NDIM, max_positions=length, **MEGA[name])
+        GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, max_positions=length, **MEGA[name])
     )
 
 

@@ -175,8 +175,11 @@ class Mixer(nn.Module):
         """A faster form for single tokens, or None: then `forward` serves."""
         return None
 
-    def log_decays(self) -> Dict[str, Tensor]:
-        """The logarithm of what a token leaves of each state, by direction ("" where there is one)."""
+    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
+        """What is learned about time, by direction ("" where there is one) and then by name.
+
+        "log_decay" is the logarithm of what one token leaves of each state; other names are quantities to show with it.
+        """
         return {}
 
     def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:

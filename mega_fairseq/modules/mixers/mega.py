@@ -157,9 +157,16 @@ class MovingAverageGatedAttention(Mixer):
     def step(self) -> "GatedAttentionStep":
         return GatedAttentionStep(self)
 
-    def log_decays(self) -> Dict[str, Tensor]:
+    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
         names = ("forward", "backward") if self.ema.bidirectional else ("",)
-        return {name: self.ema.coefficients(i).log_decay for i, name in enumerate(names)}
+        return {
+            name: {
+                "log_decay": self.ema.coefficients(direction).log_decay,
+                "alpha": torch.sigmoid(self.ema.alpha[direction]),
+                "delta": torch.sigmoid(self.ema.delta[direction]),
+            }
+            for direction, name in enumerate(names)
+        }
 
     def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
         c = self.config

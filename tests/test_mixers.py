@@ -1,0 +1,121 @@
+"""The token mixer contract: what each mixer of MIXERS says of itself is true, and nobody asks for more than that."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import mega_fairseq
+from mega_fairseq.models import MegaTransformerConfig
+from mega_fairseq.modules import MIXERS, Block, Mixer, MixerConfig
+from mega_fairseq.modules.mixer import batch_size
+
+DIM, BATCH, CHUNK = 8, 3, 4
+PACKAGE = Path(mega_fairseq.__file__).parent
+
+
+def mixer(name, **options):
+    torch.manual_seed(0)
+    made = MIXERS[name](DIM, **{"chunk_size": CHUNK, **options}).build()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made.eval()
+
+
+def tensor_at(state, path):
+    for name in path.split("."):
+        state = getattr(state, name)
+    return state
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_field_of_a_config_has_a_help_text_and_every_option_is_one_of_the_models(name):
+    config, options = MIXERS[name], {field.name for field in fields(MegaTransformerConfig)}
+    assert all(config.help(field.name) for field in fields(config) if field.name != "side")
+    for side in ("encoder", "decoder"):
+        assert {option.format(side=side) for option in config.options().values()} <= options
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@torch.no_grad()
+def test_a_state_has_the_tensors_and_shapes_that_the_mixer_says(name):
+    made = mixer(name)
+    _, state = made(torch.randn(BATCH, CHUNK + 1, DIM))
+    assert isinstance(state, made.State)
+    assert batch_size(state) == BATCH
+    for path, shape in made.state_shapes().items():
+        tensor = tensor_at(state, path)
+        assert tensor.size(0) == BATCH
+        assert all(isinstance(said, str) or said == size for said, size in zip(shape, tensor.shape[1:]))
+    with pytest.raises(ValueError, match="state was given to a bidirectional"):
+        mixer(name, causal=False)(torch.randn(BATCH, CHUNK, DIM), state)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@torch.no_grad()
+def test_another_chunk_size_is_that_of_a_mixer_built_with_it_and_leaves_the_first_alone(name):
+    made, x = mixer(name), torch.randn(BATCH, 11, DIM)
+    before, _ = made(x)
+    built = mixer(name, chunk_size=CHUNK - 1)
+    smaller = made.with_chunk(CHUNK - 1)
+    stored = made.state_dict()
+    built.adapt(stored, "")
+    built.load_state_dict(stored)
+    torch.testing.assert_close(smaller(x)[0], built(x)[0])
+    torch.testing.assert_close(made(x)[0], before)
+    with pytest.raises(ValueError, match="chunk_size is 0"):
+        made.with_chunk(0)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@torch.no_grad()
+def test_what_inspect_shows_is_one_number_for_each_state_or_distance(name):
+    for causal in (True, False):
+        made = mixer(name, causal=causal)
+        for learned in made.learned_decays().values():
+            assert bool((learned["log_decay"] <= 0).all())
+        learned = made.learned_scores(3)
+        if learned is not None:
+            first, scores = learned
+            assert first == -2
+            assert scores.shape == (3 if causal else 5,)
+
+
+def test_no_file_outside_a_mixer_names_one_of_its_fields():
+    interface = {name for name in dir(Mixer) if not name.startswith("_")} | {"config", "norm"}
+    common = {field.name for field in fields(MixerConfig)} | set(dir(MixerConfig))
+    asked = []
+    for path in PACKAGE.rglob("*.py"):
+        if {"mixers", "cli"} & set(path.parts) or path.name == "mixer.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)):
+                continue
+            of_mixer, of_config = node.value.attr == "mixer", False
+            if node.value.attr == "config" and isinstance(node.value.value, ast.Attribute):
+                of_config = node.value.value.attr == "mixer"
+            if (of_mixer and node.attr not in interface) or (of_config and node.attr not in common):
+                asked.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.attr}")
+    assert asked == []
+
+
+def test_a_mixer_without_a_step_of_its_own_decodes_by_its_forward_form():
+    class Plain(MIXERS["mega"]):
+        def build(self):
+            made = super().build()
+            made.step = lambda: None
+            return made
+
+    torch.manual_seed(0)
+    block = Block(Plain(DIM, chunk_size=CHUNK)).eval()
+    x = torch.randn(BATCH, 6, DIM)
+    with torch.no_grad():
+        whole, _ = block(x)
+        _, state = block(x[:, :1])
+        step = block.step()
+        for t in range(1, 6):
+            y, state = step(x[:, t : t + 1], state)
+            torch.testing.assert_close(y, whole[:, t : t + 1])
