@@ -24,7 +24,7 @@ class AdaptiveInput(nn.Module):
             width = int(dim // factor**i)
             if width < 1:
                 raise ValueError(
-                    f"factor is {factor} and would leave band {i} of width {dim} nothing; "
+                    f"factor is {factor} and leaves no width of {dim} for band {i}; "
                     "make it smaller, or give fewer cutoffs"
                 )
             table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)
@@ -36,8 +36,8 @@ class AdaptiveInput(nn.Module):
             self.embeddings[0][0].weight[padding_idx] = 0.0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # Every band looks at every token, and zeros what is not its own before it grows wide: no wait for a count on
-        # a GPU, and each parameter has a gradient in each batch, which distributed training asks for.
+        # Every band looks up every token and zeros those of other bands while rows are narrow. So there is no host
+        # synchronisation for a count, and each parameter has a gradient in each batch, as distributed training needs.
         x = None
         for start, (table, project) in zip(self.starts, self.embeddings):
             local = tokens - start
@@ -48,6 +48,6 @@ class AdaptiveInput(nn.Module):
         return x
 
     def weights_for_band(self, band: int) -> Tuple[Tensor, Tensor]:
-        """What fairseq's adaptive softmax asks for where it shares them."""
+        """The tables that fairseq's adaptive softmax shares."""
         table, project = self.embeddings[band]
         return table.weight, project.weight

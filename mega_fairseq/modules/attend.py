@@ -1,4 +1,4 @@
-"""Attention with a relative position bias: what self-attention and cross attention share."""
+"""Attention with a relative position bias, shared by self-attention and cross attention."""
 
 from typing import Optional
 
@@ -38,8 +38,8 @@ def attend(
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0.
 
-    A bias that can be columns of q and k becomes that where a fused kernel runs: such a kernel takes no other bias
-    without building its matrix. Elsewhere it is a vector over distances.
+    Where a fused kernel runs, a bias that has the form of columns of q and k takes that form, because such a kernel
+    would need any other bias as a matrix. Elsewhere the bias is a vector over distances.
     """
     queries, keys = q.size(1), k.size(1)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
@@ -60,14 +60,14 @@ def weigh_at_one_position(
     function: str,
     key_padding: Optional[Tensor] = None,
 ) -> Tensor:
-    """f(Q K^T / tau + b_rel) for queries (G, n, z) that all stand at `position` -> (G, n, m)."""
+    """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m)."""
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
     bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
     return weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)
 
 
 class TabledBias:
-    """A position bias that looks its scores up, for the kinds that would compute all of them anew for each token."""
+    """A position bias with a table of scores, for the kinds that would compute all of them again for each token."""
 
     def __init__(self, bias: PositionBias):
         self.bias, self.rotate = bias, bias.rotate
@@ -75,7 +75,7 @@ class TabledBias:
         self.table: Optional[Tensor] = None
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
-        if self.bias.reach is not None:  # a table already, and one that says how far it reaches
+        if self.bias.reach is not None:  # this kind has a table already
             return self.bias(first, stop, device)
         if first < self.first or stop > self.stop:
             self.first, self.stop = min(2 * first, self.first), max(2 * stop, self.stop)

@@ -15,9 +15,9 @@ from mega_fairseq.ops.precision import autocast_dtype
 
 
 class BlockState(NamedTuple):
-    """What a causal block remembers: its mixer's state and, in a translation decoder, the projected source."""
+    """The state of a causal block: that of its mixer and, in a translation decoder, the projected source."""
 
-    mixer: Optional[MixerState]  # None at the start, where only the source is known
+    mixer: Optional[MixerState]  # None before the first token
     cross: Optional[CrossAttentionState] = None
 
     def follow(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
@@ -64,7 +64,7 @@ class Block(nn.Module):
         source_padding_mask: Optional[Padding] = None,
         need_weights: bool = False,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
-        """`need_weights` also returns what cross attention gives to the source of `state`: (B, L, m)."""
+        """`need_weights` also returns the weights of cross attention over the source of `state`: (B, L, m)."""
         if self.cross_attention is None and not (source is None and source_padding_mask is None):
             raise ValueError(
                 "source was given to a block without cross attention; build it with "
@@ -80,7 +80,10 @@ class Block(nn.Module):
         return (x, state, weights) if need_weights else (x, state)
 
     def takes_step(self, state: BlockState) -> bool:
-        """Whether a single token after `state` may go through `step()`: no gradient, no dropout, rows side by side."""
+        """Whether a single token after `state` may go through `step()`.
+
+        That takes no gradient and no dropout, and all rows at one position.
+        """
         if self.training or torch.is_grad_enabled() or autocast_dtype(next(self.parameters()).device.type) is not None:
             return False
         ragged = state.cross is not None and not self.cross_attention.takes_step(state.cross)

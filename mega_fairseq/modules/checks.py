@@ -1,4 +1,4 @@
-"""What every module asks of its tensors, answered in one sentence where it is not so."""
+"""Checks of the tensors that modules are given: each error is one sentence."""
 
 from typing import Optional, Sequence, Union
 
@@ -44,7 +44,7 @@ def check_state_type(state: object, kind: type) -> None:
 
 
 def check_state_shape(name: str, state: Tensor, expected: Sequence[Union[int, str]]) -> None:
-    """A number must match, a word stands for any size."""
+    """Numbers in `expected` must match; a word matches any size."""
     sizes = tuple(state.shape)
     if len(sizes) != len(expected) or any(e != s for e, s in zip(expected, sizes) if not isinstance(e, str)):
         wanted = ", ".join(map(str, expected))

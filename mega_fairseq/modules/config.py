@@ -1,4 +1,4 @@
-"""What the configs of all modules share: fields that know their help text and option, and checks in one sentence."""
+"""The base of all module configs: fields with help text and option name, and checks with one-sentence errors."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Iterable, Optional
@@ -36,7 +36,7 @@ class ModuleConfig:
         self.check_probability("dropout")
 
     def name(self, field_name: str) -> str:
-        """What the user knows a field by: the option that was typed, or the field itself."""
+        """The name for error messages: the option that was typed, or the field itself."""
         option = self.options().get(field_name) if self.side else None
         return field_name if option is None else f"--{option.format(side=self.side)}".replace("_", "-")
 
@@ -67,7 +67,7 @@ class ModuleConfig:
                 )
 
     def set_default(self, name: str, value: Any) -> None:
-        """Replaces 0, which stands for a default that depends on other fields."""
+        """Replaces 0 by a default that depends on other fields."""
         if getattr(self, name) == 0:
             object.__setattr__(self, name, value)
 

@@ -55,7 +55,7 @@ class GatedCrossAttentionConfig(ModuleConfig):
 
 
 class CrossAttentionState(NamedTuple):
-    """The sources, projected once, and how far each target has come.
+    """The projected sources, and the position of each target.
 
     S sources serve B targets, B / S neighbours each: the beams of a sentence share its keys and values.
     """
@@ -63,8 +63,8 @@ class CrossAttentionState(NamedTuple):
     keys: Tensor  # (S, m, z)
     values: Tensor  # (S, m, d)
     padding: Optional[Tensor]  # (S, m) bool, True = pad, at the end of each source
-    position: int  # target tokens seen, by the row that has seen most
-    lengths: Optional[Tensor] = None  # (B,) the same for each row, where they differ
+    position: int  # the most target tokens that a row has seen
+    lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, where they differ
 
     @property
     def sources(self) -> int:
@@ -82,10 +82,10 @@ class CrossAttentionState(NamedTuple):
 class GatedCrossAttention(nn.Module):
     """Target x (B, n, D), source (B, m, D') -> (B, n, D): `y, state = module(x, source, state, ...)`.
 
-    Y = u silu(W_h (r O)) + (1 - u) X with u, r and the queries read off the (normed) target, keys and values off the
-    source. The relative bias is over absolute target position minus source position, pads counted on neither side.
-    Once there is a state, the source it was made from is what counts: `source` may be None. `project_source` makes a
-    first state; its sources may be fewer than the targets, which then share them evenly, in their order.
+    Y = u silu(W_h (r O)) + (1 - u) X. The gates u, r and the queries are projections of the (normed) target, keys and
+    values of the source. The relative bias depends on target position minus source position; pads are not counted.
+    A state holds the projected source, and `source` may then be None. `project_source` makes a first state. It may have
+    fewer sources than there are targets: neighbouring targets then share a source.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
@@ -100,7 +100,7 @@ class GatedCrossAttention(nn.Module):
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:
-        """Keys and values of the encoder's output, once for a whole translation."""
+        """Keys and values of the encoder's output, computed once per translation."""
         check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
         source, _, source_padding_mask = to_front(source, source_padding_mask, self.reach)
@@ -170,7 +170,7 @@ class GatedCrossAttention(nn.Module):
         return self.position_bias.reach
 
     def takes_step(self, state: CrossAttentionState) -> bool:
-        """Whether a single token after `state` may go through `step()`: rows stand at one position."""
+        """Whether a single token after `state` may go through `step()`: all rows are at one position."""
         return state.lengths is None
 
     def step(self) -> "CrossAttentionStep":
@@ -205,11 +205,11 @@ def _one_each(source: Optional[Tensor], targets: int) -> Optional[Tensor]:
 
 
 def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAttentionState):
-    """Lays queries out by absolute position, last one at the new position; also the way back and the next state."""
+    """Queries laid out by absolute position, a function that undoes this for the outputs, and the next state."""
     new, source = queries.size(1), state[:3]
     if padding_mask is None and state.lengths is None:
         return queries, lambda out: out, CrossAttentionState(*source, state.position + new)
-    # Rows stand at different positions: lay each one out from position 0, with blanks for what it has seen already.
+    # Rows are at different positions: lay each one out from position 0, with blanks for the tokens seen before.
     past = queries.new_zeros((queries.size(0), state.position), dtype=torch.bool)
     if state.lengths is not None:
         past = padding_from_lengths(state.lengths, state.position)

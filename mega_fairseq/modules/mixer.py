@@ -1,4 +1,4 @@
-"""The token mixer contract: what a block, a decoder, a beam search and `inspect` may ask of any mixer.
+"""The token mixer contract: all that a block, a decoder, a beam search and `inspect` use of a mixer.
 
 A mixer is one file of `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state that this carries and, where
 it has one, a faster `MixerStep` for single tokens. `mixers.MIXERS` lists them by name. Nothing outside a mixer's own
@@ -21,7 +21,7 @@ from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.padding import Padding, to_front
 
 MixerState = Tuple[Any, ...]  # each mixer has a NamedTuple of its own
-Shape = Tuple[Union[int, str], ...]  # a word stands for any size
+Shape = Tuple[Union[int, str], ...]  # a word matches any size
 
 
 # ------------------------------------------------------------------------------------------- state
@@ -135,8 +135,6 @@ class Mixer(nn.Module):
 
     def rate(self, dropout: float) -> float:
         return dropout if self.training else 0.0
-
-    # What a mixer says of itself.
 
     @property
     def reach(self) -> Optional[int]:

@@ -1,4 +1,4 @@
-"""The norms of a Mega block behind one name, for sequences (B, L, D)."""
+"""The norms of a block, for sequences (B, L, D)."""
 
 from typing import Optional
 
@@ -33,7 +33,7 @@ class RMSNorm(ScaleNorm):
 
 
 class SequenceNorm(nn.Module):
-    """One of NORMS over (B, L, D); batchnorm takes its statistics from real tokens only."""
+    """One of NORMS over (B, L, D); batchnorm ignores pads in its statistics."""
 
     def __init__(self, kind: str, dim: int, eps: float = 1e-5, affine: bool = True):
         super().__init__()

@@ -1,7 +1,7 @@
-"""Relative position biases b_rel of eq. 11, one class a kind; each turns a range of distances into scores.
+"""Relative position biases b_rel of eq. 11, one class each: scores for a range of distances.
 
-A bias is asked for the distances (key minus query position) first .. stop - 1 and answers with that many values. It
-may also rotate queries and keys, and may offer itself as extra columns of both.
+A bias returns one score for each of the distances (key minus query position) first .. stop - 1. It may also rotate
+queries and keys, and may have an equivalent form as extra columns of both.
 """
 
 from typing import Dict, Optional, Tuple, Type
@@ -13,9 +13,9 @@ from mega_fairseq.ops import position as ops
 
 
 class PositionBias(nn.Module):
-    """No bias: what the other kinds refine. `dim` is the width z of queries and keys."""
+    """No bias, and the base of the other kinds. `dim` is the width z of queries and keys."""
 
-    reach: Optional[int] = None  # how many positions it can tell apart; None for any number
+    reach: Optional[int] = None  # the longest sequence that it covers; None for any
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -25,11 +25,11 @@ class PositionBias(nn.Module):
         return None
 
     def columns(self, first_query: int, queries: int, keys: int) -> Optional[Tuple[Tensor, Tensor]]:
-        """The bias as extra columns of queries (n, r) and keys (m, r), or None where it has no such form."""
+        """The bias as extra columns of queries (n, r) and keys (m, r), or None if it has no such form."""
         return None
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
-        """Queries or keys (B, n, z) at positions first, first + 1, ..., as the scores are to see them."""
+        """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated where the kind does so."""
         return x
 
     def learned_scores(self, positions: int, causal: bool) -> Optional[Tuple[int, Tensor]]:
@@ -44,7 +44,7 @@ class PositionBias(nn.Module):
 
 
 class SimpleBias(PositionBias):
-    """One learned score per distance, up to a fixed reach: a chunk cannot grow beyond it."""
+    """One learned score per distance, up to a fixed reach that no chunk may exceed."""
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
@@ -81,21 +81,21 @@ class RotaryBias(PositionBias):
 
 
 class RotaryEmbedding(PositionBias):
-    """RoPE proper: queries and keys themselves are rotated, no bias is added."""
+    """RoPE: queries and keys are rotated, no bias is added."""
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
         return ops.rotate(x, torch.arange(first, first + x.size(1), device=x.device))
 
 
 class AlibiBias(PositionBias):
-    """ALiBi: scores fall linearly with distance, by the slope that it gives to a single head."""
+    """ALiBi: scores fall linearly with distance, with ALiBi's slope for a single head."""
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
         return torch.arange(first, stop, device=device).abs().float() * -ops.ALIBI_SLOPE
 
 
 class T5Bias(PositionBias):
-    """T5: one learned score per bucket of distances, logarithmic ones beyond the nearest."""
+    """T5: one learned score per bucket of distances; buckets of far distances are logarithmic."""
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)

@@ -1,11 +1,11 @@
-"""The contracts of the house as functions that raise AssertionError: what every mixer, block and model must keep.
+"""The contracts of docs/architecture.md as checks that raise AssertionError, for any mixer, block or model.
 
 A model under test is a `Layer`: a callable `y, state = step(x, state, padding_mask)` with x (B, L, ...) batch-first,
 padding_mask bool (B, L) with True = pad, and state any nest of tuples of batch-first tensors (None: nothing yet).
 A layer without memory answers with state None. `parameters` are the tensors whose gradients are compared.
 
 Inputs may be vectors, whose gradients are compared too, or token ids. Sequences of different lengths come as `rows`,
-one tensor (n_i, ...) each, possibly empty, and `masks` say where in a padded batch their tokens stand.
+one tensor (n_i, ...) each, possibly empty, and `masks` give the places of their tokens in a padded batch.
 Every check is run over broken layers as well, in test_controls.py: a check that accepts them would prove nothing.
 """
 
@@ -192,7 +192,7 @@ def check_split_anywhere(layer: Layer, x: Tensor, pieces: Sequence[int]) -> None
 def check_ragged_pieces(layer: Layer, rows: Sequence[Tensor], masks: Sequence[Tensor], tails: Tensor) -> None:
     """The same where each row of the batch takes another number of tokens from each piece.
 
-    masks[p] (B, L_p) says where the tokens of piece p stand; a row's unpadded places over all pieces are its length.
+    masks[p] (B, L_p) gives the places of the tokens of piece p; a row's unpadded places over all pieces are its length.
     `tails` (B, n, ...) is what follows, for the comparison of final states.
     """
     whole, split = [_leaf(row) for row in rows], [_leaf(row) for row in rows]
@@ -241,10 +241,10 @@ def check_reordering(layer: Layer, rows: Sequence[Tensor], mask: Tensor, tails: 
         assert_close(actual[i], y[0, len(rows[origin]) :], f"row {i} continues sequence {origin}")
 
 
-# ------------------------------------------------------------------------------------------- 3: company
+# ------------------------------------------------------------------------------------------- 3: batch-independent
 
 
-def check_company_does_not_matter(
+def check_batch_independence(
     layer: Layer, rows: Sequence[Tensor], mask: Tensor, tails: Optional[Tensor] = None, filler: Optional[Tensor] = None
 ) -> None:
     """Outputs, gradients and states of each row alone are those in the batch that mask (B, L) lays out.
@@ -258,13 +258,13 @@ def check_company_does_not_matter(
     y, state = layer.step(place(shared, mask, filler), layer.start(), mask)
     assert not y[mask].any(), "padded outputs are not zero"
     actual = take(y, mask)
-    _assert_rows(actual, expected, "outputs in company")
+    _assert_rows(actual, expected, "outputs in a batch")
     for grad in gradients(_loss(actual) + _probe(y), [filler]):
         assert not grad[mask].any(), "a padded input has a gradient"
     y, _ = layer.step(place(shared, mask, filler), layer.start(), mask)
-    _assert_same_gradients(layer, (_loss(take(y, mask)), shared), (_loss(expected), own), "in company")
+    _assert_same_gradients(layer, (_loss(take(y, mask)), shared), (_loss(expected), own), "in a batch")
     if tails is not None:
-        _assert_continues(layer, state, expected_states, tails, "after company")
+        _assert_continues(layer, state, expected_states, tails, "after a batch")
 
 
 # ------------------------------------------------------------------------------------------- 4: the future

@@ -10,7 +10,7 @@ from mega_fairseq.ops.chunks import KeyValues
 from tests.properties import broken, reference
 from tests.properties.contracts import (
     Layer,
-    check_company_does_not_matter,
+    check_batch_independence,
     check_equals_reference,
     check_finite,
     check_near,
@@ -112,31 +112,31 @@ def test_a_state_that_reordering_cannot_reach_is_rejected():
     rejects(check_reordering, with_state(module), twin, *args, saying="row 0 continues sequence 1")
 
 
-# ------------------------------------------------------------------------------------------- 3: company
+# ------------------------------------------------------------------------------------------- 3: batch-independent
 
 
 def test_a_layer_that_ignores_the_mask_is_rejected():
     healthy = stateless(attention(causal=False))
     twin = broken.ignores_the_mask(healthy)
-    rejects(check_company_does_not_matter, healthy, twin, ROWS, RIGHT, saying="outputs in company")
+    rejects(check_batch_independence, healthy, twin, ROWS, RIGHT, saying="outputs in a batch")
 
 
 def test_nonzero_padded_outputs_are_rejected():
     healthy = with_state(ema())
     twin = broken.leaves_padded_outputs(healthy)
-    rejects(check_company_does_not_matter, healthy, twin, ROWS, LEFT, saying="not zero")
+    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="not zero")
 
 
 def test_gradients_of_padded_inputs_are_rejected():
     healthy = with_state(ema())
     twin = broken.leaks_gradients_into_pads(healthy)
-    rejects(check_company_does_not_matter, healthy, twin, ROWS, LEFT, saying="has a gradient")
+    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="has a gradient")
 
 
 def test_chunk_borders_that_count_pads_are_rejected_where_padding_is_on_the_left():
     healthy, twin = broken.chunked_means(4), broken.chunked_means(4, counts_pads=True)
-    check_company_does_not_matter(twin, ROWS, RIGHT)
-    rejects(check_company_does_not_matter, healthy, twin, ROWS, LEFT, saying="outputs in company, row 1")
+    check_batch_independence(twin, ROWS, RIGHT)
+    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="outputs in a batch, row 1")
 
 
 def test_statistics_over_the_batch_are_rejected():
@@ -144,13 +144,13 @@ def test_statistics_over_the_batch_are_rejected():
     twin = broken.normalises_over_time(healthy)
     full = [x.clone() for x in X]
     mask = torch.zeros(2, 9, dtype=torch.bool)
-    rejects(check_company_does_not_matter, healthy, twin, full, mask, saying="outputs in company")
+    rejects(check_batch_independence, healthy, twin, full, mask, saying="outputs in a batch")
 
 
 def test_a_state_that_depends_on_padding_is_rejected():
     module = ema()
     twin = broken.ages_at_pads(module)
-    rejects(check_company_does_not_matter, with_state(module), twin, ROWS, RIGHT, TAILS, saying="after company, row 1")
+    rejects(check_batch_independence, with_state(module), twin, ROWS, RIGHT, TAILS, saying="after a batch, row 1")
 
 
 # ------------------------------------------------------------------------------------------- 4: the future

@@ -8,7 +8,7 @@ import torch
 from mega_fairseq.modules import POSITION_BIASES, GatedAttentionConfig, MovingAverageGatedAttention
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from tests.properties.contracts import (
-    check_company_does_not_matter,
+    check_batch_independence,
     check_nothing_from_the_future,
     check_split_anywhere,
 )
@@ -45,10 +45,10 @@ def test_causal_layers_stream_one_token_at_a_time_and_in_pieces_and_never_look_a
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("function", "bias", "chunk_size"), TABLE)
-def test_layers_do_not_mind_company(function, bias, chunk_size, causal):
+def test_layers_are_batch_independent(function, bias, chunk_size, causal):
     counts = (LENGTH, 4, 0)
     mask = torch.ones(3, LENGTH + 2, dtype=torch.bool)
     mask[0, 2:], mask[1, 1::3] = False, False  # left, scattered, all padding
     rows = [random_input(i, n, DIM) for i, n in enumerate(counts)]
     tails = random_input(9, 3, 2, DIM) if causal else None
-    check_company_does_not_matter(layer_of(function, bias, chunk_size, causal), rows, mask, tails)
+    check_batch_independence(layer_of(function, bias, chunk_size, causal), rows, mask, tails)

@@ -1,4 +1,4 @@
-"""Moving average equipped gated attention: the layer that gives Mega its name (paper, section 3.2, eq. 6-15)."""
+"""Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15)."""
 
 from dataclasses import dataclass
 from typing import Dict, NamedTuple, Optional, Tuple
@@ -49,7 +49,7 @@ class GatedAttentionConfig(MixerConfig):
 
 
 class GatedAttentionState(NamedTuple):
-    """All that a causal layer remembers: O(D N) numbers of EMA and one unfinished chunk."""
+    """The state of a causal layer: O(D N) numbers of EMA and one unfinished chunk."""
 
     ema: Tensor  # (B, D, N)
     cache: KeyValues  # keys (B, m, z), values (B, m, v)
@@ -98,12 +98,10 @@ class MovingAverageGatedAttention(Mixer):
         return y, GatedAttentionState(ema_state, cache) if c.causal else None
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """Attention inside groups whose last query stands at their last key."""
+        """Attention inside groups, with the last query at the position of the last key."""
         c = self.config
         first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
         return attend(q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout)
-
-    # What the mixer says of itself.
 
     @property
     def reach(self) -> Optional[int]:

@@ -1,4 +1,4 @@
-"""Contract 3, company does not matter: alone, in any batch, padded anywhere, a sequence is treated the same."""
+"""Contract 3, batch-independent: a sequence gives the same alone and in any batch, padded anywhere."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from mega_fairseq.modules import (
 from tests.properties.contracts import (
     Layer,
     assert_close,
-    check_company_does_not_matter,
+    check_batch_independence,
     check_ragged_pieces,
     place,
     take,
@@ -45,7 +45,7 @@ def test_a_sequence_alone_and_in_any_padded_batch_is_the_same(kind, data, counts
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     tails = random_input(seed + 9, len(counts), 3, DIM) if kind in CAUSAL else None
-    check_company_does_not_matter(recipe.layer(len(counts)), rows, mask, tails)
+    check_batch_independence(recipe.layer(len(counts)), rows, mask, tails)
 
 
 @pytest.mark.parametrize("in_block", [False, True], ids=["cross_attention", "decoder_block"])
@@ -87,7 +87,7 @@ def test_nan_and_infinity_in_padded_inputs_stay_there(kind, data, counts, seed, 
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     filler = torch.full((*mask.shape, DIM), bad, dtype=torch.float64)
-    check_company_does_not_matter(recipe.layer(len(counts)), rows, mask, filler=filler)
+    check_batch_independence(recipe.layer(len(counts)), rows, mask, filler=filler)
 
 
 SHORT = 8  # the reach of a simple bias, and the length of the longest sequence
@@ -101,7 +101,7 @@ def test_padding_does_not_use_up_the_reach_of_the_simple_bias(chunk_size, causal
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, 5:], mask[1, :5] = False, False
     rows = [random_input(1, 8, DIM), random_input(2, 5, DIM)]
-    check_company_does_not_matter(with_state(module) if causal else stateless(module), rows, mask)
+    check_batch_independence(with_state(module) if causal else stateless(module), rows, mask)
 
 
 @pytest.mark.parametrize("kind", ["attention", "cross_attention"])
@@ -137,7 +137,7 @@ def test_a_norm_treats_a_token_the_same_in_any_batch(kind, data, counts, seed, a
         return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), None
 
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
-    check_company_does_not_matter(Layer(step, list(norm.parameters())), rows, mask)
+    check_batch_independence(Layer(step, list(norm.parameters())), rows, mask)
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "syncbatchnorm"])
