@@ -1,7 +1,7 @@
-"""fairseq's commands with their real command lines, each in a process of its own, and what they say.
+"""Run the commands of fairseq with real command lines, each in its own process, and read their output.
 
-Importing fairseq takes longer than most of what the tests ask of it. So a process is forked from one that has imported
-fairseq, but no plugin and no command; `fresh` starts one from nothing, as a shell does.
+Importing fairseq takes longer than most commands of the tests. So processes are forked from one that has imported
+fairseq, but neither the plugin nor a command; `fresh` starts a new process, as a shell does.
 """
 
 import atexit
@@ -20,12 +20,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SIZES = {"train": 600, "valid": 23, "test": 37}  # primes: no batch size divides what is to be translated
+SIZES = {"train": 600, "valid": 23, "test": 37}  # primes, so that no batch size divides them
 SYLLABLES = [consonant + vowel for consonant in "bdgklmnp" for vowel in "aeiou"]
 
-# Words of command lines, for a translation model that trains within seconds.
+# Arguments for a translation model that trains within seconds.
 PLUGIN = ["--user-dir", ROOT / "mega_fairseq"]
-CPU = ["--cpu", "--required-batch-size-multiple", 1]  # a multiple of 8, the default, drops the rest of the sentences
+CPU = ["--cpu", "--required-batch-size-multiple", 1]  # the default, 8, drops the remainder
 
 
 def on_each_side(**sizes: int) -> Dict[str, int]:
@@ -48,7 +48,7 @@ SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
 
 
 def write_corpus(folder: Path) -> None:
-    """Sentences of words of one or two pieces, and their translation: a word that ends in `a` is said twice."""
+    """Write sentences of words with one or two pieces, and translations, which repeat every word that ends in `a`."""
     for split, size in SIZES.items():
         chance, pairs = random.Random(split), []
         for _ in range(size):
@@ -61,7 +61,7 @@ def write_corpus(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text(text)
 
 
-# Words of command lines, for a language model.
+# Arguments for a language model.
 LM = [*PLUGIN, "--task=mega_language_modeling", "--cpu"]
 LM_CHUNK, LM_MULTIPLES = 16, (2, 4)
 LM_SIZES = {f"decoder_{name}": size for name, size in {**SMALL, "hidden_dim": 48, "z_dim": 16, "n_dim": 4}.items()}
@@ -83,7 +83,7 @@ LM_LINES = {"train": 280, "valid": 31, "test": 23}
 
 
 def write_text(folder: Path) -> None:
-    """Letters and blanks of lines of words, some of them said twice; now and then a blank line ends a document."""
+    """Write lines of letters, some words repeated, with a blank line at the end of some documents."""
     for split, size in LM_LINES.items():
         chance, lines = random.Random(split), []
         for _ in range(size):
@@ -104,26 +104,26 @@ FORKS.set_forkserver_preload(
 
 
 class Running:
-    """A command that has been started; `fault` is called in its process before anything of it."""
+    """A command in a process of its own: fairseq-COMMAND, or mega-fairseq. `fault` is called there first."""
 
     def __init__(
         self, command: str, *arguments: Any, cwd: Optional[Path] = None, fault: Optional[Callable[[], None]] = None
     ):
         output, self.output = tempfile.mkstemp()
         os.close(output)
-        words = [f"fairseq-{command}", *map(str, arguments)]
+        words = [command if command == "mega-fairseq" else f"fairseq-{command}", *map(str, arguments)]
         self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output, fault))
         self.process.start()
 
     def wait(self) -> Tuple[Optional[int], str]:
-        """Exit code, and what was said on both streams."""
+        """Exit code, and the output on both streams."""
         self.process.join(LIMIT)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        said = Path(self.output).read_text()
+        output = Path(self.output).read_text()
         os.remove(self.output)
-        return self.process.exitcode, said
+        return self.process.exitcode, output
 
 
 def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], None]]) -> None:
@@ -131,25 +131,31 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
     for stream in (1, 2):
         os.dup2(file, stream)
     os.chdir(cwd)
-    multiprocessing.set_start_method(None, force=True)  # loaders start their workers as they would anywhere else
+    multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
     sys.argv = words
     if fault is not None:
         fault()
     try:
-        importlib.import_module("fairseq_cli." + words[0].split("-", 1)[1].replace("-", "_")).cli_main()
-    finally:  # forked processes leave without it, and with what tensorboard has not written yet
+        sys.exit(_entry_point(words[0])())
+    finally:  # a forked process skips this, and tensorboard would lose its last records
         atexit._run_exitfuncs()
 
 
+def _entry_point(command: str) -> Callable[[], Optional[int]]:
+    if command == "mega-fairseq":
+        return importlib.import_module("mega_fairseq.cli.main").main
+    return importlib.import_module("fairseq_cli." + command.split("-", 1)[1].replace("-", "_")).cli_main
+
+
 def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
-    """All that a command says that ends well."""
-    code, said = Running(command, *arguments, cwd=cwd).wait()
-    assert code == 0, said
-    return said
+    """Output of a command, which must succeed."""
+    code, output = Running(command, *arguments, cwd=cwd).wait()
+    assert code == 0, output
+    return output
 
 
 def preprocess_text(folder: Path) -> Path:
-    """The text of `write_text` as fairseq-preprocess binarises it."""
+    """Folder with the text of `write_text`, binarised by fairseq-preprocess."""
     write_text(folder)
     files = [f"--{split}pref={folder / split}.text" for split in LM_LINES]
     fairseq("preprocess", "--only-source", *files, "--destdir", folder / "bin")
@@ -157,7 +163,7 @@ def preprocess_text(folder: Path) -> Path:
 
 
 def preprocess_pairs(folder: Path) -> Path:
-    """The sentences of `write_corpus` as fairseq-preprocess binarises them, with one dictionary."""
+    """Folder with the sentences of `write_corpus`, binarised by fairseq-preprocess with one dictionary."""
     write_corpus(folder)
     files = [f"--{split}pref={folder / split}" for split in SIZES]
     fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
@@ -165,7 +171,7 @@ def preprocess_pairs(folder: Path) -> Path:
 
 
 def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
-    """Like `fairseq`, for any program of a fresh process."""
+    """Output of any program in a new process, which must succeed."""
     result = subprocess.run(
         list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
     )
@@ -174,14 +180,14 @@ def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
 
 
 def failure(command: str, *arguments: Any) -> str:
-    """The last line of a command that ends badly."""
-    code, said = Running(command, *arguments).wait()
-    assert code, said
-    return said.splitlines()[-1]
+    """Last line of the output of a command, which must fail."""
+    code, output = Running(command, *arguments).wait()
+    assert code, output
+    return output.splitlines()[-1]
 
 
 def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
-    """`mega-fairseq COMMAND` ended with one sentence on stderr that says these words and a remedy, and nothing else."""
+    """`mega-fairseq COMMAND` must have failed with one sentence on stderr that contains these words and a remedy."""
     code, out, err = result
     assert (code, out) == (1, ""), err
     assert err.startswith(f"mega-fairseq {command}: ")
@@ -207,7 +213,7 @@ def free_port() -> int:
 def start_two_processes(
     *arguments: Any, faults: Tuple[Optional[Callable[[], None]], ...] = (None, None)
 ) -> List[Running]:
-    """fairseq-train in two processes on CPUs."""
+    """Start fairseq-train in two processes on CPUs."""
     together = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
     return [
         Running("train", *arguments, *together, "--distributed-rank", rank, fault=fault)
@@ -216,28 +222,28 @@ def start_two_processes(
 
 
 def train_in_two_processes(*arguments: Any) -> str:
-    """What fairseq-train says in the first of two processes on CPUs; both end well."""
+    """Output of the first of two processes of fairseq-train on CPUs, which must both succeed."""
     ends = [process.wait() for process in start_two_processes(*arguments)]
     assert [code for code, _ in ends] == [0, 0], ends
     return ends[0][1]
 
 
-# ------------------------------------------------------------------------------------------------ what was said
+# ------------------------------------------------------------------------------------------------ reading the output
 
 
-def records(said: str, source: str) -> List[Dict[str, float]]:
-    """What fairseq-train logs as JSON: its `train_inner`, `train` or `valid` numbers."""
-    found = re.findall(rf"\b{source}\b\W*?(\{{.*\}})$", said, re.MULTILINE)
+def records(output: str, source: str) -> List[Dict[str, float]]:
+    """Numbers that fairseq-train logs as JSON under `train_inner`, `train` or `valid`."""
+    found = re.findall(rf"\b{source}\b\W*?(\{{.*\}})$", output, re.MULTILINE)
     return [{name: float(value) for name, value in json.loads(record).items()} for record in found]
 
 
-def lines(said: str, letter: str) -> Iterator[Tuple[int, str]]:
-    """What stands in lines like `H-12`, by their number."""
-    for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", said, re.MULTILINE):
+def lines(output: str, letter: str) -> Iterator[Tuple[int, str]]:
+    """Number and content of lines like `H-12<tab>...`."""
+    for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", output, re.MULTILINE):
         yield int(number), rest
 
 
-def translations(said: str) -> List[Tuple[int, str, float]]:
-    """Number, text and score of all hypotheses, in the order of the sentences."""
-    found = [(number, *rest.split("\t")) for number, rest in lines(said, "H")]
+def translations(output: str) -> List[Tuple[int, str, float]]:
+    """Number, text and score of all hypotheses, sorted by sentence."""
+    found = [(number, *rest.split("\t")) for number, rest in lines(output, "H")]
     return [(number, text, float(score)) for number, score, text in sorted(found, key=lambda line: line[0])]

@@ -1,4 +1,4 @@
-"""What fairseq makes of a model's options on the command line and under hydra, and a task to build a model for."""
+"""Model configurations as fairseq makes them from a command line and under hydra, and a task to build models."""
 
 from argparse import Namespace
 from typing import Any, Dict
@@ -13,13 +13,13 @@ from tests.golden_models import dictionary
 
 
 def parsed(*words: str) -> DictConfig:
-    """The model's options as fairseq-train reads them."""
+    """The model's configuration as fairseq-train parses it."""
     arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
     return convert_namespace_to_omegaconf(arguments).model
 
 
 def under_hydra(task: str, **model: Any) -> DictConfig:
-    """The model's options as fairseq-hydra-train fills them in."""
+    """The model's configuration as fairseq-hydra-train completes it."""
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         cfg.model, cfg.task = model, {"_name": task, "data": "data"}
@@ -32,6 +32,6 @@ def plain(cfg: DictConfig) -> Dict[str, Any]:
 
 
 def task(types: int) -> Namespace:
-    """With one dictionary of so many types."""
+    """A task with one dictionary of this size."""
     words = dictionary(types)
     return Namespace(source_dictionary=words, target_dictionary=words)

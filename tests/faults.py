@@ -1,4 +1,4 @@
-"""What befalls a command of fairseq: each is called in the command's process (`Running`, `fault`) before it begins."""
+"""Faults for commands of fairseq: each is called in the command's process before it starts (`fault` of `Running`)."""
 
 import errno
 import io
@@ -13,12 +13,12 @@ from fairseq.trainer import Trainer
 
 
 def _kill() -> None:
-    """What `kill -9` does: nothing is flushed, closed or said."""
+    """Like `kill -9`: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_in_update(number: int) -> None:
-    """Between backward and step of this process's update of that number."""
+    """Kill the process between backward and step of its n-th update."""
     clip, calls = Trainer.clip_grad_norm, []
 
     def clip_or_die(self: Trainer, *limits: Any) -> Any:
@@ -30,15 +30,15 @@ def killed_in_update(number: int) -> None:
     Trainer.clip_grad_norm = clip_or_die
 
 
-def _in_copy(source: str, target: str, befalls: Callable[[], None]) -> None:
-    """When half of the checkpoint `source` has been copied to `target`."""
+def _in_copy(source: str, target: str, fault: Callable[[], None]) -> None:
+    """Call `fault` when half of the checkpoint `source` has been copied to `target`."""
     copy = shutil.copyfile
 
     def copy_or_die(src: str, dst: str, **options: Any) -> str:
         if (os.path.basename(src), os.path.basename(dst)) == (source, target):
             with open(src, "rb") as original, open(dst, "wb") as half:
                 half.write(original.read()[: os.path.getsize(src) // 2])
-            befalls()
+            fault()
         return copy(src, dst, **options)
 
     shutil.copyfile = copy_or_die
@@ -56,7 +56,7 @@ def no_room_for_copy(source: str, target: str) -> None:
 
 
 def killed_in_write(target: str) -> None:
-    """When half of the checkpoint `target` has been written."""
+    """Kill the process when half of the checkpoint `target` has been written."""
     save = torch.save
 
     def save_or_die(state: Any, file: Any) -> None:
@@ -72,5 +72,5 @@ def killed_in_write(target: str) -> None:
 
 
 def no_room(size: int) -> None:
-    """No file grows beyond so many bytes: what writes more is told so, as it is on a full disk."""
+    """Limit the size of files: writing more fails as it does on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

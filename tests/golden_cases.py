@@ -1,7 +1,7 @@
-"""Golden cases: numbers of the released implementation, read from .npz files and turned into modules of ours.
+"""Golden cases: numbers of the released implementation, read from .npz files, and our modules with their weights.
 
-A case is known by the prefix of its file name alone; sizes, options and masks come from its config and its
-arrays. tests/golden/README.md describes the layout. What leaves this file is batch-first.
+The prefix of a file's name gives the kind of a case; sizes, options and masks come from its config and arrays.
+tests/golden/README.md describes the layout. The files are length-first, the tensors returned here batch-first.
 """
 
 import json
@@ -31,7 +31,7 @@ from mega_fairseq.modules import (
 FOLDER = Path(__file__).resolve().parent / "golden"
 VARIABLE = "MEGA_GOLDEN"  # folders to read in place of tests/golden, separated like those of PATH
 
-# Prefix of a file name -> kind of case. The longest prefix that fits counts, so mega_lm_ is no mega_.
+# Prefix of a file name -> kind of case. The longest matching prefix counts, so mega_lm_ is not mega_.
 KINDS = {
     "activations": "activations",
     "cross_": "cross",
@@ -48,7 +48,7 @@ KINDS = {
 SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "ema_out"}
 SEQUENCES |= {"step_raw", "step_ema", "onestep_ema"}
 
-# Where a module that is released bare sits inside others, in (released, our) names.
+# Where a module that was recorded alone is inside other modules: (released, our) prefix.
 PLACES = {
     "ema": ("move.", "ema."),
     "relbias": ("rel_pos_bias.", "position_bias."),
@@ -69,13 +69,13 @@ class Case:
 
     @property
     def padding(self) -> Optional[Tensor]:
-        """(B, L) bool, True = pad: of the source, in cross attention."""
+        """(B, L) bool, True = pad; in cross attention, of the source."""
         mask = self.inputs.get("key_padding_mask" if self.kind == "cross" else "padding_mask")
         return None if mask is None else mask.bool()
 
     @property
     def real(self) -> Tensor:
-        """(B, L) bool, True where a real token is."""
+        """(B, L) bool, False = pad."""
         x = self.inputs["key" if self.kind == "cross" else "x"]
         return torch.ones(x.shape[:2], dtype=torch.bool) if self.padding is None else ~self.padding
 
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def truncation(self) -> int:
-        """Taps of the EMA kernel, 0 for all."""
+        """Length of the EMA kernel, 0 for all taps."""
         return self.config.get("truncation") or 0
 
     @property
@@ -95,20 +95,20 @@ class Case:
 
     @property
     def segments(self) -> List[int]:
-        """The pieces that a stream was recorded in: token by token where the case does not say."""
+        """Lengths of the pieces in which a stream was recorded; one token each if the case does not say."""
         if self.config.get("segments"):
             return list(self.config["segments"])
         return self.inputs["segments"].tolist() if "segments" in self.inputs else [1]
 
     @property
     def gradients_of_training(self) -> bool:
-        """Where a case has a training output (batch norm), its gradients are of that pass."""
+        """Whether its gradients are of a training pass, as in every case with a training output (batch norm)."""
         mode = self.config.get("grads_in")
         return "y_train" in self.outputs if mode is None else mode.startswith("train")
 
 
 def paths() -> List[Path]:
-    """Every .npz of the golden folders, however deep."""
+    """Every .npz file in the golden folders and their subfolders."""
     folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name] or [FOLDER]
     return [path for folder in folders for path in sorted(folder.rglob("*.npz"))]
 
@@ -159,9 +159,9 @@ def state_dict(case: Case) -> Dict[str, Tensor]:
 
 
 def released_gradients(case: Case) -> Dict[str, Tensor]:
-    """The gradients that a case records, under our names; checks that none is lost on the way."""
+    """The gradients that a case records, under our names; fails if one has no parameter of ours."""
     recorded = {n: g for n, g in case.gradients.items() if n.rpartition(".")[2] != "_float_tensor"}
-    # Translation needs the sizes of all parameters; flags then tell which of them came with a gradient.
+    # Translating names needs all parameters; the flags tell which of them have a recorded gradient.
     values = _translated(case, {**case.parameters, **recorded})
     flags = _translated(case, {n: torch.full(p.shape, n in recorded) for n, p in case.parameters.items()})
     found = {name: values[name] for name, flag in flags.items() if flag.all()}
@@ -179,7 +179,7 @@ def _translated(case: Case, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 
 def build(case: Case, **changes: Any) -> nn.Module:
-    """The module that a case was recorded from, in eval mode; `changes` replace options of it."""
+    """The module of a case in eval mode; `changes` replace some of its options."""
     module = BUILDERS[case.kind](case.config, changes)
     module.load_state_dict(state_dict(case))
     return module.eval()
@@ -212,7 +212,7 @@ def _attention(config: Dict[str, Any]) -> Dict[str, Any]:
 
 def _mega(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     causal = not config.get("bidirectional", False)
-    assert config.get("causal_attn_mask", causal) == causal, "EMA and attention look different ways"
+    assert config.get("causal_attn_mask", causal) == causal, "EMA and attention differ in direction"
     chunk_size = config.get("chunk_size")
     options = {
         **_attention(config),

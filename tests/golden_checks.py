@@ -1,4 +1,4 @@
-"""What the golden tests share: running a module in pieces, knowing where the release is right, comparing."""
+"""Shared by the golden tests: running a module in pieces, which released outputs are right, comparisons."""
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -17,7 +17,7 @@ Loss = Callable[..., Tensor]  # of a module and its inputs, by name
 
 
 def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
-    """Runs a test on every case of these kinds that it can say something about."""
+    """Parametrize a test over the cases of these kinds that satisfy `where`."""
     fitting = [case for case in cases(*kinds) if where(case)]
     return pytest.mark.parametrize("case", fitting, ids=[case.name for case in fitting])
 
@@ -26,13 +26,13 @@ def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
 
 
 def run(module: nn.Module, x: Tensor, padding: Optional[Tensor] = None) -> Tensor:
-    """Outputs alone, of causal and bidirectional modules alike."""
+    """The output of a causal or bidirectional module, without its state."""
     y = module(x, padding_mask=padding)
     return y[0] if isinstance(y, tuple) else y
 
 
 def pieces(length: int, sizes: Sequence[int]) -> List[Tuple[int, int]]:
-    """(start, stop) of pieces of these sizes, over and over, until `length` is covered."""
+    """(start, stop) of pieces of these sizes, repeated until `length` is covered."""
     bounds: List[Tuple[int, int]] = []
     while not bounds or bounds[-1][1] < length:
         start = bounds[-1][1] if bounds else 0
@@ -41,14 +41,14 @@ def pieces(length: int, sizes: Sequence[int]) -> List[Tuple[int, int]]:
 
 
 def splits(case: Case, length: int) -> List[List[int]]:
-    """The pieces that a case was recorded in, and others: single, uneven, nearly all at once, all at once."""
+    """Sizes of pieces: as recorded, single tokens, uneven, all but the last token, the first token alone, all."""
     return [case.segments, [1], [3, 5, 1, 8, 2], [max(1, length - 1), 1], [1, length], [length]]
 
 
 def in_pieces(
     module: nn.Module, x: Tensor, padding: Optional[Tensor], sizes: Sequence[int]
 ) -> Tuple[Tensor, List[Any]]:
-    """A causal module over x piece by piece: outputs (B, L, D) and the state after each piece."""
+    """Run a causal module over x in pieces: outputs (B, L, D) and the state after each piece."""
     state, ys, states = None, [], []
     for start, stop in pieces(x.size(1), sizes):
         y, state = module(x[:, start:stop], state, None if padding is None else padding[:, start:stop])
@@ -60,7 +60,7 @@ def in_pieces(
 def cross_in_pieces(
     module: nn.Module, query: Tensor, state: Any, sizes: Sequence[int], padding: Optional[Tensor] = None
 ) -> Tensor:
-    """Gated cross attention over the target piece by piece, to a source that is projected already."""
+    """Run gated cross attention over the target in pieces, with an already projected source."""
     ys = []
     for start, stop in pieces(query.size(1), sizes):
         mask = None if padding is None else padding[:, start:stop]
@@ -70,10 +70,10 @@ def cross_in_pieces(
 
 
 def cross_weights(module: nn.Module, query: Tensor, keys: Tensor, padding: Optional[Tensor] = None) -> Tensor:
-    """(B, n, m) weights of gated cross attention, for projected keys whose columns are their positions."""
+    """(B, n, m) weights of gated cross attention for projected keys, with the columns as their positions."""
     queries = module.queries(module.norm(query) if module.config.prenorm else query)
     bias = module.position_bias(1 - query.size(1), keys.size(1), query.device)
-    identity = torch.eye(keys.size(1)).expand(keys.size(0), -1, -1)  # as values, so that the weights come out
+    identity = torch.eye(keys.size(1)).expand(keys.size(0), -1, -1)  # as values, so that the output is the weights
     return attention(queries, keys, identity, module.config.attention, bias=bias, key_padding=padding)
 
 
@@ -81,19 +81,19 @@ def cross_weights(module: nn.Module, query: Tensor, keys: Tensor, padding: Optio
 
 
 def leading_pads(padding: Tensor) -> Tensor:
-    """(B,) how many pads stand before the first real token; 0 for a row of pads alone."""
+    """(B,) number of pads before the first real token; 0 in a row of pads only."""
     return padding.int().cumprod(1).sum(1) % padding.size(1)
 
 
 def trailing_pads(padding: Optional[Tensor], x: Tensor) -> Tensor:
-    """(B, 1, 1) how many pads stand after the last real token."""
+    """(B, 1, 1) number of pads after the last real token."""
     if padding is None:
         return torch.zeros(x.size(0), 1, 1)
     return padding.int().flip(1).cumprod(1).sum(1).view(-1, 1, 1)
 
 
 def wrong_rows(case: Case) -> Tensor:
-    """(B,) bool: sentences whose real tokens the release gives a wrong output (docs/paper-deviations.md)."""
+    """(B,) bool: sentences with wrong released outputs at real tokens (docs/paper-deviations.md)."""
     if case.padding is None:
         return torch.zeros(case.real.size(0), dtype=torch.bool)
     length, leading = case.real.size(1), leading_pads(case.padding)
@@ -101,7 +101,7 @@ def wrong_rows(case: Case) -> Tensor:
     scattered = case.real.sum(1) != (last - first).clamp_min(0)
     if case.kind == "ema":
         return scattered
-    if case.kind == "cross":  # its position bias counts pads; a source of pads alone is NaN
+    if case.kind == "cross":  # its position bias counts pads; a source of pads only gives NaN
         return scattered | (leading > 0) | case.padding.all(1)
     if "y_incremental" in case.outputs:  # it forgets which of the past keys were pads
         return scattered | (leading > 0)
@@ -123,7 +123,7 @@ def pads_in_batch_statistics(case: Case) -> bool:
 
 
 def released_gradients_are_right(case: Case) -> bool:
-    """A gradient sums over the batch: one wrong sentence spoils it, and so does a NaN at a pad."""
+    """A gradient is a sum over the batch, so one wrong sentence or a NaN at a pad makes it wrong."""
     recorded = [*case.gradients.values(), *case.input_gradients.values()]
     if not recorded or wrong_rows(case).any() or not all(g.isfinite().all() for g in recorded):
         return False
@@ -134,15 +134,15 @@ def released_gradients_are_right(case: Case) -> bool:
 
 
 def assert_outputs(ours: Tensor, released: Tensor, what: str, tolerance: float = OUTPUT_TOLERANCE) -> None:
-    assert released.isfinite().all(), f"the released {what} is not finite, so that it cannot be right"
+    assert released.isfinite().all(), f"the released {what} is not finite"
     torch.testing.assert_close(ours, released, rtol=0.0, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
 def assert_released_gradients(case: Case, loss: Loss) -> None:
-    """Every gradient that the case records, of parameters and of inputs.
+    """Compare every recorded gradient of parameters and inputs.
 
-    In double precision, so that the result does not depend on the order in which a processor adds; single precision is
-    compared with double.
+    In double precision, where the result does not depend on the order of additions and so on the processor. Single
+    precision is then compared with double precision.
     """
     exact = gradients_of(case, loss, torch.float64)
     for name, released in {**released_gradients(case), **case.input_gradients}.items():
@@ -153,8 +153,8 @@ def assert_released_gradients(case: Case, loss: Loss) -> None:
 def assert_single_precision(case: Case, loss: Loss, exact: Dict[str, Tensor]) -> None:
     """Gradients in single precision are `exact` to 1e-5 of the largest entry, or of 1.
 
-    For an ill-conditioned case that is too much to ask: rounding its parameters and inputs alone changes as much. That
-    change is computed in double precision, so that this bound too is the same on every processor.
+    In an ill-conditioned case the bound is 4 times the change that rounding its parameters and inputs makes. That is
+    computed in double precision, so this bound does not depend on the processor either.
     """
     rounded = [gradients_of(case, loss, torch.float64, seed) for seed in range(3)]
     for name, ours in gradients_of(case, loss, torch.float32).items():
@@ -182,7 +182,7 @@ def gradients_of(case: Case, loss: Loss, precision: torch.dtype, seed: Optional[
 
 
 def assert_batch_statistics(case: Case, module: nn.Module) -> None:
-    """Every running mean and variance that the case records after its training pass."""
+    """Compare every running mean and variance recorded after the training pass."""
     buffers: Dict[str, Tensor] = {name.rpartition(".")[2]: b for name, b in module.named_buffers()}
     for name, released in case.outputs.items():
         if name.startswith("running_"):

@@ -1,4 +1,4 @@
-"""Whole golden models: the released translation and language models as models of ours, and beam search over them."""
+"""Golden translation and language models: our models with the released weights, and beam search."""
 
 import re
 from argparse import Namespace
@@ -18,7 +18,7 @@ PAD = 1
 
 
 def dictionary(size: int) -> Dictionary:
-    """bos 0, pad 1, eos 2, unk 3 and as many words as make up `size`."""
+    """A dictionary of this size: bos 0, pad 1, eos 2, unk 3, then words."""
     words = Dictionary()
     for index in range(size - len(words)):
         words.add_symbol(f"w{index}")
@@ -26,7 +26,7 @@ def dictionary(size: int) -> Dictionary:
 
 
 def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
-    """The options that a case was recorded with, under the released names, as options of ours."""
+    """Our options for the released options of a case; `changes` replace some."""
     known = {f.name for f in fields(kind)}
     recorded = {name: value for name, value in case.config.items() if name in known}
     return kind(**{**recorded, **changes})
@@ -51,18 +51,18 @@ def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
 
 
 def types(case: Case) -> int:
-    """How many types a language model knows, in one table or in one for each band."""
+    """Size of a language model's dictionary, summed over the bands of an adaptive input."""
     table = re.compile(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
     return sum(tensor.size(0) for name, tensor in case.parameters.items() if table.fullmatch(name))
 
 
 def complete(state: Dict[str, Tensor], model: torch.nn.Module) -> Dict[str, Tensor]:
-    """A released state may name a tied tensor twice or once; ours names what the model names."""
+    """The released state with the names of the model: the release may store a tied tensor once or twice."""
     return {name: state[name] for name in model.state_dict()}
 
 
 def inputs(case: Case, row: Optional[int] = None) -> Dict[str, Tensor]:
-    """What a model's forward takes: the whole batch, or one sentence of it without its pads."""
+    """Arguments of forward: the whole batch, or one sentence without its pads."""
     if row is None:
         return {name: case.inputs[name] for name in ("src_tokens", "src_lengths", "prev_output_tokens")}
     source, target = (case.inputs[name][row] for name in ("src_tokens", "prev_output_tokens"))

@@ -1,4 +1,4 @@
-"""Adaptive inputs are fairseq's, their tables may be the softmax's, and what cannot be is refused."""
+"""Adaptive input: equal to fairseq's, tied to an adaptive softmax, and invalid options are rejected."""
 
 from contextlib import nullcontext
 
@@ -13,7 +13,7 @@ from tests.small_models import ADAPTIVE, HEADS, TIED, TYPES, texts
 from tests.small_models import language_model as model
 
 
-def test_an_adaptive_input_is_that_of_fairseq():
+def test_adaptive_input_equals_fairseqs_in_values_and_gradients():
     ours, theirs = AdaptiveInput(40, PAD, 16, 12, [10, 20], 2.0), stock.AdaptiveInput(40, PAD, 16, 2.0, 12, [10, 20])
     theirs.load_state_dict({**theirs.state_dict(), **ours.state_dict()})
     tokens = torch.cat([torch.randint(4, 40, (2, 9)), torch.full((2, 2), PAD)], 1)
@@ -30,13 +30,13 @@ def test_an_adaptive_input_is_that_of_fairseq():
 @pytest.mark.parametrize(
     ("bands", "said"), [(([20, 10], 2.0), "cutoffs"), (([1], 2.0), "cutoffs"), (([9], 99.0), "factor")]
 )
-def test_an_adaptive_input_refuses_bands_that_cannot_be(bands, said):
+def test_invalid_bands_are_rejected(bands, said):
     with pytest.raises(ValueError, match=f"^{said} is .*; "):
         AdaptiveInput(TYPES, PAD, 16, 12, *bands)
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_more_scores_than_memory_holds_are_refused_and_targets_alone_are_not(monkeypatch, head):
+def test_too_many_scores_are_refused_and_scores_of_targets_alone_are_not(monkeypatch, head):
     monkeypatch.setattr(language_decoder, "MOST_SCORES", 9 * TYPES)
     made, (sources, targets) = model(**HEADS[head]), texts(9, 10)
     for source, allowed in zip(sources, (True, False)):
@@ -47,7 +47,7 @@ def test_more_scores_than_memory_holds_are_refused_and_targets_alone_are_not(mon
     assert made(sources[1][None], target=targets[1][None])[0].shape == (1, 10, 1)
 
 
-def test_a_criterion_that_cannot_train_an_adaptive_softmax_is_told_of_one_that_can():
+def test_a_wrong_criterion_for_an_adaptive_softmax_is_refused_in_training_only():
     made = model(**ADAPTIVE)
     out = made(texts(7)[0][0][None])
     assert made.get_normalized_probs(out, log_probs=True).shape == (1, 7, TYPES)
@@ -56,7 +56,7 @@ def test_a_criterion_that_cannot_train_an_adaptive_softmax_is_told_of_one_that_c
 
 
 @pytest.mark.parametrize("project", [False, True])
-def test_tied_tables_are_one_parameter_and_a_checkpoint_of_them_loads(project):
+def test_tied_tables_are_one_parameter_and_load_from_a_checkpoint(project):
     made = model(**TIED, tie_adaptive_proj=project)
     softmax, bands = made.decoder.adaptive_softmax, made.decoder.embed_tokens.embeddings
     assert softmax.head.word_proj.weight is bands[0][0].weight

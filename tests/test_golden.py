@@ -1,7 +1,7 @@
-"""Whole passes of every module against the released numbers: outputs to 1e-5, every gradient to 1e-4, absolute.
+"""Full passes of every module against the released numbers: outputs to 1e-5, every gradient to 1e-4, absolute.
 
-EMA cases and streams (carried states) have files of their own, test_golden_ema.py and test_golden_streams.py.
-Where the release is wrong, test_golden_deviations.py asserts what is right (docs/paper-deviations.md).
+EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where the release is wrong,
+test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
 """
 
 import re
@@ -17,7 +17,7 @@ from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
 
-# What the tests compare of each kind of case (* = a number) ...
+# Outputs that tests compare, by kind of case (* = a number) ...
 TRAINED = {"y_train", "running_mean_after", "running_var_after"}
 TRAINED |= {"running_mean_after_train_step", "running_var_after_train_step"}
 PREVIOUS = {"final_prev_key", "final_prev_value"}
@@ -41,7 +41,7 @@ COMPARED = {
     | {"logits", "logits_alone_*", "logits_full_T", "logits_incremental"}
     | {f"beam{beam}_{what}" for beam in (1, 5) for what in ("tokens", "scores", "positional_scores")},
 }
-# ... and what follows from that: a sum of outputs, and differences within the release.
+# ... and those that follow from them: sums of outputs, and differences within the release.
 DERIVED = {"loss", "max_abs_diff", "max_abs_diff_full_vs_incremental"}
 DERIVED |= {"maxdiff_alone_vs_batch_*", "maxdiff_incremental", "seq_chunk*_nums*_maxdiff_vs_whole"}
 
@@ -62,7 +62,7 @@ def test_every_case_is_of_a_known_kind(path):
 
 
 @pytest.mark.parametrize("name", ["megalodon_full", "gau_softmax", "emas", "activation"])
-def test_a_file_of_an_unknown_kind_is_not_taken_for_a_known_one(name, tmp_path):
+def test_a_file_with_an_unknown_prefix_has_no_kind(name, tmp_path):
     assert golden.kind_of(tmp_path / f"{name}.npz") is None
 
 
@@ -70,7 +70,7 @@ def test_a_file_of_an_unknown_kind_is_not_taken_for_a_known_one(name, tmp_path):
     ("name", "kind"),
     [("mega_lm_ce", "language model"), ("mega_model_pre", "translation model"), ("mega_softmax", "mega")],
 )
-def test_the_longest_prefix_tells_the_kind(name, kind, tmp_path):
+def test_the_longest_prefix_gives_the_kind(name, kind, tmp_path):
     assert golden.kind_of(tmp_path / f"{name}.npz") == kind
 
 
@@ -163,7 +163,7 @@ def test_attention_weights_are_the_released_ones(case):
     q, k = ((shared * module.kappa[i] + module.mu[i]).reshape(-1, size, shared.size(-1)) for i in (0, 1))
     bias = module.position_bias(1 - size, size, x.device)
     pads = None if case.padding is None else case.padding.reshape(-1, size)
-    identity = torch.eye(size).expand(q.size(0), -1, -1)  # as values, so that the weights come out
+    identity = torch.eye(size).expand(q.size(0), -1, -1)  # as values, so that the output is the weights
     weights = attention(q, k, identity, module.config.attention, case.causal, bias, key_padding=pads)
     real = case.real.reshape(-1, size)
     assert_outputs(weights[real], released.flatten(0, 1)[real], "attn_weights")

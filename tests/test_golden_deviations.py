@@ -1,7 +1,7 @@
-"""Where the release is wrong and we are right. docs/paper-deviations.md has a line for each of these tests.
+"""Where the release is wrong, and what is right. docs/paper-deviations.md has a line for each of these tests.
 
-The truth comes from the release itself wherever it can: pads are put around a case recorded without any, and
-every sentence must still give what the release gives it without them, in outputs and in all gradients.
+The right values come from the release itself where possible: pads are added to a case recorded without pads, and every
+sentence must still give the released outputs and gradients.
 """
 
 import pytest
@@ -12,16 +12,16 @@ from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
 
-PADS = 5  # around each sentence; no multiple of a chunk, so that counting them would move its borders
+PADS = 5  # around each sentence; not a multiple of a chunk, so that counting pads would move chunk borders
 
 
 def is_unpadded(case):
-    """Whether there are right outputs to put pads around."""
+    """Whether there are right outputs without pads."""
     return case.padding is None and "y" in case.outputs and bool(case.outputs["y"].isfinite().all())
 
 
 def with_pads(x):
-    """x (B, L, D) -> (B, L + PADS, D), noise around each row, some of it before; the mask that says where."""
+    """x (B, L, D) -> (B, L + PADS, D) with noise before and after each row, and the padding mask."""
     batch, length, dim = x.shape
     leading = ((3 * torch.arange(batch) + 2) % (PADS + 1)).unsqueeze(1)  # 2, 5, 2, 5, ...
     columns = torch.arange(length + PADS)
@@ -60,7 +60,7 @@ def test_pads_around_sentences_change_neither_released_outputs_nor_gradients(cas
 @each("ema", "mega", where=lambda case: is_unpadded(case) and case.causal)
 @pytest.mark.parametrize("sizes", [[1], [3, 5, 1, 8, 2], [4]])
 def test_pads_around_sentences_change_nothing_in_any_split(case, sizes):
-    """Deviation: the release forgets in a stream which of the past keys were pads."""
+    """Deviation: in a stream, the release does not know which past keys were pads."""
     padded, padding = with_pads(case.inputs["x"])
     y, _ = checks.in_pieces(golden.build(case), padded, padding, sizes)
     assert_outputs(y[~padding].view(case.inputs["x"].shape), case.outputs["y"], "y")
@@ -95,7 +95,7 @@ def test_pads_around_targets_change_nothing_in_any_split(case, sizes):
 
 
 def alone(case, module, x):
-    """(B, L, D): every sentence run by itself, its pads cut off, its outputs put where its tokens were."""
+    """(B, L, D) outputs of every sentence run alone without its pads, at the positions of its tokens."""
     ys = torch.zeros_like(x)
     for row, real in enumerate(case.real):
         if real.any():
@@ -109,7 +109,7 @@ def has_sources(case):
 
 @each("ema", "mega", where=lambda case: case.padding is not None)
 def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_has_alone(case):
-    """Ties the sentences that the release gets wrong in a batch to what it gets right alone."""
+    """Covers the sentences that the release gets wrong in a batch and right alone."""
     cotangent = torch.randn(case.inputs["x"].shape, generator=torch.Generator().manual_seed(0))
 
     def of_batch(module, x):
@@ -128,7 +128,7 @@ def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_h
 
 @each("cross", where=has_sources)
 def test_every_padded_source_gives_what_it_gives_alone(case):
-    """Deviation: for a left-padded source the truth is the sentence by itself, not what was recorded."""
+    """Deviation: for a left-padded source the sentence alone is right, not the recorded output."""
     module, query, key = golden.build(case), case.inputs["query"], case.inputs["key"]
     y, _ = module(query, key, source_padding_mask=case.padding)
     for row, real in enumerate(case.real):
@@ -138,7 +138,7 @@ def test_every_padded_source_gives_what_it_gives_alone(case):
 
 @each("cross", where=has_sources)
 def test_the_released_cross_attention_is_ours_with_pads_counted_as_positions(case):
-    """Deviation: this, and nothing else, sets a released left-padded case apart: values and gradients."""
+    """Deviation: this alone makes released left-padded cases differ, in values and gradients."""
 
     def output(module, query, key):
         projected = module.project_source(key)

@@ -1,7 +1,7 @@
 """The EMA sub-layer against the released numbers: outputs, kernels, coefficients, states, and every gradient.
 
-The release computes outputs at pads too and its cases weigh them: `released_ema` builds that from our ops, so
-that all of a gradient can be compared; our sub-layer, zero at pads, is then tied to it at real tokens.
+The release also computes outputs at pads, and its losses contain them. `released_ema` builds this from our operators,
+so that whole gradients can be compared. Our sub-layer, which gives zeros at pads, is compared with it at real tokens.
 """
 
 import pytest
@@ -23,7 +23,7 @@ def is_stream(case):
 
 
 def is_extreme(case):
-    """Whether the release lost its own outputs to a decay that underflows."""
+    """Whether released outputs are not finite because a decay underflows."""
     return is_whole(case) and case.causal and not case.outputs["y"].isfinite().all()
 
 
@@ -39,7 +39,7 @@ def released_ema(case, module, x):
 
 
 def released_outputs(case, module):
-    """What the release gives or, where that is not finite, what its one-step recurrence gives."""
+    """Released outputs and, where they are not finite, those of the released one-step recurrence."""
     y = case.outputs["y"]
     if "onestep_ema" not in case.outputs:
         return y
@@ -58,7 +58,7 @@ def test_ema_gives_the_released_outputs_at_real_tokens_and_zeros_at_pads(case):
 
 
 @each("ema", where=is_whole)
-def test_ema_gives_the_released_outputs_at_pads_too_where_they_are_asked_for(case):
+def test_released_outputs_at_pads_can_be_built_from_our_operators(case):
     module = golden.build(case)
     y, released = released_ema(case, module, case.inputs["x"]), released_outputs(case, module)
     known = released.isfinite()
@@ -68,7 +68,7 @@ def test_ema_gives_the_released_outputs_at_pads_too_where_they_are_asked_for(cas
 @each("ema", where=checks.released_gradients_are_right)
 def test_ema_gives_every_released_gradient(case):
     def loss(module, x):
-        with torch.no_grad():  # what the release caches here cuts its gradients
+        with torch.no_grad():  # the release caches its kernel here, without gradients
             module(x, padding_mask=case.padding)
         return (released_ema(case, module, x) * case.inputs["cotangent"]).sum()
 
@@ -121,7 +121,7 @@ def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
 
 @each("ema", where=is_stream)
 def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
-    """Deviation: the release ignores truncation in streams, so that its pieces contradict its full pass."""
+    """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
     module = golden.build(case)
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
         y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
@@ -138,7 +138,7 @@ def test_without_truncation_any_split_gives_the_released_stream(case):
 
 @each("ema", where=is_stream)
 def test_carried_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
-    """Deviation: padded steps age the released state; ours waits, and is the same alone and in company."""
+    """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
     module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
     decay = module.coefficients().log_decay.detach().exp()
     _, states = checks.in_pieces(module, x, padding, case.segments)
@@ -163,7 +163,7 @@ def test_the_ema_before_skip_and_activation_is_the_released_one_with_its_final_s
 
 @each("ema", where=is_extreme)
 def test_extreme_coefficients_give_the_released_recurrence_where_the_released_kernel_is_nan(case):
-    """Deviation: from alpha = delta = 17 on the released kernel is NaN, and only its one-step form is not."""
+    """Deviation: from alpha = delta = 17 on the released kernel is NaN; its one-step form is finite."""
     module, x = golden.build(case, truncation=None), case.inputs["x"]
     y, state = ema(x, module.coefficients())
     for name, ours in {"onestep_ema": y, "step_ema": y, "onestep_h": state, "step_h": state}.items():

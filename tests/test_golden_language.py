@@ -1,7 +1,7 @@
-"""Whole released language models give their recorded numbers: scores, carried states, loss and gradients.
+"""Released language models give their recorded numbers: scores, carried states, loss and gradients.
 
-Where the release truncates the EMA it is of two minds: a whole pass does, evaluation piece by piece does not. Both are
-recorded, and ours gives the one with that truncation and the other without.
+The release truncates the EMA in a full pass, but not in evaluation in pieces. Both are recorded: ours gives the first
+with that truncation and the second without.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def real(case: Case) -> Tensor:
 
 
 def tolerance(case: Case) -> float:
-    """As it came with the cases: adaptive log-probabilities reach -46."""
+    """As given with the cases; log-probabilities of an adaptive softmax reach -46."""
     return 1e-4 if case.config["adaptive_softmax_cutoff"] else 1e-5
 
 
@@ -47,7 +47,7 @@ def assert_log_probs(case: Case, ours: Tensor, name: str) -> None:
 
 
 def scores(model: MegaLanguageModel, case: Case, rows: slice = slice(None), tokens_of_a_row: int = 0) -> Tensor:
-    """Log-probabilities of the targets (B, L), with pieces of so many tokens of each row, or in one piece."""
+    """(B, L) log-probabilities of the targets, in pieces with this many tokens of each row, or in one piece."""
     tokens, target = case.inputs["src_tokens"][rows], case.inputs["target"][rows]
     model.decoder.cfg.piece_tokens = (tokens_of_a_row or tokens.size(1)) * tokens.size(0)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_the_first_row_alone_gets_the_log_probabilities_that_the_release_gives_i
 
 @language
 @torch.no_grad()
-def test_what_fairseqs_scorers_ask_for_are_the_released_log_probabilities(case):
+def test_get_normalized_probs_gives_the_released_log_probabilities(case):
     model = language_model(case)
     lprobs = model.get_normalized_probs(model(case.inputs["src_tokens"]), log_probs=True, sample=sample(case))
     assert_log_probs(case, lprobs.gather(-1, case.inputs["target"].unsqueeze(-1)).squeeze(-1), "target_lprobs")
@@ -98,7 +98,7 @@ def test_whole_sequences_get_the_released_log_probabilities_at_every_chunk_size(
 
 
 @each_evaluation
-def test_a_chunk_size_set_on_a_loaded_model_gives_the_same(case, chunk, chunks):
+def test_a_chunk_size_set_on_a_loaded_model_gives_the_released_log_probabilities(case, chunk, chunks):
     model = language_model(case)
     model.decoder.set_chunk_size(chunk)
     assert_log_probs(case, scores(model, case), f"whole_chunk{chunk}")
@@ -129,7 +129,7 @@ def test_pieces_of_any_length_give_the_released_log_probabilities_truncated_or_n
 @each_evaluation
 @torch.no_grad()
 def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_its_pads(case, chunk, chunks):
-    """Deviation: the release pads a last piece of more than a chunk to whole ones, and those pads age the state."""
+    """Deviation: the release pads a last piece longer than a chunk to whole chunks; the pads decay its state."""
     model, size = language_model(case, decoder_chunk_size=chunk, truncation_length=0), chunk * chunks
     tokens = case.inputs["src_tokens"][:1]
     last = tokens.size(1) % size
@@ -143,11 +143,11 @@ def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_
             assert_outputs(block.mixer.cache.keys, released["prev_key"], "prev_key")
             assert_outputs(block.mixer.cache.values, released["prev_value"], "prev_value")
         else:
-            assert released == {"prev_key": None, "prev_value": None}  # its chunk counts as finished
+            assert released == {"prev_key": None, "prev_value": None}  # the release counts its chunk as finished
 
 
 def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
-    """What the decoder remembers behind the last of these tokens, which come in pieces of this size."""
+    """State of the decoder after these tokens, in pieces of this size."""
     state = model.decoder._start()
     for piece in tokens.split(size, 1):
         _, _, state = model.decoder._advance(piece, state, carry=True)
@@ -156,7 +156,7 @@ def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState
 
 @truncated
 def test_a_whole_pass_and_a_sequential_evaluation_of_the_release_disagree_where_it_truncates(case):
-    """Deviation: ours gives either of them in both ways, as its option says."""
+    """Deviation: ours gives either result in both ways, depending on its option."""
     difference = (case.outputs["whole_chunk8"] - case.outputs["seq_chunk8_nums1"])[real(case)].abs().max()
     assert difference > 1.0
 
@@ -165,16 +165,16 @@ def test_a_whole_pass_and_a_sequential_evaluation_of_the_release_disagree_where_
 
 
 def untrained(case: Case) -> Tensor:
-    """Deviation, (B, L) bool: the targets whose cluster fairseq's adaptive_loss leaves out.
+    """Deviation: (B, L) bool, targets whose cluster fairseq's adaptive_loss leaves out.
 
-    It ignores the pad's number, 1, also among the targets of a cluster, which are counted from the cluster's start.
+    It ignores the index of the pad, 1, also among the targets of a cluster, which count from the start of the cluster.
     """
     target, ends = case.inputs["target"], (case.config["adaptive_softmax_cutoff"] or "").split(",")
     return torch.isin(target, torch.tensor([int(end) + 1 for end in ends if end]))
 
 
 def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
-    """The sum of what those targets' clusters would add to the loss."""
+    """Sum of the loss terms that are left out."""
     features, softmax, total = model(case.inputs["src_tokens"])[0], model.decoder.adaptive_softmax, 0.0
     for i, tail in enumerate(softmax.tail if softmax is not None else ()):
         rows = case.inputs["target"] == softmax.cutoff[i] + 1

@@ -1,7 +1,7 @@
-"""Whole released models give their recorded numbers: logits, log-probabilities, gradients, hypotheses.
+"""Released translation models give their recorded numbers: logits, log-probabilities, gradients, hypotheses.
 
-Where a source is left-padded the release is wrong (its cross attention counts pads) and the truth is what it gives
-each sentence alone; where a decoder's EMA is truncated the release is of two minds and both are recorded.
+For left-padded sources the release is wrong, since its cross attention counts pads; its outputs for each sentence alone
+are right. The release truncates the EMA of a decoder in a full pass, but not in generation; both are recorded.
 """
 
 import pytest
@@ -98,7 +98,7 @@ def test_decoding_step_by_step_gives_the_whole_targets_logits(case):
 @right_padded
 @torch.no_grad()
 def test_decoding_without_the_decoders_truncation_gives_the_released_steps(case):
-    """The released decoder never truncated step by step: what its generation gave is what a converted model gives."""
+    """The released decoder does not truncate in generation, and neither does a converted model."""
     model = translation_model(case, decoder_truncation_length=0)
     expected = case.outputs["logits_incremental"]
     out, state = model.encoder(case.inputs["src_tokens"]), {}
@@ -116,7 +116,7 @@ def test_beam_search_finds_the_released_hypotheses_with_their_scores(case, beam)
         for rank, hypothesis in enumerate(found):
             tokens = case.outputs[f"beam{beam}_tokens"][row, rank]
             positional = case.outputs[f"beam{beam}_positional_scores"][row, rank]
-            length = int((tokens >= 0).sum())  # -1 fills up
+            length = int((tokens >= 0).sum())  # padded with -1
             assert hypothesis["tokens"].tolist() == tokens[:length].tolist()
             torch.testing.assert_close(hypothesis["score"], case.outputs[f"beam{beam}_scores"][row, rank], **TOLERANCE)
             torch.testing.assert_close(hypothesis["positional_scores"], positional[:length], **TOLERANCE)

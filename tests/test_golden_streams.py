@@ -1,4 +1,4 @@
-"""Gated attention and gated cross attention, piece by piece with carried state, against released numbers."""
+"""Gated attention and gated cross attention in pieces, with carried state, against the released numbers."""
 
 import torch
 
@@ -17,7 +17,7 @@ def is_unpadded_stream(case):
 
 @each("mega", where=lambda case: "y" in case.outputs and case.causal)
 def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
-    """Deviation: the release takes pieces at chunk borders only, unchunked just single tokens after one."""
+    """Deviation: the release splits only at chunk borders or, without chunks, into single tokens."""
     module, right = golden.build(case), checks.right(case)
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
         y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
@@ -26,7 +26,7 @@ def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
 
 @each("mega", where=lambda case: "y_full" in case.outputs)
 def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
-    """Deviation: the release ignores truncation in streams, so that its pieces contradict its full pass."""
+    """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
     module, right = golden.build(case), checks.right(case)
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
         y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
@@ -43,7 +43,7 @@ def test_without_truncation_any_split_gives_the_released_stream(case):
 
 @each("mega", where=is_stream)
 def test_carried_ema_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
-    """Deviation: padded steps age the released state; ours waits, and is the same alone and in company."""
+    """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
     module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
     decay = module.ema.coefficients().log_decay.detach().exp()
     bounds = checks.pieces(x.size(1), case.segments)
@@ -99,7 +99,7 @@ def test_any_split_of_a_target_gives_the_released_cross_attention(case):
 @each("cross", where=lambda case: "final_prev_key" in case.outputs)
 def test_the_projected_source_is_the_released_one_at_its_real_tokens(case):
     state = golden.build(case).project_source(case.inputs["key"], case.padding)
-    ours = case.real if state.padding is None else ~state.padding  # ours are in order at the front
+    ours = case.real if state.padding is None else ~state.padding  # ours moves real tokens to the front
     released = case.outputs["final_prev_key"], case.outputs["final_prev_value"]
     assert_outputs(state.keys[ours], released[0][case.real], "final_prev_key")
     assert_outputs(state.values[ours], released[1][case.real], "final_prev_value")

@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it loads, which way imports point, what the packaging files say."""
+"""The package as a whole: what importing it loads, imports between layers, packaging files."""
 
 import ast
 import importlib.metadata
@@ -19,13 +19,13 @@ DISTRIBUTION = "mega-fairseq"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 450
 
-# What the files of a floor may import beside the standard library.
-FLOORS = {
+# What the files of a layer may import besides the standard library.
+LAYERS = {
     "ops": ("torch", "mega_fairseq.ops"),
     "modules": ("torch", "mega_fairseq.ops", "mega_fairseq.modules"),
 }
 
-# Hosts of package registries and folders of somebody's machine, spelled so as not to find themselves.
+# Hosts of package registries and folders of one machine, spelled so that the pattern does not match itself.
 PRIVATE = re.compile(
     rb"pyp[i]\.org|python[h]osted\.org|npm[j]s\.(org|com)|deb\.debia[n]\.org"
     rb"|(^|[^A-Za-z0-9_.])/(w[o]rk|f[a]rm|h[o]me|r[o]ot)/"
@@ -37,7 +37,7 @@ def relative(path):
 
 
 def imported_names(source, package):
-    """Absolute names of all that a file of `package` imports, wherever in the file it does so."""
+    """Absolute names of everything that a file of `package` imports, inside functions too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -47,13 +47,13 @@ def imported_names(source, package):
             yield from (".".join([*origin, alias.name]) for alias in node.names)
 
 
-def upward_imports(source, floor):
-    """The imports that a file of this floor must not contain."""
+def upward_imports(source, layer):
+    """The imports that a file of this layer must not contain."""
     return [
         name
-        for name in imported_names(source, f"mega_fairseq.{floor}")
+        for name in imported_names(source, f"mega_fairseq.{layer}")
         if name.split(".")[0] not in sys.stdlib_module_names
-        and not any(name == allowed or name.startswith(allowed + ".") for allowed in FLOORS[floor])
+        and not any(name == allowed or name.startswith(allowed + ".") for allowed in LAYERS[layer])
     ]
 
 
@@ -66,23 +66,23 @@ def constraints():
 
 
 @pytest.mark.parametrize("module", ["mega_fairseq", "mega_fairseq.ops", "mega_fairseq.modules"])
-def test_importing_the_lower_floors_does_not_import_fairseq(module):
+def test_importing_the_lower_layers_does_not_import_fairseq(module):
     program = f"import sys, {module}; sys.exit('fairseq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
-@pytest.mark.parametrize("floor", FLOORS)
-def test_imports_only_point_down_the_floors(floor):
-    files = sorted((PACKAGE / floor).rglob("*.py"))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_only_import_lower_layers(layer):
+    files = sorted((PACKAGE / layer).rglob("*.py"))
     assert files
-    found = {relative(path): upward_imports(path.read_text(), floor) for path in files}
+    found = {relative(path): upward_imports(path.read_text(), layer) for path in files}
     assert not {path: names for path, names in found.items() if names}
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
 @pytest.mark.parametrize(
-    ("floor", "source"),
+    ("layer", "source"),
     [
         ("ops", "from mega_fairseq.modules import DampedEMA"),
         ("ops", "from ..modules import DampedEMA"),
@@ -91,32 +91,32 @@ def test_imports_only_point_down_the_floors(floor):
         ("modules", "import torchaudio"),
     ],
 )
-def test_an_import_that_points_up_is_noticed(floor, source):
-    assert upward_imports(source, floor)
+def test_an_import_of_a_higher_layer_is_detected(layer, source):
+    assert upward_imports(source, layer)
 
 
 def test_every_folder_with_code_is_a_package():
     assert all((path.parent / "__init__.py").exists() for path in SOURCES)
 
 
-def test_no_file_outgrows_its_room():
+def test_no_file_is_longer_than_450_lines():
     lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
 
 
-def test_installed_metadata_names_the_version_of_the_package():
+def test_installed_metadata_has_the_version_of_the_package():
     assert importlib.metadata.version(DISTRIBUTION) == mega_fairseq.__version__
 
 
-def test_the_changelog_knows_the_version():
+def test_the_changelog_has_the_version():
     assert f"## [{mega_fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_every_constraint_parses_and_limits_a_version():
+def test_every_constraint_has_a_version():
     assert all(constraint.specifier for constraint in constraints())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have limits in place of pins")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have ranges, not pins")
 @pytest.mark.parametrize("extra", ["", "dev", "plot", "test"])
 def test_every_declared_dependency_is_pinned_to_a_version_that_it_accepts(extra):
     pins = {
