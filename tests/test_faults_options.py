@@ -37,6 +37,7 @@ SIDE = {
     "layers": whole(1, 10**4, taken=[1, 3]),
     "chunk_size": whole(-1, 10**9, 0),  # -1 is none
     "truncation_length": whole(-1, 10**9),  # -1 follows the option of both sides
+    "layerdrop": PROBABILITY,
 }
 OPTIONS = {
     **{f"decoder_{name}": values for name, values in SIDE.items()},

@@ -149,11 +149,17 @@ def test_sharing_all_embeddings_needs_one_dictionary():
         )
 
 
+def test_a_model_knows_its_options_by_the_names_that_fairseq_reads():
+    made = model(dropout=0.3)
+    assert made.args is made.cfg
+    assert made.args.dropout == 0.3
+
+
 def test_only_the_simple_bias_bounds_the_length():
     longest = {"max_source_positions": 50, "max_target_positions": 60}
     simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)
     assert simple.max_positions() == (50, 60)
-    assert chunked.max_positions() == (60, 60)  # cross attention still reaches so far
+    assert chunked.max_positions() == (50, 60)  # that of cross attention has no chunks
     assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
     with pytest.raises(ValueError, match="rotary"):
         logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))

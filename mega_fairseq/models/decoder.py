@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
+from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.ops.linear import ready_linear
-from mega_fairseq.ops.padding import Alignment
+from mega_fairseq.ops.padding import Alignment, Padding
 
 Extra = Dict[str, List[Optional[Tensor]]]
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
@@ -72,38 +73,33 @@ class MegaDecoder(FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         """(B, L) -> (B, L, D); with an incremental state, of the tokens that it has not seen yet."""
-        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
-        if state is None:
-            state = self._start(encoder_out)
-        else:
-            # Callers hand in everything so far, as fairseq's generator does, or the newest token alone.
+        carry, source = incremental_state is not None, ()
+        state = self.get_incremental_state(incremental_state, STATE) if carry else None
+        if state is not None:
+            # Callers pass in everything so far, as fairseq's generator does, or the newest token alone.
             unseen = max(1, prev_output_tokens.size(1) - state.length)
             prev_output_tokens = prev_output_tokens[:, -unseen:]
-        ready = incremental_state is not None and prev_output_tokens.size(1) == 1
-        x, attn, state = self._advance(prev_output_tokens, state, carry=incremental_state is not None, ready=ready)
-        if incremental_state is not None:
+        elif carry or not self.training:
+            state = self._start(encoder_out)
+        else:
+            # Each layer projects the source itself: one that is dropped need not, one that is recomputed does so again.
+            state, source = self._start(), _source(encoder_out)
+        ready = carry and prev_output_tokens.size(1) == 1
+        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, *source)
+        if carry:
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
 
     def _start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
         """The state before the first token: the source, if any, as each layer projects it, once a sentence."""
-        if encoder_out is None:
+        source, padding = _source(encoder_out)
+        if source is None:
             return DecoderState(tuple(BlockState(None) for _ in self.layers), 0)
-        source = encoder_out["encoder_out"][0].transpose(0, 1)  # (L, S, D) -> (S, L, D)
-        padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
-        rows = encoder_out["rows"][0] if encoder_out["rows"] else None
-        if rows is not None and not _in_beams(rows, source.size(0)):
-            source = source.index_select(0, rows)
-            padding = None if padding is None else padding.index_select(0, rows)
-        align = None if padding is None else Alignment.of(padding, crop=True)
-        if align is not None:
-            source = align.front(source)
-        padding = None if align is None else align.done()
         blocks = (BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
         return DecoderState(tuple(blocks), 0)
 
     def _advance(
-        self, tokens: Tensor, state: DecoderState, carry: bool, ready: bool = False
+        self, tokens: Tensor, state: DecoderState, carry: bool, ready: bool = False, *source: Any
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
@@ -114,13 +110,15 @@ class MegaDecoder(FairseqIncrementalDecoder):
         steps = None
         if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
             steps = state.ready or self._ready()
-        blocks, attn = [], None
-        for i, (layer, past) in enumerate(zip(self.layers, state.blocks)):
+        blocks, attn = list(state.blocks), None
+        for i in layers_to_run(self, 0.0 if carry else self.cfg.decoder_layerdrop):
+            layer, past = self.layers[i], state.blocks[i]
             if self.need_attn and layer is self.layers[-1]:
-                x, after, attn = layer(x, past, mask, need_weights=True)  # (B, width, m)
+                x, blocks[i], attn = layer(x, past, mask, need_weights=True)  # (B, width, m)
+            elif steps is not None:
+                x, blocks[i] = steps.blocks[i](x, past)
             else:
-                x, after = (layer if steps is None else steps.blocks[i])(x, past, mask)
-            blocks.append(after)
+                x, blocks[i] = run_layer(self.cfg, layer, x, past, mask, *source)
         if self.final_norm is not None:
             x = self.final_norm(x)
         if align is not None:
@@ -137,7 +135,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
     ) -> Tensor:
         if self.training and self.adaptive_softmax is not None:
             raise ValueError(
-                "--criterion asks an adaptive softmax for the probability of every type, which cannot be trained; "
+                "--criterion needs the probability of every type, which an adaptive softmax does not give in training; "
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         found = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
@@ -165,28 +163,45 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target that its layers take."""
-        return min(self.layers[0].mixer.reach or UNBOUNDED, self.max_source_positions())
+        """The longest target: that of the data trained on, where a layer learned a score for each distance."""
+        bounded = self.layers[0].mixer.reach is not None or self.max_source_positions() < UNBOUNDED
+        return self.cfg.max_target_positions if bounded else UNBOUNDED
 
     def max_source_positions(self) -> int:
-        """The longest source that its cross attention takes."""
+        """The longest source, likewise."""
         cross = self.layers[0].cross_attention
-        return UNBOUNDED if cross is None else cross.reach or UNBOUNDED
+        return UNBOUNDED if cross is None or cross.reach is None else self.cfg.max_source_positions
 
     def make_generation_fast_(self, need_attn: Any = False, retain_dropout: bool = False, **unused: Any) -> None:
-        """fairseq's word before generation: attention is returned only to those who print alignments."""
+        """fairseq calls it before generation; attention weights are then returned for --print-alignment alone."""
         if retain_dropout:
-            raise ValueError("--retain-dropout is not for Mega models, which drop nothing in generation; leave it out")
+            raise ValueError("--retain-dropout is not supported by Mega models; leave it out")
         self.need_attn = bool(need_attn)
 
 
 def check_numbers(log_probs: Tensor) -> None:
-    """fairseq adds them up in float32, reports NaN or infinity like any other loss, and leaves infinite ones out."""
+    """Raises where fairseq would report a loss of NaN or infinity, or leave the tokens out that have it."""
     if not log_probs.sum(dtype=torch.float32).isfinite():
         raise FloatingPointError(
-            "the model gives probabilities that are no numbers (NaN, or infinite): its training has diverged; take an "
+            "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "
             "earlier checkpoint, and train with a smaller --lr"
         )
+
+
+def _source(encoder_out: Optional[Dict[str, List[Any]]]) -> Tuple[Optional[Tensor], Optional[Padding]]:
+    """The encoder's output (S, m, D), tokens in front, and its pads; a source may serve several neighbouring rows."""
+    if encoder_out is None:
+        return None, None
+    source = encoder_out["encoder_out"][0].transpose(0, 1)  # (m, S, D) -> (S, m, D)
+    padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
+    rows = encoder_out["rows"][0] if encoder_out["rows"] else None
+    if rows is not None and not _in_beams(rows, source.size(0)):
+        source = source.index_select(0, rows)
+        padding = None if padding is None else padding.index_select(0, rows)
+    if padding is None:
+        return source, None
+    align = Alignment.of(padding, crop=True)
+    return align.front(source), align.done()
 
 
 def _in_beams(rows: Tensor, sources: int) -> bool:

@@ -7,6 +7,7 @@ from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
+from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import Block
 from mega_fairseq.ops.padding import Alignment, as_mask
@@ -32,8 +33,8 @@ class MegaEncoder(FairseqEncoder):
         x, states = embed(self, src_tokens if align is None else align.front(src_tokens)), []
         if align is not None:
             x = x.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)
-        for layer in self.layers:
-            x = layer(x, padding_mask=None if align is None else align.done())  # (B, width, D)
+        for i in layers_to_run(self, self.cfg.encoder_layerdrop):
+            x = run_layer(self.cfg, self.layers[i], x, None, None if align is None else align.done())  # (B, width, D)
             if return_all_hiddens:
                 states.append(x)
         if self.final_norm is not None:

@@ -1,20 +1,20 @@
 """Language modelling: Mega-chunk as a recurrent model over streams of any length (paper, section 4.4)."""
 
-import importlib
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 from fairseq.data import Dictionary
-from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
+from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
+from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
@@ -41,8 +41,14 @@ class MegaLMConfig(MegaOptions):
     )
 
 
-class MegaLanguageModel(FairseqLanguageModel):
+class MegaLanguageModel(MegaModel, FairseqLanguageModel):
     """A causal Mega stack; `from_pretrained` and `--arch mega_lm` build it."""
+
+    STACKS = ("decoder",)
+
+    def __init__(self, cfg: MegaLMConfig, decoder: MegaLanguageDecoder):
+        super().__init__(decoder)
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":
@@ -54,6 +60,7 @@ class MegaLanguageModel(FairseqLanguageModel):
         start_from_whole(cfg)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
+        keep_layers(cfg, "decoder")
         check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
         if task.target_dictionary != dictionary:
             raise ValueError("--output-dictionary-size is not for Mega models, which predict all types; leave it out")
@@ -68,13 +75,7 @@ class MegaLanguageModel(FairseqLanguageModel):
             adaptive_softmax=softmax,
             affine_final_norm=not cfg.no_affine_final_norm,
         )
-        return cls(decoder)
-
-    @classmethod
-    def from_pretrained(cls, *where: Any, **options: Any) -> GeneratorHubInterface:
-        """fairseq's, in a program that has imported models alone: the task that they were trained on comes along."""
-        importlib.import_module("mega_fairseq.tasks")
-        return super().from_pretrained(*where, **options)
+        return cls(cfg, decoder)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to the chunk size of this model."""

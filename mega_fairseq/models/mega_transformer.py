@@ -10,9 +10,11 @@ from omegaconf import II
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_softmax
+from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
+from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import MegaOptions, check_sizes, mirror, option
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import start_from_whole
@@ -32,6 +34,10 @@ class MegaTransformerConfig(MegaOptions):
     encoder_layers: int = option(6, "number of layers")
     encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
     encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
+    encoder_layerdrop: float = option(0.0, "probability of leaving out each encoder layer in a training step")
+    encoder_layers_to_keep: Optional[str] = option(
+        None, "numbers of the encoder layers to keep of a checkpoint, as in 0,2,4; works best after --encoder-layerdrop"
+    )
     encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     share_all_embeddings: bool = option(
         False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
@@ -41,15 +47,22 @@ class MegaTransformerConfig(MegaOptions):
     max_target_positions: int = II("task.max_target_positions")
 
 
-class MegaTransformerModel(FairseqEncoderDecoderModel):
+class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
     """Mega encoder and decoder; `from_pretrained` and `--arch mega_transformer` build it."""
+
+    STACKS = ("encoder", "decoder")
+
+    def __init__(self, cfg: MegaTransformerConfig, encoder: MegaEncoder, decoder: MegaDecoder):
+        super().__init__(encoder, decoder)
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
         start_from_whole(cfg)
         source, target = task.source_dictionary, task.target_dictionary
-        check_sizes(cfg, "encoder")
-        check_sizes(cfg, "decoder")
+        for side in cls.STACKS:
+            check_sizes(cfg, side)
+            keep_layers(cfg, side)
         _check_sharing(cfg, joined=source == target)
         encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         decoder_embed = encoder_embed
@@ -59,6 +72,7 @@ class MegaTransformerModel(FairseqEncoderDecoderModel):
             decoder_embed = token_embedding(target, cfg.decoder_embed_dim, cfg.decoder_embed_path)
         longest = max(cfg.max_source_positions, cfg.max_target_positions)
         return cls(
+            cfg,
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )

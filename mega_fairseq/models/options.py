@@ -69,8 +69,15 @@ class MegaOptions(FairseqDataclass):
     decoder_layers: int = option(6, "number of layers")
     decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
     decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
+    decoder_layerdrop: float = option(0.0, "probability of leaving out each decoder layer in a training step")
+    decoder_layers_to_keep: Optional[str] = option(
+        None, "numbers of the decoder layers to keep of a checkpoint, as in 0,2,4; works best after --decoder-layerdrop"
+    )
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
+
+    checkpoint_activations: bool = option(False, "save memory in training: compute activations again in backward")
+    offload_activations: bool = option(False, "keep the inputs of layers in CPU memory; implies checkpoint_activations")
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,

@@ -1,0 +1,89 @@
+"""What the translation model and the language model share as fairseq models."""
+
+import importlib
+import os
+from argparse import Namespace
+from typing import Any, Dict, List, Optional, Tuple
+
+from fairseq.checkpoint_utils import prune_state_dict
+from fairseq.dataclass import FairseqDataclass
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.models import BaseFairseqModel
+from omegaconf import DictConfig
+from torch import Tensor
+
+from mega_fairseq.models.layers import count_layers
+
+
+class MegaModel(BaseFairseqModel):
+    """A mixin for fairseq's model classes; `cfg` holds the options that the model was built with."""
+
+    cfg: FairseqDataclass
+    STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
+
+    @property
+    def args(self) -> FairseqDataclass:
+        """`cfg` by the name that fairseq's trainer reads."""
+        return self.cfg
+
+    def load_state_dict(
+        self,
+        state_dict: Dict[str, Tensor],
+        strict: bool = True,
+        model_cfg: Optional[DictConfig] = None,
+        args: Optional[Namespace] = None,
+    ) -> Any:
+        """Loads a checkpoint, without the layers that --encoder-layers-to-keep and --decoder-layers-to-keep leave out.
+
+        `model_cfg`, which is saved with the next checkpoint, then describes the layers that are left.
+        """
+        own = {side: len(getattr(self, side).layers) for side in self.STACKS}
+        stored = {side: count_layers(state_dict, side) for side in self.STACKS}
+        for side in self.STACKS:
+            if getattr(model_cfg, f"{side}_layers_to_keep", None):
+                if stored[side] <= own[side]:  # pruned before, or trained with so many layers
+                    setattr(model_cfg, f"{side}_layers_to_keep", None)
+                setattr(model_cfg, f"{side}_layers", own[side])
+        return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "model.pt",
+        data_name_or_path: str = ".",
+        **options: Any,
+    ) -> GeneratorHubInterface:
+        """A trained model with its task, ready to translate, continue or score text; see fairseq's documentation.
+
+        It imports the tasks of this package and checks the paths first.
+        """
+        importlib.import_module("mega_fairseq.tasks")
+        _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+
+
+def _check_paths(folder: str, checkpoints: List[str], data: str) -> None:
+    if "://" in folder:
+        return
+    if not os.path.exists(folder):
+        raise FileNotFoundError(f"model_name_or_path is {folder!r}, which does not exist; give a folder of checkpoints")
+    if not os.path.isdir(folder):
+        if folder.endswith(".pt"):
+            path, name = os.path.split(folder)
+            raise ValueError(
+                f"model_name_or_path is the file {folder!r}; give {path or '.'!r} and checkpoint_file={name!r}"
+            )
+        return  # an archive, which fairseq unpacks
+    for name in checkpoints:
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"checkpoint_file is {name!r} and {path!r} does not exist; give the name of a file in the folder"
+            )
+    path = os.path.join(folder, data) if data.startswith(".") else data
+    if "://" not in data and not os.path.exists(path):
+        raise FileNotFoundError(
+            f"data_name_or_path is {data!r} and {path!r} does not exist; give the folder of the dictionaries, "
+            "relative to the checkpoint's folder if it starts with a dot"
+        )

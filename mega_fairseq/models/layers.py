@@ -1,0 +1,48 @@
+"""How many layers an encoder or decoder has, which of them run in a training step, and what they keep for backward."""
+
+import re
+from contextlib import nullcontext
+from typing import Any, List, Mapping
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+
+def keep_layers(cfg: FairseqDataclass, side: str) -> None:
+    """Checks the options for dropping and pruning layers; a pruned model has as many as it keeps (Fan et al. 2019)."""
+    rate, given = getattr(cfg, f"{side}_layerdrop"), getattr(cfg, f"{side}_layers_to_keep")
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"--{side}-layerdrop is {rate}; it must be a probability from 0 up to, but not including, 1")
+    if not given:
+        return
+    layers, numbers = getattr(cfg, f"{side}_layers"), given.split(",")
+    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(map(str, range(layers))):
+        raise ValueError(
+            f"--{side}-layers-to-keep is {given!r} and there are {layers} layers; give numbers from 0 to {layers - 1}, "
+            "separated by commas, as in 0,2"
+        )
+    setattr(cfg, f"{side}_layers", len(numbers))
+
+
+def count_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
+    found = (re.match(rf"{side}\.layers\.(\d+)\.", name) for name in state_dict)
+    return len({match.group(1) for match in found if match})
+
+
+def layers_to_run(stack: nn.Module, rate: float) -> List[int]:
+    """Numbers of the layers that run in this step: in training, each is left out with probability `rate`."""
+    count = len(stack.layers)
+    if not stack.training or rate == 0.0:
+        return list(range(count))
+    return (torch.rand(count) >= rate).nonzero().flatten().tolist()
+
+
+def run_layer(cfg: FairseqDataclass, layer: nn.Module, x: Tensor, *rest: Any) -> Any:
+    """`layer(x, *rest)`; with --checkpoint-activations, backward computes again what is between its ends."""
+    if not (cfg.checkpoint_activations or cfg.offload_activations) or not torch.is_grad_enabled():
+        return layer(x, *rest)
+    with save_on_cpu(pin_memory=x.is_cuda) if cfg.offload_activations else nullcontext():
+        return checkpoint(layer, x, *rest, use_reentrant=False)
