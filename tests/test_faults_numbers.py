@@ -28,7 +28,7 @@ from tests.commands import (
 KAPPA = "decoder.layers.0.mixer.kappa"  # every feature of every token goes through it
 TABLE = "decoder.embed_tokens.weight"
 GRADIENTS = "FloatingPointError: gradients are Nan/Inf"
-PROBABILITIES = "FloatingPointError: the model gives probabilities that are no numbers (NaN, or infinite): its training"
+PROBABILITIES = "FloatingPointError: the model gives probabilities that are not finite (NaN or infinity): its training"
 LOSS = "FloatingPointError: the loss is nan: training has diverged; take an earlier checkpoint"
 
 

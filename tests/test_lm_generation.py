@@ -135,7 +135,8 @@ def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, d
             ["--documents=stream", "--prefix-size=90", "--max-len-b=200"],
             "ValueError: a prefix reaches over the end of a line",
         ),
-        (["--retain-dropout"], "ValueError: --retain-dropout is not for Mega models"),
+        (["--retain-dropout"], "ValueError: --retain-dropout is not supported by Mega models"),
+        (["--print-alignment"], "ValueError: --print-alignment prints which source tokens"),
     ],
     ids=str,
 )

@@ -159,6 +159,17 @@ def test_sentences_beyond_the_reach_of_the_simple_bias_are_refused_before_the_fi
 # ------------------------------------------------------------------------------------------------ fairseq-generate
 
 
+def test_references_longer_than_the_targets_of_training_are_refused_and_none_is_generated(corpus, tmp_path):
+    longest, skip = 8, "--skip-invalid-size-inputs-valid-test"
+    words = [*PLUGIN, *MEGA, *TRAINING, f"--max-target-positions={longest}", skip, "--max-update=1"]
+    fairseq("train", corpus, *words, "--save-dir", tmp_path)
+    words = [corpus, *PLUGIN, *CPU, *SEARCH, "--path", tmp_path / "checkpoint_last.pt"]
+    for option in ("--batch-size=7", "--score-reference"):
+        assert f"max_positions=(1024, {longest}), skip this example with {skip}" in failure("generate", *words, option)
+    lengths = [len(scores.split()) for _, scores in lines(fairseq("generate", *words, skip), "P")]
+    assert max(lengths) == longest
+
+
 @pytest.mark.parametrize("padding", [[], ["--left-pad-source"]], ids=["left", "right"])
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_neither_the_batch_nor_the_side_of_padding_changes_a_translation(generate, size, padding):

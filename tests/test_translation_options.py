@@ -5,11 +5,13 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY, build_model
 
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.mega_lm import MegaLMWt103Config
 from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
 from tests import golden_cases as golden
@@ -84,3 +86,38 @@ def test_what_cannot_be_is_refused_in_one_sentence_before_any_data_is_looked_for
     line = failure("train", dictionaries, *PLUGIN, "--cpu", *known, *words)
     assert re.match(r"(ValueError|fairseq-train: error): .*--", line)
     assert said in line
+
+
+def test_half_precision_that_needs_a_gpu_is_refused_without_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="^--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp"):
+        parsed("--arch=mega_transformer", "--fp16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    parsed("--arch=mega_transformer", "--fp16")
+
+
+@pytest.mark.parametrize("task_name", ["multilingual_translation", "semisupervised_translation"])
+def test_a_task_that_needs_a_model_for_each_pair_of_languages_is_refused(task_name):
+    with pytest.raises(ValueError, match=f"^--task {task_name} needs .*; give --task translation_multi_simple_epoch"):
+        parsed("--arch=mega_transformer", "--task", task_name)
+
+
+@pytest.mark.parametrize("model", [MegaTransformerModel, MegaLanguageModel])
+def test_a_path_that_does_not_exist_is_named_by_from_pretrained(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("folder/best.pt").touch()
+    for given, error, said in (
+        (("nothing", "best.pt"), FileNotFoundError, "model_name_or_path is 'nothing', which does not exist; give"),
+        (("folder/best.pt",), ValueError, "is the file 'folder/best.pt'; give 'folder' and checkpoint_file='best.pt'"),
+        (
+            ("folder", "best.pt:last.pt"),
+            FileNotFoundError,
+            "checkpoint_file is 'last.pt' and 'folder/last.pt' does not",
+        ),
+        (("folder", "best.pt", "data"), FileNotFoundError, "data_name_or_path is 'data' and 'data' does not exist; "),
+        (("folder", "best.pt", "./data"), FileNotFoundError, "'folder/./data' does not exist; give the folder of the"),
+    ):
+        with pytest.raises(error, match=".") as caught:
+            model.from_pretrained(*given)
+        assert said in str(caught.value)

@@ -108,6 +108,14 @@ class MegaLanguageDecoder(MegaDecoder):
         check_numbers(found)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
 
+    def make_generation_fast_(self, need_attn: Any = False, **options: Any) -> None:
+        if need_attn:
+            raise ValueError(
+                "--print-alignment prints which source tokens each target token attends to, and a language model has "
+                "no source; leave it out"
+            )
+        super().make_generation_fast_(**options)
+
     def _check_room(self, tokens: int) -> None:
         """A stream is longer than any batch of training: scores for all of its tokens may be more than memory holds."""
         if not self.training and tokens * len(self.dictionary) > MOST_SCORES:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Callable, Dict, Type
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
 
 Options = Type[FairseqDataclass]
+PAIRWISE_TASKS = ("multilingual_translation", "multilingual_translation_latent_depth", "semisupervised_translation")
 
 
 def preset(**defaults: Any) -> Callable[[Options], Options]:
@@ -42,8 +44,23 @@ def register_with_presets(
 
 def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
     """Fills in what the command line left out, and corrects what fairseq makes of `--bf16`: a request for a TPU."""
+    _check(args)
     for name, value in defaults.items():
         if not hasattr(args, name):
             setattr(args, name, value)
     if getattr(args, "bf16", False):
         args.tpu = False
+
+
+def _check(args: Namespace) -> None:
+    """Refuses what would end in a traceback once fairseq has read the data."""
+    scaled = getattr(args, "fp16", False) and not getattr(args, "memory_efficient_fp16", False)
+    if scaled and not torch.cuda.is_available():
+        raise ValueError(
+            "--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp, which also run without one"
+        )
+    if getattr(args, "task", None) in PAIRWISE_TASKS:
+        raise ValueError(
+            f"--task {args.task} needs a model with an encoder and a decoder for each pair of languages; give "
+            "--task translation_multi_simple_epoch, which trains one model on all pairs"
+        )
