@@ -5,12 +5,14 @@ fairseq, but neither the plugin nor a command; `fresh` starts a new process, as 
 """
 
 import atexit
+import functools
 import importlib
 import json
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -154,19 +156,26 @@ def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
     return output
 
 
+@functools.lru_cache(maxsize=None)
+def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "tempfile.TemporaryDirectory[str]":
+    """A folder with the text that `write` writes, and `bin`: made once per test process, and copied from then on."""
+    folder = tempfile.TemporaryDirectory()
+    write(Path(folder.name))
+    files = [f"--{split}pref={folder.name}/{split}{suffix}" for split in ("train", "valid", "test")]
+    fairseq("preprocess", *words, *files, f"--destdir={folder.name}/bin")
+    return folder
+
+
 def preprocess_text(folder: Path) -> Path:
-    """Folder with the text of `write_text`, binarised by fairseq-preprocess."""
-    write_text(folder)
-    files = [f"--{split}pref={folder / split}.text" for split in LM_LINES]
-    fairseq("preprocess", "--only-source", *files, "--destdir", folder / "bin")
+    """Put the text of `write_text` into a folder, and binarise it with fairseq-preprocess."""
+    shutil.copytree(_preprocessed(write_text, ".text", "--only-source").name, folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
 def preprocess_pairs(folder: Path) -> Path:
-    """Folder with the sentences of `write_corpus`, binarised by fairseq-preprocess with one dictionary."""
-    write_corpus(folder)
-    files = [f"--{split}pref={folder / split}" for split in SIZES]
-    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
+    """Put the sentences of `write_corpus` into a folder, and binarise them with one dictionary."""
+    words = ("--source-lang=de", "--target-lang=en", "--joined-dictionary")
+    shutil.copytree(_preprocessed(write_corpus, "", *words).name, folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
