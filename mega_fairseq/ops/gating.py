@@ -1,8 +1,8 @@
 """The dense half of the layer: activated projections (eq. 7, 10) and the gates that mix in the attention (eq. 12-15).
 
-Both fast forms walk the rows in tiles that fit the cache. A tile's activations and gradients are used while they are
-there and never become tensors of the whole sequence, which costs less memory and, on the CPU, less time: a fresh
-32 MiB tensor costs several times what an elementwise pass over it does.
+Both fast forms process the rows in tiles that fit the cache. A tile's activations and gradients are used at once and
+never become tensors of the whole sequence, which costs less memory and, on the CPU, less time: allocating 32 MiB there
+takes several times as long as an elementwise pass over them.
 """
 
 from typing import Iterator, Optional, Tuple
@@ -12,13 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.precision import autocast_dtype, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, is_compiling, without_autocast
 
 TILE_ROWS = 512  # 512 x 2048 gates in float32 are 4 MiB
 
 
+def _rows_together(x: Tensor) -> int:
+    return min(TILE_ROWS, x.size(0)) if x.device.type == "cpu" else x.size(0)
+
+
 def _tiles(x: Tensor) -> Iterator[slice]:
-    rows = TILE_ROWS if x.device.type == "cpu" else max(1, x.size(0))
+    rows = max(1, _rows_together(x))
     return (slice(start, start + rows) for start in range(0, x.size(0), rows))
 
 
@@ -26,6 +30,20 @@ def _flat(*tensors: Tensor) -> Tuple[Tensor, ...]:
     """(B, L, D) -> (B L, D), in autocast's dtype where autocast is on."""
     dtype = autocast_dtype(tensors[0].device.type)
     return tuple((t if dtype is None else t.to(dtype)).flatten(0, -2) for t in tensors)
+
+
+def _sums(weight: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
+    """Zeros for the gradients of a weight and its bias: in float32 or better where tiles of x are added up."""
+    dtype = at_least_float32(weight.dtype) if x.size(0) > _rows_together(x) else weight.dtype
+    return torch.zeros_like(weight, dtype=dtype), torch.zeros_like(weight[:, 0], dtype=dtype)
+
+
+def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
+    """a^T b into target, whose dtype may be wider."""
+    if target.dtype == a.dtype:
+        target.addmm_(a.t(), b)
+    else:
+        target += torch.mm(a.t(), b)
 
 
 def _cast(like: Tensor, *tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
@@ -53,14 +71,14 @@ class _ActivatedLinear(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight, before = ctx.saved_tensors
         slope = ACTIVATIONS[ctx.activation].backward
-        dx, dweight, dbias = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
+        dx, (dweight, dbias) = torch.empty_like(x), _sums(weight, x)
         with without_autocast(x):
             for rows in _tiles(x):
                 grad = slope(dy[rows], before[rows])
                 torch.mm(grad, weight, out=dx[rows])
-                dweight.addmm_(grad.t(), x[rows])
-                dbias += grad.sum(0)
-        return dx, dweight, dbias, None
+                _add_product(dweight, grad, x[rows])
+                dbias += grad.sum(0, dtype=dbias.dtype)
+        return dx, *_cast(weight, dweight, dbias), None
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "silu") -> Tensor:
@@ -91,7 +109,7 @@ def gated_output_naive(
     u = sigmoid(X' W_u + b_u), r = silu(X' W_r + b_r), H = activation(X' W_h + (r O) U_h + b_h).
 
     gates: weight and bias of (u, r, h), rows D + E + D, or of (u, r) alone where H takes nothing from X' (cross
-    attention). hidden: U_h and its bias. keep, scale: dropout on H.
+    attention). hidden: U_h and its bias. keep, scale: dropout on H. Y has the dtype of X, under autocast, too.
     """
     dim, width = residual.size(-1), attended.size(-1)
     base = F.linear(gate_input, *gates)
@@ -111,7 +129,7 @@ class _GatedOutput(torch.autograd.Function):
         rows_total, dim, width = residual.size(0), residual.size(1), attended.size(1)
         base = gate_input.new_empty(rows_total, weight.size(0))
         before = gate_input.new_empty(rows_total, dim)  # the candidate before its activation
-        y = torch.empty_like(before)
+        y = torch.empty_like(residual)
         for rows in _tiles(residual):
             gate = torch.addmm(bias, gate_input[rows], weight.t(), out=base[rows])
             mixed = F.silu(gate[:, dim : dim + width]).mul_(attended[rows])
@@ -121,7 +139,7 @@ class _GatedOutput(torch.autograd.Function):
             candidate = ACTIVATIONS[activation].forward(candidate)
             if keep is not None:
                 candidate = candidate * keep[rows] * scale
-            torch.lerp(residual[rows], candidate, torch.sigmoid(gate[:, :dim]), out=y[rows])
+            torch.lerp(residual[rows], *_cast(residual, candidate, torch.sigmoid(gate[:, :dim])), out=y[rows])
         ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
         ctx.scale, ctx.activation = scale, activation
         return y
@@ -133,16 +151,13 @@ class _GatedOutput(torch.autograd.Function):
         act = ACTIVATIONS[ctx.activation]
         dim, width = residual.size(1), attended.size(1)
         dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))
-        dweight, dbias = torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
-        dhidden, dhidden_bias = torch.zeros_like(hidden), torch.zeros_like(hidden[:, 0])
-        dbase = base.new_empty(
-            min(base.size(0), TILE_ROWS) if base.device.type == "cpu" else base.size(0), base.size(1)
-        )
+        (dweight, dbias), (dhidden, dhidden_bias) = _sums(weight, residual), _sums(hidden, residual)
+        dbase = base.new_empty(_rows_together(base), base.size(1))
         with without_autocast(base):
             for rows in _tiles(residual):
                 gate, grad = base[rows], dy[rows]
                 dgate = dbase[: gate.size(0)]
-                update = torch.sigmoid(gate[:, :dim])
+                update = torch.sigmoid(gate[:, :dim]).to(residual.dtype)
                 reset_before = gate[:, dim : dim + width]
                 reset = F.silu(reset_before)
                 candidate = act.forward(before[rows])
@@ -154,9 +169,9 @@ class _GatedOutput(torch.autograd.Function):
                 torch.addcmul(dupdate, dupdate, update, value=-1.0, out=dgate[:, :dim])
                 if keep is not None:
                     dcandidate = dcandidate * keep[rows] * ctx.scale
-                dcandidate = act.backward(dcandidate, before[rows])
-                dhidden.addmm_(dcandidate.t(), reset * attended[rows])
-                dhidden_bias += dcandidate.sum(0)
+                dcandidate = act.backward(dcandidate.to(before.dtype), before[rows])
+                _add_product(dhidden, dcandidate, reset * attended[rows])
+                dhidden_bias += dcandidate.sum(0, dtype=dhidden_bias.dtype)
                 if weight.size(0) > dim + width:
                     dgate[:, dim + width :] = dcandidate
                 dmixed = torch.mm(dcandidate, hidden)
@@ -164,9 +179,10 @@ class _GatedOutput(torch.autograd.Function):
                 dreset = dmixed.mul_(attended[rows])
                 dgate[:, dim : dim + width] = torch.ops.aten.silu_backward(dreset, reset_before)
                 torch.mm(dgate, weight, out=dinput[rows])
-                dweight.addmm_(dgate.t(), gate_input[rows])
-                dbias += dgate.sum(0)
-        return dinput, dattended, dresidual, dweight, dbias, dhidden, dhidden_bias, None, None, None
+                _add_product(dweight, dgate, gate_input[rows])
+                dbias += dgate.sum(0, dtype=dbias.dtype)
+        sums = _cast(weight, dweight, dbias, dhidden, dhidden_bias)
+        return dinput, dattended, dresidual, *sums, None, None, None
 
 
 def gated_output(
@@ -182,7 +198,7 @@ def gated_output(
     """`gated_output_naive`, tile by tile: X', O, X (B, L, .) -> Y (B, L, D)."""
     if is_compiling():
         return gated_output_naive(gate_input, attended, residual, gates, hidden, activation, keep, scale)
-    rows = _flat(gate_input, attended, residual)
+    rows = (*_flat(gate_input, attended), residual.flatten(0, -2))
     keep = None if keep is None else keep.expand(residual.shape).flatten(0, -2)
     with without_autocast(residual):
         y = _GatedOutput.apply(*rows, *_cast(rows[0], *gates, *hidden), keep, scale, activation)

@@ -36,3 +36,13 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """float64 stays; everything else is computed in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def product_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype to multiply matrices of `dtype` in.
+
+    float16 becomes float32 where torch's products in it are slower (on the CPU, five to sixty times), and where a
+    compiler sees plain forms, which do not scale for float16's small range.
+    """
+    plain = dtype == torch.float16 and (device_type == "cpu" or is_compiling())
+    return torch.float32 if plain else dtype

@@ -1,0 +1,137 @@
+"""Scores, weights and products of attention: what all of its forms share."""
+
+import math
+from typing import Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.precision import at_least_float32
+
+ATTENTION_FUNCTIONS = ("softmax", "relu2", "laplace")
+LAPLACE_MEAN, LAPLACE_STD = 0.707107, 0.282095  # the released constants: sqrt(1/2) and sqrt(1/(4 pi)) to six digits
+
+MASKED = -1e30  # finite, so that a row without any key has no NaN in its gradient
+
+
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)^2 (eq. 16, Primer)."""
+    return torch.relu(x).square()
+
+
+def laplace(x: Tensor) -> Tensor:
+    """0.5 (1 + erf((x - mu) / (sigma sqrt 2))) (eq. 17): relu2 with bounded value and slope."""
+    return 0.5 * (1.0 + torch.erf((x - LAPLACE_MEAN) / (LAPLACE_STD * math.sqrt(2.0))))
+
+
+def _laplace_slope(x: Tensor) -> Tensor:
+    slope = ((x - LAPLACE_MEAN) / LAPLACE_STD).square_().mul_(-0.5).exp_()
+    return slope.mul_(1.0 / (LAPLACE_STD * math.sqrt(2.0 * math.pi)))
+
+
+def weights_of(scores: Tensor, function: str) -> Tensor:
+    if function == "softmax":
+        return torch.softmax(scores, -1)
+    return relu2(scores) if function == "relu2" else laplace(scores)
+
+
+def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: str) -> Tensor:
+    """From the gradient of the weights, which may be overwritten, to that of the scores."""
+    if function == "softmax":
+        return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+    if function == "relu2":
+        return grad.mul_(torch.relu(scores)).mul_(2.0)
+    return grad.mul_(_laplace_slope(scores))
+
+
+# ------------------------------------------------------------------------------------------------- temperature
+
+
+def temperature(
+    q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor]
+) -> Union[float, Tensor]:
+    """1 / tau: sqrt(z) for softmax, else the number of keys that each row sees; a number, or shaped to multiply q."""
+    queries, keys = q.size(1), k.size(1)
+    if function == "softmax":
+        return q.size(-1) ** -0.5
+    if causal:
+        seen = torch.arange(keys - queries + 1, keys + 1, device=q.device)
+        if key_padding is not None:
+            real = (~key_padding).cumsum(-1)[:, keys - queries :]  # (G, n)
+            seen = real.clamp_min(1)
+    elif key_padding is not None:
+        seen = (~key_padding).sum(-1, keepdim=True).clamp_min(1)  # (G, 1)
+    else:
+        return 1.0 / keys
+    return seen.to(at_least_float32(q.dtype)).reciprocal().unsqueeze(-1)
+
+
+def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) -> Tuple[Tensor, Optional[Tensor]]:
+    """q times `factor`, or, where half precision would lose digits, q times a part of it and the float32 rest.
+
+    The rest (broadcast to (G, n, 1)) multiplies the scores. Divided by thousands of keys, queries underflow in float16;
+    products with 1 / tau would be rounded in bfloat16. `apart=False` asks for no rest.
+    """
+    if q.dtype == at_least_float32(q.dtype):
+        return q * factor, None
+    if not apart:
+        return (q * factor).to(q.dtype), None
+    part = 2.0 ** -round(
+        math.log2(q.size(-1)) / 2
+    )  # about 1 / sqrt(z), so that scores fit float16; a power of 2: exact
+    rest = torch.as_tensor(factor / part, dtype=torch.float32, device=q.device)
+    return q * part, rest.expand(q.size(0), q.size(1), 1)
+
+
+# ---------------------------------------------------------------------------------------- functions of distance
+
+
+def bias_matrix(bias: Tensor, queries: int, keys: int) -> Tensor:
+    """The matrices that vectors over distances stand for: (..., n + m - 1) -> (..., n, m)."""
+    return bias.unfold(-1, keys, 1).flip(-2)[..., :queries, :]
+
+
+def bias_vector(grad: Tensor) -> Tensor:
+    """The transpose of `bias_matrix`, sums along diagonals: (..., n, m) -> (..., n + m - 1)."""
+    queries, keys = grad.shape[-2:]
+    skewed = F.pad(grad.flip(-2), (0, queries)).flatten(-2)[..., :-queries]
+    return skewed.unflatten(-1, (queries, keys + queries - 1)).sum(-2)
+
+
+# ------------------------------------------------------------------------------------------- padding and the future
+
+
+def visible_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tensor]) -> Optional[Tensor]:
+    """The keys that each query may see: (n, m), (G, 1, m) or (G, n, m) bool, or None for all."""
+    queries, keys = q.size(1), k.size(1)
+    visible = None
+    if causal:
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    if key_padding is not None:
+        real = ~key_padding.unsqueeze(1)
+        visible = real if visible is None else visible & real
+    return visible
+
+
+# ------------------------------------------------------------------------------------------- products in half precision
+
+
+def scaled_rows(x: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Optional[Tensor]]:
+    """x (G, n, m) in `dtype`, and what its rows were divided by (G, n, 1), in float32: only float16 needs that.
+
+    Rows with an L1 norm of 1 neither underflow there nor give products that overflow.
+    """
+    if dtype != torch.float16:
+        return x.to(dtype), None
+    size = torch.linalg.vector_norm(x, 1, -1, keepdim=True).clamp_min_(torch.finfo(x.dtype).tiny)
+    return (x / size).to(dtype), size
+
+
+def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
+    """weights (G, n, m), in float32 or better, times v (G, m, e) -> (G, n, e) in v's dtype."""
+    if v.dtype == weights.dtype:
+        return torch.bmm(weights, v)
+    rows, size = scaled_rows(weights, v.dtype)
+    out = torch.bmm(rows, v)
+    return out if size is None else (out * size).to(v.dtype)

@@ -1,0 +1,219 @@
+"""Attention in tiles of rows and of groups that fit the cache: `tiled_attention`.
+
+Backward computes a tile's scores again, so that nothing of size n x m outlives its tile. In half precision, products
+are in half precision and everything else is in float32: scores, weights, their gradients, and sums over tiles.
+"""
+
+from typing import Iterator, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.attention_scores import (
+    MASKED,
+    bias_matrix,
+    bias_vector,
+    scaled_rows,
+    weights_backward,
+    weights_of,
+)
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
+
+TILE = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
+TILE_GPU = 1 << 26
+
+
+class _Tile(NamedTuple):
+    groups: slice
+    rows: slice
+    keys: slice
+    heads: slice  # of the vectors over distances; the tile's groups are a whole number of times these heads
+
+
+class _Inputs(NamedTuple):
+    """What a tile's weights depend on; optional ones as in `attention_naive`."""
+
+    q: Tensor
+    k: Tensor
+    bias: Optional[Tensor]  # (H, n + m - 1)
+    multiplier: Optional[Tensor]  # (H, n + m - 1)
+    key_padding: Optional[Tensor]
+    keep: Optional[Tensor]
+    rest: Optional[Tensor]  # (G, n, 1)
+
+
+def tiled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    function: str,
+    causal: bool = False,
+    bias: Optional[Tensor] = None,
+    key_padding: Optional[Tensor] = None,
+    keep: Optional[Tensor] = None,
+    scale: float = 1.0,
+    multiplier: Optional[Tensor] = None,
+    rest: Optional[Tensor] = None,
+) -> Tensor:
+    """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
+    return _Tiled.apply(q, k, v, bias, multiplier, key_padding, keep, rest, scale, function, causal)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias, multiplier, key_padding, keep, rest, scale, function, causal):
+        inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest)
+        out = v.new_empty(q.size(0), q.size(1), v.size(2))
+        for tile in _tiles(inputs, causal):
+            _, weights = _tile_weights(inputs, function, causal, tile)
+            if multiplier is not None:
+                _by_head(weights, tile).mul_(_matrices(multiplier, inputs, tile))
+            if keep is not None:
+                weights.mul_(keep[tile[:3]]).mul_(scale)
+            _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
+        ctx.save_for_backward(v, *inputs)
+        ctx.scale, ctx.function, ctx.causal = scale, function, causal
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        v, inputs = ctx.saved_tensors[0], _Inputs(*ctx.saved_tensors[1:])
+        q, k, bias, multiplier, _, keep, rest = inputs
+        dq = torch.empty_like(q)
+        dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
+        dbias, dmultiplier = (
+            None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (bias, multiplier)
+        )
+        with without_autocast(q):
+            for tile in _tiles(inputs, ctx.causal):
+                groups, rows, keys, _ = tile
+                # The first tile of a group reaches every key and so starts the sums of dk and dv.
+                first = rows.stop == q.size(1)
+                scores, weights = _tile_weights(inputs, ctx.function, ctx.causal, tile)
+                grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
+                kept = weights
+                if keep is not None:
+                    grad.mul_(keep[tile[:3]]).mul_(ctx.scale)
+                if multiplier is not None:
+                    _add_vectors(dmultiplier, grad * weights, inputs, tile)
+                    matrices = _matrices(multiplier, inputs, tile)
+                    kept = (_by_head(weights, tile) * matrices).view_as(weights)
+                    _by_head(grad, tile).mul_(matrices)
+                if keep is not None:
+                    kept = kept * keep[tile[:3]] * ctx.scale
+                _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
+                dscores = weights_backward(grad, scores, weights, ctx.function)
+                if bias is not None:
+                    _add_vectors(dbias, dscores, inputs, tile)
+                if rest is not None:
+                    dscores.mul_(rest[groups, rows])
+                _multiply(dscores, k[groups, keys], dq[groups, rows])
+                _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
+        dk, dv = dk.to(k.dtype), dv.to(v.dtype)
+        dbias, dmultiplier = (
+            None if t is None else d.to(t.dtype) for t, d in ((bias, dbias), (multiplier, dmultiplier))
+        )
+        return dq, dk, dv, dbias, dmultiplier, None, None, None, None, None, None
+
+
+def tile_size(x: Tensor) -> int:
+    return TILE if x.device.type == "cpu" else TILE_GPU
+
+
+def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
+    """Tiles that cover the scores, the last rows of a group first."""
+    (groups, queries, _), keys = inputs.q.shape, inputs.k.size(1)
+    heads = max(1 if t is None else t.size(0) for t in (inputs.bias, inputs.multiplier))
+    rows = min(queries, max(1, tile_size(inputs.q) // keys), 256)
+    together = max(1, tile_size(inputs.q) // (rows * keys))
+    if together >= heads:
+        together -= together % heads
+    else:
+        together = max(count for count in range(1, together + 1) if heads % count == 0)
+    for g in range(0, groups, together):
+        head = slice(g % heads, g % heads + min(together, heads))
+        for end in range(queries, 0, -rows):
+            reach = keys - queries + end if causal else keys
+            yield _Tile(slice(g, min(g + together, groups)), slice(max(0, end - rows), end), slice(0, reach), head)
+
+
+def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> Tuple[Tensor, Tensor]:
+    """Scores and f(scores), (G', T, keys) each."""
+    q, k, bias, _, key_padding, _, rest = inputs
+    groups, rows, keys, _ = tile
+    scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(at_least_float32(q.dtype))
+    if rest is not None:
+        scores.mul_(rest[groups, rows])
+    count = rows.stop - rows.start
+    if bias is not None:
+        _by_head(scores, tile).add_(_matrices(bias, inputs, tile))
+    if causal and count > 1:  # only the last `count` keys can lie in a row's future
+        future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
+        scores[..., keys.stop - count :].masked_fill_(future, MASKED)
+    if key_padding is not None:
+        padding = key_padding[groups, None, keys]
+        scores.masked_fill_(padding, MASKED)
+    weights = weights_of(scores, function)
+    if key_padding is not None:
+        weights.masked_fill_(padding, 0.0)
+        if causal and count > 1:  # a padded row sees nothing, not evenly its future
+            weights[..., keys.stop - count :].masked_fill_(future, 0.0)
+    return scores, weights
+
+
+# --------------------------------------------------------------------------------------- vectors over distances
+
+
+def _by_head(x: Tensor, tile: _Tile) -> Tensor:
+    """(G', T, keys) -> (G' / H', H', T, keys)."""
+    return x.view(-1, tile.heads.stop - tile.heads.start, *x.shape[1:])
+
+
+def _distances(inputs: _Inputs, tile: _Tile) -> slice:
+    """The part of n + m - 1 distances that occurs in a tile."""
+    low = inputs.q.size(1) - tile.rows.stop
+    return slice(low, low + tile.rows.stop - tile.rows.start + tile.keys.stop - 1)
+
+
+def _matrices(vectors: Tensor, inputs: _Inputs, tile: _Tile) -> Tensor:
+    """(H, n + m - 1) -> (H', T, keys)."""
+    count = tile.rows.stop - tile.rows.start
+    return bias_matrix(vectors[tile.heads, _distances(inputs, tile)], count, tile.keys.stop)
+
+
+def _add_vectors(target: Tensor, grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
+    """The transpose of `_matrices`: grad (G', T, keys) into target (H, n + m - 1)."""
+    target[tile.heads, _distances(inputs, tile)] += bias_vector(_by_head(grad, tile).sum(0))
+
+
+# --------------------------------------------------------------------------------------- products
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """a @ b in b's dtype."""
+    rows, size = scaled_rows(a, b.dtype)
+    if size is None:
+        torch.bmm(rows, b, out=out)
+    else:
+        torch.mul(torch.bmm(rows, b), size, out=out)
+
+
+def _add_transposed(target: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """a^T @ b in b's dtype, into target in float32 or better."""
+    if target.dtype == b.dtype:
+        if first:
+            torch.bmm(a.transpose(1, 2), b, out=target)
+        else:
+            target.baddbmm_(a.transpose(1, 2), b)
+        return
+    rows, size = scaled_rows(a, b.dtype)
+    largest = None
+    if size is not None:  # what the rows of a were divided by multiplies those of b, which are to keep their size
+        b = b * size
+        largest = b.abs().amax((1, 2), keepdim=True).clamp_min_(torch.finfo(b.dtype).tiny)
+        b = (b / largest).to(rows.dtype)
+    product = torch.bmm(rows.transpose(1, 2), b).to(target.dtype)
+    if largest is not None:
+        product *= largest
+    target.copy_(product) if first else target.add_(product)

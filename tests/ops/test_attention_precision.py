@@ -1,0 +1,105 @@
+"""Attention in half precision: errors of outputs and gradients against float64 of the same inputs."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops import attention as ops
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention
+from tests.ops.helpers import noise, relative_error, with_gradients
+
+HALF = [torch.float16, torch.bfloat16]
+WIDTH = 8
+
+
+def tensors(queries, keys, values, bias=True, seed=0):
+    """Numbers that both kinds of half precision hold."""
+    given = {
+        "q": noise(1, queries, WIDTH, seed=seed),
+        "k": noise(1, keys, WIDTH, seed=seed + 1),
+        "v": noise(1, keys, values, seed=seed + 2),
+    }
+    if bias:
+        given["bias"] = noise(queries + keys - 1, seed=seed + 3) * 0.1
+    return {name: t.bfloat16() for name, t in given.items()}
+
+
+def in_dtype(given, dtype):
+    return {name: t.detach().to(dtype).requires_grad_() for name, t in given.items()}
+
+
+def chosen(function, causal):
+    def attend(q, k, v, bias=None):
+        return attention(q, k, v, function, causal, bias)
+
+    return attend
+
+
+CASES = [(False, False), (True, False), (True, True)]
+NAMES = ["all", "causal", "causal, bias"]
+
+
+@pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(function, causal, bias):
+    given = tensors(8192, 8192, WIDTH + 4, bias)
+    truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
+    for dtype in HALF:
+        results = with_gradients(chosen(function, causal), in_dtype(given, dtype))
+        late = results["output 0"][:, -1024:]  # of a causal relu2, a millionth of the first outputs
+        assert relative_error(late, truth["output 0"][:, -1024:]) < 0.01, dtype
+        for name, expected in truth.items():
+            assert results[name].dtype == dtype
+            assert relative_error(results[name], expected) < 0.01, (dtype, name)
+
+
+@pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_products_in_float16_do_not_underflow(monkeypatch, function, causal, bias):
+    """On the CPU, float16 is multiplied in float32: this is how a GPU multiplies it."""
+    given = tensors(600, 2048, WIDTH + 4, bias)
+    truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
+    monkeypatch.setattr(ops, "product_dtype", lambda device_type, dtype: dtype)
+    results = with_gradients(chosen(function, causal), in_dtype(given, torch.float16))
+    for name, expected in truth.items():
+        assert relative_error(results[name], expected) < 0.01, name
+
+
+@torch.no_grad()
+def test_weights_in_float16_do_not_overflow(monkeypatch):
+    """relu2 of a score of 300 is more than float16 holds; weighted values may well fit."""
+    given = tensors(5, 9, WIDTH + 4)
+    given["v"], given["bias"] = given["v"] / 1000, given["bias"] + 300
+    expected = chosen("relu2", True)(**in_dtype(given, torch.float64))
+    for _ in range(2):
+        assert relative_error(chosen("relu2", True)(**in_dtype(given, torch.float16)), expected) < 0.01
+        monkeypatch.setattr(ops, "product_dtype", lambda device_type, dtype: dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+@torch.no_grad()
+def test_one_position_is_right_within_a_percent_over_8192_keys(monkeypatch, function, dtype):
+    given = tensors(1, 8192, 64, bias=False)
+    expected = chosen(function, False)(**in_dtype(given, torch.float64))
+    for _ in range(2):
+        assert relative_error(chosen(function, False)(**in_dtype(given, dtype)), expected) < 0.01
+        monkeypatch.setattr(ops, "product_dtype", lambda device_type, dtype: dtype)
+
+
+@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+def test_autocast_runs_attention_in_half_precision_and_returns_float32_gradients(function):
+    inputs = in_dtype(tensors(17, 17, WIDTH, bias=False), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = chosen(function, True)(**inputs)
+    assert y.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(y.float().square().sum(), list(inputs.values()))
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("values", [WIDTH + 4, WIDTH], ids=["tiled", "fused"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_softmax_survives_scores_far_beyond_the_range_of_exp(causal, values):
+    given = {name: t * 100 for name, t in tensors(17, 17, values).items()}
+    results = with_gradients(chosen("softmax", causal), in_dtype(given, torch.float32))
+    assert all(value.isfinite().all() for value in results.values())
+    assert results["output 0"].abs().max() <= given["v"].abs().max() * 1.001
