@@ -60,11 +60,10 @@ def weigh_at_one_position(
     function: str,
     key_padding: Optional[Tensor] = None,
 ) -> Tensor:
-    """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m)."""
+    """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m), for `weighted_sum`."""
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
     bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
-    weights = weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)
-    return weights.to(q.dtype)
+    return weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)
 
 
 class TabledBias:

@@ -19,6 +19,7 @@ from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.gating import activated_linear, gated_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
@@ -189,7 +190,7 @@ class GatedCrossAttention(nn.Module):
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
             weights = weigh_at_one_position(beams, keys, self.position_bias, first, c.attention, padding)
-            return torch.bmm(weights, values).reshape(targets, 1, -1)
+            return weighted_sum(weights, values).reshape(targets, 1, -1)
         keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
 
@@ -253,7 +254,7 @@ class CrossAttentionStep:
     def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
         """(S, n, m) times (S, m, d); the values of long sources are packed, again when there are others."""
         if values.size(1) < LONG_SOURCE or not packing_runs(values):
-            return torch.bmm(weights, values)
+            return weighted_sum(weights, values)
         if self.values is not values:
             self.values, self.products = values, [ready_linear(of_sentence.t()) for of_sentence in values]
         return torch.stack([product(rows) for product, rows in zip(self.products, weights)])

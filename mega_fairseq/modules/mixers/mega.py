@@ -15,6 +15,7 @@ from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep, Sha
 from mega_fairseq.modules.position_bias import POSITION_BIASES
 from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.ema import ema, ema_window_step, window_taps
@@ -204,7 +205,7 @@ class GatedAttentionStep(MixerStep):
         weights = weigh_at_one_position(
             queries.unsqueeze(1), cache.keys, self.position_bias, cache.keys.size(1) - 1, c.attention
         )
-        attended = torch.bmm(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
+        attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
         hidden = self.hidden(F.silu(reset) * attended)
         y = torch.lerp(residual, self.activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
         if cache.keys.size(1) == c.chunk_size:  # the chunk is finished: later tokens do not look into it
