@@ -14,7 +14,7 @@ from mega_fairseq.modules.checks import (
 )
 from mega_fairseq.modules.config import check_positive
 from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients
-from mega_fairseq.ops.padding import Alignment
+from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -57,15 +57,15 @@ class DampedEMA(nn.Module):
         return ema_coefficients(*(p[direction] for p in (self.alpha, self.delta, self.beta, self.eta)))
 
     def forward(
-        self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Tensor] = None
+        self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         check_sequence("x", x, self.dim, self.omega)
         check_state_type(state, Tensor)
         check_padding_mask(padding_mask, x)
-        if padding_mask is None:
-            return self.aligned(x, state)
-        align = Alignment.of(padding_mask)
-        out = self.aligned(align.front(x), state, align.lengths)
+        x, align, _ = to_front(x, padding_mask)
+        out = self.aligned(x, state, None if align is None else align.lengths)
+        if align is None:
+            return out
         return align.back(out) if self.bidirectional else (align.back(out[0]), out[1])
 
     def aligned(

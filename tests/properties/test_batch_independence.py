@@ -12,6 +12,7 @@ from mega_fairseq.modules import (
     MovingAverageGatedAttention,
     SequenceNorm,
 )
+from mega_fairseq.ops.padding import Alignment
 from tests.properties.contracts import (
     Layer,
     assert_close,
@@ -46,6 +47,18 @@ def test_a_sequence_alone_and_in_any_padded_batch_is_the_same(kind, data, counts
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     tails = random_input(seed + 9, len(counts), 3, DIM) if kind in CAUSAL else None
     check_batch_independence(recipe.layer(len(counts)), rows, mask, tails)
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@given(data=st.data(), counts=row_lengths, seed=seeds)
+def test_every_layer_takes_the_alignment_of_a_batch_in_place_of_its_mask(kind, data, counts, seed):
+    recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
+    layer, x = recipe.layer(len(counts)), random_input(seed, *mask.shape, DIM)
+    y, _ = layer.step(x, layer.start(), mask)
+    align = Alignment.of(mask, crop=True)
+    front = align.front(x.masked_fill(mask.unsqueeze(-1), 0.0))
+    aligned, _ = layer.step(front, layer.start(), align.done())
+    assert_close(align.back(aligned), y, "aligned")
 
 
 @pytest.mark.parametrize("in_block", [False, True], ids=["cross_attention", "decoder_block"])
