@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from mega_fairseq.modules import (
     POSITION_BIASES,
@@ -15,7 +14,6 @@ from mega_fairseq.modules import (
     MegaBlock,
 )
 from mega_fairseq.modules.cross_attention import LONG_SOURCE
-from mega_fairseq.ops.linear import packing_runs, ready_linear
 from tests.properties.contracts import leaves
 
 DIM, SHARED, SOURCES, BEAMS, LENGTH = 16, 8, 3, 2, 13
@@ -122,18 +120,3 @@ def test_a_step_reads_the_weights_when_it_is_made():
     made.mixer.values.weight.mul_(2.0)
     changed, _ = made(x[:, :1], state)
     torch.testing.assert_close(made.step()(x[:, :1], state)[0], changed, **CLOSE)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_ready_projection_is_the_projection(rows, dtype):
-    weight, bias, x = (torch.randn(*shape).to(dtype) for shape in ((30, 16), (30,), (rows, 16)))
-    for b in (bias, None):
-        torch.testing.assert_close(ready_linear(weight, b)(x), F.linear(x, weight, b))
-    transposed = weight.t().contiguous().t()
-    torch.testing.assert_close(ready_linear(transposed)(x), F.linear(x, weight))
-
-
-def test_packed_products_run_where_onednn_is():
-    assert packing_runs(torch.randn(3, 4)) == torch.backends.mkldnn.is_available()
-    assert not packing_runs(torch.randn(3, 4).double())

@@ -1,9 +1,9 @@
-"""Projections that are made ready once and used many times, for a few rows at a time: what decoding does.
+"""Projections that are prepared once and used many times on a few rows each, as in decoding.
 
 A step of beam search multiplies every weight of the model with a handful of rows. On the CPU the usual product then
-spends two to four times what reading the weights takes; oneDNN does it in one pass over weights that are laid out for
-it. Laying them out costs about as much as ten such products and a copy, so it is done for a generation, by whoever
-runs it, and thrown away with it: nothing of it is kept where changed weights could leave it stale.
+takes two to four times as long as reading the weights; oneDNN's takes as long as reading weights that are packed for
+it. Packing costs about as much as ten such products, and a copy. It is therefore done for one generation at a time,
+and the packed weights are thrown away afterwards, so that they cannot go stale.
 """
 
 from typing import Callable, Optional
@@ -17,17 +17,28 @@ Projection = Callable[[Tensor], Tensor]  # (R, in) -> (R, out)
 
 def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
     """x -> x W^T + b without gradients, in the form that is fastest here for a few rows x."""
-    if not packing_runs(weight):
-        return lambda x: F.linear(x, weight, bias)
+    return _packed_linear(weight, bias) if packing_runs(weight) else lambda x: F.linear(x, weight, bias)
+
+
+def packing_runs(weight: Tensor) -> bool:
+    """Whether oneDNN's packed products can be used for this weight."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and PACKING_WORKS
+
+
+def _packed_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-def packing_runs(weight: Tensor) -> bool:
-    """Whether oneDNN's packed products are there for this weight."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+def _packing_works() -> bool:
+    """Whether this torch has the operators that `_packed_linear` calls, with these arguments: they are private."""
+    options = {"device": "cpu", "dtype": torch.float32}
+    x, weight, bias = torch.ones(1, 2, **options), torch.eye(2, **options), torch.ones(2, **options)
+    try:
+        products = [_packed_linear(weight, b)(x) for b in (bias, None)]
+    except (AttributeError, RuntimeError, TypeError):  # missing, not built in, or changed
+        return False
+    return torch.equal(products[0], x + 1) and torch.equal(products[1], x)
+
+
+PACKING_WORKS = _packing_works()  # tried on import, where no mode of torch that traces tensors is active

@@ -1,0 +1,53 @@
+"""Projections that are prepared for a few rows equal plain ones, with and without oneDNN's packed products."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_fairseq.ops import linear as ops
+from mega_fairseq.ops.linear import packing_runs, ready_linear
+
+PRIVATE = ["_reorder_linear_weight", "_linear_pointwise"]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_ready_projection_is_the_projection(monkeypatch, packing, dtype, rows):
+    monkeypatch.setattr(ops, "PACKING_WORKS", packing and ops.PACKING_WORKS)
+    weight, bias, x = (torch.randn(*shape).to(dtype) for shape in ((30, 16), (30,), (rows, 16)))
+    for b in (bias, None):
+        torch.testing.assert_close(ready_linear(weight, b)(x), F.linear(x, weight, b))
+    transposed = weight.t().contiguous().t()
+    torch.testing.assert_close(ready_linear(transposed)(x), F.linear(x, weight))
+
+
+def test_packed_products_are_used_for_float32_where_onednn_is():
+    assert packing_runs(torch.randn(3, 4)) == torch.backends.mkldnn.is_available()
+    assert not packing_runs(torch.randn(3, 4).double())
+
+
+@pytest.mark.parametrize("missing", PRIVATE)
+def test_packing_is_not_used_where_an_operator_that_it_calls_is_missing(monkeypatch, missing):
+    class Operators:
+        pass
+
+    left = Operators()
+    for name in PRIVATE:
+        if name != missing:
+            setattr(left, name, getattr(torch.ops.mkldnn, name))
+    monkeypatch.setattr(torch.ops, "mkldnn", left)
+    assert not ops._packing_works()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not built with oneDNN"), TypeError("other arguments")], ids=repr)
+def test_packing_is_not_used_where_an_operator_that_it_calls_refuses(monkeypatch, error):
+    class Operators:
+        _reorder_linear_weight = staticmethod(lambda weight: weight)
+
+        @staticmethod
+        def _linear_pointwise(*arguments):
+            raise error
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Operators)
+    assert not ops._packing_works()
