@@ -220,12 +220,12 @@ def free_port() -> int:
 
 
 def start_two_processes(
-    *arguments: Any, faults: Tuple[Optional[Callable[[], None]], ...] = (None, None)
+    *arguments: Any, command: str = "train", faults: Tuple[Optional[Callable[[], None]], ...] = (None, None)
 ) -> List[Running]:
-    """Start fairseq-train in two processes on CPUs."""
+    """Start a command of fairseq in two processes on CPUs."""
     together = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
     return [
-        Running("train", *arguments, *together, "--distributed-rank", rank, fault=fault)
+        Running(command, *arguments, *together, "--distributed-rank", rank, fault=fault)
         for rank, fault in enumerate(faults)
     ]
 

@@ -1,6 +1,7 @@
 """Training in two processes on CPUs: the steps of one, the same when resumed, and an end when one is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sysconfig
@@ -47,8 +48,9 @@ WORDS = {
         *PLUGIN, *MEGA, *(word for word in TRAINING if word != "--no-epoch-checkpoints"), "--dropout=0",
         "--max-tokens=600", "--max-tokens-valid=50", "--update-epoch-batch-itr=True",
     ],
-    # Three streams to validate on, one at a time; and a single one, so that one of the processes has none.
+    # Three streams to validate on, one at a time, so that one of the processes has none in the second round.
     "softmax": [*TEXT, *LM_HEADS["softmax"], "--valid-block=splits:3", "--batch-size-valid=1"],
+    # By default as many streams as processes.
     "adaptive": [*TEXT, *LM_HEADS["adaptive"], "--adaptive-softmax-dropout=0"],
 }  # fmt: skip
 
@@ -78,15 +80,16 @@ def task(request, folders):
 def two(task, tmp_path_factory):
     """A training in two processes, with its folder and what it left there."""
     folder = tmp_path_factory.mktemp("two")
-    train_in_two_processes(*task.words, "--save-dir", folder)
-    return SimpleNamespace(folder=folder, course=course(folder))
+    said = train_in_two_processes(*task.words, "--save-dir", folder)
+    return SimpleNamespace(folder=folder, course=course(folder), said=said)
 
 
 @pytest.fixture(scope="session")
 def one(task, tmp_path_factory):
-    """What a training in one process leaves, with two batches in each update."""
+    """What a training in one process leaves, with two batches in each update and the same streams to validate on."""
     folder = tmp_path_factory.mktemp("one")
-    fairseq("train", *task.words, "--update-freq=2", "--save-dir", folder)
+    streams = ["--valid-block=splits:2"] if task.name == "adaptive" else []
+    fairseq("train", *task.words, *streams, "--update-freq=2", "--save-dir", folder)
     return course(folder)
 
 
@@ -143,6 +146,22 @@ def test_two_processes_validate_on_each_token_once(task, two, one):
             assert found[name][0] / found[name][1] == pytest.approx(expected[name][0] / expected[name][1], abs=1e-5)
         for name in ("wpb", "bsz"):
             assert found[name][0] == expected[name][0]
+    default = "valid is read as 2 streams, one per process, each without context from the one before"
+    assert two.said.count(default) == (task.name == "adaptive")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["softmax"], indirect=True)
+def test_each_process_evaluates_a_stream_of_its_own_and_says_that_nothing_combines_them(task, two):
+    path = ["--path", two.folder / "checkpoint_last.pt", "--gen-subset=valid"]
+    both = start_two_processes(task.words[0], *LM, *path, command="eval-lm")
+    ends = [process.wait() for process in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    half = task.valid.stat().st_size // 2 // 2
+    (tokens,) = re.findall(r"Evaluated ([\d,]+) tokens", ends[0][1])  # fairseq logs results of the first only
+    assert abs(int(tokens.replace(",", "")) - half) <= 1
+    for _, said in ends:
+        assert "fairseq-eval-lm does not combine processes or shards: each of the 2 reports" in said
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ def test_a_split_that_is_missing_is_named(language_model, translation, command, 
         assert heard.splitlines()[-1].startswith(said.format(data, split))
 
 
-MISMATCH = r"\.bin has [\d,]+ tokens and .*\.idx speaks of [\d,]+: one of them is damaged; run fairseq-preprocess"
-NO_INDEX = r"\.idx is damaged or of another program; run fairseq-preprocess"
+MISMATCH = r"\.bin has [\d,]+ tokens and .*\.idx lists [\d,]+: one of them is damaged; run fairseq-preprocess"
+NO_INDEX = r"\.idx is damaged or not fairseq's; run fairseq-preprocess"
 damaged = pytest.mark.parametrize(
     ("kind", "harm", "said"),
     [("bin", "empty", MISMATCH), ("bin", "half", MISMATCH), ("idx", "empty", NO_INDEX), ("idx", "half", NO_INDEX)],
@@ -174,7 +174,7 @@ def test_a_text_of_no_line_is_refused(language_model, split, tmp_path):
     fairseq("preprocess", *known, *words)
     line = failure("train", tmp_path, *LANGUAGE_MODEL, "--save-dir", tmp_path)
     assert line == (
-        f"ValueError: {tmp_path}/{split}.bin holds no token; check the text that fairseq-preprocess was given"
+        f"ValueError: {tmp_path}/{split}.bin holds no tokens; check the text that fairseq-preprocess was given"
     )
 
 
@@ -245,7 +245,7 @@ def test_no_training_starts_from_a_checkpoint_of_another_dictionary(language_mod
 
 def test_a_sweep_refuses_types_beyond_the_dictionary(language_model, tmp_path, capsys):
     line = sweep(language_model, with_types(language_model.data, tmp_path, -9), tmp_path, capsys)
-    assert re.search(r"/test.bin has type \d+ and dict.txt only \d+ types: they are of different data; run", line)
+    assert re.search(r"/test.bin has type \d+ and dict.txt only \d+ types: they do not belong together; run", line)
 
 
 # ------------------------------------------------------------------------------------------------ tiny and huge

@@ -151,7 +151,7 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         (["--attention-dropout=nan"], "--attention-dropout is nan; it must be a probability"),
         (["--adaptive-input-factor=nan"], "--adaptive-input-factor is nan; it must be a number of at least 1"),
         (["--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
-        (["--tokens-per-sample=-1"], "--tokens-per-sample less --context-window is -1; give a number of tokens"),
+        (["--tokens-per-sample=-1"], "--tokens-per-sample minus --context-window is -1; give a number of tokens"),
         (["--valid-block=size:0"], "--valid-block is 'size:0'; give splits:K"),
         # numbers that do not go together
         (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5 and --variant-block-multiple-max 4"),
@@ -165,8 +165,8 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         # heads, embeddings and criteria that do not go together
         ([*ADAPTIVE, "--share-decoder-input-output-embed"], "ties one table of one width; leave out --adaptive-input"),
         (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
-        ([*ADAPTIVE, "--criterion=cross_entropy"], "--criterion cross_entropy asks for the probability of every type"),
-        (["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"], "--criterion adaptive_loss is for an adaptive"),
+        ([*ADAPTIVE, "--criterion=cross_entropy"], "--criterion cross_entropy needs the probability of every type"),
+        (["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"], "--criterion adaptive_loss needs an adaptive"),
         (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
         (["--decoder-embed-path={}/empty"], "/empty, which holds no header and lines of words and numbers"),
         (["--decoder-embed-path={}/foreign"], "/foreign, which knows no type of the dictionary; give a file of the"),

@@ -329,4 +329,4 @@ def test_a_training_is_not_started_from_another_model(training, foreign, option,
 
 def test_a_translation_model_is_not_evaluated_as_a_language_model(language_model, foreign):
     line = failure("eval-lm", language_model.data, *LM, "--path", foreign)
-    assert "--task mega_language_modeling carries a state through streams, which TransformerModel has not" in line
+    assert "--task mega_language_modeling carries state through streams, which TransformerModel cannot do" in line

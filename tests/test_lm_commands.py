@@ -91,7 +91,7 @@ def test_what_is_trained_on_is_cut_into_segments_whatever_its_name(text):
     tokens = [record["wpb"] for record in records(said, "train_inner")]
     assert max(tokens) <= 256 < size  # --max-tokens
     assert sum(tokens) >= size  # at least an epoch
-    warning = "valid is both trained on and validated with: its validation is of segments"
+    warning = "valid is used for both training and validation: validation reads it as independent segments"
     assert said.count(warning) == 1
     assert warning not in train(text, "softmax", "--train-subset=valid", "--valid-subset=test", updates=1)
 
@@ -136,7 +136,7 @@ def test_a_stock_criterion_trains_the_adaptive_softmax(text):
     assert losses(stock) == pytest.approx(losses(ours), abs=6e-4)
 
 
-@pytest.mark.parametrize("metric", ["ppl", "bpc"])
+@pytest.mark.parametrize("metric", ["ppl", "bits_per_token"])
 def test_the_best_checkpoint_may_be_chosen_by(text, metric, tmp_path):
     words = ["--lr=0.3", "--save-interval-updates=2", f"--best-checkpoint-metric={metric}"]  # up and down
     said = train(text, "softmax", *words, updates=6, save_dir=tmp_path)
@@ -148,8 +148,8 @@ def test_the_best_checkpoint_may_be_chosen_by(text, metric, tmp_path):
 def test_bits_are_bits_per_token_and_perplexity_is_theirs(trained):
     for source, prefix in (("train_inner", ""), ("valid", "valid_")):
         for record in records(trained.said, source):
-            assert record[f"{prefix}loss"] == record[f"{prefix}bpc"]
-            assert record[f"{prefix}ppl"] == pytest.approx(2 ** record[f"{prefix}bpc"], rel=2e-3)
+            assert record[f"{prefix}loss"] == record[f"{prefix}bits_per_token"]
+            assert record[f"{prefix}ppl"] == pytest.approx(2 ** record[f"{prefix}bits_per_token"], rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_streams_have_one_loss_in_any_batch(text, trained, whole, block):
 def test_streams_that_go_on_over_the_ends_of_documents_are_spoken_of(text, documents, block, warned, caplog):
     options = {"data": str(text), "documents": documents, "valid_block": block}
     MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig(**options)).load_dataset("test")
-    over = [message for message in caplog.messages if "go on over the ends of its documents" in message]
+    over = [message for message in caplog.messages if "cross document boundaries" in message]
     assert over == [message for message in caplog.messages if "--valid-block" in message]
     assert len(over) == warned
 
@@ -284,7 +284,7 @@ def test_the_stock_task_evaluates_our_model_too(text, trained, whole):
         (["--context-window=10"], "--context-window"),
         (["--context-window=10", "--tokens-per-sample=64"], "ValueError: --context-window is for models without"),
         (["--gen-subset=tset"], r"FileNotFoundError: there is no .*tset.bin and .*tset.idx; give the folder"),
-        (["--gen-subset=empty"], r"ValueError: .*empty.bin holds no token; check the text"),
+        (["--gen-subset=empty"], r"ValueError: .*empty.bin holds no tokens; check the text"),
         (["--valid-block=splits:100000"], r"ValueError: --valid-block is 'splits:100000' and the split has only"),
         (["--valid-block=lines"], r"ValueError: --valid-block is 'lines'; give splits:K"),
         (["--documents=page"], r"fairseq-eval-lm: error: argument --documents: invalid choice"),
@@ -311,12 +311,12 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence(text, trained, opti
         (["--variant-block-multiple-min=5"], "ValueError: --variant-block-multiple-min is 5 and"),
         (
             ["--decoder-chunk-size=-1"],
-            "ValueError: segments have no chunk to be multiples of: --decoder-chunk-size is -1",
+            "ValueError: training segments are multiples of a chunk and --decoder-chunk-size is -1",
         ),
         (["--piece-tokens=0"], "ValueError: --piece-tokens is 0"),
         (
             ["--arch=lstm_lm", "--criterion=cross_entropy"],
-            "which LSTMLanguageModel has not; choose an --arch that starts",
+            "which LSTMLanguageModel cannot do; choose an --arch that starts",
         ),
     ],
     ids=str,

@@ -93,7 +93,7 @@ def refusal(*arguments, **options):
 
 
 def test_a_split_without_a_token_is_refused(folder):
-    assert "valid.bin holds no token; check the text" in refusal(folder, "valid")
+    assert "valid.bin holds no tokens; check the text" in refusal(folder, "valid")
 
 
 def test_a_split_that_is_missing_is_refused_with_its_name(folder):
@@ -109,7 +109,7 @@ def test_a_dictionary_of_other_data_is_refused(folder, tmp_path):
 def test_a_word_that_stands_for_no_token_is_refused(tmp_path):
     text = write(tmp_path / "text", ["a b", "c <pad> d"])
     fairseq("preprocess", "--only-source", "--trainpref", text, "--destdir", tmp_path / "bin")
-    assert "holds <pad>, which fairseq takes for no token at all; take that word out" in refusal(tmp_path / "bin")
+    assert "holds <pad>, which fairseq uses for padding; remove that word" in refusal(tmp_path / "bin")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 11, -1, -2])
@@ -372,16 +372,30 @@ def test_batches_hold_each_stream_once_within_the_limits(made, max_tokens, rows)
             assert len(batch) * dataset.sizes[batch].max() <= max_tokens
 
 
-def test_a_process_without_streams_gets_an_empty_batch():
-    dataset = StreamDataset(in_memory([20]), np.array([0, 10, 20]), PAD, EOS)
-    seen = []
-    for shard in range(3):
-        options = {"num_shards": 3, "shard_id": shard, "max_sentences": 1}
-        found = list(task().eval_lm_dataloader(dataset, batch_size=1, num_shards=3, shard_id=shard))
-        assert len(found) == len(epoch(dataset, **options)) == 1
-        seen += [batch["id"].tolist() if batch else [] for batch in found]
-    assert seen == [[0], [1], []]
+@pytest.mark.parametrize(
+    ("shards", "limits", "expected"),
+    [
+        (1, {}, [[[0, 1, 2, 3, 4]]]),
+        (2, {}, [[[0, 1, 2]], [[3, 4]]]),
+        (2, {"max_sentences": 2}, [[[0, 1], [4]], [[2, 3], []]]),
+        (2, {"max_tokens": 4}, [[[0], [2], [4]], [[1], [3], []]]),
+        (5, {}, [[[0]], [[1]], [[2]], [[3]], [[4]]]),
+        (6, {}, [[[0]], [[1]], [[2]], [[3]], [[4]], [[]]]),
+    ],
+)
+def test_streams_are_spread_over_all_processes(shards, limits, expected):
+    dataset = StreamDataset(in_memory([20]), np.arange(0, 21, 4), PAD, EOS)
+    for shard, batches in enumerate(expected):
+        found = task().get_batch_iterator(dataset, num_shards=shards, shard_id=shard, **limits)
+        numbers = [batch["id"].tolist() if batch else [] for batch in found.next_epoch_itr(shuffle=False)]
+        assert numbers == batches
     assert dataset.collater([]) == dataset.for_scoring().collater([]) == {}
+
+
+def test_an_evaluation_of_fewer_streams_than_processes_is_refused():
+    dataset = StreamDataset(in_memory([20]), np.array([0, 10, 20]), PAD, EOS)
+    with pytest.raises(ValueError, match="there are 2 streams for 3 processes or shards; give --valid-block splits:K"):
+        task().eval_lm_dataloader(dataset, num_shards=3, shard_id=0)
 
 
 def test_only_a_scorer_hands_targets_to_the_model():
@@ -411,7 +425,7 @@ def test_a_stream_beyond_what_the_model_can_take_is_refused():
     [
         ({"variant_block_multiple_min": 0}, "--variant-block-multiple-min is 0"),
         ({"variant_block_multiple_min": 3, "variant_block_multiple_max": 2}, "--variant-block-multiple-max 2"),
-        ({"tokens_per_sample": -1}, "--tokens-per-sample less --context-window is -1"),
+        ({"tokens_per_sample": -1}, "--tokens-per-sample minus --context-window is -1"),
         *(
             ({"valid_block": text}, f"--valid-block is '{text}'; give splits:K")
             for text in ("", "splits", "splits:", "splits:0", "size:0", "size:-3", "documents:2", "lines", "size:3.5")
@@ -435,6 +449,24 @@ def test_a_folder_without_a_dictionary_or_no_folder_is_refused(tmp_path):
         MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig(data=str(tmp_path)))
     with pytest.raises(ValueError, match="there is no data; give the folder"):
         MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig())
+
+
+@pytest.mark.parametrize(
+    ("from_checkpoint", "remedy"),
+    [
+        (False, "run fairseq-preprocess --only-source on the text"),
+        (True, "for --lm-path, copy the target's dictionary"),
+    ],
+)
+def test_translation_data_is_refused_as_what_it_is(tmp_path, from_checkpoint, remedy):
+    """A language model of --lm-path is set up from its checkpoint, with the folder of the translation data."""
+    for language in ("de", "en"):
+        dictionary(TYPES).save(str(tmp_path / f"dict.{language}.txt"))
+    said = rf"{tmp_path} holds translation data \(dict.de.txt, dict.en.txt\) and no dict.txt; {remedy}"
+    with pytest.raises(FileNotFoundError, match=said):
+        MegaLanguageModelingTask.setup_task(
+            MegaLanguageModelingConfig(data=str(tmp_path)), from_checkpoint=from_checkpoint
+        )
 
 
 def test_several_folders_take_turns_epoch_by_epoch_and_all_parts_are_trained_on(folders, tmp_path):

@@ -133,7 +133,7 @@ def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, d
         (["--max-len-b=10"], "ValueError: a prefix has "),
         (
             ["--documents=stream", "--prefix-size=90", "--max-len-b=200"],
-            "ValueError: a prefix reaches over the end of a line",
+            "ValueError: a prefix crosses the end of a line",
         ),
         (["--retain-dropout"], "ValueError: --retain-dropout is not supported by Mega models"),
         (["--print-alignment"], "ValueError: --print-alignment prints which source tokens"),
@@ -151,8 +151,19 @@ def test_a_text_longer_than_its_continuation_may_be_is_not_cut_in_silence(text, 
     line = failure("interactive", text, *words)
     assert (
         line
-        == "ValueError: a prefix has 40 tokens and a text ends at 39; raise --max-len-b, as far as the model allows"
+        == "ValueError: a prefix has 40 tokens and a text may have 39; raise --max-len-b, up to what the model allows"
     )
+
+
+def test_fairseq_interactive_scores_sentences_as_fairseq_eval_lm_does(text, trained, documents, tmp_path):
+    """All but the end of a sentence, which nobody typed."""
+    full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
+    said = interact(text, trained, full.values(), tmp_path, "--score-reference", "--batch-size=64")
+    scores = [[math.log(2) * float(bits) for bits in rest.split()] for _, rest in lines(said, "P")]
+    evaluated = word_scores(text, trained)
+    assert [found for _, found, _ in translations(said)] == list(full.values())
+    for found, number in zip(scores, full):
+        assert found == pytest.approx([score for _, score in evaluated[number]][:-1], abs=2e-4)
 
 
 HUB = """

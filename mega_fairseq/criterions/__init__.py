@@ -1,4 +1,4 @@
-"""Criteria that register with fairseq when this is imported."""
+"""Criteria; importing this package registers them with fairseq."""
 
 from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
 

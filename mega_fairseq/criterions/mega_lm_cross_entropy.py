@@ -1,4 +1,4 @@
-"""Cross entropy of a language model, from its targets' log-probabilities alone."""
+"""Cross entropy of a language model, computed from the log-probabilities of the targets only."""
 
 import math
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ class MegaLMCrossEntropyConfig(FairseqDataclass):
 
 @register_criterion("mega_lm_cross_entropy", dataclass=MegaLMCrossEntropyConfig)
 class MegaLMCrossEntropy(FairseqCriterion):
-    """For one softmax and for an adaptive one: never as many scores at once as tokens times types.
+    """For a full and for an adaptive softmax, without ever holding a score for each pair of token and type.
 
-    Everything that has parameters runs inside the model's forward, and each parameter has a gradient in every batch:
-    any kind of data-parallel training works.
+    All parameters are used inside the model's forward and get a gradient in every batch, so any kind of data-parallel
+    training works.
     """
 
     def __init__(self, task: FairseqTask, sentence_avg: bool):
         super().__init__(task)
         if isinstance(task, TranslationTask):
             raise ValueError(
-                "--criterion mega_lm_cross_entropy is for language models, and --task translation is none; choose "
+                "--criterion mega_lm_cross_entropy is for language models, not for --task translation; choose "
                 "--criterion label_smoothed_cross_entropy"
             )
         self.sentence_avg = sentence_avg
@@ -40,8 +40,8 @@ class MegaLMCrossEntropy(FairseqCriterion):
     def forward(self, model: BaseFairseqModel, sample: Dict[str, Any]) -> Tuple[Tensor, int, Dict[str, Any]]:
         if not hasattr(model.decoder, "target_log_probs"):
             raise ValueError(
-                f"--criterion mega_lm_cross_entropy asks for targets alone, and {type(model.decoder).__name__} has "
-                "no such answer; choose an --arch that starts with mega_lm, or --criterion cross_entropy"
+                f"--criterion mega_lm_cross_entropy needs a Mega language model, not {type(model.decoder).__name__}; "
+                "choose an --arch that starts with mega_lm, or --criterion cross_entropy"
             )
         net_input, target = sample["net_input"], sample["target"]
         log_probs = model(**{**net_input, "target": target})[0].squeeze(-1)  # (B, L)
@@ -57,18 +57,18 @@ class MegaLMCrossEntropy(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: List[Dict[str, Any]]) -> None:
-        """`loss` in bits as fairseq has it, `bpc` in bits per token, its perplexity `ppl`."""
+        """Log `loss` in bits per `sample_size` as fairseq does, `bits_per_token`, and the perplexity `ppl`."""
         total, tokens, size = (
             utils.item(sum(output.get(name, 0) for output in logging_outputs))
             for name in ("loss", "ntokens", "sample_size")
         )
-        if not math.isfinite(total):  # fairseq looks at gradients alone, which a validation has not
+        if not math.isfinite(total):  # fairseq checks gradients only, and validation has none
             raise FloatingPointError(
                 f"the loss is {total}: training has diverged; take an earlier checkpoint, and train with a smaller --lr"
             )
         metrics.log_scalar("loss", total / size / math.log(2), size, round=4)
-        metrics.log_scalar("bpc", total / tokens / math.log(2), tokens, round=4)
-        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["bpc"].avg))
+        metrics.log_scalar("bits_per_token", total / tokens / math.log(2), tokens, round=4)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["bits_per_token"].avg))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -1,4 +1,4 @@
-"""Datasets of language modelling: one long sequence, cut into segments to train on and into streams to evaluate."""
+"""Datasets for language modelling: one long sequence, cut into training segments or evaluation streams."""
 
 from mega_fairseq.data.corpus import Corpus
 from mega_fairseq.data.segments import SegmentDataset

@@ -1,4 +1,4 @@
-"""From pieces of a corpus to what a language model and its criterion take."""
+"""Samples and batches that a language model and its criterion take, made from parts of a corpus."""
 
 from typing import Any, Dict, List
 
@@ -10,13 +10,13 @@ from mega_fairseq.data.corpus import Corpus
 
 
 def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dict[str, Tensor]:
-    """Targets start .. stop - 1 and as sources the tokens before them; before a document's first stands `eos`."""
+    """Return tokens start .. stop - 1 as targets and the token before each as source: `eos` if `first`."""
     tokens = torch.cat([torch.tensor([eos]), corpus.read(start, stop)]) if first else corpus.read(start - 1, stop)
     return {"source": tokens[:-1], "target": tokens[1:]}
 
 
 def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
-    """Samples side by side, padded on the right; fairseq asks for an empty batch where a process has none."""
+    """Batch samples, padded on the right; fairseq passes no samples where a process has run out of batches."""
     if not samples:
         return {}
     target = data_utils.collate_tokens([sample["target"] for sample in samples], pad)  # (B, L)
@@ -34,7 +34,7 @@ def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
 
 
 def beginning(batch: Dict[str, Any], length: int) -> Dict[str, Any]:
-    """The first tokens of a batch's first row."""
+    """Return the first tokens of a batch's first row as a batch."""
     net_input, target = batch["net_input"], batch["target"][:1, :length]
     return {
         "id": batch["id"][:1],

@@ -1,4 +1,4 @@
-"""A split of binarised text as one long sequence of tokens, read where it lies."""
+"""A split of binarised text as one long sequence of tokens, memory-mapped."""
 
 import itertools
 import os
@@ -19,26 +19,26 @@ from torch import Tensor
 
 DOCUMENTS = ("stream", "line", "blank")
 BLOCK = 2**24  # tokens checked at a time
-MAGIC, HEADER = b"MMIDIDX\x00\x00", 26  # how an index starts, and the bytes before its sizes
+MAGIC, HEADER = b"MMIDIDX\x00\x00", 26  # first bytes of an index, and the number of bytes before its sizes
 
 
 class Corpus:
-    """What fairseq-preprocess wrote, with the borders of its lines; several parts (train, train1, ...) in a row."""
+    """Tokens that fairseq-preprocess wrote, with line lengths; parts (train, train1, ...) are concatenated."""
 
     def __init__(self, parts: List[np.ndarray], lines: np.ndarray):
         self.parts = parts
         self.lines = lines.astype(np.int64)  # tokens of each line
-        self.starts = np.cumsum([0, *(part.size for part in parts)])  # of each part, and the end
+        self.starts = np.cumsum([0, *(part.size for part in parts)])  # start of each part, and the end
 
     @classmethod
     def load(cls, path: str, dictionary: Dictionary, combine: bool = False) -> "Corpus":
-        """`path` is that of the .bin and .idx files, without their ending."""
+        """Load `path`.bin and `path`.idx, and with `combine` also the parts `path`1, `path`2, ..."""
         parts, lines = [], []
         for name in _part_paths(path, combine):
             tokens, sizes = _read(name)
             if tokens.size != sizes.sum():
                 raise ValueError(
-                    f"{name}.bin has {tokens.size:,} tokens and {name}.idx speaks of {sizes.sum():,}: "
+                    f"{name}.bin has {tokens.size:,} tokens and {name}.idx lists {sizes.sum():,}: "
                     "one of them is damaged; run fairseq-preprocess again"
                 )
             _check_types(name, tokens, dictionary)
@@ -46,53 +46,53 @@ class Corpus:
             lines.append(sizes)
         corpus = cls(parts, np.concatenate(lines))
         if not len(corpus):
-            raise ValueError(f"{path}.bin holds no token; check the text that fairseq-preprocess was given")
+            raise ValueError(f"{path}.bin holds no tokens; check the text that fairseq-preprocess was given")
         return corpus
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Tokens start .. stop - 1."""
+        """Return tokens start .. stop - 1."""
         pieces = []
         for part, begin in zip(self.parts, self.starts):
             first, last = max(start - int(begin), 0), min(stop - int(begin), part.size)
             if first < last:
-                pieces.append(np.array(part[first:last], dtype=np.int64))  # a copy, also where this is the file's type
+                pieces.append(np.array(part[first:last], dtype=np.int64))  # always a copy
         return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
     def documents(self, how: str) -> np.ndarray:
-        """Where documents start, and the end of the last: (documents + 1,)."""
+        """Return where documents start, and the end of the last: (documents + 1,)."""
         ends = np.cumsum(self.lines)
         if how == "stream":
             return np.array([0, len(self)])
         if how == "line":
             return np.concatenate([[0], ends[self.lines > 0]])
-        blank = self.lines == 1  # a lone end of line, which belongs to the document before it
-        last = blank & ~np.append(blank[1:], False)  # several blank lines are one border
+        blank = self.lines == 1  # only an end of line, which belongs to the document before it
+        last = blank & ~np.append(blank[1:], False)  # consecutive blank lines are one border
         return np.unique(np.concatenate([[0], ends[last], [len(self)]]))
 
 
 def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
-    """Types that the dictionary has, and none that says that there is no token."""
+    """Refuse types that the dictionary does not have, and the padding symbol."""
     pad, largest = dictionary.pad(), 0
     for start in range(0, tokens.size, BLOCK):
         block = tokens[start : start + BLOCK]
         largest = max(largest, int(block.max()))
         if (block == pad).any():
             raise ValueError(
-                f"{name}.bin holds {dictionary[pad]}, which fairseq takes for no token at all; "
-                "take that word out of the text and run fairseq-preprocess again"
+                f"{name}.bin holds {dictionary[pad]}, which fairseq uses for padding; "
+                "remove that word from the text and run fairseq-preprocess again"
             )
     if largest >= len(dictionary):
         raise ValueError(
             f"{name}.bin has type {largest} and dict.txt only {len(dictionary)} types: "
-            "they are of different data; run fairseq-preprocess again, or copy the right dict.txt beside it"
+            "they do not belong together; run fairseq-preprocess again, or copy the right dict.txt beside it"
         )
 
 
 def _part_paths(path: str, combine: bool) -> Iterator[str]:
-    """`path`, and with `combine` also path1, path2, ..., as fairseq names them."""
+    """Return `path`, and with `combine` also path1, path2, ..., which is how fairseq names parts."""
     if not MMapIndexedDataset.exists(path):
         raise FileNotFoundError(
             f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
@@ -104,7 +104,7 @@ def _part_paths(path: str, combine: bool) -> Iterator[str]:
 
 
 def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
-    """All tokens of one part, mapped from disk where its format allows, and the sizes of its lines."""
+    """Return all tokens of one part, memory-mapped if its format allows, and the sizes of its lines."""
     data, index = data_file_path(name), index_file_path(name)
     try:
         if infer_dataset_impl(name) == "cached":
@@ -114,13 +114,13 @@ def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
         table = MMapIndexedDataset.Index(index)
         sizes, dtype = np.array(table.sizes, dtype=np.int64), table.dtype
     except (AssertionError, KeyError, ValueError, struct.error):
-        raise ValueError(f"{index} is damaged or of another program; run fairseq-preprocess again") from None
+        raise ValueError(f"{index} is damaged or not fairseq's; run fairseq-preprocess again") from None
     whole = os.path.getsize(data) // np.dtype(dtype).itemsize
     return (np.memmap(data, dtype, "r", shape=(whole,)) if whole else np.empty(0, dtype)), sizes
 
 
 def _check_header(index: str) -> None:
-    """Before fairseq reads it: what breaks off there complains a second time when it is cleared away."""
+    """Check before fairseq reads it: its reader raises a second error when an unfinished one is deleted."""
     with open(index, "rb") as file:
         header = file.read(HEADER)
     if len(header) < HEADER or not header.startswith(MAGIC):

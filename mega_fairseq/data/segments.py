@@ -1,4 +1,4 @@
-"""Training samples: segments of m chunks, m drawn anew for each segment and epoch (paper, section 4.4)."""
+"""Training samples: segments of m chunks, with m drawn at random for each segment and epoch (paper, section 4.4)."""
 
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -11,9 +11,10 @@ from mega_fairseq.data.corpus import Corpus
 
 
 class SegmentDataset(FairseqDataset):
-    """Each epoch holds every token once. Only (seed, epoch) decides where an epoch is cut: a resumed run sees the same.
+    """Segments of a corpus: each epoch holds every token once, cut at places that depend on (seed, epoch) only.
 
-    A document's last segment is what is left of it. Sources are the targets one token earlier, also across segments.
+    So a resumed run sees the same segments. A document's last segment is shorter where the document ends. Sources are
+    the targets one token earlier, also across segments.
     """
 
     def __init__(
@@ -40,12 +41,12 @@ class SegmentDataset(FairseqDataset):
 
     @property
     def longest(self) -> int:
-        """The length of the longest segment that any epoch may cut."""
+        """Length of the longest segment that any epoch may cut."""
         return min(self.multiples[1] * self.chunk, int(np.diff(self.documents).max()))
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return False  # batches of other sizes each epoch
+        return False  # each epoch has other batches
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -68,20 +69,20 @@ class SegmentDataset(FairseqDataset):
         return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
-        """By size, so that batches need few pads; among equals at random.
+        """Sort by size, so that batches need little padding, and at random among equal sizes.
 
-        As fairseq-fixed seeds numpy for it, which fairseq 0.12.2 does with the same number for all epochs.
+        Seeded like fairseq-fixed seeds numpy here; fairseq 0.12.2 uses the same seed in all epochs.
         """
-        chance = np.random.RandomState((self.seed + self.epoch) % 2**32)
-        return np.lexsort([chance.permutation(len(self)), self.sizes])
+        generator = np.random.RandomState((self.seed + self.epoch) % 2**32)
+        return np.lexsort([generator.permutation(len(self)), self.sizes])
 
     def batch_by_size(self, indices: np.ndarray, required_batch_size_multiple: int = 1, **limits: Any) -> Any:
-        """Of any number of segments: fairseq drops what is left over of a multiple, and nothing is to be dropped."""
+        """Ignore the multiple, because fairseq drops the segments that are left over."""
         return super().batch_by_size(indices, required_batch_size_multiple=1, **limits)
 
 
 def cut(documents: np.ndarray, chunk: int, multiples: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Borders of segments: each document from its start in steps of m chunks, m uniform in [min, max]."""
+    """Return segment borders: each document is cut from its start in steps of m chunks, m uniform in [min, max]."""
     least, most = multiples
     bounds = [documents]
     for start, stop in zip(documents[:-1], documents[1:]):

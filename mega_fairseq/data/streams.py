@@ -1,4 +1,4 @@
-"""Validation and test: the split as consecutive streams, each read from start to end with carried state."""
+"""Validation and test samples: consecutive streams, each read from start to end with carried state."""
 
 import re
 from typing import Any, Dict, List, Optional
@@ -11,9 +11,9 @@ from mega_fairseq.data.corpus import Corpus
 
 
 class StreamDataset(FairseqDataset):
-    """One sample a stream, as long as it is: the model walks through it piece by piece.
+    """One sample per stream, of any length: the model reads it in pieces.
 
-    A stream knows nothing of what came before it: it starts from `eos`, with an empty state.
+    A stream starts from `eos` with an empty state, without context from the stream before it.
     """
 
     def __init__(self, corpus: Corpus, bounds: np.ndarray, pad: int, eos: int, targets_only: bool = False):
@@ -22,7 +22,7 @@ class StreamDataset(FairseqDataset):
         self.targets_only = targets_only
 
     def for_scoring(self) -> "StreamDataset":
-        """The same streams for a scorer that asks the model for nothing but its targets."""
+        """Return the same streams for a scorer that needs the probabilities of the targets only."""
         return StreamDataset(self.corpus, self.bounds, self.pad, self.eos, targets_only=True)
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class StreamDataset(FairseqDataset):
         return int(self.sizes.max())
 
     def ordered_indices(self) -> np.ndarray:
-        """The longest first, so that a batch needs as many columns as its first stream has tokens."""
+        """Sort the longest first, so that the first stream of a batch is as long as the batch."""
         return np.argsort(-self.sizes, kind="stable")
 
     def batch_by_size(
@@ -59,7 +59,7 @@ class StreamDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         **unused: Any,
     ) -> List[List[int]]:
-        """Streams of like length side by side: as many as the limits allow, and one where it alone exceeds them."""
+        """Batch streams of similar length within the limits; a stream that exceeds them is a batch of its own."""
         found: List[List[int]] = []
         for index in indices.tolist():
             rows = len(found[-1]) + 1 if found else 1
@@ -72,7 +72,7 @@ class StreamDataset(FairseqDataset):
 
 
 def stream_bounds(valid_block: str, documents: np.ndarray) -> np.ndarray:
-    """Borders of streams: `splits:K` of one length, `size:N` tokens each, or `documents`."""
+    """Return stream borders: `splits:K` for K of equal length, `size:N` for N tokens each, or `documents`."""
     total = int(documents[-1])
     if valid_block == "documents":
         return documents
@@ -88,6 +88,6 @@ def check_valid_block(valid_block: str) -> None:
     given = re.fullmatch(r"(?:splits|size):(\d+)|documents", valid_block)
     if given is None or given.group(1) and int(given.group(1)) < 1:
         raise ValueError(
-            f"--valid-block is {valid_block!r}; give splits:K for K streams of one length, size:N for streams of N "
+            f"--valid-block is {valid_block!r}; give splits:K for K streams of equal length, size:N for streams of N "
             "tokens, or documents"
         )

@@ -1,4 +1,4 @@
-"""Tasks that register with fairseq when this is imported."""
+"""Tasks; importing this package registers them with fairseq."""
 
 from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig, MegaLanguageModelingTask
 

@@ -1,9 +1,10 @@
-"""Language modelling on segments of varying length, evaluated on streams with carried state."""
+"""Language modelling: training on segments of varying length, evaluation on long streams with carried state."""
 
 import logging
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairseq.criterions import FairseqCriterion
 from fairseq.data import (
     AppendTokenDataset,
     Dictionary,
+    EpochBatchIterator,
     FairseqDataset,
     IdDataset,
     ListDataset,
@@ -23,9 +25,11 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
 from fairseq.optim import FairseqOptimizer
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
@@ -42,41 +46,44 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MegaLanguageModelingConfig(FairseqDataclass):
-    data: Optional[str] = option(None, "folder that fairseq-preprocess wrote; several, separated by :, take turns")
+    data: Optional[str] = option(
+        None, "folder that fairseq-preprocess wrote; several, separated by :, take turns epoch by epoch"
+    )
     documents: ChoiceEnum(list(DOCUMENTS)) = option(
-        "stream", "where documents end: nowhere, at each line, or at each blank line"
+        "stream", "where documents end: stream (nowhere), line (at each line) or blank (at each blank line)"
     )
     tokens_per_sample: int = option(0, "tokens in a chunk of training segments; 0 takes the model's chunk size")
     variant_block_multiple_min: int = option(1, "training segments have at least this many chunks")
     variant_block_multiple_max: int = option(1, "training segments have at most this many chunks")
     valid_block: str = option(
         "documents",
-        "streams to evaluate: documents (the whole split where they end nowhere), splits:K, size:N tokens each",
+        "streams to evaluate: documents (with --documents stream: the whole split, or one part per process), "
+        "splits:K of equal length, size:N of N tokens each",
     )
     seed: int = II("common.seed")
 
 
 @register_task("mega_language_modeling", dataclass=MegaLanguageModelingConfig)
 class MegaLanguageModelingTask(FairseqTask):
-    """Trains on segments, validates and tests on streams, generates from prefixes."""
+    """Trains on segments, validates and tests on streams, generates continuations of prefixes."""
 
     def __init__(self, cfg: MegaLanguageModelingConfig, dictionary: Dictionary):
         super().__init__(cfg)
         _check(cfg)
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
-        self.adaptive = False  # whether the model's softmax is
+        self.adaptive = False  # whether the model has an adaptive softmax
 
     @classmethod
-    def setup_task(cls, cfg: MegaLanguageModelingConfig, **unused: Any) -> "MegaLanguageModelingTask":
+    def setup_task(
+        cls, cfg: MegaLanguageModelingConfig, from_checkpoint: bool = False, **unused: Any
+    ) -> "MegaLanguageModelingTask":
         if not cfg.data:
             raise ValueError("there is no data; give the folder that fairseq-preprocess wrote")
-        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        folder = utils.split_paths(cfg.data)[0]
+        path = os.path.join(folder, "dict.txt")
         if not os.path.exists(path):
-            raise FileNotFoundError(
-                f"there is no {path}; give the folder that fairseq-preprocess --only-source wrote (--destdir), "
-                "or, for --lm-path, copy the target's dictionary there under that name"
-            )
+            raise FileNotFoundError(_no_dictionary(folder, for_trained_model=from_checkpoint))
         return cls(cfg, Dictionary.load(path))
 
     @property
@@ -91,11 +98,11 @@ class MegaLanguageModelingTask(FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), MegaLanguageDecoder):
             raise ValueError(
-                f"--task mega_language_modeling carries a state through streams, which {type(model).__name__} has not; "
+                f"--task mega_language_modeling carries state through streams, which {type(model).__name__} cannot do; "
                 "choose an --arch that starts with mega_lm, or --task language_modeling"
             )
         self.chunk = self.cfg.tokens_per_sample or max(0, cfg.decoder_chunk_size)
-        if not from_checkpoint:  # it is to be trained
+        if not from_checkpoint:  # for training
             self._check_chunk()
         self.adaptive = model.decoder.adaptive_softmax is not None
         return model
@@ -103,21 +110,21 @@ class MegaLanguageModelingTask(FairseqTask):
     def _check_chunk(self) -> None:
         if not self.chunk:
             raise ValueError(
-                "segments have no chunk to be multiples of: --decoder-chunk-size is -1, or no model was built; "
+                "training segments are multiples of a chunk and --decoder-chunk-size is -1, or no model was built; "
                 "give --tokens-per-sample"
             )
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
-        """What fairseq's criteria would find out in the first update, one of them without a word."""
+        """Refuse criteria that do not fit the softmax: fairseq fails in the first update or computes a wrong loss."""
         name = getattr(cfg, "_name", None)
         if self.adaptive and name in ("cross_entropy", "label_smoothed_cross_entropy"):
             raise ValueError(
-                f"--criterion {name} asks for the probability of every type, which an adaptive softmax does not train; "
+                f"--criterion {name} needs the probability of every type, which an adaptive softmax does not train; "
                 "choose mega_lm_cross_entropy, or leave out --adaptive-softmax-cutoff"
             )
         if not self.adaptive and name == "adaptive_loss":
             raise ValueError(
-                "--criterion adaptive_loss is for an adaptive softmax; choose mega_lm_cross_entropy, or give "
+                "--criterion adaptive_loss needs an adaptive softmax; choose mega_lm_cross_entropy, or give "
                 "--adaptive-softmax-cutoff"
             )
         return super().build_criterion(cfg, **options)
@@ -131,9 +138,10 @@ class MegaLanguageModelingTask(FairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
-        """A process that has run out of batches works on one for nothing, which may be all of the validation set.
+        """Shorten the dummy batch of a process that has run out of batches.
 
-        That is read in pieces, but trained on all at once: a chunk of it does as well.
+        fairseq repeats the batch it loaded last, which may be the whole validation set in one stream. Evaluation reads
+        a stream in pieces, but training would process it all at once; one chunk is enough.
         """
         if ignore_grad:
             sample = beginning(sample, self.chunk)
@@ -142,29 +150,55 @@ class MegaLanguageModelingTask(FairseqTask):
     # ------------------------------------------------------------------------------------------ data
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
-        """Segments for what is trained on, whatever its name, and for train (and train1, ...); else streams."""
+        """Load segments for the training split, whatever its name, and for train (train1, ...); else streams."""
         folders = utils.split_paths(self.cfg.data)
         folder = folders[(epoch - 1) % len(folders)]
         corpus = Corpus.load(os.path.join(folder, split), self.dictionary, combine)
         documents = corpus.documents(str(self.cfg.documents))
         ends = (self.dictionary.pad(), self.dictionary.eos())
-        by_trainer = "data_selector" in options  # fairseq's trainer says it, and nothing else does
-        if not by_trainer and not re.fullmatch(r"train\d*", split):
-            if self.cfg.valid_block != "documents" and str(self.cfg.documents) != "stream":
-                logger.warning(
-                    f"--valid-block {self.cfg.valid_block} makes streams of {split} that go on over the ends of its "
-                    f"documents, --documents {self.cfg.documents} or not; --valid-block documents ends them there"
-                )
-            self.datasets[split] = StreamDataset(corpus, stream_bounds(self.cfg.valid_block, documents), *ends)
+        for_training = "data_selector" in options  # only fairseq's trainer passes it
+        if not for_training and not re.fullmatch(r"train\d*", split):
+            self.datasets[split] = StreamDataset(corpus, self._stream_bounds(split, documents), *ends)
             return
-        if by_trainer and isinstance(self.datasets.get(split), StreamDataset):
+        if for_training and isinstance(self.datasets.get(split), StreamDataset):
             logger.warning(
-                f"{split} is both trained on and validated with: its validation is of segments, each with a state of "
-                "its own, and not of streams"
+                f"{split} is used for both training and validation: validation reads it as independent segments, "
+                "not as streams"
             )
         self._check_chunk()
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
+
+    def _stream_bounds(self, split: str, documents: np.ndarray) -> np.ndarray:
+        block, whole = self.cfg.valid_block, str(self.cfg.documents) == "stream"
+        processes = distributed_utils.get_data_parallel_world_size()
+        if block == "documents" and whole and processes > 1:
+            block = f"splits:{processes}"
+            logger.info(
+                f"{split} is read as {processes} streams, one per process, each without context from the one before; "
+                "--valid-block splits:1 reads it as one stream"
+            )
+        elif block != "documents" and not whole:
+            logger.warning(
+                f"--valid-block {block} makes streams of {split} that cross document boundaries in spite of "
+                f"--documents {self.cfg.documents}; --valid-block documents makes one stream per document"
+            )
+        return stream_bounds(block, documents)
+
+    def get_batch_iterator(
+        self,
+        dataset: FairseqDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        num_shards: int = 1,
+        **options: Any,
+    ) -> EpochBatchIterator:
+        """Return fairseq's iterator, with streams spread over all processes instead of packed into few batches."""
+        if isinstance(dataset, StreamDataset) and num_shards > 1:
+            share = -(-len(dataset) // num_shards)
+            max_sentences = min(max_sentences or share, share)
+        limits = {"max_tokens": max_tokens, "max_sentences": max_sentences}
+        return super().get_batch_iterator(dataset, num_shards=num_shards, **limits, **options)
 
     def filter_indices_by_size(
         self,
@@ -173,7 +207,7 @@ class MegaLanguageModelingTask(FairseqTask):
         max_positions: Any = None,
         ignore_invalid_inputs: bool = False,
     ) -> np.ndarray:
-        """fairseq leaves out segments that are too long, and says so in passing: here they are an error."""
+        """Raise an error for samples that are too long, where fairseq drops them with a warning."""
         if isinstance(dataset, SegmentDataset):
             remedy = "raise --max-tokens, or lower --variant-block-multiple-max or the chunk size"
         elif isinstance(dataset, StreamDataset):
@@ -193,22 +227,34 @@ class MegaLanguageModelingTask(FairseqTask):
         max_tokens: Optional[int] = None,
         batch_size: Optional[int] = None,
         context_window: int = 0,
+        num_shards: int = 1,
         **options: Any,
     ) -> Any:
-        """What fairseq-eval-lm reads."""
+        """Return the batches that fairseq-eval-lm scores."""
         if context_window:
             raise ValueError(
-                "--context-window is for models without a state; here every token has all of its stream as context, "
-                "and --valid-block says how long streams are: leave it out"
+                "--context-window is for models without state; here each token has all of its stream before it as "
+                "context; leave it out, and give --valid-block to change how long streams are"
             )
         if not isinstance(dataset, StreamDataset):
             raise ValueError(
                 "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
                 "or evaluate all of it with mega-fairseq sweep"
             )
+        if num_shards > len(dataset):
+            raise ValueError(
+                f"there are {len(dataset)} streams for {num_shards} processes or shards; "
+                "give --valid-block splits:K with a larger K, or fewer of --distributed-world-size or --num-shards"
+            )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
-        scored = dataset.for_scoring()
-        batches = self.get_batch_iterator(scored, disable_iterator_cache=True, **limits, **options)
+        batches = self.get_batch_iterator(
+            dataset.for_scoring(), num_shards=num_shards, disable_iterator_cache=True, **limits, **options
+        )
+        if num_shards > 1:
+            logger.warning(
+                f"fairseq-eval-lm does not combine processes or shards: each of the {num_shards} reports the loss of "
+                "its own streams; run one process to evaluate the whole split"
+            )
         return batches.next_epoch_itr(shuffle=False)
 
     # ------------------------------------------------------------------------------------ generation
@@ -216,7 +262,7 @@ class MegaLanguageModelingTask(FairseqTask):
     def build_dataset_for_inference(
         self, src_tokens: List[Tensor], src_lengths: List[int], **unused: Any
     ) -> FairseqDataset:
-        """Texts of fairseq-interactive and the hub: prefixes to continue, or sentences to score."""
+        """Return the texts of fairseq-interactive or the hub: prefixes to continue, or sentences to score."""
         dictionary = self.dictionary
         texts = StripTokenDataset(ListDataset(src_tokens, src_lengths), dictionary.eos())
         sources = PrependTokenDataset(texts, dictionary.eos())
@@ -226,7 +272,7 @@ class MegaLanguageModelingTask(FairseqTask):
             return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
 
         net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
-        net_input["target"] = padded(targets)  # a scorer asks for no other type's probability
+        net_input["target"] = padded(targets)  # scoring needs the probabilities of the targets only
         samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
         return NestedDictionaryDataset(samples, sizes=[np.array(src_lengths)])
 
@@ -238,24 +284,27 @@ class MegaLanguageModelingTask(FairseqTask):
         prefix_tokens: Optional[Tensor] = None,
         constraints: Optional[Tensor] = None,
     ) -> Any:
-        """Continues what stands in `prefix_tokens`, or else the texts themselves."""
+        """Score the texts of `sample`, or continue them; `prefix_tokens` replace them as prefixes."""
         if constraints is not None:
             raise ValueError("--constraints is for translation; leave it out")
-        eos, sources = self.dictionary.eos(), sample["net_input"]["src_tokens"]
+        eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
+        if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
+            target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
+            sample = {**sample, "target": target, "net_input": {**sample["net_input"], "target": target}}
         if prefix_tokens is None and sources.numel():
-            prefix_tokens = sources[:, 1:]  # behind the eos that starts a text
+            prefix_tokens = sources[:, 1:]  # without the eos that starts a text
         with torch.no_grad():
             if prefix_tokens is None or not isinstance(generator, SequenceGenerator):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
-            return self._go_on(generator, models, sources, self._prefixes(prefix_tokens))
+            return self._continue(generator, models, sources, self._prefixes(prefix_tokens))
 
-    def _go_on(
+    def _continue(
         self, generator: SequenceGenerator, models: List[BaseFairseqModel], sources: Tensor, prefixes: Tensor
     ) -> List[Any]:
-        """Texts (B, L) with their prefixes, side by side only where company changes nothing.
+        """Continue texts (B, L) from their prefixes, in batches of rows that do not influence each other.
 
-        As long as any row is within its prefix, fairseq's search forgets --min-len for all of them; and by
-        --max-len-a a text may become as long as the longest source allows.
+        While any row is within its prefix, fairseq's search ignores --min-len for all rows, and with --max-len-a the
+        longest source of a batch limits the length of all its texts.
         """
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
         given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
@@ -267,8 +316,8 @@ class MegaLanguageModelingTask(FairseqTask):
             longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
             if needed > longest:
                 raise ValueError(
-                    f"a prefix has {needed} tokens and a text ends at {longest}; "
-                    "raise --max-len-b, as far as the model allows"
+                    f"a prefix has {needed} tokens and a text may have {longest}; "
+                    "raise --max-len-b, up to what the model allows"
                 )
             part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
             texts = generator.generate(models, part, prefix_tokens=prefixes[rows, :needed], bos_token=eos)
@@ -277,14 +326,24 @@ class MegaLanguageModelingTask(FairseqTask):
         return found
 
     def _prefixes(self, tokens: Tensor) -> Tensor:
-        """Texts (B, L) to continue, without the ends of those that are shorter: to fairseq's search an end is final."""
+        """Return prefixes (B, L) without the eos of shorter ones, which would end fairseq's search for that text."""
         ends, pad = tokens == self.dictionary.eos(), self.dictionary.pad()
         if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
             raise ValueError(
-                "a prefix reaches over the end of a line, where fairseq's search stops; give --documents line "
+                "a prefix crosses the end of a line, where fairseq's search stops; give --documents line "
                 "--valid-block documents, or --prefix-size N for the first N tokens of each text"
             )
         return tokens.masked_fill(ends, pad)
+
+
+def _no_dictionary(folder: str, for_trained_model: bool) -> str:
+    pairs = sorted(path.name for path in Path(folder).glob("dict.*.txt"))
+    if not pairs:
+        return f"there is no {folder}/dict.txt; give the folder that fairseq-preprocess --only-source wrote (--destdir)"
+    remedy = "run fairseq-preprocess --only-source on the text for a language model"
+    if for_trained_model:
+        remedy = "for --lm-path, copy the target's dictionary there under that name"
+    return f"{folder} holds translation data ({', '.join(pairs)}) and no dict.txt; {remedy}"
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:
@@ -292,12 +351,12 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
     if not 1 <= least <= most:
         raise ValueError(
             f"--variant-block-multiple-min is {least} and --variant-block-multiple-max {most}; "
-            "give whole numbers from 1 on, the first not above the second"
+            "give whole numbers of at least 1, the first not above the second"
         )
     if cfg.tokens_per_sample < 0:
         raise ValueError(
-            f"--tokens-per-sample less --context-window is {cfg.tokens_per_sample}; give a number of tokens, or 0 for "
-            "a chunk, and no --context-window, which is for models without a state"
+            f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; give a number of tokens, or 0 for "
+            "a chunk, and no --context-window, which is for models without state"
         )
     check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
     check_valid_block(cfg.valid_block)
