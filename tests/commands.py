@@ -220,12 +220,15 @@ def free_port() -> int:
 
 
 def start_two_processes(
-    *arguments: Any, command: str = "train", faults: Tuple[Optional[Callable[[], None]], ...] = (None, None)
+    *arguments: Any,
+    command: str = "train",
+    faults: Tuple[Optional[Callable[[], None]], ...] = (None, None),
+    own: Tuple[List[Any], ...] = ([], []),
 ) -> List[Running]:
-    """Start a command of fairseq in two processes on CPUs."""
+    """Start a command of fairseq in two processes on CPUs, with `own` arguments of each."""
     together = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
     return [
-        Running(command, *arguments, *together, "--distributed-rank", rank, fault=fault)
+        Running(command, *arguments, *together, "--distributed-rank", rank, *own[rank], fault=fault)
         for rank, fault in enumerate(faults)
     ]
 

@@ -190,7 +190,10 @@ def test_what_no_language_model_can_be_is_refused_before_any_data_is_looked_for(
         (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
         (["--decoder-embed-path={}/narrow"], "--decoder-embed-path names a second; give --encoder-embed-path alone"),
         (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
-        (["--criterion=mega_lm_cross_entropy"], "--criterion mega_lm_cross_entropy is for language models, and --task"),
+        (
+            ["--criterion=mega_lm_cross_entropy"],
+            "--criterion mega_lm_cross_entropy is for language models, not for --task",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

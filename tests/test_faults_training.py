@@ -212,7 +212,10 @@ def test_without_a_last_checkpoint_a_training_starts_anew_and_says_what_there_is
     (folder / LAST).unlink()
     said = train(training, folder, "--max-update=1")
     assert losses(said) == {1: losses(training.said)[1]}
-    assert f"starting anew, since there is no {folder / LAST}: --restore-file {folder / SECOND} would go on" in said
+    warning = (
+        f"starting a new training, since there is no {folder / LAST}: --restore-file {folder / SECOND} would resume"
+    )
+    assert warning in said
 
 
 @language_models
@@ -259,11 +262,15 @@ def test_a_training_under_hydra_resumes_as_well(interrupted):
 
 @pytest.mark.slow
 @language_models
-def test_two_processes_resume_from_the_same_checkpoint(interrupted):
-    """Their epoch begins anew, since one process saved it; fairseq compares their gradients."""
+def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(interrupted, tmp_path_factory):
+    """The second sees a folder without checkpoints. fairseq compares their gradients.
+
+    Their epoch starts again, since one process alone had saved it.
+    """
     training, folder = interrupted
-    words = ["--save-dir", folder, "--max-update=14", "--load-checkpoint-on-all-dp-ranks", "--reset-dataloader"]
-    (code, first), (other_code, second) = (each.wait() for each in start_two_processes(*training.words, *words))
+    own = [["--save-dir", each] for each in (folder, tmp_path_factory.mktemp("empty"))]
+    words = [*training.words, "--max-update=14", "--load-checkpoint-on-all-dp-ranks", "--reset-dataloader"]
+    (code, first), (other_code, second) = (each.wait() for each in start_two_processes(*words, own=own))
     assert (code, other_code) == (0, 0), (first, second)
     assert first.count(f"resuming from {folder / SECOND}") == 1
     assert list(losses(first)) == [13, 14]
@@ -294,7 +301,7 @@ def test_a_training_is_not_resumed_where_no_checkpoint_is_whole(training, tmp_pa
     for name in (FIRST, LAST):
         (tmp_path / name).write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path)
-    assert line.startswith(f"ValueError: {tmp_path / LAST} is not whole, and no other checkpoint of its folder is")
+    assert line.startswith(f"ValueError: {tmp_path / LAST} is not a whole checkpoint, and {tmp_path} has no other")
     assert "remove it to train from the start, or give --restore-file" in line
 
 

@@ -16,8 +16,9 @@ from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
+from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
-from mega_fairseq.models.resume import start_from_whole
+from mega_fairseq.models.resume import check_start
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive
 
@@ -57,7 +58,6 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
                 "--arch mega_lm has no encoder for the source of --task translation; choose an --arch that starts with "
                 "mega_transformer, or --task mega_language_modeling"
             )
-        start_from_whole(cfg)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
         keep_layers(cfg, "decoder")
@@ -75,7 +75,10 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
             adaptive_softmax=softmax,
             affine_final_norm=not cfg.no_affine_final_norm,
         )
-        return cls(cfg, decoder)
+        model = cls(cfg, decoder)
+        check_start(model, cfg)
+        check_overrides(cfg, task)
+        return model
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to the chunk size of this model."""

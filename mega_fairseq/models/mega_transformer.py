@@ -16,8 +16,9 @@ from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import MegaOptions, check_sizes, mirror, option
+from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
-from mega_fairseq.models.resume import start_from_whole
+from mega_fairseq.models.resume import check_start
 from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig
 from mega_fairseq.modules.config import ModuleConfig
 
@@ -58,7 +59,6 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
-        start_from_whole(cfg)
         source, target = task.source_dictionary, task.target_dictionary
         for side in cls.STACKS:
             check_sizes(cfg, side)
@@ -71,11 +71,14 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         else:
             decoder_embed = token_embedding(target, cfg.decoder_embed_dim, cfg.decoder_embed_path)
         longest = max(cfg.max_source_positions, cfg.max_target_positions)
-        return cls(
+        model = cls(
             cfg,
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
+        check_start(model, cfg)
+        check_overrides(cfg, task)
+        return model
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Optional[Tensor], prev_output_tokens: Tensor, **kwargs: Any

@@ -1,88 +1,137 @@
-"""A training starts from a whole checkpoint, even if the one before it was killed while it saved.
+"""What a training starts from: a whole checkpoint, of a training with the same model.
 
-fairseq writes a checkpoint beside its place and renames it, and then copies it to checkpoint_best.pt and
-checkpoint_last.pt. A copy that breaks off leaves half a file where the next run looks first, and the whole one beside
-it. Models are built before fairseq reads any checkpoint, and their options hang in those of the whole run.
+fairseq writes a checkpoint under a temporary name and renames it, but then copies it to checkpoint_best.pt and
+checkpoint_last.pt. A run that is killed while it copies leaves half a file where the next run looks first, and the
+whole one beside it.
+
+With a stock task such as `translation`, building the model is the only call into the plugin before fairseq loads a
+checkpoint, so it is where this is checked.
 """
 
 import logging
 import math
 import re
 import zipfile
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
+import torch.distributed
 from fairseq.dataclass import FairseqDataclass
-from fairseq.distributed.utils import is_master
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.command import is_training, option_of_command
+from mega_fairseq.models.same_model import check_same_model
 
 logger = logging.getLogger(__name__)
-LAST = "checkpoint_last.pt"  # what --restore-file is when it is not given
+LAST = "checkpoint_last.pt"  # the default of --restore-file
 SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # what fairseq calls checkpoints
 
 
-def start_from_whole(cfg: FairseqDataclass) -> None:
-    """Turns a training away from a broken checkpoint: to the newest whole one of its folder, or back to its user."""
-    run = _training(cfg)
-    if run is None or run.checkpoint.checkpoint_suffix:  # which names a part of a checkpoint
+def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
+    """Check what a training of `model` will load, and replace a broken checkpoint_last.pt by the newest whole one.
+
+    The first process decides for all of them: each may see another folder.
+    """
+    if not is_training(cfg):
         return
-    options = run.checkpoint
+    options = option_of_command(cfg, "checkpoint")
+    if options.checkpoint_suffix:  # each process loads a part of a checkpoint
+        return
+
+    def decide() -> Optional[str]:
+        chosen = _newest_whole(options)
+        path, resumed = _to_load(options, chosen)
+        if path is not None and path.is_file():
+            check_same_model(model, cfg, path, resumed)
+        return chosen
+
+    chosen = _decided_by_first_process(decide)
+    if chosen is not None:
+        options.restore_file = chosen
+        options.finetune_from_model = None  # that was for the first start, and fairseq takes only one of the two
+
+
+def _decided_by_first_process(decide: Callable[[], Any]) -> Any:
+    """Return in each process what `decide` returns in the first, or raise its error in each."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    outcome: List[Any] = [None]
+    if not several or torch.distributed.get_rank() == 0:
+        try:
+            outcome = [decide()]
+        except Exception as error:
+            outcome = [error]
+    if several:
+        torch.distributed.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _newest_whole(options: DictConfig) -> Optional[str]:
+    """Return the checkpoint to load in place of a broken one; raise an error if there is none."""
     if options.restore_file != LAST:
-        _check("--restore-file", options.restore_file)
-        return
+        _check_whole("--restore-file", options.restore_file)
+        return None
     saved, last = _newest_first(Path(options.save_dir)), Path(options.save_dir, LAST)
     whole = [path for path in saved if _is_whole(path)]
     broken = [path for path in saved if path not in whole]
     if last in whole:
-        return
+        return None
     if last in broken and not whole:
         raise ValueError(
-            f"{last} is not whole, and no other checkpoint of its folder is; "
+            f"{last} is not a whole checkpoint, and {options.save_dir} has no other; "
             "remove it to train from the start, or give --restore-file"
         )
     if not broken or not whole:
-        _check("--finetune-from-model", options.finetune_from_model)
-        if whole and is_master(run.distributed_training):
-            logger.warning(f"starting anew, since there is no {last}: --restore-file {whole[0]} would go on from there")
-        return
-    if is_master(run.distributed_training):
-        names = ", ".join(path.name for path in broken)
-        logger.warning(f"resuming from {whole[0]}, the newest whole checkpoint: {names} is not whole")
-    options.restore_file = str(whole[0])
-    options.finetune_from_model = None  # that was for the first start, and fairseq takes one of the two
-
-
-def _training(cfg: FairseqDataclass) -> Optional[DictConfig]:
-    """The options of the whole run, if that is a training: it fills dataclasses in, a checkpoint holds plain ones."""
-    run = cfg._get_parent() if isinstance(cfg, DictConfig) else None
-    if run is None or "checkpoint" not in run or not is_dataclass(OmegaConf.get_type(run, "model")):
+        _check_whole("--finetune-from-model", options.finetune_from_model)
+        if whole:
+            logger.warning(
+                f"starting a new training, since there is no {last}: --restore-file {whole[0]} would resume from there"
+            )
         return None
-    return run
+    names = ", ".join(path.name for path in broken)
+    logger.warning(f"resuming from {whole[0]}, the newest whole checkpoint: {names} is not whole")
+    return str(whole[0])
 
 
-def _check(option: str, path: Optional[str]) -> None:
+def _to_load(options: DictConfig, chosen: Optional[str]) -> Tuple[Optional[Path], bool]:
+    """Return the checkpoint that fairseq will load, and whether that resumes its training or starts a new one."""
+    if chosen is not None or options.restore_file != LAST:
+        return Path(chosen or options.restore_file), not options.reset_optimizer
+    last = Path(options.save_dir, LAST)
+    if last.exists():
+        return last, not options.reset_optimizer
+    once = options.get("continue_once")
+    if once:
+        return Path(once), not options.reset_optimizer
+    return Path(options.finetune_from_model) if options.finetune_from_model else None, False
+
+
+def _check_whole(option: str, path: Optional[str]) -> None:
     if path and Path(path).is_file() and not _is_whole(Path(path)):
         raise ValueError(f"{option} is {path}, which is not a whole checkpoint; give another, or copy it again")
 
 
 def _newest_first(folder: Path) -> List[Path]:
-    """By the epochs and updates in their names, which all processes of a training and all copies of a folder share;
-    behind them those that are copies: the best and the last."""
+    """Sort by the epochs and updates in the names, which are the same in all copies of a folder, unlike file times.
+
+    checkpoint_best.pt and checkpoint_last.pt, which are copies, come last.
+    """
     found = [path for path in folder.glob("checkpoint*.pt") if SAVED.fullmatch(path.name)]
     return sorted(found, key=lambda path: (*_progress(path.name), path.stat().st_mtime, path.name), reverse=True)
 
 
 def _progress(name: str) -> Tuple[int, float]:
-    """checkpoint3.pt is of the end of epoch 3, checkpoint_3_400.pt of update 400, within it."""
+    """Epoch and update: checkpoint3.pt is from the end of epoch 3, checkpoint_3_400.pt from update 400 within it."""
     epoch, _, updates = re.sub(r"^checkpoint_?|\.pt$", "", name).partition("_")
     return (int(epoch), int(updates) if updates else math.inf) if epoch.isdigit() else (0, 0)
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether it is a ZIP archive from its first byte to its last: its table of contents, at the end, says so.
+    """Whether the file is a ZIP archive from its first byte to its last, where its table of contents is.
 
-    What stands before an archive is of a save that failed: fairseq tries three times, into one file.
+    Bytes before the archive come from a save that failed: fairseq tries three times, into the same file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

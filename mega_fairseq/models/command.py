@@ -1,0 +1,30 @@
+"""Options of the fairseq command that a model is built for, beyond the model's own.
+
+fairseq passes a model only its own section of the config, but that section stays a part of the whole, and omegaconf's
+interpolations lead from any section to any other.
+"""
+
+from dataclasses import is_dataclass
+from typing import Any
+
+import omegaconf
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import DictConfig, OmegaConf
+
+FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that only a training makes dataclasses of
+
+
+def option_of_command(section: FairseqDataclass, name: str, default: Any = None) -> Any:
+    """Return the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
+    if not isinstance(section, DictConfig):
+        return default
+    try:
+        return OmegaConf.create({"option": f"${{{name}}}"}, parent=section).option
+    except omegaconf.errors.OmegaConfBaseException:
+        return default
+
+
+def is_training(section: FairseqDataclass) -> bool:
+    """Whether `section` is in the config of a training: not of another command, and not in a loaded checkpoint."""
+    sections = (option_of_command(section, name) for name in FILLED_IN)
+    return any(isinstance(each, DictConfig) and is_dataclass(OmegaConf.get_type(each)) for each in sections)

@@ -1,0 +1,36 @@
+"""`--model-overrides` of fairseq's evaluation commands: names that no option has are refused."""
+
+import ast
+import dataclasses
+import difflib
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks import FairseqTask
+
+from mega_fairseq.models.command import option_of_command
+
+SECTIONS = [field.name for field in dataclasses.fields(FairseqConfig)]
+
+
+def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
+    """Raise an error for an override that fairseq ignores, because the checkpoint of `cfg` has no such option.
+
+    The task knows the command line, the model's `cfg` the options of its checkpoint.
+    """
+    given = option_of_command(getattr(task, "cfg", None), "common_eval.model_overrides")
+    try:
+        overrides = ast.literal_eval(given or "{}")
+    except (SyntaxError, ValueError):  # fairseq-eval-lm and fairseq-validate evaluate any expression
+        return
+    for name in overrides:
+        if name in SECTIONS or any(_has(cfg, f"{section}.{name}") for section in SECTIONS):
+            continue
+        similar = difflib.get_close_matches(str(name), list(cfg), n=1)
+        remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
+        raise ValueError(f"--model-overrides names {name!r}, which is no option of this checkpoint; {remedy}")
+
+
+def _has(cfg: FairseqDataclass, name: str) -> bool:
+    missing = object()
+    return option_of_command(cfg, name, missing) is not missing

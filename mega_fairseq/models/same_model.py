@@ -1,0 +1,98 @@
+"""Whether a training goes on with the model that its checkpoint was trained as.
+
+fairseq compares the names and shapes of weights. Most options of a Mega model change neither, only the function.
+"""
+
+import logging
+import pickle
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
+from torch import Tensor
+
+from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.command import option_of_command
+from mega_fairseq.models.layers import count_layers
+
+logger = logging.getLogger(__name__)
+FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
+LIMITS = {"max_source_positions", "max_target_positions"}  # matter only where they change the shape of a weight
+DATA = [
+    "documents",
+    "tokens_per_sample",
+    "variant_block_multiple_min",
+    "variant_block_multiple_max",
+    "valid_block",
+]  # of the task mega_language_modeling
+
+
+def check_same_model(model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool) -> None:
+    """Compare the options of a training with those of the checkpoint that it starts from.
+
+    A training that is resumed must have the same model. A new one that starts from the weights of another (`resumed` is
+    false) is warned where its model is another function of them.
+    """
+    state = _read(path)
+    theirs = (state.get("cfg") or {}).get("model")
+    if not isinstance(theirs, dict) or MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
+        return  # not a Mega model, which fairseq notices
+    kept = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}  # checked by their number
+    compared = [name for name in cfg if name not in kept and not FREE.fullmatch(name)]
+    changed = _changed(cfg, "model", theirs, compared)
+    changes = _listed(cfg, "model", theirs, changed)
+    if resumed and set(changed) - LIMITS:
+        raise ValueError(
+            f"{path} is of another model: {changes}; give the values of the checkpoint to resume its training, or "
+            "another --save-dir, with --finetune-from-model to start from its weights"
+        )
+    if changed and not _fits(model, cfg, state["model"]):
+        raise ValueError(f"the weights of {path} do not fit: {changes}; give the values of the checkpoint")
+    task = (state["cfg"].get("task") or {}) if resumed else {}
+    if task.get("_name") == option_of_command(cfg, "task._name") == "mega_language_modeling":
+        changes = ", ".join(filter(None, [changes, _listed(cfg, "task", task, _changed(cfg, "task", task, DATA))]))
+    if changes:
+        start = "resuming from" if resumed else "starting a new training from"
+        logger.warning(f"{start} {path} with other options: {changes}")
+
+
+def _read(path: Path) -> Dict[str, Any]:
+    try:
+        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError):
+        return {}  # fairseq loads it next, and fails too
+
+
+def _changed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> List[str]:
+    """Return the options that both have, with different values."""
+    ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names if name in theirs and name != "_name"}
+    return [name for name, value in ours.items() if str(value) != str(theirs[name])]
+
+
+def _listed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> str:
+    def said(value: Any) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return "not given" if value is None else str(value)
+
+    ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
+    return ", ".join(f"--{name.replace('_', '-')} is {said(ours[name])} and was {said(theirs[name])}" for name in names)
+
+
+def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -> bool:
+    """Whether weights have the shapes of the model's, which adapts them to other chunks for evaluation only."""
+    weights = dict(weights)
+    BaseFairseqModel.upgrade_state_dict_named(model, weights, "")  # names of older versions
+    for side in model.STACKS:
+        own, stored = len(getattr(model, side).layers), count_layers(weights, side)
+        if stored != own and not (stored > own and cfg[f"{side}_layers_to_keep"]):
+            return False
+    return _shapes(model.state_dict()) == _shapes(weights)
+
+
+def _shapes(weights: Dict[str, Tensor]) -> Dict[str, torch.Size]:
+    """All layers of a stack have the same."""
+    return {re.sub(r"\.layers\.\d+\.", ".layers.", name): tensor.shape for name, tensor in weights.items()}

@@ -1,0 +1,144 @@
+"""A training is resumed as the model that it was, and overrides name options that there are: by real command lines."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from tests.commands import (
+    CPU,
+    LM,
+    LM_CHUNK,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    TRAINING,
+    failure,
+    fairseq,
+    preprocess_pairs,
+    preprocess_text,
+    records,
+)
+
+LAST = "checkpoint_last.pt"
+
+
+# ------------------------------------------------------------------------------------------------ what all share
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """One update of a language model with a learned position bias, whose weights are as many as a chunk needs."""
+    folder = tmp_path_factory.mktemp("language_model")
+    words = [preprocess_text(folder), *LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--rel-pos-bias=simple"]
+    fairseq("train", *words, "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(words=words, last=folder / LAST, folder=folder, command="eval-lm")
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("translation")
+    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING]
+    fairseq("train", *words, "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(words=words, last=folder / LAST, folder=folder, command="generate")
+
+
+@pytest.fixture(params=["language_model", "translation"])
+def trained(request):
+    return request.getfixturevalue(request.param)
+
+
+def warnings(said):
+    return re.findall(
+        r"(?:resuming from|starting a new training from) .* with other options: (.*)$", said, re.MULTILINE
+    )
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+CHUNK = f"and was {LM_CHUNK}"
+WAS_SOFTMAX = "--attention-activation-fn is laplace and was softmax"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (["--decoder-chunk-size=4"], f"--decoder-chunk-size is 4 {CHUNK}"),
+        (["--decoder-chunk-size=32"], f"--decoder-chunk-size is 32 {CHUNK}"),
+        (["--decoder-layers=2"], "--decoder-layers is 2 and was 1"),
+        (
+            ["--attention-activation-fn=laplace", "--truncation-length=8", "--no-scale-embedding", "--dropout=0.3"],
+            f"{WAS_SOFTMAX}, --no-scale-embedding is on and was off, --truncation-length is 8 and was 0",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_training_is_not_resumed_as_another_model(language_model, options, changes):
+    line = failure("train", *language_model.words, "--save-dir", language_model.folder, *options)
+    assert line.startswith(f"ValueError: {language_model.last} is of another model: {changes}; give the values of the")
+
+
+def test_a_training_of_translation_is_not_resumed_as_another_model_either(translation):
+    """The values are those of the command line: --share-all-embeddings ties the output projection, too."""
+    options = ["--attention-activation-fn=laplace", "--restore-file", translation.last, "--max-source-positions=300"]
+    line = failure("train", *translation.words, *options)
+    assert f"{translation.last} is of another model: {WAS_SOFTMAX}, --max-source-positions is 300 and was 1024;" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--dropout=0.3", "--adaptive-softmax-dropout=0", "--piece-tokens=50"], []),
+        (
+            ["--documents=line", "--max-target-positions=99"],
+            ["--max-target-positions is 99 and was 2048, --documents is line and was stream"],
+        ),
+    ],
+    ids=["free", "the data and limits"],
+)
+def test_a_training_is_resumed_with_other_dropouts_and_warned_of_other_data(language_model, options, warned, tmp_path):
+    where = ["--restore-file", language_model.last, "--save-dir", tmp_path, "--max-update=2"]
+    said = fairseq("train", *language_model.words, *where, *options)
+    assert [record["num_updates"] for record in records(said, "train_inner")] == [2]
+    assert warnings(said) == warned
+
+
+def test_a_new_training_may_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
+    where = ["--save-dir", tmp_path, "--max-update=1", "--finetune-from-model", trained.last]
+    said = fairseq("train", *trained.words, *where, "--attention-activation-fn=laplace")
+    assert f"loading pretrained model from {trained.last}" in said
+    assert warnings(said) == [WAS_SOFTMAX]
+    line = failure(
+        "train", *trained.words, *where[:-2], "--restore-file", trained.last, "--reset-optimizer", "--decoder-z-dim=8"
+    )
+    assert line.startswith(
+        f"ValueError: the weights of {trained.last} do not fit: --decoder-z-dim is 8 and was 16; give"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ overrides
+
+
+def evaluation(trained, overrides):
+    task = LM if trained.command == "eval-lm" else [*PLUGIN, *CPU, "--max-len-b=5"]
+    return trained.command, trained.words[0], *task, "--path", trained.last, f"--model-overrides={overrides}"
+
+
+def test_an_override_of_no_option_is_refused_with_the_one_that_was_meant(trained):
+    line = failure(*evaluation(trained, {"decoder_chunck_size": 8}))
+    assert line == (
+        "ValueError: --model-overrides names 'decoder_chunck_size', which is no option of this checkpoint; "
+        "did you mean 'decoder_chunk_size'?"
+    )
+
+
+def test_fairseq_validate_refuses_it_too(translation):
+    words = [translation.words[0], *PLUGIN, *CPU, "--task=translation", "--max-tokens=600", "--path", translation.last]
+    line = failure("validate", *words, "--model-overrides={'no option': 1}")
+    assert line.endswith("--model-overrides names 'no option', which is no option of this checkpoint; leave it out")
+
+
+def test_overrides_of_any_section_are_accepted(trained):
+    fairseq(*evaluation(trained, {"dropout": 0.3, "seed": 5, "max_epoch": 3, "checkpoint": {"no_save": True}}))
