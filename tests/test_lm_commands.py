@@ -261,7 +261,7 @@ def test_a_simple_bias_takes_smaller_chunks_and_refuses_larger_ones(text, tmp_pa
     words = [*LM, "--path", path, "--model-overrides={'decoder_chunk_size':17}"]
     line = failure("eval-lm", text, *words)
     assert line.startswith(
-        "ValueError: --decoder-chunk-size is 17 and this checkpoint's position bias 'simple' reaches 16"
+        "ValueError: --decoder-chunk-size is 17 and this model's position bias 'simple' reaches 16 tokens"
     )
     assert "evaluate at chunks of 1 to 16, or train with --rel-pos-bias rotary" in line
 
