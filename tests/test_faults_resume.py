@@ -118,6 +118,16 @@ def test_a_new_training_may_start_from_the_weights_of_another_model_if_they_fit(
     )
 
 
+def test_a_pruned_model_is_trained_on_and_resumed_by_one_command(language_model, tmp_path):
+    words = ["train", *language_model.words, "--decoder-layers=3"]
+    fairseq(*words, "--max-update=1", "--save-dir", tmp_path / "whole")
+    start = ["--finetune-from-model", tmp_path / "whole" / LAST, "--save-dir", tmp_path / "pruned"]
+    for updates in (1, 2):
+        said = fairseq(*words, *start, "--decoder-layers-to-keep=0,2", "--max-update", updates)
+        assert warnings(said) == []
+    assert f"Loaded checkpoint {tmp_path / 'pruned' / LAST}" in said
+
+
 # ------------------------------------------------------------------------------------------------ overrides
 
 
