@@ -1,4 +1,4 @@
-"""The command `mega-fairseq sweep` and what it is tried on, for the files that test it."""
+"""Fixtures for `mega-fairseq sweep`, its data and models."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.sweeps import make_models
 
 @pytest.fixture(scope="session")
 def sweep_folder(tmp_path_factory):
-    """Text, binarised, and a model of it with each of two position biases."""
+    """The data and models of tests/sweeps.py."""
     place = tmp_path_factory.mktemp("sweep")
     make_models(place)
     return place
@@ -16,7 +16,7 @@ def sweep_folder(tmp_path_factory):
 
 @pytest.fixture
 def sweep(sweep_folder, tmp_path, capsys):
-    """The command in this process, on the CPU, into `tmp_path`; its exit code, and what it said on both streams."""
+    """Run the command in this process, on the CPU, into `tmp_path`; returns exit code, stdout and stderr."""
 
     def call(*arguments, model="rotary.pt", data="data", device=("--cpu",)):
         files = [str(sweep_folder / model), str(sweep_folder / data), f"--out={tmp_path / 'out'}"]

@@ -106,8 +106,8 @@ SHOWN = {
         "what make does in each case, and no more: test_docs.py::test_make_does_what_is_said",
     ],
     r"make clean": ["test_docs.py::test_make_clean_leaves_what_is_worth_something"],
-    r"mega-fairseq doctor": ["test_doctor.py::test_the_real_command_tries_what_torch_reads_of_a_checkpoint"],
-    r"mega-fairseq user-dir": ["test_cli.py::test_user_dir_prints_the_folder_of_the_package_without_torch_or_fairseq"],
+    r"mega-fairseq doctor": ["test_doctor.py::test_the_command_reports_which_checkpoints_torch_reads"],
+    r"mega-fairseq user-dir": ["test_cli.py::test_user_dir_prints_the_package_folder_without_importing_torch"],
     r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],
     r"cd examples/(wmt16_en_de/bible|lm/addresses)": [BIBLE, ADDRESSES],
     r"\./(prepare|train|generate|evaluate)\.sh|\.\./average\.sh checkpoints/sentencepiece": [BIBLE, ADDRESSES],
@@ -128,7 +128,7 @@ SHOWN = {
         "test_docs.py::test_the_readme_trains_evaluates_and_sweeps_a_language_model"
     ],
     r"mega-fairseq convert( released\.pt ours\.pt| IN\.pt OUT\.pt)?": [
-        "test_cli.py::test_convert_says_what_it_made_and_what_it_changed"
+        "test_cli.py::test_convert_prints_the_model_and_what_changed"
     ],
     r"torchrun --standalone .*--cpu .*": [TORCHRUN],
     r"torchrun .*--distributed-world-size (8|16)": ["there are no GPUs here; the same on two processes: " + TORCHRUN],

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.cli.released_names import translate
+from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.modules import (
     POSITION_BIASES,
     DampedEMA,

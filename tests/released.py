@@ -1,4 +1,4 @@
-"""Checkpoints as the released code writes them, made from golden cases, and the command that converts them."""
+"""Checkpoints in the form of the released code, made from golden cases, and `mega-fairseq convert` for tests."""
 
 import subprocess
 import sys
@@ -12,12 +12,13 @@ from fairseq import checkpoint_utils
 
 from mega_fairseq.cli.main import main
 from tests import golden_cases as golden
+from tests.commands import refused_by
 
 READS_SAFELY = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 NEEDS_TORCH = "convert needs torch 2.6"
 ROOT = Path(__file__).resolve().parent.parent
 REMARKS = ("gen", "src_left_pad", "evals")  # entries of a case's config that are no options
-# Of the 150 options that every checkpoint carries, some that the converter reads and some that it must not mind.
+# Some of the 150 options in each released checkpoint; the converter ignores some of these.
 OF_TRANSLATION = {
     "task": "translation",
     "source_lang": "de",
@@ -61,7 +62,7 @@ def model(name: str, kind: str = "mega_model") -> golden.Case:
 
 
 def checkpoint(case: golden.Case, **options: Any) -> Dict[str, Any]:
-    """What the released code would have saved for this model; `options` replace or add some, None included."""
+    """What the released code would have saved for this model, with these options replaced or added."""
     config = {name: value for name, value in case.config.items() if name not in REMARKS}
     return {
         "args": Namespace(**{**config, **OF_TRAINING, **OF_TASK[case.kind], **options}),
@@ -93,19 +94,19 @@ def save(content: Any, path: Path, **how: Any) -> Path:
 
 
 def convert(content: Any, folder: Path, name: str = "released.pt", **how: Any) -> Path:
-    """Converts in this process, and gives the path of the result."""
+    """Convert in this process and return the path of the result."""
     target = folder / f"ours-{name}"
     assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
     return target
 
 
 def load(path: Path, data: Path, **overrides: Any) -> Tuple[torch.nn.Module, Any]:
-    """The model and configuration as fairseq loads them."""
+    """Load model and configuration with fairseq."""
     models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data), **overrides})
     return models[0].eval(), cfg
 
 
-# Checkpoints that somebody damaged.
+# Damaged checkpoints.
 
 
 def without(content: Dict[str, Any], *names: str) -> Dict[str, Any]:
@@ -122,7 +123,7 @@ def without_option(content: Dict[str, Any], name: str) -> Dict[str, Any]:
 
 
 def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
-    """The command in a process of its own; `program` is Python to run there first."""
+    """Run `mega-fairseq` in a new process, after the Python code `program`."""
     if "convert" in arguments and not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
     start = f"{program}\nimport sys\nfrom mega_fairseq.cli.main import main\nsys.exit(main())"
@@ -130,45 +131,31 @@ def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
 
 
 def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
-    """The command in this process, which must refuse."""
+    """`mega-fairseq convert` in this process must end with an error that contains these words."""
     if not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
     code = main(["convert", *map(str, arguments)])
-    assert_sentence(code, *capsys.readouterr(), words)
+    refused_by("convert", (code, *capsys.readouterr()), *words)
 
 
 def refuse_content(content: Any, words: str, folder: Path, capsys: Any) -> None:
-    """A checkpoint of this content is refused, and nothing is written."""
+    """`mega-fairseq convert` must refuse a checkpoint of this content and write nothing."""
     source = save(content, folder / "any.pt")
     refuse(capsys, source, folder / "ours.pt", words=[f"convert: {source} ", words])
     assert [path.name for path in folder.iterdir()] == ["any.pt"]
 
 
 def assert_refused(result: subprocess.CompletedProcess, *words: Any) -> None:
-    assert_sentence(result.returncode, result.stdout, result.stderr, words)
-
-
-def assert_sentence(code: int, out: str, err: str, words: Sequence[Any]) -> None:
-    """One sentence on stderr that says these words, nothing on stdout, and no traceback."""
-    assert code == 1, err
-    assert out == ""
-    assert err.startswith("mega-fairseq convert: ")
-    assert err.count("\n") == 1, err
-    for word in words:
-        assert str(word) in err
-    assert ";" in err, "no remedy"
+    refused_by("convert", (result.returncode, result.stdout, result.stderr), *words)
 
 
 def converter(folder: Path) -> Callable[[golden.Case], Path]:
-    """Says where a golden model lies after the command has converted it, once."""
+    """A function that converts golden models, each once, and returns the path of the result."""
     paths: Dict[str, Path] = {}
 
     def path_of(case: golden.Case) -> Path:
         if case.name not in paths:
-            source, target = save(checkpoint(case), folder / f"{case.name}.old.pt"), folder / f"{case.name}.pt"
-            result = run("convert", source, target)
-            assert result.returncode == 0, result.stderr
-            paths[case.name] = target
+            paths[case.name] = convert(checkpoint(case), folder, f"{case.name}.pt")
         return paths[case.name]
 
     return path_of

@@ -1,4 +1,4 @@
-"""What sweeps are tried on: a text of doubled letters, and a model of it with each of two position biases."""
+"""Data and models for the tests of sweeps: a text of doubled letters, and one model for each of two position biases."""
 
 import json
 import random
@@ -19,7 +19,7 @@ UPDATES = [
 
 
 def make_models(place: Path) -> None:
-    """`data`, binarised, and `rotary.pt` and `simple.pt` after a few updates."""
+    """Write `data`, binarised, and `rotary.pt` and `simple.pt`, trained for a few updates."""
     chance = random.Random(1)
     for split, lines in (("train", 60), ("test", 23), ("other", 7)):
         words = [[chance.choice("abcdefghij") for _ in range(chance.randint(0, 30))] for _ in range(lines)]
@@ -33,10 +33,10 @@ def make_models(place: Path) -> None:
         fairseq("train", place / "data", *TASK, "--criterion=mega_lm_cross_entropy", *options, *UPDATES)
         content = torch.load(place / bias / "checkpoint_last.pt", weights_only=False)
         for tensor in content["model"].values():
-            tensor.mul_(3.0 if tensor.dim() > 1 else 1.0)  # more updates would also make more of what came before
+            tensor.mul_(3.0 if tensor.dim() > 1 else 1.0)  # makes the context matter, as more updates would
         torch.save(content, place / f"{bias}.pt")
 
 
 def points(path: Path) -> Dict[Tuple[int, str], Dict[str, Any]]:
-    """What a sweep has recorded, by chunk and cut."""
+    """The points that a sweep recorded, by chunk and cut."""
     return {(point["chunk"], point["cut"]): point for point in json.loads(path.read_text())["points"]}

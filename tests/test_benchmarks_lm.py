@@ -10,7 +10,7 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - they register themselves
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
-from mega_fairseq.cli.sweep_record import Point
+from mega_fairseq.cli.sweep.record import Point
 from tests.commands import preprocess_text
 from tests.test_benchmarks import run
 

@@ -1,7 +1,7 @@
-"""What `mega-fairseq convert` makes of language models: the released numbers, under options that fairseq loads.
+"""`mega-fairseq convert` with language models: released numbers, and options that fairseq loads.
 
-The checkpoints are golden models in the form in which the released code saves them (tests/released.py); one that the
-released command line wrote itself is in test_fork_lm.py.
+The checkpoints are golden models in the form of the released code (tests/released.py); test_fork_lm.py has one that the
+released code wrote.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import setup_task
 from torch import nn
 
-from mega_fairseq.cli import converted as converted_checkpoints
-from mega_fairseq.cli import released_options
-from mega_fairseq.cli.released_names import translate
+from mega_fairseq.cli.convert import families
+from mega_fairseq.cli.convert.conversion import configuration
+from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests import golden_cases as golden
 from tests import released
@@ -28,7 +28,6 @@ from tests.released import (
     convert,
     converter,
     load,
-    refuse,
     refuse_content,
     with_tensors,
     without,
@@ -37,7 +36,6 @@ from tests.released import (
 
 pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 RELEASED = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())
-DIAGNOSTICS = {"report_ema_alpha", "write_out_alpha"}  # options that print and change nothing
 SHARED, TRUNCATED = "ce_softmax_rotary_chunk8", "ce_softmax_rotary_chunk8_trunc4"
 ADAPTIVE, NARROW = "adaptive_untied_simple_chunk8", "ce_embnorm_inputdim24_relu2"
 CUTOFF, TYPES, DIM = [16, 28], 40, 32  # of the adaptive case
@@ -49,7 +47,7 @@ def model(name):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with the dictionary that the golden models were made for."""
+    """A folder with the dictionary of the golden models."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(TYPES - 4)))
     return folder
@@ -57,7 +55,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """The path of a golden model after the command has converted it, by its name."""
+    """A function from a golden model to the path of its converted checkpoint."""
     return converter(tmp_path_factory.mktemp("converted"))
 
 
@@ -77,7 +75,7 @@ def assert_log_probs(case, ours, name):
 
 
 @each_model()
-def test_a_converted_model_gives_the_log_probabilities_of_the_released_evaluation(case, converted, data):
+def test_a_converted_model_computes_the_released_log_probabilities(case, converted, data):
     for chunk, chunks in case.config["evals"]:
         ours, _ = load(converted(case), data, decoder_chunk_size=chunk)
         ours.decoder.cfg.piece_tokens = case.inputs["target"].size(0) * chunk * chunks
@@ -85,13 +83,13 @@ def test_a_converted_model_gives_the_log_probabilities_of_the_released_evaluatio
 
 
 @each_model()
-def test_with_its_truncation_given_back_a_converted_model_is_the_one_that_was_trained(case, converted, data):
+def test_with_truncation_restored_a_converted_model_is_the_trained_one(case, converted, data):
     ours, _ = load(converted(case), data, decoder_truncation_length=case.config["truncation_length"])
     assert_log_probs(case, ours, "whole_chunk8")
 
 
 @each_model()
-def test_the_criterion_of_a_converted_checkpoint_counts_every_target(case, converted, data):
+def test_the_criterion_of_a_converted_checkpoint_sums_over_all_targets(case, converted, data):
     ours, cfg = load(converted(case), data)
     target = case.inputs["target"]
     sample = {"net_input": {"src_tokens": case.inputs["src_tokens"]}, "target": target, "ntokens": 1}
@@ -106,19 +104,11 @@ def test_from_pretrained_loads_a_converted_model_and_scores(converted, data):
     assert hub.score("w1 w2 w3")["positional_scores"].numel() == 3
 
 
-def test_a_half_precision_checkpoint_stays_in_half_precision_and_loads(tmp_path, data):
-    content = checkpoint(model(SHARED), fp16=True)
-    content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
-    path = convert(content, tmp_path)
-    assert {t.dtype for t in torch.load(path, weights_only=True)["model"].values()} == {torch.float16}
-    load(path, data)
-
-
 # -------------------------------------------------------------------------------------- tied adaptive embeddings
 
 
 def stock_adaptive(tie_proj):
-    """fairseq's own modules with the embeddings of the adaptive case: what the release calls these tensors."""
+    """fairseq's own modules, whose tensor names the release uses, with the embeddings of the adaptive case."""
     embeddings = AdaptiveInput(TYPES, PAD, DIM, 4.0, DIM, CUTOFF)
     prefix = "decoder.embed_tokens."
     given = {n[len(prefix) :]: t for n, t in model(ADAPTIVE).parameters.items() if n.startswith(prefix)}
@@ -136,9 +126,9 @@ def tied(stock, **options):
 
 
 @pytest.mark.parametrize("tie_proj", [True, False])
-def test_a_tied_adaptive_softmax_gives_what_fairseqs_module_gives_from_the_released_tensors(tie_proj, tmp_path, data):
+def test_a_tied_adaptive_softmax_computes_the_same_as_fairseqs_module(tie_proj, tmp_path, data):
     case, stock = model(ADAPTIVE), stock_adaptive(tie_proj)
-    target, features = case.inputs["target"], case.outputs["logits_or_features"]  # in front of the softmax
+    target, features = case.inputs["target"], case.outputs["logits_or_features"]  # inputs of the softmax
     with torch.no_grad():
         lprobs = stock["adaptive_softmax"].get_log_prob(features, None).gather(-1, target.unsqueeze(-1)).squeeze(-1)
     ours, _ = load(convert(tied(stock, tie_adaptive_proj=tie_proj), tmp_path), data)
@@ -149,7 +139,7 @@ def test_a_tied_adaptive_softmax_gives_what_fairseqs_module_gives_from_the_relea
     assert_log_probs(dataclasses.replace(case, outputs={"lprobs": lprobs}), ours, "lprobs")
 
 
-def test_every_name_of_a_tied_tensor_is_in_the_file_and_its_numbers_are_there_once(tmp_path):
+def test_tied_tensors_have_all_their_names_and_are_saved_once(tmp_path):
     content = tied(stock_adaptive(True), tie_adaptive_proj=True)
     content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}
     state = torch.load(convert(content, tmp_path), weights_only=True)["model"]
@@ -158,12 +148,12 @@ def test_every_name_of_a_tied_tensor_is_in_the_file_and_its_numbers_are_there_on
     names = {f"decoder.adaptive_softmax.{name}" for name in names}
     names |= {f"decoder.embed_tokens.embeddings.{i}.{part}.weight" for i in (0, 1, 2) for part in (0, 1)}
     assert {name for name in state if "adaptive_softmax" in name or "embed_tokens" in name} == names
-    assert state["decoder.adaptive_softmax.head._float_tensor"].tolist() == [0]  # it was uninitialised memory
+    assert state["decoder.adaptive_softmax.head._float_tensor"].tolist() == [0]  # uninitialised memory in the release
     stored = {t.untyped_storage().data_ptr() for name, t in state.items() if name in names}
     assert len(stored) == len(names) - 5
 
 
-def test_tied_tensors_that_a_checkpoint_names_once_are_complete(tmp_path, data):
+def test_missing_names_of_tied_tensors_are_added(tmp_path, data):
     content = tied(stock_adaptive(True), tie_adaptive_proj=True)
     copies = [name for name in content["model"] if "adaptive_softmax.tail" in name]
     ours, _ = load(convert(without(content, *copies), tmp_path), data)
@@ -171,7 +161,7 @@ def test_tied_tensors_that_a_checkpoint_names_once_are_complete(tmp_path, data):
         assert torch.equal(ours.state_dict()[name], content["model"][name])
 
 
-# -------------------------------------------------------------------------------------- what is in the file
+# -------------------------------------------------------------------------------------- content of the file
 
 
 def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(converted):
@@ -186,7 +176,7 @@ def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(conve
     assert {field.name for field in dataclasses.fields(MegaLMConfig)} == set(cfg["model"])
     task = {name: value for name, value in cfg["task"].items() if name in released.OF_LANGUAGE_MODELLING}
     assert task == {
-        "tokens_per_sample": 0,  # the chunk decides
+        "tokens_per_sample": 0,  # follows the chunk size
         "variant_block_multiple_min": 2,
         "variant_block_multiple_max": 6,
         "valid_block": "splits:10",
@@ -195,30 +185,30 @@ def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(conve
 
 
 @pytest.mark.parametrize("name", [SHARED, ADAPTIVE, NARROW])
-def test_every_option_and_every_tensor_arrive_in_the_model(name, tmp_path, data):
+def test_options_and_tensors_are_kept(name, tmp_path, data):
     given = {"dropout": 0.3, "hidden_dropout": 0.1, "adaptive_softmax_dropout": 0.2, "no_scale_embedding": True}
     content = checkpoint(model(name), **given)
     ours, cfg = load(convert(content, tmp_path), data)
     settled = {"truncation_length", "max_target_positions"}
-    for option in set(released_options.LANGUAGE.model_options) - settled:
+    for option in set(families.LANGUAGE.model_options) - settled:
         assert cfg.model[option] == getattr(content["args"], option), option
     expected = translate(content["model"])
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_without_a_chunk_training_segments_stay_as_long_as_they_were(tmp_path, data):
+def test_without_chunks_the_length_of_training_segments_is_kept(tmp_path, data):
     _, cfg = load(convert(checkpoint(model(SHARED), decoder_chunk_size=-1), tmp_path), data)
     assert (cfg.task.tokens_per_sample, cfg.model.decoder_chunk_size) == (1024, -1)
 
 
-def test_without_a_longest_target_a_sample_is_the_longest(tmp_path, data):
+def test_without_max_target_positions_the_length_of_samples_is_used(tmp_path, data):
     content = checkpoint(model(ADAPTIVE), decoder_chunk_size=-1, max_target_positions=None, tokens_per_sample=8)
-    _, cfg = load(convert(content, tmp_path), data)  # position bias simple is made for this length
+    _, cfg = load(convert(content, tmp_path), data)  # the length of position bias simple
     assert cfg.model.max_target_positions == 8
 
 
-def test_switches_that_had_nothing_to_tie_are_no_obstacle(tmp_path, data):
+def test_switches_without_effect_in_the_release_are_accepted(tmp_path, data):
     idle = {"share_decoder_input_output_embed": True, "tie_adaptive_proj": True}
     ours, _ = load(convert(checkpoint(model(ADAPTIVE), **idle), tmp_path), data)
     assert_log_probs(model(ADAPTIVE), ours, "whole_chunk8")
@@ -227,58 +217,26 @@ def test_switches_that_had_nothing_to_tie_are_no_obstacle(tmp_path, data):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        (SHARED, {}, "EMA keeps all its taps: the release cut them to 2048, but trained on segments of up to 48"),
-        (TRUNCATED, {}, "the release cut them to 4 in segments of up to 48 while training, but never in evaluation"),
-        (SHARED, {"decoder_chunk_size": -1, "truncation_length": 512}, "cut them to 512 in segments of up to 1024"),
+        (SHARED, {}, "EMA keeps all its taps: the release used 2048, but trained on segments of up to 48"),
+        (TRUNCATED, {}, "the release used 4 in training on segments of up to 48 tokens, but all of them in evaluation"),
+        (
+            SHARED,
+            {"decoder_chunk_size": -1, "truncation_length": 512},
+            "used 512 in training on segments of up to 1024",
+        ),
         (SHARED, {"decoder_embed_path": "embeddings.txt"}, "decoder_embed_path dropped"),
     ],
 )
-def test_convert_says_what_it_made_and_what_it_changed(name, options, words, tmp_path, capsys):
+def test_convert_prints_the_model_and_what_changed(name, options, words, tmp_path, capsys):
     convert(checkpoint(model(name), **options), tmp_path)
     said = capsys.readouterr().out
     for expected in ("mega_lm, language model, ", " parameters, stored as float32", "optimizer", words):
         assert expected in said
 
 
-def test_nothing_is_said_of_a_truncation_that_there_was_not(tmp_path, capsys):
+def test_without_truncation_taps_are_not_mentioned(tmp_path, capsys):
     convert(checkpoint(model(SHARED), truncation_length=0), tmp_path)
-    assert "taps" not in capsys.readouterr().out
-
-
-# -------------------------------------------------------------------------------------- options
-
-
-def test_every_released_option_of_language_models_is_converted_and_one_of_ours():
-    kinds = released_options.LANGUAGE.model_options
-    names = {option["name"] for option in RELEASED["options"]} - DIAGNOSTICS
-    assert set(kinds) == names | {"max_target_positions"}  # which the release took from the task
-    assert not set(kinds) - {field.name for field in dataclasses.fields(MegaLMConfig)}
-    python = {"int": (int,), "float": (float,), "_StoreTrueAction": (bool,)}
-    for option in RELEASED["options"]:
-        if option["name"] in names:
-            assert kinds[option["name"]] in python.get(option["type"], (str, "cutoff", "path")), option
-
-
-def test_the_options_of_the_task_that_are_converted_are_released_ones():
-    assert set(released_options.LANGUAGE.task_options) <= {option["name"] for option in RELEASED["task_options"]}
-
-
-def test_every_released_choice_is_a_choice_of_ours():
-    kinds = {field.name: field.type for field in dataclasses.fields(MegaLMConfig)}
-    for option in RELEASED["options"]:
-        for choice in option["choices"] or ():
-            assert kinds[option["name"]](choice) == choice
-
-
-@pytest.mark.parametrize("arch", RELEASED["arch_defaults"])
-def test_the_defaults_of_every_released_architecture_make_a_configuration(arch):
-    family = released_options.family_of({"arch": arch})
-    assert family is released_options.LANGUAGE
-    # Some architectures leave activation_dropout to the command line, and all of them the longest target.
-    defaults = {"activation_dropout": 0.0, "max_target_positions": None, **RELEASED["arch_defaults"][arch]}
-    assert set(family.model_options) - set(defaults) == set()
-    chosen = released_options.choose(defaults, family.model_options)
-    assert {name: defaults[name] for name in chosen} == chosen
+    assert "keeps all its taps" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -292,93 +250,94 @@ def test_a_released_architecture_becomes_a_model_of_the_published_size(arch, num
     recipe = {"normalize_before": True, "no_affine_final_norm": True, "rel_pos_bias": "rotary", **options}
     of_task = {**released.OF_LANGUAGE_MODELLING, "data": "data-bin", "max_target_positions": None}
     given = {**RELEASED["arch_defaults"][arch], **of_task, **recipe, "arch": arch}
-    cfg = converted_checkpoints.configuration(given, released_options.LANGUAGE)
+    cfg = configuration(given, families.LANGUAGE)
     with torch.device("meta"):
         made = MegaLanguageModel.build_model(cfg.model, task(number_of_types))
     assert round(sum(parameter.numel() for parameter in made.parameters()) / 1e6, 2) == millions
 
 
-def test_every_released_architecture_is_of_the_family():
-    assert set(released_options.LANGUAGE.archs) == set(RELEASED["arch_defaults"])
+# -------------------------------------------------------------------------------------- errors
 
 
-# -------------------------------------------------------------------------------------- refusals
+def normal(**options):
+    return checkpoint(model(SHARED), **options)
 
 
-NORMAL, BANDS = checkpoint(model(SHARED)), checkpoint(model(ADAPTIVE))
-TIED = tied(stock_adaptive(True), tie_adaptive_proj=True)
+def bands(**options):
+    return checkpoint(model(ADAPTIVE), **options)
+
+
+def tied_bands():
+    return tied(stock_adaptive(True), tie_adaptive_proj=True)
+
+
 TABLES = [f"decoder.embed_tokens.embeddings.{i}.0.weight" for i in (0, 1, 2)]
 VERSION = "decoder.adaptive_softmax.version"
 CLASSES = "decoder.adaptive_softmax.head.class_proj.weight"
 REFUSED = {
-    "of another family": (checkpoint(model(SHARED), arch="mega_lm_luna"), "'mega_lm_luna'"),
-    "missing option": (without_option(NORMAL, "no_affine_final_norm"), "lacks the option no_affine_final_norm"),
-    "missing option of the task": (without_option(NORMAL, "valid_block"), "lacks the option valid_block"),
-    "switch that is a number": (checkpoint(model(ADAPTIVE), adaptive_input=1), "option adaptive_input"),
-    "number that is a switch": (checkpoint(model(SHARED), tokens_per_sample=True), "option tokens_per_sample"),
-    "longest target that is a word": (checkpoint(model(SHARED), max_target_positions="64"), "max_target_positions"),
-    "cutoff that code would be read from": (
-        checkpoint(model(ADAPTIVE), adaptive_input_cutoff="__import__('os').abort()"),
-        "adaptive_input_cutoff",
-    ),
-    "streams that the release does not know": (checkpoint(model(SHARED), valid_block="documents"), "valid_block"),
-    "streams that are filled in later": (checkpoint(model(SHARED), valid_block="size:${x}"), "valid_block"),
-    "more layers than tensors": (checkpoint(model(SHARED), decoder_layers=10**9), "asks for 1000000000 layers"),
+    "of another family": (lambda: normal(arch="mega_lm_luna"), "'mega_lm_luna'"),
+    "missing option of the task": (lambda: without_option(normal(), "valid_block"), "lacks the option valid_block"),
+    "switch that is a number": (lambda: bands(adaptive_input=1), "option adaptive_input"),
+    "number that is a switch": (lambda: normal(tokens_per_sample=True), "option tokens_per_sample"),
+    "longest target that is a word": (lambda: normal(max_target_positions="64"), "max_target_positions"),
+    "streams that the release does not know": (lambda: normal(valid_block="documents"), "valid_block"),
+    "streams that are filled in later": (lambda: normal(valid_block="size:${x}"), "valid_block"),
+    "more layers than tensors": (lambda: normal(decoder_layers=10**9), "asks for 1000000000 layers"),
     "embeddings of no width": (
-        with_tensors(NORMAL, decoder__embed_tokens__weight=torch.empty(10**6, 0)),
+        lambda: with_tensors(normal(), decoder__embed_tokens__weight=torch.empty(10**6, 0)),
         "decoder.embed_tokens.weight",
     ),
-    "streams of nothing": (checkpoint(model(SHARED), valid_block="size:0"), "--valid-block"),
-    "segments of nothing": (checkpoint(model(SHARED), variant_block_multiple_min=0), "--variant-block-multiple-min"),
-    "folder that is filled in later": (checkpoint(model(SHARED), data="${oc.env:HOME}"), "option data"),
-    "factor of nothing": (checkpoint(model(ADAPTIVE), adaptive_input_factor=0.0), "make no model"),
+    "streams of nothing": (lambda: normal(valid_block="size:0"), "--valid-block"),
+    "segments of nothing": (lambda: normal(variant_block_multiple_min=0), "--variant-block-multiple-min"),
+    "factor of nothing": (lambda: bands(adaptive_input_factor=0.0), "invalid model options"),
     "factor that is no number": (
-        checkpoint(model(ADAPTIVE), adaptive_softmax_factor="four"),
+        lambda: bands(adaptive_softmax_factor="four"),
         "adaptive_softmax_factor",
     ),
     "band too small for its pad": (
-        checkpoint(model(ADAPTIVE), adaptive_input_cutoff="1,28", adaptive_softmax_cutoff="1,28"),
-        "make no model",
+        lambda: bands(adaptive_input_cutoff="1,28", adaptive_softmax_cutoff="1,28"),
+        "invalid model options",
     ),
-    "cutoffs beyond the types": (checkpoint(model(ADAPTIVE), adaptive_input_cutoff="16,99"), "make no model"),
-    "bands in place of a table": (checkpoint(model(ADAPTIVE), adaptive_input=False), "decoder.embed_tokens.weight"),
+    "cutoffs beyond the types": (lambda: bands(adaptive_input_cutoff="16,99"), "invalid model options"),
+    "bands in place of a table": (lambda: bands(adaptive_input=False), "decoder.embed_tokens.weight"),
     "a table in place of bands": (
-        checkpoint(model(SHARED), adaptive_input=True, adaptive_input_cutoff="16,28"),
-        "make no model",
+        lambda: normal(adaptive_input=True, adaptive_input_cutoff="16,28"),
+        "invalid model options",
     ),
-    "missing embeddings": (without(NORMAL, "decoder.embed_tokens.weight"), "decoder.embed_tokens.weight"),
-    "missing bands": (without(BANDS, *TABLES), "decoder.embed_tokens"),
-    "missing last band": (without(BANDS, TABLES[-1]), "make no model"),
-    "missing version of the softmax": (without(BANDS, VERSION), VERSION),
-    "missing scores of the clusters": (without(TIED, CLASSES), CLASSES),
-    "tied tables that differ": (with_tensors(TIED, **{TABLES[1]: torch.ones(12, 8)}), TABLES[1]),
-    "tied tables of other types": (with_tensors(TIED, **{TABLES[1]: TIED["model"][TABLES[1]].double()}), TABLES[1]),
+    "missing bands": (lambda: without(bands(), *TABLES), "decoder.embed_tokens"),
+    "missing last band": (lambda: without(bands(), TABLES[-1]), "invalid model options"),
+    "missing version of the softmax": (lambda: without(bands(), VERSION), VERSION),
+    "missing scores of the clusters": (lambda: without(tied_bands(), CLASSES), CLASSES),
+    "tied tables that differ": (lambda: with_tensors(tied_bands(), **{TABLES[1]: torch.ones(12, 8)}), TABLES[1]),
+    "tied tables of other types": (
+        lambda: with_tensors(tied_bands(), **{TABLES[1]: tied_bands()["model"][TABLES[1]].double()}),
+        TABLES[1],
+    ),
     "untied tensors under tied options": (
-        checkpoint(model(ADAPTIVE), tie_adaptive_weights=True),
+        lambda: bands(tie_adaptive_weights=True),
         "decoder.embed_tokens.embeddings",
     ),
-    "tied tensors under untied options": ({**TIED, "args": BANDS["args"]}, "decoder.adaptive_softmax.head"),
-    "tied embeddings that differ": (
-        with_tensors(NORMAL, decoder__output_projection__weight=torch.ones(TYPES, DIM)),
-        "decoder.output_projection.weight",
+    "tied tensors under untied options": (
+        lambda: {**tied_bands(), "args": bands()["args"]},
+        "decoder.adaptive_softmax.head",
     ),
     "output that ties to nothing": (
-        with_tensors(BANDS, decoder__output_projection__weight=torch.ones(TYPES, DIM)),
+        lambda: with_tensors(bands(), decoder__output_projection__weight=torch.ones(TYPES, DIM)),
         "decoder.output_projection.weight",
     ),
-    "unknown tensor": (with_tensors(BANDS, decoder__adaptive_softmax__tail=torch.ones(1)), "adaptive_softmax.tail"),
-    "input of another width": (checkpoint(model(NARROW), decoder_input_dim=16), "decoder.embed_tokens.weight"),
+    "unknown tensor": (
+        lambda: with_tensors(bands(), decoder__adaptive_softmax__tail=torch.ones(1)),
+        "adaptive_softmax.tail",
+    ),
+    "input of another width": (lambda: checkpoint(model(NARROW), decoder_input_dim=16), "decoder.embed_tokens"),
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_is_no_whole_released_language_model_is_refused_in_one_sentence(reason, tmp_path, capsys):
-    refuse_content(*REFUSED[reason], tmp_path, capsys)
+def test_other_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
+    make, words = REFUSED[reason]
+    refuse_content(make(), words, tmp_path, capsys)
 
 
-def test_a_converted_checkpoint_is_not_converted_again(converted, tmp_path, capsys):
-    refuse(capsys, converted(model(SHARED)), tmp_path / "twice.pt", words=["mega_lm", "use it as it is"])
-
-
-def test_the_cases_are_of_the_types_of_the_dictionary():
+def test_all_cases_have_the_same_number_of_types():
     assert {types(case) for case in released.models("language model")} == {TYPES}

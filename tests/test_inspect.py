@@ -1,4 +1,4 @@
-"""What `mega-fairseq inspect` says of a checkpoint: numbers that were set beforehand, words, files and the figure."""
+"""What `mega-fairseq inspect` reports: known numbers, the tables and the figure."""
 
 import json
 import sys
@@ -10,7 +10,8 @@ import torch
 from fairseq import checkpoint_utils
 
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401  they register what checkpoints are of
+import mega_fairseq.tasks  # noqa: F401 - registers them
+from mega_fairseq.cli.inspect.numbers import half_lives
 from mega_fairseq.cli.main import main
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.position import rotate, t5_bucket
@@ -27,7 +28,7 @@ QUANTILES = ("min", "10%", "median", "90%", "max")
 
 @pytest.fixture(scope="session")
 def translation(tmp_path_factory):
-    """A translation model after three updates, validated once, and what its training said."""
+    """A translation model after three updates, validated once, and the output of its training."""
     folder = tmp_path_factory.mktemp("inspected")
     few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
     said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
@@ -36,7 +37,7 @@ def translation(tmp_path_factory):
 
 @pytest.fixture
 def inspect(tmp_path, capsys):
-    """The command in this process: what it said, and PREFIX.json."""
+    """Run the command in this process; returns stdout and PREFIX.json."""
 
     def call(path):
         code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
@@ -48,7 +49,7 @@ def inspect(tmp_path, capsys):
 
 @pytest.fixture
 def edited(tmp_path):
-    """The path of a checkpoint after `change` has had its content."""
+    """Write a checkpoint after applying `change` to its content."""
 
     def make(path, change):
         content = torch.load(path, weights_only=False)
@@ -64,7 +65,7 @@ def logit(p):
 
 
 def set_half_lives(content, name, lives, damping):
-    """Gives an EMA these half-lives (..., D, N): phi = 1 - alpha delta with delta = damping."""
+    """Give an EMA these half-lives (..., D, N): phi = 1 - alpha delta with delta = damping."""
     alpha = (1 - 0.5 ** (1 / lives)) / damping
     for leaf, value in (("alpha", alpha), ("delta", np.full_like(alpha, damping))):
         tensor = content["model"][f"{name}.mixer.ema.{leaf}"]
@@ -76,22 +77,25 @@ def row(found, name):
     return chosen
 
 
-def lines(out, start):
-    return [line.split() for line in out.splitlines() if line.startswith(start)]
+def line(out, table, start):
+    """The words of a line in one of the tables."""
+    (block,) = [block for block in out.split("\n\n") if block.startswith(table)]
+    (found,) = [line for line in block.splitlines() if line.startswith(start)]
+    return found.split()
 
 
 # -------------------------------------------------------------------------------------------- half-lives
 
 
-def test_half_lives_that_were_set_are_found_in_each_layer_and_direction(translation, inspect, edited):
+def test_known_half_lives_are_reported_for_each_layer_and_direction(translation, inspect, edited):
     states, chance = DIM * ORDER, np.random.default_rng(1)
-    sides = {"encoder 0 forward": 1.0, "encoder 0 backward": 3.0, "decoder 0": 5.0}
+    sides = {"encoder layer 0 forward": 1.0, "encoder layer 0 backward": 3.0, "decoder layer 0": 5.0}
     lives = {name: factor * np.geomspace(0.5, 1000, states) for name, factor in sides.items()}
 
     def change(content):
-        both = [chance.permutation(lives[f"encoder 0 {way}"]) for way in ("forward", "backward")]
+        both = [chance.permutation(lives[f"encoder layer 0 {way}"]) for way in ("forward", "backward")]
         set_half_lives(content, "encoder.layers.0", np.stack(both), damping=0.9)
-        set_half_lives(content, "decoder.layers.0", chance.permutation(lives["decoder 0"]), damping=0.95)
+        set_half_lives(content, "decoder.layers.0", chance.permutation(lives["decoder layer 0"]), damping=0.95)
 
     out, found = inspect(edited(translation.last, change))
     assert [row["name"] for row in found["half_lives"]["rows"]] == list(lives)
@@ -102,31 +106,29 @@ def test_half_lives_that_were_set_are_found_in_each_layer_and_direction(translat
         beyond = (expected > 5).mean()  # the chunk of both sides
         assert 0.2 < beyond < 1
         assert (seen["chunk"], seen["beyond_chunk"]) == (5, pytest.approx(beyond))
-        damping = 0.95 if name == "decoder 0" else 0.9
+        damping = 0.95 if name == "decoder layer 0" else 0.9
         assert (seen["delta"]["min"], seen["delta"]["max"]) == pytest.approx((damping, damping))
         assert seen["alpha"]["max"] == pytest.approx((1 - 0.5 ** (1 / expected[0])) / damping)
-        (printed,) = lines(out, name + " ")[-1:]
+        printed = line(out, "half-lives", f"{name} ")
         as_printed = [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in at]
         assert printed == [*name.split(), *as_printed, f"{beyond:.1%}"]
 
 
-def test_histograms_count_each_state_once_between_its_edges(translation, inspect, edited):
+def test_histograms_count_each_state_once(translation, inspect, edited):
     lives = np.repeat([1.0, 8.0, 100.0], [DIM, 2 * DIM, DIM])
     halves = [lives, np.full_like(lives, 2.0)]
     path = edited(translation.last, lambda c: set_half_lives(c, "encoder.layers.0", np.stack(halves), damping=0.9))
     _, found = inspect(path)
     edges = found["half_lives"]["edges"]
-    counts = row(found, "encoder 0 forward")["counts"]
+    counts = row(found, "encoder layer 0 forward")["counts"]
     seen = [(count, edges[i], edges[i + 1]) for i, count in enumerate(counts) if count]
     assert [count for count, *_ in seen] == [DIM, 2 * DIM, DIM]
     for (_, low, high), value in zip(seen, (1.0, 8.0, 100.0)):
         assert low * (1 - 1e-4) <= value <= high * (1 + 1e-4)
-    assert sum(row(found, "encoder 0 backward")["counts"]) == DIM * ORDER
+    assert sum(row(found, "encoder layer 0 backward")["counts"]) == DIM * ORDER
 
 
-def test_after_its_half_life_half_of_a_state_is_left():
-    from mega_fairseq.cli.inspect_numbers import half_lives
-
+def test_half_of_a_state_is_left_after_its_half_life():
     torch.manual_seed(1)
     ema, steps = DampedEMA(3, ndim=2), 7
     with torch.no_grad():
@@ -137,21 +139,21 @@ def test_after_its_half_life_half_of_a_state_is_left():
     np.testing.assert_allclose((later / first).flatten(), expected, rtol=1e-4)
 
 
-def test_states_that_never_fade_are_endless_and_beyond_any_chunk(translation, inspect, edited):
+def test_states_that_never_decay_have_infinite_half_lives(translation, inspect, edited):
     def change(content):
         alpha = content["model"]["decoder.layers.0.mixer.ema.alpha"]
         alpha[0, : DIM // 2] = -200.0  # an input weight of 0 in float32
         alpha[0, DIM // 2 :] = content["model"]["decoder.layers.0.mixer.ema.delta"][0, DIM // 2 :] = 50.0
 
     out, found = inspect(edited(translation.last, change))
-    seen = row(found, "decoder 0")
+    seen = row(found, "decoder layer 0")
     assert 0 < seen["min"] < 0.1
     assert (seen["90%"], seen["max"], seen["beyond_chunk"]) == (None, None, 0.5)
-    assert lines(out, "decoder 0 ")[-1][-3:] == ["endless", "endless", "50.0%"]
+    assert line(out, "half-lives", "decoder layer 0")[-3:] == ["infinite", "infinite", "50.0%"]
     assert sum(seen["counts"]) == DIM * ORDER // 2
 
 
-def test_a_model_all_of_whose_states_are_alike_is_drawn(sweep_folder, inspect, edited):
+def test_a_model_with_equal_half_lives_is_drawn(sweep_folder, inspect, edited):
     def change(content):
         for name in ("decoder.layers.0", "decoder.layers.1"):
             content["model"][f"{name}.mixer.ema.alpha"].fill_(-200.0)
@@ -160,11 +162,11 @@ def test_a_model_all_of_whose_states_are_alike_is_drawn(sweep_folder, inspect, e
     assert sum(sum(row["counts"]) for row in found["half_lives"]["rows"]) == 0
 
 
-def test_without_chunks_nothing_is_said_to_be_beyond_them(sweep_folder, inspect, edited, drawn):
+def test_without_chunks_no_share_is_beyond_them(sweep_folder, inspect, edited, drawn):
     path = edited(sweep_folder / "rotary.pt", lambda c: c["cfg"]["model"].update(decoder_chunk_size=-1))
     out, found = inspect(path)
-    assert row(found, "decoder 1")["beyond_chunk"] is None
-    assert lines(out, "decoder 1 ")[-1][-2:] == ["no", "chunks"]
+    assert row(found, "decoder layer 1")["beyond_chunk"] is None
+    assert line(out, "half-lives", "decoder layer 1")[-2:] == ["no", "chunks"]
     assert ", no chunks, " in out.splitlines()[1]
     assert not drawn["vlines"]
 
@@ -177,7 +179,7 @@ def as_loaded(path):
     return model
 
 
-def test_parameters_are_those_of_the_model_that_fairseq_loads(translation, inspect):
+def test_parameters_are_counted_as_in_the_loaded_model(translation, inspect):
     out, found = inspect(translation.last)
     model, counted = as_loaded(translation.last), found["parameters"]
     types = len(model.decoder.dictionary)
@@ -190,26 +192,26 @@ def test_parameters_are_those_of_the_model_that_fairseq_loads(translation, inspe
     layer = {"attention": attention + 2 * 5 - 1, "feed-forward": 2 * DIM * FEED_FORWARD + FEED_FORWARD + DIM}
     assert counted["parts"] == {
         "encoder": {"embedding": types * DIM, "norms": 2 * DIM},
-        "encoder 0": {**layer, "EMA": 2 * 4 * DIM * ORDER + DIM, "norms": 2 * 2 * DIM},
+        "encoder layer 0": {**layer, "EMA": 2 * 4 * DIM * ORDER + DIM, "norms": 2 * 2 * DIM},
         "decoder": {"embedding": types * DIM, "norms": 2 * DIM},
-        "decoder 0": {**layer, "EMA": 4 * DIM * ORDER + DIM, "cross attention": cross, "norms": 3 * 2 * DIM},
+        "decoder layer 0": {**layer, "EMA": 4 * DIM * ORDER + DIM, "cross attention": cross, "norms": 3 * 2 * DIM},
     }
-    assert lines(out, "total")[0][1:] == [f"{counted['total']:,}"]
-    assert lines(out, "tied ones once")[0][3:] == [f"{counted['unique']:,}"]
+    assert line(out, "parameters", "total  ")[1:] == [f"{counted['total']:,}"]
+    assert line(out, "parameters", "total, tied")[4:] == [f"{counted['unique']:,}"]
     header = next(line for line in out.splitlines() if line.startswith("parameters "))
     assert " ".join(header.split()) == "parameters embedding EMA attention cross attention feed-forward norms all"
-    printed = [line for line in out.splitlines() if line.startswith("decoder 0 ")][0]
+    printed = [line for line in out.splitlines() if line.startswith("decoder layer 0 ")][0]
     assert header.index("cross attention") + len("cross attention") == printed.index(f"{cross:,}") + len(f"{cross:,}")
 
 
-def test_tied_tensors_that_are_stored_twice_are_counted_once(translation, inspect, edited):
+def test_tied_tensors_stored_twice_are_counted_once(translation, inspect, edited):
     def change(content):
         content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}  # as averaging does
 
     assert inspect(edited(translation.last, change))[1]["parameters"] == inspect(translation.last)[1]["parameters"]
 
 
-def test_tied_bands_of_an_adaptive_softmax_are_counted_once(sweep_folder, inspect, tmp_path):
+def test_tied_adaptive_tables_are_counted_once(sweep_folder, inspect, tmp_path):
     sizes = as_words({f"decoder_{name}": size for name, size in {**LM_SIZES, "layers": 1, "chunk_size": CHUNK}.items()})
     adaptive = ["--adaptive-input", "--adaptive-softmax-cutoff=6,10", "--adaptive-softmax-factor=2"]
     tied = ["--adaptive-input-factor=2", "--tie-adaptive-weights", "--tie-adaptive-proj"]
@@ -227,7 +229,7 @@ def test_tied_bands_of_an_adaptive_softmax_are_counted_once(sweep_folder, inspec
 # ------------------------------------------------------------------------------------------ architecture
 
 
-def test_the_architecture_is_that_of_the_options_and_the_training(translation, inspect):
+def test_the_architecture_and_the_training_are_reported(translation, inspect):
     out, found = inspect(translation.last)
     seen = found["architecture"]
     for side in ("encoder", "decoder"):
@@ -242,7 +244,7 @@ def test_the_architecture_is_that_of_the_options_and_the_training(translation, i
     for line in (
         "model          mega_transformer, task translation, de to en",
         "attention      softmax",
-        "position bias  simple: a learned score for each distance",
+        "position bias  simple",
         "norm           layernorm, before each layer",
         "head           softmax, tied to the embedding",
         f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, loss {seen['best']:.4g}, "
@@ -252,48 +254,48 @@ def test_the_architecture_is_that_of_the_options_and_the_training(translation, i
         assert line in out.splitlines()
 
 
-def test_an_epoch_that_has_ended_is_not_taken_for_the_next(translation, inspect, edited):
-    """fairseq itself writes the number of the epoch that it goes on with."""
+def test_the_epoch_is_that_of_the_last_update(translation, inspect, edited):
+    """At an epoch's end fairseq stores the number of the next."""
     ended = {"epoch": 4, "iterations_in_epoch": 0}
     out, found = inspect(edited(translation.last, lambda c: c["extra_state"]["train_iterator"].update(ended)))
     assert found["architecture"]["epoch"] == 3
     assert "3 updates, epoch 3," in out
 
 
-def test_a_language_model_has_a_decoder_alone(sweep_folder, inspect):
+def test_a_language_model_has_only_a_decoder(sweep_folder, inspect):
     out, found = inspect(sweep_folder / "rotary.pt")
     seen = found["architecture"]["decoder"]
     short = {"layers": "layers", "D": "embed_dim", "v": "hidden_dim", "z": "z_dim", "N": "n_dim"}
     assert {name: seen[name] for name in short} == {name: LM_SIZES[option] for name, option in short.items()}
     assert seen["chunk"] == CHUNK
-    assert not lines(out, "encoder")
+    assert "encoder" not in out
     assert "no validation" in out
     assert "cross attention" not in out
     model = as_loaded(sweep_folder / "rotary.pt")
     assert found["parameters"]["unique"] == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_precision_norms_and_truncation_are_what_the_checkpoint_says(translation, inspect, edited):
+def test_precision_and_truncation_are_reported(translation, inspect, edited):
     def change(content):
         content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
         content["cfg"]["common"].update(fp16=True, memory_efficient_fp16=True)
         content["cfg"]["model"].update(truncation_length=9, decoder_truncation_length=0, encoder_ffn_embed_dim=0)
         for name in [name for name in content["model"] if name.startswith("encoder.layers.0.feed_forward")]:
             del content["model"][name]
-        content["cfg"]["task"]["source_lang"] = None  # as it is where the data's names say it
+        content["cfg"]["task"]["source_lang"] = None  # as if taken from the names of the data
         content["extra_state"]["val_loss"] = float("nan")
 
     out, found = inspect(edited(translation.last, change))
     assert "precision      stored as float16, trained in fp16" in out.splitlines()
     assert "model          mega_transformer, task translation" in out.splitlines()
-    assert "no feed-forward, chunk 5, EMA cut to 9 taps" in out
+    assert "no feed-forward, chunk 5, EMA truncated to 9 taps" in out
     assert found["architecture"]["decoder"]["truncation"] is None
     assert found["architecture"]["validation"] is None
-    before = row(inspect(translation.last)[1], "decoder 0")["median"]
-    assert row(found, "decoder 0")["median"] == pytest.approx(before, rel=1e-2)
+    before = row(inspect(translation.last)[1], "decoder layer 0")["median"]
+    assert row(found, "decoder layer 0")["median"] == pytest.approx(before, rel=1e-2)
 
 
-def test_neither_data_nor_embeddings_that_are_elsewhere_are_needed(translation, inspect, edited):
+def test_data_and_files_of_embeddings_are_not_needed(translation, inspect, edited):
     def change(content):
         content["cfg"]["task"]["data"] = "nowhere"
         content["cfg"]["model"].update(encoder_embed_path="nowhere.txt", decoder_embed_path="nowhere.txt")
@@ -310,7 +312,7 @@ def test_neither_data_nor_embeddings_that_are_elsewhere_are_needed(translation, 
         ("mega_lm", "ce_softmax_rotary_chunk8", "softmax, tied to the embedding"),
     ],
 )
-def test_converted_checkpoints_are_inspected_too(kind, name, head, inspect, tmp_path, capsys):
+def test_converted_checkpoints_are_inspected(kind, name, head, inspect, tmp_path, capsys):
     case = released.model(name, kind)
     path = released.convert(released.checkpoint(case), tmp_path)
     converted = capsys.readouterr().out
@@ -320,47 +322,97 @@ def test_converted_checkpoints_are_inspected_too(kind, name, head, inspect, tmp_
     assert found["architecture"]["head"] == head
     alpha, delta = (torch.sigmoid(case.parameters[f"decoder.layers.0.mega_layer.move.{n}"]) for n in ("delta", "alpha"))
     lives = np.log(0.5) / torch.log(1 - alpha * delta)
-    seen = row(found, "decoder 0")
+    seen = row(found, "decoder layer 0")
     assert (seen["min"], seen["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
-    assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's, which the release calls alpha
+    assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta, which the release calls alpha
 
 
-# --------------------------------------------------------------------------------------- position biases
+# --------------------------------------------------------------------------------------- position scores
 
 
-def biases(found):
-    return {(bias["of"], bias["layer"]): (bias["first"], bias["values"]) for bias in found["position_biases"]}
+def scores(found):
+    return {each["name"]: (each["first"], each["values"]) for each in found["position_scores"]}
 
 
-def test_simple_biases_are_the_learned_scores_over_the_distances_that_are_seen(translation, inspect):
+def trained(found):
+    return {each["name"]: each["trained"] for each in found["position_scores"]}
+
+
+def test_simple_scores_are_reported_for_the_distances_that_occur(translation, inspect):
     tensors = torch.load(translation.last, weights_only=True)["model"]
-    weights = {
-        name: tensors[f"{name}.position_bias.weight"]
+    own, causal, cross = (
+        tensors[f"{name}.position_bias.weight"]
         for name in ("encoder.layers.0.mixer", "decoder.layers.0.mixer", "decoder.layers.0.cross_attention")
-    }
-    own, causal, cross = weights.values()
-    found = biases(inspect(translation.last)[1])
-    assert found == {
-        ("encoder", 0): (-4, pytest.approx(own.tolist(), rel=1e-5)),
-        ("decoder", 0): (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # nothing from the future
-        ("decoder to encoder", 0): (1 - LONGEST, pytest.approx(cross.tolist(), rel=1e-5)),
+    )
+    assert scores(inspect(translation.last)[1]) == {
+        "encoder layer 0": (-4, pytest.approx(own.tolist(), rel=1e-5)),
+        "decoder layer 0": (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # nothing from the future
+        "decoder layer 0 cross attention": (1 - LONGEST, pytest.approx(cross.tolist(), rel=1e-5)),
     }
 
 
-def test_rotary_biases_are_inner_products_of_rotated_vectors(sweep_folder, inspect):
+def test_scores_that_had_no_gradient_are_reported_as_untrained(translation, inspect):
+    """Sentences have up to 15 words of two pieces, position bias of cross attention has 1,024 positions."""
+    tensors = torch.load(translation.last, weights_only=True)["model"]
+    tensor = tensors["decoder.layers.0.cross_attention.position_bias.weight"]
+    out, found = inspect(translation.last)
+    first, last = trained(found)["decoder layer 0 cross attention"]
+    assert -40 < first < -10
+    assert 10 < last < 40
+    assert 0.015 < tensor[: LONGEST - 1 + first].std() < 0.025  # as initialised
+    assert trained(found)["encoder layer 0"] == [-4, 4]
+    printed = " ".join(line(out, "position scores", "decoder layer 0 cross attention")[5:])
+    assert printed == f"-1,023 to 1,023 {first} to {last}"
+
+
+def test_without_an_optimizer_state_options_bound_what_was_trained(translation, inspect, edited):
+    def change(content):
+        content["last_optimizer_state"] = None
+        content["cfg"]["dataset"]["max_tokens"] = 300
+        content["cfg"]["task"].update(max_source_positions=200, max_target_positions=500)
+
+    _, found = inspect(edited(translation.last, change))
+    assert trained(found)["decoder layer 0 cross attention"] == [-299, 199]
+
+
+def test_a_flattened_optimizer_state_is_read(translation, inspect, edited):
+    """As --fp16 stores it."""
+
+    def change(content):
+        state = content["last_optimizer_state"]["state"]
+        flat = {
+            name: torch.cat([state[i][name].flatten() for i in sorted(state)]) for name in ("exp_avg", "exp_avg_sq")
+        }
+        content["last_optimizer_state"]["state"] = {0: flat}
+
+    assert trained(inspect(edited(translation.last, change))[1]) == trained(inspect(translation.last)[1])
+
+
+def test_segments_bound_what_a_language_model_without_chunks_learned(sweep_folder, inspect, edited):
+    def change(content):
+        content["cfg"]["model"].update(decoder_chunk_size=-1, max_target_positions=100)
+        content["cfg"]["task"].update(tokens_per_sample=6, variant_block_multiple_max=3)
+
+    _, found = inspect(edited(sweep_folder / "rotary.pt", change))
+    assert {each["first"] for each in found["position_scores"]} == {-99}
+    assert set(map(tuple, trained(found).values())) == {(-17, 0)}
+
+
+def test_rotary_scores_are_inner_products_of_rotated_vectors(sweep_folder, inspect):
     tensors = torch.load(sweep_folder / "rotary.pt", weights_only=True)["model"]
-    found = biases(inspect(sweep_folder / "rotary.pt")[1])
-    assert list(found) == [("decoder", 0), ("decoder", 1)]
+    found = scores(inspect(sweep_folder / "rotary.pt")[1])
+    assert list(found) == ["decoder layer 0", "decoder layer 1"]
     positions = torch.arange(CHUNK)
-    for (_, layer), (first, values) in found.items():
+    for layer, (first, values) in enumerate(found.values()):
         a, b = (tensors[f"decoder.layers.{layer}.mixer.position_bias.{name}"] for name in "ab")
-        scores = rotate(a, positions) @ rotate(b, positions).t()  # of query i and key j
+        expected = rotate(a, positions) @ rotate(b, positions).t()  # of query i and key j
         assert first == 1 - CHUNK
-        assert values == pytest.approx(scores[-1].tolist(), rel=1e-4, abs=1e-6)
+        assert values == pytest.approx(expected[-1].tolist(), rel=1e-4, abs=1e-6)
 
 
 def with_bias(content, kind):
     content["cfg"]["model"]["rel_pos_bias"] = kind
+    content["last_optimizer_state"] = None
     for name in [name for name in content["model"] if ".position_bias." in name]:
         del content["model"][name]
     if kind == "t5":
@@ -368,22 +420,21 @@ def with_bias(content, kind):
             content["model"][f"decoder.layers.{layer}.mixer.position_bias.weight"] = layer + torch.arange(32.0)
 
 
-def test_t5_biases_are_scores_of_buckets(sweep_folder, inspect, edited):
+def test_t5_scores_are_looked_up_by_bucket(sweep_folder, inspect, edited):
     out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, "t5")))
     buckets = t5_bucket(torch.arange(1 - CHUNK, 1), causal=True)
-    assert biases(found) == {("decoder", i): (1 - CHUNK, (i + buckets).tolist()) for i in range(2)}
-    assert "position bias  t5: a learned score for each of 32 ranges of distance" in out.splitlines()
+    assert scores(found) == {f"decoder layer {i}": (1 - CHUNK, (i + buckets).tolist()) for i in range(2)}
+    assert "position bias  t5" in out.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["rope", "alibi", "none"])
-def test_where_no_bias_is_learned_words_say_so(kind, sweep_folder, inspect, edited, drawn):
+def test_without_a_learned_bias_there_are_no_scores(kind, sweep_folder, inspect, edited, drawn):
     out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, kind)))
-    assert found["position_biases"] == []
-    (line,) = [line for line in out.splitlines() if line.startswith("position bias ")]
-    assert line.startswith(f"position bias  {kind}: ")
-    assert line.endswith("nothing is learned")
-    assert [text for text in drawn["text"] if "nothing is learned" in text] == [line[len("position bias  ") :]]
+    assert found["position_scores"] == []
+    assert f"position bias  {kind}" in out.splitlines()
+    assert "position scores" not in out
     assert not drawn["plot"]
+    assert len(drawn["set_title"]) == 1
 
 
 # ---------------------------------------------------------------------------------------------- the figure
@@ -391,13 +442,13 @@ def test_where_no_bias_is_learned_words_say_so(kind, sweep_folder, inspect, edit
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What is drawn, by the name of the method that draws it."""
+    """The calls of matplotlib's methods, by name."""
     axes = pytest.importorskip("matplotlib.axes").Axes
-    calls = {"fill_between": [], "vlines": [], "plot": [], "text": [], "set_title": []}
+    calls = {"fill_between": [], "vlines": [], "plot": [], "set_title": [], "set_xlim": []}
 
     def listen(name, method):
         def call(self, *given, **how):
-            calls[name].append(given[2] if name == "text" else given)
+            calls[name].append((how.get("label"), *given) if name == "plot" else given)
             return method(self, *given, **how)
 
         monkeypatch.setattr(axes, name, call)
@@ -407,7 +458,7 @@ def drawn(monkeypatch):
     return calls
 
 
-def test_the_figure_has_a_row_for_each_layer_and_direction_and_a_panel_for_each_kind_of_bias(
+def test_the_figure_has_a_histogram_for_each_row_and_a_panel_for_each_kind_of_scores(
     translation, inspect, drawn, tmp_path
 ):
     _, found = inspect(translation.last)
@@ -421,17 +472,21 @@ def test_the_figure_has_a_row_for_each_layer_and_direction_and_a_panel_for_each_
     assert len(drawn["fill_between"]) == len(rows) == 3
     assert drawn["vlines"] == [((5, 5, 5), (0, 1, 2), (1, 2, 3))]
     titles = [title for (title,) in drawn["set_title"]]
-    assert titles[1:] == [f"position bias, {of}" for of in ("encoder", "decoder", "decoder to encoder")]
-    assert [(x[0], x[-1], len(y)) for x, y in drawn["plot"]] == [(-4, 4, 9), (-4, 0, 5), (-1023, 1023, 2047)]
+    assert titles[1:] == [f"position scores, {part}" for part in ("encoder", "decoder", "decoder cross attention")]
+    whole, reached = drawn["plot"][::2], drawn["plot"][1::2]
+    assert [(x[0], x[-1], len(y)) for _, x, y in whole] == [(-4, 4, 9), (-4, 0, 5), (-1023, 1023, 2047)]
+    assert [(label, [x[0], x[-1]]) for label, x, _ in reached] == list(trained(found).items())
+    limits = [low for low, *_ in drawn["set_xlim"] if isinstance(low, float)]
+    assert limits[-1] > -60  # most distances that training did not reach are beyond the panel
 
 
-def test_without_matplotlib_there_are_numbers_and_no_figure(translation, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_there_is_no_figure(translation, tmp_path, monkeypatch, capsys):
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     code = main(["inspect", str(translation.last), f"--out={tmp_path / 'out'}"])
     out, err = capsys.readouterr()
-    assert (code, out.count("half-lives")) == (0, 1), err
+    assert (code, out.splitlines()[-1]) == (0, f"wrote {tmp_path / 'out.json'}"), err
     assert err == (
-        f"{tmp_path / 'out'}.png was not drawn without matplotlib; install it and call the same command again\n"
+        f"{tmp_path / 'out'}.png was not drawn without matplotlib; install it and run the same command again\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

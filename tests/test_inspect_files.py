@@ -1,4 +1,4 @@
-"""What `mega-fairseq inspect` refuses, and which files it writes. Untrusted checkpoints are in test_untrusted.py."""
+"""The files of `mega-fairseq inspect` and its errors."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def content(sweep_folder):
 
 @pytest.fixture
 def inspect(sweep_folder, tmp_path, capsys):
-    """The command in this process; its exit code, and what it said on both streams."""
+    """Run the command in this process; returns exit code, stdout and stderr."""
 
     def call(path=sweep_folder / "rotary.pt", out=tmp_path / "out"):
         return main(["inspect", str(path), f"--out={out}"]), *capsys.readouterr()
@@ -30,27 +30,19 @@ def inspect(sweep_folder, tmp_path, capsys):
 refused = partial(refused_by, "inspect")
 
 
-# ------------------------------------------------------------------------------------------ models
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_model_that_has_diverged_is_refused_by_the_tensor_that_says_so(content, inspect, tmp_path, number):
+def test_a_diverged_model_is_an_error_that_names_a_tensor(content, inspect, tmp_path, number):
     content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = number
     torch.save(content, tmp_path / "any.pt")
     refused(inspect(tmp_path / "any.pt"), "in 1 of", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
-def test_a_shell_sees_the_tables_and_no_log(sweep_folder, tmp_path):
+def test_a_shell_sees_tables_and_the_names_of_files(sweep_folder, tmp_path):
     result = run("inspect", sweep_folder / "rotary.pt", "--out", tmp_path / "out")
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.findall(r"^(model|parameters|half-lives)\b", result.stdout, re.MULTILINE) == [
-        "model",
-        "parameters",
-        "half-lives",
-    ]
+    starts = ["model", "parameters", "half-lives", "position scores", "wrote"]
+    assert re.findall(rf"^({'|'.join(starts)})\b", result.stdout, re.MULTILINE) == starts
+    assert result.stdout.splitlines()[-1] == f"wrote {tmp_path / 'out.json'}, {tmp_path / 'out.png'}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
@@ -65,16 +57,16 @@ def test_an_inspection_replaces_an_earlier_one(inspect, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text"), [("out.json", "precious"), ("out.json", "[1]"), ("out.json", "{}"), ("out.png", "precious")]
 )
-def test_files_of_somebody_else_are_not_overwritten(inspect, tmp_path, name, text):
+def test_other_files_are_not_overwritten(inspect, tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    refused(inspect(), tmp_path / name, "no inspection wrote it", "--out")
+    refused(inspect(), tmp_path / name, "this command did not write it", "--out")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, text)]
 
 
 @pytest.mark.parametrize(
     ("out", "words"), [("", "--out is ''"), ("missing/", "--out is 'missing/'"), ("missing/out", "the folder missing")]
 )
-def test_prefixes_that_name_no_files_are_refused_before_any_work(inspect, out, words):
+def test_wrong_prefixes_are_refused_before_any_work(inspect, out, words):
     refused(inspect("none.pt", out), words)
 
 
@@ -82,4 +74,4 @@ def test_a_folder_in_the_place_of_a_file_is_refused(inspect, tmp_path):
     assert inspect()[0] == 0
     (tmp_path / "out.png").unlink()
     (tmp_path / "out.png").mkdir()
-    refused(inspect(), "out.png exists")
+    refused(inspect(), "out.png is a folder")

@@ -99,6 +99,12 @@ def test_every_folder_with_code_is_a_package():
     assert all((path.parent / "__init__.py").exists() for path in SOURCES)
 
 
+def test_no_module_of_the_cli_has_the_name_of_a_module_on_another_layer():
+    cli = {path.stem for path in (PACKAGE / "cli").rglob("*.py")}
+    others = {path.stem for path in SOURCES if PACKAGE / "cli" not in path.parents}
+    assert cli & others == {"__init__"}
+
+
 def test_no_file_is_longer_than_450_lines():
     lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}

@@ -1,4 +1,4 @@
-"""What `mega-fairseq sweep` measures: fairseq-eval-lm's numbers, on any device, and points that cannot be had."""
+"""What `mega-fairseq sweep` measures: the numbers of fairseq-eval-lm, and points that cannot be evaluated."""
 
 import io
 import json
@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 
+from mega_fairseq.cli.sweep import evaluate, progress
 from tests.commands import fairseq
 from tests.sweeps import CHUNK, TASK, points
 
 
 def eval_lm(folder, chunk, cut, model="rotary.pt", *more):
-    """Loss to base 2 and perplexity, as fairseq-eval-lm prints them."""
+    """Loss to base 2 and perplexity, as printed by fairseq-eval-lm."""
     overrides = f"--model-overrides={{'decoder_chunk_size': {chunk}}}"
     path = [f"--path={folder / model}", "--gen-subset=test", f"--valid-block={cut}"]
     said = fairseq("eval-lm", folder / "data", *TASK, *path, overrides, "--cpu", *more)
@@ -31,14 +32,14 @@ def test_numbers_are_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
     assert sweep("--chunks=4,8,500", "--streams=1,3,50")[0] == 0
     found = points(tmp_path / "out.json")
     assert len(found) == 9
-    compared = [found[chunk, f"splits:{streams}"] for chunk, streams in ((4, 3), (8, 1), (8, 50), (500, 3))]
+    compared = [found[chunk, f"splits:{streams}"] for chunk, streams in ((4, 3), (8, 50), (500, 1))]
     for point in compared:
         assert eval_lm(sweep_folder, point["chunk"], point["cut"]) == as_printed(point)
     bits = sorted(point["bits"] for point in compared)
-    assert min(b - a for a, b in zip(bits, bits[1:])) > 1e-3, "this test could not tell points apart"
+    assert min(b - a for a, b in zip(bits, bits[1:])) > 1e-3, "the points are too similar for this test"
 
 
-def test_contexts_are_streams_of_that_many_tokens(sweep_folder, sweep, tmp_path):
+def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
     assert sweep("--chunks=8", "--contexts=7,100000")[0] == 0
     found = points(tmp_path / "out.json")
     short, whole = found[8, "size:7"], found[8, "size:100000"]
@@ -48,20 +49,20 @@ def test_contexts_are_streams_of_that_many_tokens(sweep_folder, sweep, tmp_path)
 
 
 @pytest.mark.parametrize("documents", ["line", "blank"])
-def test_streams_can_be_the_documents_of_the_text(sweep_folder, sweep, tmp_path, documents):
+def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
     assert sweep("--chunks=8", f"--documents={documents}")[0] == 0
     (found,) = points(tmp_path / "out.json").values()
     assert found["streams"] > 1
     assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(found)
 
 
-def test_without_streams_or_contexts_there_is_one_stream(sweep, tmp_path):
+def test_the_default_is_one_stream(sweep, tmp_path):
     assert sweep("--chunks=8,8")[0] == 0
     assert list(points(tmp_path / "out.json")) == [(8, "splits:1")]
 
 
 @pytest.mark.parametrize("limit", ["--max-tokens=40", "--batch-size=2"])
-def test_batches_of_other_sizes_have_the_same_numbers(sweep, tmp_path, monkeypatch, limit):
+def test_numbers_do_not_depend_on_the_batch_size(sweep, tmp_path, monkeypatch, limit):
     from mega_fairseq.data import StreamDataset
 
     sizes, collate = [], StreamDataset.collater
@@ -76,54 +77,52 @@ def test_batches_of_other_sizes_have_the_same_numbers(sweep, tmp_path, monkeypat
     assert set(sizes[1:-1]) == {2}
 
 
-def test_any_part_of_the_data_can_be_swept(sweep, tmp_path):
+def test_any_split_can_be_evaluated(sweep, tmp_path):
     for subset in ("valid", "train"):
         assert sweep("--chunks=8", "--force", f"--subset={subset}")[0] == 0
         assert json.loads((tmp_path / "out.json").read_text())["data"]["subset"] == subset
 
 
-# -------------------------------------------------------------------------------------------- points that cannot be had
+# -------------------------------------------------------------------------------------------- points without numbers
 
 
-def test_a_chunk_that_position_bias_simple_does_not_reach_is_left_out(sweep_folder, sweep, tmp_path):
+def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep_folder, sweep, tmp_path):
     code, out, err = sweep(f"--chunks={2 * CHUNK},{CHUNK},{CHUNK // 2}", "--streams=3", model="simple.pt")
     assert code == 0, err
     found = points(tmp_path / "out.json")
     beyond = found.pop((2 * CHUNK, "splits:3"))
     assert (beyond["bits"], beyond["perplexity"]) == (None, None)
     assert f"reaches {CHUNK} tokens" in beyond["refused"]
-    assert f"refused: {beyond['refused']}" in out
-    for (chunk, cut), point in found.items():
-        assert eval_lm(sweep_folder, chunk, cut, "simple.pt") == as_printed(point)
+    assert f"not evaluated: {beyond['refused']}" in out
     assert len(found) == 2
+    chunk, cut = CHUNK // 2, "splits:3"
+    assert eval_lm(sweep_folder, chunk, cut, "simple.pt") == as_printed(found[chunk, cut])
 
 
-def test_where_no_point_can_be_had_the_command_fails(sweep):
+def test_the_command_fails_if_no_point_can_be_evaluated(sweep):
     code, out, err = sweep("--chunks=9,10", model="simple.pt")
     assert (code, out) == (1, "")
     assert "no point could be evaluated" in err.splitlines()[-1]
     assert sweep("--chunks=8,10", model="simple.pt")[0] == 0
 
 
-def test_a_point_that_a_gpu_has_no_memory_for_is_left_out_and_tried_again(sweep, tmp_path, monkeypatch):
-    from mega_fairseq.cli import sweep_points
-
-    score = sweep_points.score
+def test_a_point_without_gpu_memory_is_tried_again_later(sweep, tmp_path, monkeypatch):
+    score = evaluate.score
 
     def full(model, *rest):
         if model.decoder.cfg.decoder_chunk_size == 8:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return score(model, *rest)
 
-    monkeypatch.setattr(sweep_points, "score", full)
+    monkeypatch.setattr(evaluate, "score", full)
     code, out, _ = sweep("--chunks=8,4")
     assert code == 0
-    assert "refused: the GPU ran out of memory; give a smaller --max-tokens" in out
+    assert "not evaluated: the GPU ran out of memory; give a smaller --max-tokens" in out
     monkeypatch.undo()
-    assert "refused" not in sweep("--chunks=8,4")[1]
+    assert "not evaluated" not in sweep("--chunks=8,4")[1]
 
 
-def test_a_model_that_has_diverged_is_refused_in_words(sweep_folder, sweep, tmp_path):
+def test_a_diverged_model_is_an_error(sweep_folder, sweep, tmp_path):
     content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
     content["model"]["decoder.layers.0.mixer.kappa"].fill_(float("nan"))
     torch.save(content, tmp_path / "diverged.pt")
@@ -136,17 +135,15 @@ def test_a_model_that_has_diverged_is_refused_in_words(sweep_folder, sweep, tmp_
 # -------------------------------------------------------------------------------------------- progress
 
 
-def test_lines_say_how_far_it_is_where_stderr_is_no_terminal(sweep, monkeypatch):
-    from mega_fairseq.cli import sweep_progress
-
-    monkeypatch.setattr(sweep_progress, "SECONDS_BETWEEN_LINES", 0.0)
+def test_progress_is_printed_in_lines_without_a_terminal(sweep, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     err = sweep("--chunks=4,8")[2].splitlines()
     assert err[0].startswith("point 1 of 2: chunk 4, splits:1: ")
     assert re.fullmatch(r"point 2 of 2: chunk 8, splits:1: ([\d,]+) of \1 tokens", err[-2]), err
     assert re.fullmatch(r"point 2 of 2: chunk 8, splits:1: [\d.]+ bits, perplexity [\d.]+", err[-1]), err
 
 
-def test_a_terminal_shows_a_bar_of_tokens(sweep, monkeypatch):
+def test_a_terminal_shows_a_progress_bar(sweep, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -158,21 +155,19 @@ def test_a_terminal_shows_a_bar_of_tokens(sweep, monkeypatch):
         assert words in terminal.getvalue()
 
 
-def test_progress_goes_with_the_pieces_of_a_stream_and_ends_at_its_tokens(sweep_folder):
-    from mega_fairseq.cli import sweep_points
-
-    split = sweep_points.load_split(str(sweep_folder / "data"), "test")
-    model = sweep_points.load_model(str(sweep_folder / "rotary.pt"), split, torch.device("cpu")).model
+def test_progress_counts_the_pieces_of_a_stream(sweep_folder):
+    split = evaluate.load_split(str(sweep_folder / "data"), "test")
+    model, _ = evaluate.load_model(str(sweep_folder / "rotary.pt"), split, torch.device("cpu"))
     model.decoder.cfg.piece_tokens = 40
     heard = []
-    with sweep_points.Progress(2, len(split.corpus)) as progress:
-        progress.bar.update = heard.append
+    with progress.Progress(2, len(split.corpus)) as bar:
+        bar.bar.update = heard.append
         for cut, done in (("splits:1", 1), ("documents:line", 2)):  # the latter has pads
-            progress.start(cut)
+            bar.start(cut)
             streams = split.streams(cut)
-            sweep_points.score(model, streams, streams.batch_by_size(streams.ordered_indices()), progress)
-            assert progress.done == done * len(split.corpus)
-    assert sum(heard) == progress.done
+            evaluate.score(model, streams, streams.batch_by_size(streams.ordered_indices()), bar)
+            assert bar.done == done * len(split.corpus)
+    assert sum(heard) == bar.done
     assert len([tokens for tokens in heard if tokens]) > len(split.corpus) // 40
     assert max(heard) <= 40
 
@@ -183,15 +178,13 @@ def test_progress_goes_with_the_pieces_of_a_stream_and_ends_at_its_tokens(sweep_
 @pytest.mark.parametrize(
     ("available", "cpu", "chosen"), [(True, False, "cuda"), (True, True, "cpu"), (False, False, "cpu")]
 )
-def test_a_gpu_is_used_where_there_is_one_unless_the_cpu_is_asked_for(monkeypatch, available, cpu, chosen):
-    from mega_fairseq.cli.sweep_points import choose_device
-
+def test_a_gpu_is_used_unless_cpu_is_given(monkeypatch, available, cpu, chosen):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert choose_device(cpu).type == chosen
+    assert evaluate.choose_device(cpu).type == chosen
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_has_the_same_numbers(sweep, tmp_path):
+def test_a_gpu_computes_the_same_numbers(sweep, tmp_path):
     arguments = ["--chunks=4,64", "--streams=1,3", "--force"]
     assert sweep(*arguments)[0] == 0
     cpu = points(tmp_path / "out.json")

@@ -1,4 +1,4 @@
-"""What a sweep writes: its files, how it goes on with them after a kill, and what it refuses before it writes."""
+"""The files of `mega-fairseq sweep`, how it resumes from them, and its errors."""
 
 import csv
 import io
@@ -8,8 +8,11 @@ from functools import partial
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
-from mega_fairseq.cli.sweep_record import Point, Record
+from mega_fairseq.cli.sweep import evaluate
+from mega_fairseq.cli.sweep.figure import figure
+from mega_fairseq.cli.sweep.record import Point, Record
 from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs, refused_by
 from tests.released import run
 from tests.sweeps import points
@@ -25,7 +28,7 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
     assert code == 0, err
     found = points(tmp_path / "out.json")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
-    assert len(found) == len(rows) == out.count("\n") - 1 == 4
+    assert len(found) == len(rows) == out.count("\n") - 2 == 4
     for row, line in zip(rows, out.splitlines()[1:]):
         point = found[int(row["chunk"]), row["cut"]]
         assert {name: "" if value is None else str(value) for name, value in point.items()} == row
@@ -37,43 +40,98 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_figure_has_a_line_for_each_chunk_and_for_each_context(monkeypatch):
-    matplotlib = pytest.importorskip("matplotlib.axes")
-    from mega_fairseq.cli.sweep_figure import figure
-    from mega_fairseq.cli.sweep_record import Point
+@pytest.fixture
+def drawn(monkeypatch):
+    """The lines and the y axis of each panel that `figure` draws."""
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    calls = {"plot": [], "set_ylim": [], "set_ylabel": []}
 
-    drawn, plot = [], matplotlib.Axes.plot
-    monkeypatch.setattr(
-        matplotlib.Axes, "plot", lambda self, x, y, **how: drawn.append((how["label"], x, y)) or plot(self, x, y, **how)
-    )
-    size = {(512, 100): 9.0, (512, 5000): 7.0, (1024, 100): 8.0, (1024, 5000): 6.0}
-    given = [Point(c, f"size:{n}", 1, n, 5000, 3.0, value, 1.0, "cpu") for (c, n), value in size.items()]
-    figure([*given, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")])
-    assert drawn == [
-        ("512", (100, 5000), (9.0, 7.0)),
-        ("1,024", (100, 5000), (8.0, 6.0)),
-        ("100", (512, 1024), (9.0, 8.0)),
-        ("5,000", (512, 1024), (7.0, 6.0)),
+    def listen(name, method):
+        def call(self, *given, **how):
+            calls[name].append((how["label"], *given) if name == "plot" else given)
+            return method(self, *given, **how)
+
+        monkeypatch.setattr(axes, name, call)
+
+    for name in calls:
+        listen(name, getattr(axes, name))
+    return calls
+
+
+def evaluated(chunk, context, bits):
+    return Point(chunk, f"size:{context}", 1, context, 5000, bits, 2**bits, 1.0, "cpu")
+
+
+def test_the_figure_has_lines_by_chunk_and_by_context(drawn):
+    sizes = {(512, 100): 4.0, (512, 5000): 2.0, (1024, 100): 3.0, (1024, 5000): 1.0}
+    points = [evaluated(*size, bits) for size, bits in sizes.items()]
+    figure([*points, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")], "token")
+    assert drawn["plot"] == [
+        ("512", (100, 5000), (16.0, 4.0)),
+        ("1,024", (100, 5000), (8.0, 2.0)),
+        ("100", (512, 1024), (16.0, 8.0)),
+        ("5,000", (512, 1024), (4.0, 2.0)),
     ]
+    assert drawn["set_ylabel"][-1] == ("perplexity",)
 
 
-def test_without_matplotlib_there_are_numbers_and_no_figure(sweep, tmp_path, monkeypatch):
+def test_the_figure_of_bytes_is_in_bits(drawn):
+    figure([evaluated(512, 100, 1.5), evaluated(1024, 100, 1.2)], "byte")
+    assert drawn["plot"] == [("100", (512, 1024), (1.5, 1.2))]
+    assert drawn["set_ylabel"][-1] == ("bits per byte",)
+
+
+@pytest.mark.parametrize("points", [[(512, 100)], [(512, 100), (1024, 100)], [(512, 100), (512, 200)]])
+def test_the_figure_has_no_panel_without_a_line(drawn, points):
+    figure([evaluated(*point, 2.0) for point in points], "token")
+    assert [len(x) for _, x, _ in drawn["plot"]] == [len(points)]
+
+
+@pytest.mark.parametrize(("unit", "least"), [("byte", 0.1), ("token", 0.29)])
+def test_small_differences_look_small_in_the_figure(drawn, unit, least):
+    figure([evaluated(512, 100, 2.0806), evaluated(1024, 100, 2.0827)], unit)  # perplexity 4.230 to 4.236
+    low, high = drawn["set_ylim"][-1][0]
+    assert high - low > least
+    figure([evaluated(512, 100, 1.0), evaluated(1024, 100, 3.0)], unit)
+    low, high = drawn["set_ylim"][-1][0]
+    assert high - low < 1.2 * (8 - 2 if unit == "token" else 2)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "unit"), [(["32", "255"], "byte"), (["32", "256"], "token"), (["a", "b"], "token")]
+)
+def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    dictionary.finalize()  # adds fairseq's filler
+    assert evaluate.unit_of(dictionary) == unit
+
+
+def test_the_files_are_named_at_the_end(sweep, tmp_path):
+    out = sweep("--chunks=8")[1]
+    names = ", ".join(str(tmp_path / f"out.{ending}") for ending in ("json", "csv", "png"))
+    assert out.splitlines()[-1] == f"wrote {names}"
+
+
+def test_without_matplotlib_there_is_no_figure(sweep, tmp_path, monkeypatch):
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    code, _, err = sweep("--chunks=8")
+    code, out, err = sweep("--chunks=8")
     assert code == 0, err
+    assert out.splitlines()[-1] == f"wrote {tmp_path / 'out.json'}, {tmp_path / 'out.csv'}"
     assert "out.png was not drawn" in err.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
 
 
-# -------------------------------------------------------------------------------------------- going on
+# -------------------------------------------------------------------------------------------- resuming
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
-def test_a_killed_sweep_goes_on_where_it_stopped(sweep_folder, sweep, tmp_path):
+def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
     kill = """
 import os, signal
-from mega_fairseq.cli.sweep_record import Record
+from mega_fairseq.cli.sweep.record import Record
 add = Record.add
 Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.SIGKILL))"""
     arguments = ["--chunks=4,8", "--streams=3,1"]
@@ -82,7 +140,7 @@ Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.
     before = points(tmp_path / "out.json")
     assert list(before) == [(4, "splits:3")]
     code, out, err = sweep(*arguments)
-    assert (code, out.count("\n")) == (0, 5)
+    assert (code, out.count("\n")) == (0, 6)
     assert "1 of 4 points are in" in err
     assert "point 3 of 3" in err
     after = points(tmp_path / "out.json")
@@ -91,7 +149,7 @@ Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
-def test_a_sweep_killed_while_it_writes_leaves_its_files_whole(sweep_folder, sweep, tmp_path):
+def test_a_sweep_killed_while_writing_leaves_its_files_unchanged(sweep_folder, sweep, tmp_path):
     sweep("--chunks=4")
     before = {name: (tmp_path / name).read_bytes() for name in ("out.json", "out.csv", "out.png")}
     killed = "import os, signal; os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)"
@@ -100,27 +158,25 @@ def test_a_sweep_killed_while_it_writes_leaves_its_files_whole(sweep_folder, swe
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
-def test_a_sweep_stopped_by_hand_says_how_to_go_on(sweep, tmp_path, monkeypatch):
-    from mega_fairseq.cli import sweep_points
-
-    measure = sweep_points.measure
+def test_an_interrupted_sweep_prints_how_to_resume(sweep, tmp_path, monkeypatch):
+    measure = evaluate.measure
 
     def stop(model, split, chunk, *rest):
         if chunk == 8:
             raise KeyboardInterrupt
         return measure(model, split, chunk, *rest)
 
-    monkeypatch.setattr(sweep_points, "measure", stop)
+    monkeypatch.setattr(evaluate, "measure", stop)
     code, out, err = sweep("--chunks=4,8")
     assert (code, out) == (1, "")
-    assert "interrupted; the same command goes on" in err.splitlines()[-1]
+    assert "interrupted; the same command continues" in err.splitlines()[-1]
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
 
 
 def test_later_sweeps_add_to_the_same_files(sweep, tmp_path):
     sweep("--chunks=8")
     code, out, err = sweep("--chunks=4", "--streams=2")
-    assert (code, out.count("\n")) == (0, 3)
+    assert (code, out.count("\n")) == (0, 4)
     assert len(points(tmp_path / "out.json")) == 2
     assert "already" not in err
 
@@ -129,7 +185,7 @@ def test_later_sweeps_add_to_the_same_files(sweep, tmp_path):
     ("other", "words"),
     [(["--subset=valid"], "other data or another subset"), ([], "another checkpoint")],
 )
-def test_the_record_of_another_sweep_is_kept_unless_forced(sweep, tmp_path, other, words):
+def test_results_of_another_sweep_are_kept_unless_forced(sweep, tmp_path, other, words):
     sweep("--chunks=8")
     before = (tmp_path / "out.json").read_bytes()
     how = {"model": "rotary.pt" if other else "simple.pt"}
@@ -139,7 +195,7 @@ def test_the_record_of_another_sweep_is_kept_unless_forced(sweep, tmp_path, othe
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
 
 
-def test_a_copy_of_checkpoint_and_data_is_the_same(sweep_folder, sweep, tmp_path):
+def test_copies_of_checkpoint_and_data_are_recognised(sweep_folder, sweep, tmp_path):
     sweep("--chunks=8")
     content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
     content["last_optimizer_state"] = None
@@ -149,7 +205,7 @@ def test_a_copy_of_checkpoint_and_data_is_the_same(sweep_folder, sweep, tmp_path
     assert "1 of 1 points are in" in err
 
 
-# -------------------------------------------------------------------------------------------- refusing
+# -------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -171,28 +227,21 @@ def test_a_copy_of_checkpoint_and_data_is_the_same(sweep_folder, sweep, tmp_path
         (["--chunks=8", "--out=missing/out"], "folder missing"),
     ],
 )
-def test_wrong_options_are_refused_before_work_starts(sweep, tmp_path, arguments, words):
+def test_wrong_options_are_refused_before_any_work(sweep, tmp_path, arguments, words):
     refused(sweep(*arguments), words)
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_calls_show_the_usage(sweep, capsys):
-    for wrong in ([], ["--chunks=8", "--streams=1", "--contexts=9"], ["--chunks=8", "--max-tokens=many"]):
-        with pytest.raises(SystemExit):
-            sweep(*wrong)
-        assert capsys.readouterr().err.startswith("usage: mega-fairseq sweep")
-
-
-def test_files_of_somebody_else_are_not_overwritten(sweep, tmp_path):
+def test_other_files_are_not_overwritten(sweep, tmp_path):
     for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]"), ("out.json", "precious")):
         (tmp_path / name).write_text(content)
-        refused(sweep("--chunks=8"), name, "--force")
+        refused(sweep("--chunks=8"), name, "give another --out")
         assert (tmp_path / name).read_text() == content
     (tmp_path / "out.png").mkdir()
     refused(sweep("--chunks=8", "--force"), "out.png is a folder")
 
 
-def test_data_that_is_not_there_or_damaged_is_refused(sweep_folder, sweep, tmp_path):
+def test_missing_or_damaged_data_is_refused(sweep_folder, sweep, tmp_path):
     refused(sweep("--chunks=8", data="nowhere"), "dict.txt")
     for file in (sweep_folder / "data").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -209,7 +258,7 @@ def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):
     refused(sweep("--chunks=8", data=tmp_path), "does not fit the", "types of dict.txt")
 
 
-def test_two_sweeps_into_one_record_keep_each_others_points(tmp_path):
+def test_concurrent_sweeps_keep_the_points_of_each_other(tmp_path):
     origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
     one, other = (Record.open(str(tmp_path / "out"), origin) for _ in range(2))
     for record, chunk in ((one, 8), (other, 16), (one, 32)):
@@ -220,14 +269,6 @@ def test_two_sweeps_into_one_record_keep_each_others_points(tmp_path):
     assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {64}
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, world", "a part"])
-def test_a_file_that_is_no_checkpoint_is_refused(sweep_folder, sweep, tmp_path, content):
-    refused(sweep("--chunks=8", model=tmp_path / "none.pt"), "there is no file")
-    path = tmp_path / "any.pt"
-    path.write_bytes((sweep_folder / "rotary.pt").read_bytes()[:5000] if content == "a part" else content)
-    refused(sweep("--chunks=8", model=path), path, "no checkpoint")
-
-
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, tmp_path):
     content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
     for part, name in (("model", "transformer_lm"), ("task", "language_modeling")):
@@ -236,7 +277,12 @@ def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, t
         refused(sweep("--chunks=8", model=tmp_path / "other.pt"), name, "give a mega_lm")
 
 
-def test_a_translation_model_is_refused(sweep, tmp_path):
+def test_a_translation_model_or_corpus_is_refused(sweep, tmp_path):
     few = ["--max-update=1", "--disable-validation", f"--save-dir={tmp_path}"]
-    fairseq("train", preprocess_pairs(tmp_path), *PLUGIN, "--task=translation", *MEGA, *TRAINING, *few)
-    refused(sweep("--chunks=8", model=tmp_path / "checkpoint_last.pt"), "mega_transformer", "translation")
+    corpus = preprocess_pairs(tmp_path)
+    fairseq("train", corpus, *PLUGIN, "--task=translation", *MEGA, *TRAINING, *few)
+    model = tmp_path / "checkpoint_last.pt"
+    refused(sweep("--chunks=8", model=model), "mega_transformer", "translation")
+    result = sweep("--chunks=8", model=model, data=corpus)
+    refused(result, f"{corpus} contains a translation corpus (dict.de.txt, dict.en.txt)", "--only-source")
+    assert "--lm-path" not in result[2]

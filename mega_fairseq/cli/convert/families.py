@@ -1,19 +1,19 @@
-"""The options of the released code that a converted checkpoint keeps, by family of models.
+"""The options of released models that a converted checkpoint keeps.
 
-They come from an untrusted file and fairseq evaluates some of them as Python, so each is held to its type.
+They come from an untrusted file and fairseq evaluates some of them as Python, so the type of each is checked.
 """
 
 import re
 import reprlib
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
-from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.cli import UserError
 
 SIZES = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim", "layers", "chunk_size")
 CUTOFF = "cutoff"  # None, or numbers separated by commas
 PATH = "path"  # None, or any string
 LENGTH = "length"  # None, or a number
-STREAMS = "streams"  # how many streams, or how long
+STREAMS = "streams"  # splits:K or size:N
 OPTIONAL = (CUTOFF, PATH, LENGTH)
 FORMS = {CUTOFF: r"\d+(,\d+)*", STREAMS: r"(splits|size):\d+"}
 
@@ -21,15 +21,15 @@ Options = Dict[str, Any]
 
 
 class Family(NamedTuple):
-    """Released architectures that become one model of ours."""
+    """Released architectures that convert to the same model."""
 
     archs: Tuple[str, ...]
-    model: str  # the name that we register
+    model: str  # registered name
     task: str
     model_options: Mapping[str, Any]  # name -> kind
     task_options: Mapping[str, Any]
-    embeddings: Tuple[str, ...]  # our names of them, one for each dictionary of the task
-    settle: Callable[[Options, Options], None]  # makes options of model and task mean what they meant to the release
+    embeddings: Tuple[str, ...]  # our tensor names, one for each dictionary of the task
+    settle: Callable[[Options, Options], None]  # adapts the options of model and task where the release differs
 
 
 COMMON = {
@@ -46,16 +46,16 @@ COMMON = {
 
 
 def _settle_translation(model: Options, task: Options) -> None:
-    model["decoder_truncation_length"] = 0  # which the release never heeded in generation
+    model["decoder_truncation_length"] = 0  # the release ignores it in generation
 
 
 def _settle_language(model: Options, task: Options) -> None:
-    model["truncation_length"] = model["decoder_truncation_length"] = 0  # never heeded in evaluation
+    model["truncation_length"] = model["decoder_truncation_length"] = 0  # ignored in evaluation
     if model["max_target_positions"] is None:
         model["max_target_positions"] = task["tokens_per_sample"]
     if model["decoder_chunk_size"] != -1:
-        task["tokens_per_sample"] = 0  # segments were multiples of the chunk
-    # What had nothing to tie was no error.
+        task["tokens_per_sample"] = 0  # segments are multiples of the chunk
+    # The release accepts these where there is nothing to tie.
     model["share_decoder_input_output_embed"] &= model["adaptive_softmax_cutoff"] is None
     model["tie_adaptive_proj"] &= model["tie_adaptive_weights"]
 
@@ -110,7 +110,7 @@ LANGUAGE = Family(
     settle=_settle_language,
 )
 FAMILIES = (TRANSLATION, LANGUAGE)
-NOT_YET = {"mega_lra": "classifiers", "mega_sc": "speech classifiers"}
+UNSUPPORTED = {"mega_lra": "classifiers", "mega_sc": "speech classifiers"}
 
 
 def family_of(options: Mapping[str, Any]) -> Family:
@@ -119,17 +119,19 @@ def family_of(options: Mapping[str, Any]) -> Family:
         if arch in family.archs:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.archs)
-    for prefix, what in NOT_YET.items():
+    for prefix, what in UNSUPPORTED.items():
         if arch.startswith(prefix):
-            raise Refusal(f"is of {reprlib.repr(arch)}, and {what} cannot be converted yet; give one of {known}")
-    raise Refusal(f"is of the architecture {reprlib.repr(arch)}, which is not Mega's; give one of {known}")
+            raise UserError(
+                f"has the architecture {reprlib.repr(arch)}, and {what} cannot be converted; give one of {known}"
+            )
+    raise UserError(f"has the architecture {reprlib.repr(arch)}, which is not a Mega model; give one of {known}")
 
 
 def choose(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> Dict[str, Any]:
-    """The options of these names, each of its kind."""
+    """Pick the options with these names and check their types."""
     missing = [name for name in kinds if name not in options]
     if missing:
-        raise Refusal(f"lacks the option {missing[0]}, so it is damaged or not released; get it again from its source")
+        raise UserError(f"lacks the option {missing[0]}, so it is damaged; get it again from its source")
     return {name: _checked(name, options[name], kind) for name, kind in kinds.items()}
 
 
@@ -144,16 +146,16 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         if kind is float and type(value) is int:
             value = float(value)
         elif kind is bool and type(value) is str and value in ("True", "False"):
-            value = value == "True"  # as typed on a command line of that time
+            value = value == "True"  # as given on a command line
         fits = type(value) is (int if kind is LENGTH else kind)
     if fits:
         return value
-    raise Refusal(
+    raise UserError(
         f"has {reprlib.repr(value)} for the option {name}, which the released code never writes; "
         "get it again from its source"
     )
 
 
 def _plain(value: Any) -> bool:
-    """A string in which OmegaConf finds nothing to fill in."""
+    """Whether this is a string without OmegaConf interpolation."""
     return isinstance(value, str) and "${" not in value

@@ -1,4 +1,4 @@
-"""How far a sweep has come."""
+"""Progress of a sweep."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:
-    """Tokens done in all points: a bar, or a line now and then where stderr is no terminal."""
+    """Count the tokens of all points: with a bar in a terminal, and otherwise with a line every 30 seconds."""
 
     def __init__(self, points: int, tokens: int):
         self.points, self.tokens = points, tokens  # tokens of one point
@@ -26,24 +26,23 @@ class Progress:
         self.bar.close()
 
     def start(self, title: str) -> None:
-        """The next point."""
-        self._add(self.started * self.tokens - self.done)  # what a point that failed has left
+        """Begin the next point."""
+        self._add(self.started * self.tokens - self.done)  # the rest of a point that failed
         self.started += 1
-        self.title, self.said = f"point {self.started} of {self.points}: {title}", time.monotonic()
+        self.title, self.printed = f"point {self.started} of {self.points}: {title}", time.monotonic()
         self.bar.set_description(self.title)
 
-    def say(self, what: str) -> None:
-        """What this point has come to."""
-        tqdm.write(f"{self.title}: {what}", file=sys.stderr)
+    def say(self, text: str) -> None:
+        tqdm.write(f"{self.title}: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
     def batch(self, layer: nn.Module, tokens: int) -> Iterator[None]:
-        """Counts the tokens of a batch while pieces of it leave `layer`, for a stream may be as long as the split."""
+        """Count a batch's tokens piece by piece as `layer` processes them: one stream may be the whole split."""
         left = tokens
 
         def count(module: nn.Module, given: Any, found: Any) -> None:
             nonlocal left
-            piece = min(found[0].shape[:2].numel(), left)  # which has pads too
+            piece = min(found[0].shape[:2].numel(), left)  # pads excluded
             left -= piece
             self._add(piece)
 
@@ -57,6 +56,6 @@ class Progress:
     def _add(self, tokens: int) -> None:
         self.done += tokens
         self.bar.update(tokens)
-        if self.bar.disable and self.started and time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
+        if self.bar.disable and self.started and time.monotonic() - self.printed > SECONDS_BETWEEN_LINES:
             self.say(f"{self.done - (self.started - 1) * self.tokens:,} of {self.tokens:,} tokens")
-            self.said = time.monotonic()
+            self.printed = time.monotonic()

@@ -1,7 +1,6 @@
-"""fairseq as the doctor finds it: which one it is, and whether it goes with the packages and the plugin that are here.
+"""Which fairseq is installed, and whether it works with the installed packages and with the plugin.
 
-Its version decides little. Whether this fairseq reads its checkpoints with this torch, takes this numpy, and makes
-configurations with this omegaconf is seen by doing it.
+Versions say little about that, so the checks use fairseq: they read a checkpoint, build data and parse options.
 """
 
 import importlib
@@ -14,8 +13,8 @@ from argparse import Namespace
 from functools import partial
 
 import mega_fairseq
-from mega_fairseq.cli.doctor_check import Check, Limit, Trouble
-from mega_fairseq.cli.doctor_packages import GET_CONFIGS, PYTHON_OF_FIXED, distributions, imported, package
+from mega_fairseq.cli.doctor.check import Check, Limit, Problem
+from mega_fairseq.cli.doctor.packages import GET_CONFIGS, PYTHON_OF_FIXED, distributions, imported, package
 
 OFFICIAL, FIXED = ("fairseq", "0.12.2"), ("fairseq-fixed", "0.12.3.1")
 if sys.version_info >= PYTHON_OF_FIXED:
@@ -31,23 +30,23 @@ ONE_BY_ONE = "for --sample-break-mode eos and --num-batch-buckets: pip install '
 
 
 def fairseq() -> str:
-    """Which of the two that provide `import fairseq`; it is not imported yet."""
+    """Which of the two distributions provides `import fairseq`, without importing it."""
     found = distributions(OFFICIAL[0], FIXED[0])
     named = " and ".join(" ".join(pair) for pair in found.items())
     spec = importlib.util.find_spec("fairseq")
     if spec is None or spec.origin is None:
         if found:
-            raise Trouble(f"{named}, but its files are gone", REBUILD)
-        raise Trouble("not installed")
+            raise Problem(f"{named}, but its files are missing", REBUILD)
+        raise Problem("not installed")
     if not found:
         raise Limit(f"a copy of unknown version in {os.path.dirname(spec.origin)}")
     if len(found) > 1:
-        raise Trouble(f"{named}, one over the other", REBUILD)
+        raise Problem(f"{named}, one overwrites the other", REBUILD)
     pair = next(iter(found.items()))
     if pair == OFFICIAL and sys.version_info >= PYTHON_OF_FIXED:
-        raise Trouble(f"{named}, which does not run on Python 3.11 and newer", REBUILD)
+        raise Problem(f"{named}, which does not run on Python 3.11 and newer", REBUILD)
     if pair not in (OFFICIAL, FIXED):
-        raise Limit(f"{named}, which we have not tried", REBUILD)
+        raise Limit(f"{named}, not tested", REBUILD)
     return f"{named}, {'the last official release' if pair == OFFICIAL else 'its main branch with repairs'}"
 
 
@@ -57,14 +56,14 @@ def extension(name: str) -> str:
 
 
 def sentence_blocks() -> str:
-    """The data of fairseq's own language modelling, a sample a line."""
+    """Data of fairseq's own language modelling task, one sample for each line."""
     torch, data = imported("torch"), imported("fairseq.data")
     data.TokenBlockDataset([torch.tensor([5, 2])], [2], None, pad=1, eos=2, break_mode="eos")
-    return "blocks of lines can be made"
+    return "samples of lines work"
 
 
 def reads_checkpoints() -> str:
-    """Writes what fairseq writes of a stock Transformer, and has fairseq read it."""
+    """Write a checkpoint like that of a stock Transformer and read it with fairseq."""
     torch, checkpoint_utils = imported("torch"), imported("fairseq.checkpoint_utils")
     content = {
         "args": None,
@@ -79,16 +78,16 @@ def reads_checkpoints() -> str:
         try:
             checkpoint_utils.load_checkpoint_to_cpu(path)
         except pickle.UnpicklingError as error:
-            raise Trouble(f"torch {torch.__version__} reads weights only, no argparse.Namespace") from error
-    return "fairseq reads what it writes"
+            raise Problem(f"torch {torch.__version__} reads no argparse.Namespace by default") from error
+    return "fairseq reads its own checkpoints"
 
 
 def plugin() -> str:
-    """Registers it as `--user-dir` does, and looks for what commands ask for."""
+    """Register the plugin as `--user-dir` does and look up its names."""
     fairseq_utils = imported("fairseq.utils")
     fairseq_utils.import_user_module(Namespace(user_dir=os.path.abspath(mega_fairseq.__path__[0])))
-    for floor in ("criterions", "models", "tasks"):
-        importlib.import_module(f"mega_fairseq.{floor}")
+    for folder in ("criterions", "models", "tasks"):
+        importlib.import_module(f"mega_fairseq.{folder}")
     models = imported("fairseq.models").MODEL_REGISTRY
     for kind, registry, names in (
         ("model", models, ("mega_transformer", "mega_lm")),
@@ -97,27 +96,27 @@ def plugin() -> str:
     ):
         for name in names:
             if name not in registry:
-                raise Trouble(f"fairseq does not know the {kind} {name}")
+                raise Problem(f"fairseq does not know the {kind} {name}")
     sizes = sum(name.startswith(("mega_transformer_", "mega_lm_")) for name in models)
-    return f"fairseq knows mega_transformer, mega_lm and {sizes} sizes of them"
+    return f"fairseq knows mega_transformer, mega_lm and {sizes} presets"
 
 
 def options() -> str:
-    """Words of a command line become fairseq's configuration, which omegaconf and hydra make."""
+    """Parse a command line into fairseq's configuration, which uses omegaconf and hydra."""
     fairseq_options = imported("fairseq.options")
     words = ["DATA", "--task=mega_language_modeling", "--arch=mega_lm_small", "--decoder-layers=3"]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     layers = imported("fairseq.dataclass.utils").convert_namespace_to_omegaconf(args).model.decoder_layers
     if layers != 3:
-        raise Trouble(f"--decoder-layers=3 became {layers}")
-    return "command lines become configurations"
+        raise Problem(f"--decoder-layers=3 became {layers}")
+    return "command lines are parsed"
 
 
 def tensorboard() -> str:
-    """The one that fairseq has found."""
+    """The package that fairseq found."""
     writer = importlib.import_module("fairseq.logging.progress_bar").SummaryWriter
     if writer is None:
-        raise Trouble("neither tensorboardX nor tensorboard")
+        raise Problem("neither tensorboardX nor tensorboard")
     name = "tensorboardX" if writer.__module__.startswith("tensorboardX") else "tensorboard"
     return f"{name} {package(name)}"
 
@@ -131,7 +130,6 @@ CHECKS = [
     Check("data_utils_fast", partial(extension, "data.data_utils_fast"), REBUILD, needed=True, after=IMPORTED),
     Check("token_block_utils_fast", partial(extension, "data.token_block_utils_fast"), REBUILD, True, IMPORTED),
     Check("libbleu", partial(extension, "libbleu"), REBUILD, needed=True, after=IMPORTED),
-    Check("libbase", partial(extension, "libbase"), "none needed: only fairseq's base layers use it", after=IMPORTED),
     Check("fairseq with numpy", sentence_blocks, ONE_BY_ONE, after=IMPORTED),
     Check("stock checkpoints", reads_checkpoints, f"give --user-dir, or {READ_UNSAFE}", after=IMPORTED),
     Check("plugin in fairseq", plugin, REBUILD, needed=True, after=IMPORTED),

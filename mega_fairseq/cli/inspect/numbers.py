@@ -1,48 +1,54 @@
-"""What there is to say about a checkpoint, in numbers and words: all that stands in PREFIX.json."""
+"""The content of PREFIX.json: plain values that describe a checkpoint."""
 
 import math
 from collections import Counter
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from mega_fairseq.cli.checkpoint import Checkpoint
-from mega_fairseq.cli.checkpoint_model import check_finite, empty_model, fill, stacks
+from mega_fairseq.cli.checkpoint.build import check_finite, empty_model, fill, stacks
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
+from mega_fairseq.cli.inspect.scores import position_scores
 from mega_fairseq.modules import DampedEMA
 
 Numbers = Dict[str, Any]
 
-# A part of a parameter's name -> the column that counts it. The first that fits counts: the norm of a feed-forward
-# layer is a norm, and only what of a mixer is neither norm nor EMA is attention.
+# Columns of the table of parameters, and parts of the names that they count. A norm counts as such wherever it is, and
+# otherwise the first match: `attention` is a mixer without its EMA.
 COLUMNS = {
-    **dict.fromkeys(("norm", "embed_norm", "final_norm"), "norms"),
-    "ema": "EMA",
-    "mixer": "attention",
-    "cross_attention": "cross attention",
-    "feed_forward": "feed-forward",
-    "embed_tokens": "embedding",
-    **dict.fromkeys(("output_projection", "adaptive_softmax"), "head"),
+    "embedding": ("embed_tokens",),
+    "EMA": ("ema",),
+    "attention": ("mixer",),
+    "cross attention": ("cross_attention",),
+    "feed-forward": ("feed_forward",),
+    "norms": ("norm", "embed_norm", "final_norm"),
+    "head": ("output_projection", "adaptive_softmax"),
 }
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 BINS = 60
-MOST_DISTANCES = 4096  # of a position bias: a chunk may be as large as one likes
 
 
 @torch.no_grad()
 def numbers_of(checkpoint: Checkpoint) -> Numbers:
     """Plain values, ready for JSON."""
     model = empty_model(checkpoint)
-    parameters = _parameters(model)  # before it is filled: only then are tied ones one
+    parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
     fill(model, checkpoint.tensors)
     check_finite(checkpoint.tensors)
     return {
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
         "half_lives": _half_lives(model),
-        "position_biases": _position_biases(model),
+        "position_scores": position_scores(checkpoint, model, shapes),
     }
+
+
+def layers(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """All layers with the names that tables, JSON and figure use."""
+    return [(f"{side} layer {i}", layer) for side, stack in stacks(model) for i, layer in enumerate(stack.layers)]
 
 
 # ------------------------------------------------------------------------------------------ architecture
@@ -50,7 +56,7 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
 
 def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
     common = model.decoder.layers[0].mixer.config
-    numbers = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
+    dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
     return {
         "model": checkpoint.word("model"),
         "task": checkpoint.word("task"),
@@ -68,13 +74,13 @@ def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
         "metric": checkpoint.word("checkpoint", "best_checkpoint_metric"),
         "best": checkpoint.number("best"),
         "validation": checkpoint.number("val_loss"),
-        "stored_as": numbers.most_common(1)[0][0],
+        "stored_as": dtypes.most_common(1)[0][0],
         "trained_in": [name for name in ("fp16", "bf16", "amp") if checkpoint.option("common", name) is True],
     }
 
 
 def _epoch(checkpoint: Checkpoint) -> Optional[float]:
-    """That of the last update: at an epoch's end fairseq has the number of the next."""
+    """The epoch of the last update; at an epoch's end fairseq stores the number of the next."""
     epoch, batches = (checkpoint.number("train_iterator", name) for name in ("epoch", "iterations_in_epoch"))
     return epoch if epoch is None or batches else epoch - 1
 
@@ -106,12 +112,12 @@ def _head(decoder: nn.Module) -> str:
 
 
 def _parameters(model: nn.Module) -> Numbers:
-    """How many, by what they belong to; tied ones are counted with each name that they have, and once in `unique`."""
+    """Counts by layer and column. A tied parameter counts under each of its names, and once in `unique`."""
     rows: Dict[str, Dict[str, int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
-        row = rows.setdefault(f"{parts[0]} {parts[2]}" if parts[1] == "layers" else parts[0], {})
-        column = next(column for part, column in COLUMNS.items() if part in parts)
+        row = rows.setdefault(f"{parts[0]} layer {parts[2]}" if parts[1] == "layers" else parts[0], {})
+        column = next(column for column in ("norms", *COLUMNS) if set(COLUMNS[column]) & set(parts))
         row[column] = row.get(column, 0) + parameter.numel()
     return {
         "parts": rows,
@@ -124,12 +130,11 @@ def _parameters(model: nn.Module) -> Numbers:
 
 
 def _half_lives(model: nn.Module) -> Numbers:
-    """After how many tokens half of a state is left: of the D x N states of each layer, in each direction."""
+    """The number of tokens after which half of a state is left, for the D x N states of each layer and direction."""
     found = [
         (name, layer.mixer.config.chunk_size, layer.mixer.ema, direction, half_lives(layer.mixer.ema, direction))
-        for side, stack in stacks(model)
-        for number, layer in enumerate(stack.layers)
-        for direction, name in enumerate(_directions(f"{side} {number}", layer.mixer.ema))
+        for layer_name, layer in layers(model)
+        for direction, name in enumerate(_directions(layer_name, layer.mixer.ema))
     ]
     edges = _edges(np.concatenate([lives for *_, lives in found]))
     rows = [
@@ -148,7 +153,7 @@ def _half_lives(model: nn.Module) -> Numbers:
 
 
 def half_lives(ema: DampedEMA, direction: int) -> np.ndarray:
-    """The h with phi^h = 1/2, phi = 1 - alpha delta: (D N,), infinite where a state never fades."""
+    """The h with phi^h = 1/2, phi = 1 - alpha delta: (D N,), infinite if a state never decays."""
     return (math.log(0.5) / ema.coefficients(direction).log_decay.double()).flatten().numpy()
 
 
@@ -157,34 +162,14 @@ def _directions(layer: str, ema: DampedEMA) -> List[str]:
 
 
 def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
-    """Each a value that occurs, None for infinity, for which JSON has no word."""
+    """Each is one of the values; None stands for infinity, which JSON cannot represent."""
     ordered = np.sort(values, axis=None)
     chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
     return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Of a histogram's bins, evenly wide in the logarithm."""
+    """Edges of histogram bins, evenly spaced on a logarithmic scale."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
     return np.geomspace(low, high, BINS + 1) if low < high else np.array([low / 2, high * 2])
-
-
-# --------------------------------------------------------------------------------------- position biases
-
-
-def _position_biases(model: nn.Module) -> List[Numbers]:
-    """What layers have learned to add to their scores, over the distances that they see: key minus query position."""
-    found = []
-    for side, stack in stacks(model):
-        for number, layer in enumerate(stack.layers):
-            for part, of in ((layer.mixer, side), (layer.cross_attention, f"{side} to encoder")):
-                if part is None or not list(part.position_bias.parameters()):
-                    continue
-                c = part.config
-                reach = min(getattr(c, "chunk_size", None) or c.max_positions, MOST_DISTANCES)
-                first, stop = 1 - reach, 1 if getattr(c, "causal", False) else reach
-                values = part.position_bias(first, stop, torch.device("cpu"))
-                values = [float(f"{value:.6g}") for value in values.tolist()]  # all that a float32 knows
-                found.append({"of": of, "layer": number, "first": first, "values": values})
-    return found

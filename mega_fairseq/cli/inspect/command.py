@@ -1,74 +1,36 @@
-"""`mega-fairseq inspect`: what a checkpoint holds, how far its averages reach, what position bias it has learned."""
+"""`mega-fairseq inspect`: show what a checkpoint contains, as tables, as PREFIX.json and as a figure."""
 
 import argparse
 import json
-import os
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence
 
-from mega_fairseq.cli.checkpoint import read
-from mega_fairseq.cli.files import check_folder, write, write_figure
-from mega_fairseq.cli.quiet import quiet
-from mega_fairseq.cli.refusal import Refusal
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint.trained import read
+from mega_fairseq.cli.inspect.figure import figure
+from mega_fairseq.cli.inspect.numbers import COLUMNS, QUANTILES, numbers_of
+from mega_fairseq.cli.output import check_prefix, write, write_figure
 
-AUTHOR = "mega-fairseq inspect"
-COLUMNS = ("embedding", "EMA", "attention", "cross attention", "feed-forward", "norms", "head")
-QUANTILES = ("min", "10%", "median", "90%", "max")
-POSITION_BIASES = {
-    "simple": "a learned score for each distance",
-    "rotary": "a learned function of distance, by two vectors that are rotated",
-    "rope": "queries and keys are rotated, nothing is learned",
-    "alibi": "scores fall by 1/256 with each token of distance, nothing is learned",
-    "t5": "a learned score for each of 32 ranges of distance",
-    "none": "nothing is learned",
-}
+ENDINGS = (".json", ".png")
 
 
 def run(arguments: argparse.Namespace) -> None:
     path, prefix = arguments.checkpoint, arguments.out
-    _check_prefix(prefix)
-    with quiet():
-        numbers = _numbers(path)
-        content = {"written_by": AUTHOR, "checkpoint": path, **numbers}
-        write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-        _draw(prefix, numbers)
-    print("\n\n".join([architecture(numbers), parameters(numbers), half_lives(numbers)]))
-
-
-def _check_prefix(prefix: str) -> None:
-    """Before any work: whether PREFIX.* can be written, and are nobody else's."""
-    check_folder(prefix, "inspect")
-    for path in (f"{prefix}.json", f"{prefix}.png"):
-        if os.path.lexists(path) and not (os.path.isfile(path) and _is_ours(f"{prefix}.json")):
-            raise Refusal(f"{path} exists and no inspection wrote it; give another --out, or remove it")
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        with open(path) as file:
-            return json.load(file)["written_by"] == AUTHOR
-    except (KeyError, OSError, TypeError, ValueError):
-        return False
-
-
-def _numbers(path: str) -> Dict[str, Any]:
+    check_prefix(prefix, ENDINGS, "half_lives")
     checkpoint = read(path)
     try:
-        # Only now: fairseq takes seconds to import.
-        from mega_fairseq.cli.inspect_numbers import numbers_of
-
-        return numbers_of(checkpoint)
-    except Refusal as refusal:
-        raise Refusal(f"{path} {refusal}") from None
-
-
-def _draw(prefix: str, numbers: Dict[str, Any]) -> None:
-    from mega_fairseq.cli.inspect_figure import figure
-
-    write_figure(f"{prefix}.png", partial(figure, numbers, _position_bias(numbers)))
+        numbers = numbers_of(checkpoint)
+    except UserError as error:
+        raise UserError(f"{path} {error}") from None
+    content = {"checkpoint": path, **numbers}
+    write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    drawn = write_figure(f"{prefix}.png", partial(figure, numbers))
+    tables = [architecture, parameters, half_lives, position_scores]
+    print("\n\n".join(filter(None, (table(numbers) for table in tables))))
+    print("\nwrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
 
 
-# ------------------------------------------------------------------------------------------- for people
+# ------------------------------------------------------------------------------------------------ tables
 
 
 def architecture(numbers: Dict[str, Any]) -> str:
@@ -77,7 +39,7 @@ def architecture(numbers: Dict[str, Any]) -> str:
     lines = {"model": f"{found['model']}, task {found['task']}{languages}"}
     lines.update({side: _sizes(found[side]) for side in ("encoder", "decoder") if side in found})
     lines["attention"] = found["attention"]
-    lines["position bias"] = _position_bias(numbers)
+    lines["position bias"] = found["position_bias"]
     lines["norm"] = f"{found['norm']}, {'before' if found['prenorm'] else 'after'} each layer"
     lines["head"] = found["head"]
     lines["trained"] = _training(found)
@@ -89,18 +51,13 @@ def _sizes(side: Dict[str, Any]) -> str:
     sizes = ", ".join(f"{name} {side[name]}" for name in ("D", "z", "v", "N"))
     feed_forward = "no feed-forward" if side["feed_forward"] is None else f"feed-forward {side['feed_forward']}"
     chunk = "no chunks" if side["chunk"] is None else f"chunk {side['chunk']:,}"
-    taps = "" if side["truncation"] is None else f", EMA cut to {side['truncation']:,} taps"
+    taps = "" if side["truncation"] is None else f", EMA truncated to {side['truncation']:,} taps"
     layers = "1 layer" if side["layers"] == 1 else f"{side['layers']} layers"
     return f"{layers}, {sizes}, {feed_forward}, {chunk}{taps}, {side['vocabulary']:,} types"
 
 
-def _position_bias(numbers: Dict[str, Any]) -> str:
-    name = numbers["architecture"]["position_bias"]
-    return f"{name}: {POSITION_BIASES[name]}"
-
-
 def _training(found: Dict[str, Any]) -> str:
-    """As far as the checkpoint knows: a converted one has no counters, one trained without validation no value."""
+    """A converted checkpoint has no counters, and one trained without validation has no value."""
     parts = [f"{found['updates']:,} updates" if found["updates"] else "number of updates unknown"]
     parts += [f"epoch {found['epoch']}"] if found["updates"] and found["epoch"] is not None else []
     parts += [f"criterion {found['criterion']}"]
@@ -110,7 +67,7 @@ def _training(found: Dict[str, Any]) -> str:
 
 
 def parameters(numbers: Dict[str, Any]) -> str:
-    """A column for each kind of part that the model has."""
+    """A row for each layer, a column for each kind of part."""
     parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
     columns = [column for column in COLUMNS if any(column in row for row in parts.values())]
     rows = [
@@ -118,7 +75,7 @@ def parameters(numbers: Dict[str, Any]) -> str:
         for name, row in parts.items()
     ]
     blank = [""] * len(columns)
-    ends = [["total", *blank, f"{total:,}"], ["tied ones once", *blank, f"{unique:,}"]]
+    ends = [["total", *blank, f"{total:,}"], ["total, tied ones once", *blank, f"{unique:,}"]]
     return _table([["parameters", *columns, "all"], *rows, *ends])
 
 
@@ -132,7 +89,7 @@ def half_lives(numbers: Dict[str, Any]) -> str:
 
 def _tokens(value: Optional[float]) -> str:
     if value is None:
-        return "endless"
+        return "infinite"
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
@@ -140,8 +97,22 @@ def _share(value: Optional[float]) -> str:
     return "no chunks" if value is None else f"{value:.1%}"
 
 
+def position_scores(numbers: Dict[str, Any]) -> str:
+    """The distances of each learned bias; nothing if no bias is learned."""
+    rows = []
+    for scores in numbers["position_scores"]:
+        stored = (scores["first"], scores["first"] + len(scores["values"]) - 1)
+        trained = scores["trained"]
+        rows.append([scores["name"], _range(stored), _range(trained) if trained else "none"])
+    return _table([["position scores, key minus query", "stored", "trained"], *rows]) if rows else ""
+
+
+def _range(ends: Sequence[int]) -> str:
+    return f"{ends[0]:,} to {ends[1]:,}"
+
+
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Align the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines: List[str] = []
     for row in rows:

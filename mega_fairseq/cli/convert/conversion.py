@@ -1,4 +1,4 @@
-"""A released checkpoint as a checkpoint of ours: what fairseq-train would have written for the same model."""
+"""Convert a released checkpoint to the checkpoint that fairseq-train would have written for the same model."""
 
 from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 import mega_fairseq.criterions
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - they register themselves
-from mega_fairseq.cli.empty_model import check_layers, dictionary, no_model, without_memory
-from mega_fairseq.cli.refusal import Refusal
-from mega_fairseq.cli.released_checkpoint import Released
-from mega_fairseq.cli.released_names import translate
-from mega_fairseq.cli.released_options import LANGUAGE, PATH, TRANSLATION, Family, choose, family_of
+import mega_fairseq.tasks  # noqa: F401 - registers them
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint.build import check_layers, dictionary, invalid_options, without_memory
+from mega_fairseq.cli.convert.families import LANGUAGE, PATH, TRANSLATION, Family, choose, family_of
+from mega_fairseq.cli.convert.names import translate
+from mega_fairseq.cli.convert.released import Released
 from mega_fairseq.models.embedding import types_of
 
-# What the release saves a second time where it is tied.
+# Tied tensors that the release stores twice: copy -> original.
 COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
-# Options of the released task without counterpart in ours -> values with which they change nothing.
+# Options of the released task that ours lacks -> values that have no effect.
 WITHOUT_EFFECT = {
     "sample_break_mode": ("none", "complete", None),
     "add_bos_token": (False,),
@@ -36,7 +36,7 @@ WITHOUT_EFFECT = {
 
 
 class Converted(NamedTuple):
-    state: Dict[str, Any]  # plain values and tensors: torch.load needs no allow-list for it
+    state: Dict[str, Any]  # plain values and tensors, which torch.load reads with weights_only=True
     summary: List[str]
 
 
@@ -51,7 +51,7 @@ def convert(released: Released) -> Converted:
     tensors.update({name: torch.zeros(shape) for name, shape in shapes.items() if name.endswith("._float_tensor")})
     _check(tensors, shapes)
     state = {
-        "args": None,  # where fairseq kept the options before 0.10
+        "args": None,  # options of fairseq before 0.10
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": tensors,
         "criterion": None,
@@ -69,9 +69,9 @@ def convert(released: Released) -> Converted:
 
 
 def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
-    """The whole nested configuration: stock defaults, and what the checkpoint says about model and data."""
+    """fairseq's complete configuration, with the checkpoint's options of model and task."""
     model, task = choose(options, family.model_options), choose(options, family.task_options)
-    model.update({name: None for name, kind in family.model_options.items() if kind is PATH})  # weights are here
+    model.update({name: None for name, kind in family.model_options.items() if kind is PATH})  # tensors replace files
     family.settle(model, task)
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.task = TASK_DATACLASS_REGISTRY[family.task](**task)
@@ -79,14 +79,14 @@ def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
     try:
         cfg.model = MODEL_DATACLASS_REGISTRY[family.model](**model)
     except ValueError as error:
-        raise no_model(error) from None
+        raise invalid_options(error) from None
     cfg.model._name = family.model
     cfg.criterion = _criterion(options, family)
     return cfg
 
 
 def _criterion(options: Mapping[str, Any], family: Family) -> Any:
-    """What fairseq-validate computes."""
+    """The criterion for fairseq-validate."""
     if family is LANGUAGE:
         name, chosen = "mega_lm_cross_entropy", {}
     elif options["adaptive_softmax_cutoff"] is not None:
@@ -102,13 +102,13 @@ def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     try:
         return translate(released)
     except KeyError as missing:
-        raise Refusal(f"lacks the tensor {missing}, so it is damaged; get it again from its source") from None
-    except (IndexError, RuntimeError):  # a tensor too small to be taken apart
-        raise Refusal("has tensors of shapes that do not fit together; get it again from its source") from None
+        raise UserError(f"lacks the tensor {missing}, so it is damaged; get it again from its source") from None
+    except (IndexError, RuntimeError):  # a tensor too small to be split
+        raise UserError("contains tensors of shapes that do not fit together; get it again from its source") from None
 
 
 def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary], tensors: int) -> nn.Module:
-    """The model that fairseq will build from these options, without memory for its tensors."""
+    """The model that fairseq will build from these options, on the meta device."""
     check_layers(max(cfg.model[name] for name in ("encoder_layers", "decoder_layers") if name in cfg.model), tensors)
     with without_memory():
         return TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries).build_model(cfg.model)
@@ -117,7 +117,7 @@ def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary], tensors: i
 def _dictionary(tensors: Mapping[str, Tensor], embedding: str) -> Dictionary:
     types = types_of(tensors, embedding)
     if not types:
-        raise Refusal(f"lacks the tensor {embedding}.weight, so it is damaged; get it again from its source")
+        raise UserError(f"lacks the tensor {embedding}.weight, so it is damaged; get it again from its source")
     return dictionary(types)
 
 
@@ -128,7 +128,7 @@ def _drop_copies(tensors: Dict[str, Tensor], shapes: Mapping[str, Sequence[int]]
 
 
 def _tie(tensors: Dict[str, Tensor], model: nn.Module) -> None:
-    """One tensor under all the names that the model has for it, so that it is saved once and cannot contradict."""
+    """Store one tensor under all the names that the model has for it, so that it is saved once."""
     names: Dict[int, List[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -136,9 +136,9 @@ def _tie(tensors: Dict[str, Tensor], model: nn.Module) -> None:
         held = [name for name in tied if name in tensors]
         for name in held[1:]:
             if not _same(tensors[name], tensors[held[0]]):
-                raise Refusal(
-                    f"holds under {name!r} another tensor than under {held[0]!r}, which its options tie, "
-                    "so it is damaged; get it again from its source"
+                raise UserError(
+                    f"contains different tensors {name!r} and {held[0]!r}, which its options tie, so it is damaged; "
+                    "get it again from its source"
                 )
         if held:
             tensors.update(dict.fromkeys(tied, tensors[held[0]]))
@@ -149,19 +149,18 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    """What the model has and what the checkpoint holds must be the same, names and shapes."""
-    wrong = [
-        (sorted(set(shapes) - set(tensors)), "lacks {count} tensors of its model"),
-        (sorted(set(tensors) - set(shapes)), "holds {count} tensors that are not of its model"),
-        (
-            [name for name in shapes if name in tensors and tensors[name].shape != shapes[name]],
-            "holds {count} tensors of other shapes than its model's",
-        ),
-    ]
-    for names, problem in wrong:
+    """The checkpoint must contain the model's tensors and no others."""
+    wrong = {
+        "lacks {} tensors of its model": set(shapes) - set(tensors),
+        "contains {} tensors that its model lacks": set(tensors) - set(shapes),
+        "contains {} tensors of other shapes than its model's": {
+            name for name in set(shapes) & set(tensors) if tensors[name].shape != shapes[name]
+        },
+    }
+    for problem, names in wrong.items():
         if names:
-            raise Refusal(
-                f"{problem.format(count=len(names))}, the first is {names[0]!r}, so its options are of another model "
+            raise UserError(
+                f"{problem.format(len(names))}, the first is {min(names)!r}, so its options are of another model "
                 "or it is damaged; get it again from its source"
             )
 
@@ -174,14 +173,13 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
     if released.options["truncation_length"]:
         lines.append(_truncation(released.options, family))
     lines.append(
-        "the optimizer's state and counters stay behind, laid out for the old tensors: train on with "
-        "--finetune-from-model or --restore-file and the same model options"
+        "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
+        "with --finetune-from-model or --restore-file and the same model options"
     )
     left = [name for name, without in WITHOUT_EFFECT.items() if released.options.get(name, without[0]) not in without]
     if family is LANGUAGE and left:
         lines.append(
-            f"{' and '.join(left)} of the released task stay behind: here --documents and --valid-block say how text "
-            "is cut"
+            f"{' and '.join(left)} of the released task dropped: here --documents and --valid-block cut the text"
         )
     paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
     if paths:
@@ -190,17 +188,17 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
 
 
 def _truncation(options: Mapping[str, Any], family: Family) -> str:
-    """Why the taps of a causal EMA are not cut as the options say."""
+    """Explain why a causal EMA keeps all its taps."""
     taps, chunk = options["truncation_length"], options["decoder_chunk_size"]
     if family is TRANSLATION:
         return (
-            f"the decoder's EMA keeps all its taps: the release cut them to {taps} in training but never while "
-            f"decoding; the encoder's stays at {taps}"
+            f"the decoder's EMA keeps all its taps: the release used {taps} in training, but all of them in decoding; "
+            f"the encoder's keeps {taps}"
         )
     longest = options["tokens_per_sample"] if chunk == -1 else chunk * options["variant_block_multiple_max"]
     if longest <= taps:
-        return f"the EMA keeps all its taps: the release cut them to {taps}, but trained on segments of up to {longest}"
+        return f"the EMA keeps all its taps: the release used {taps}, but trained on segments of up to {longest} tokens"
     return (
-        f"the EMA keeps all its taps: the release cut them to {taps} in segments of up to {longest} while training, "
-        "but never in evaluation step by step"
+        f"the EMA keeps all its taps: the release used {taps} in training on segments of up to {longest} tokens, "
+        "but all of them in evaluation"
     )

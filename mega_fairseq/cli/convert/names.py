@@ -1,7 +1,7 @@
-"""The released code's tensor names and layouts, and ours: the one translation table.
+"""The released code's tensor names and layouts and ours.
 
-Every rule is linear, so gradients translate like parameters. The released EMA calls alpha `delta` and delta `alpha`,
-keeps a trailing axis of 1 and stacks both directions in one; its projections are fused in one matrix each.
+Every rule is linear, so gradients translate like parameters. The released EMA swaps the names alpha and delta, keeps a
+trailing axis of 1 and stacks both directions on one axis. Released projections of the same input are one matrix.
 """
 
 from typing import Dict, Mapping, Tuple
@@ -9,7 +9,7 @@ from typing import Dict, Mapping, Tuple
 import torch
 from torch import Tensor
 
-# Last parts of a name, the longest match first: (released, ours).
+# Ends of names: (released, ours).
 RENAMED: Tuple[Tuple[str, str], ...] = (
     ("norm.scalar", "norm.weight"),
     ("move.omega", "ema.omega"),
@@ -27,17 +27,20 @@ RENAMED: Tuple[Tuple[str, str], ...] = (
     ("project_in_dim.weight", "embed_tokens.project.weight"),
 )
 EMA_NAMES = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
-# Parts of a whole model, wherever they stand in a name.
+# Parts of a model, anywhere in a name.
 PARTS = {"mega_layer": "mixer", "cross_attn": "cross_attention", "nffn": "feed_forward"}
-VERSIONS = ("encoder.version", "decoder.version")  # format numbers that nothing reads; adaptive softmax reads its own
+VERSIONS = (
+    "encoder.version",
+    "decoder.version",
+)  # read by nothing, unlike that of an adaptive softmax
 
 
 def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """A released state dict, or gradients under its names, under our names and in our layout."""
+    """Translate a released state dict, or gradients under its names, to our names and layout."""
     ours: Dict[str, Tensor] = {}
     for name, tensor in released.items():
         prefix, _, leaf = name.rpartition(".")
-        if leaf == "_float_tensor" or name in VERSIONS:  # the former is uninitialised memory
+        if leaf == "_float_tensor" or name in VERSIONS:  # `_float_tensor` is uninitialised memory
             continue
         stem = prefix + "." if prefix else ""
         if prefix.endswith("move") and leaf in EMA_NAMES:
@@ -47,7 +50,7 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         elif prefix.endswith("mx_proj"):
             update, shared, reset, candidate = tensor.split(_mx_rows(released, _parent(prefix)))
             ours[f"{_parent(prefix)}gates.{leaf}"] = torch.cat([update, reset, candidate])
-            ours[f"{_parent(prefix)}shared.{leaf}"] = shared.clone()  # a view would be saved with all that it views
+            ours[f"{_parent(prefix)}shared.{leaf}"] = shared.clone()  # saving a view would save the whole matrix
         elif prefix.endswith("q_proj"):
             width = released[f"{_parent(prefix)}h_proj.bias"].numel()
             update, reset, queries = tensor.split([width, width, tensor.size(0) - 2 * width])

@@ -1,0 +1,1 @@
+"""Reading checkpoints from any source without executing code in them."""

@@ -1,0 +1,111 @@
+"""Load what torch.save wrote without executing code in it: a checkpoint may come from anybody."""
+
+import argparse
+import codecs
+import contextlib
+import pickle
+import re
+import reprlib
+from typing import Any, BinaryIO, Dict, Iterator, List, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
+
+Global = Union[type, Tuple[Any, str]]
+
+
+def load(path: str, writer: str) -> Any:
+    """Return the tensors and plain containers in the file at `path`; raise UserError for what `writer` never writes."""
+    try:
+        with open(path, "rb") as file:
+            return _load_plain(file, writer)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror}); give the path of a checkpoint") from None
+
+
+def _load_plain(file: BinaryIO, writer: str) -> Any:
+    if _is_torchscript(file):
+        raise UserError(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
+    try:
+        with _allow_only(_plain_containers()):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        requested = re.search(r"(?:GLOBAL|function|class) ([\w.]+\.[\w.]+)", str(error))
+        if requested is None:
+            raise _damaged() from None
+        raise UserError(
+            f"asks for {requested.group(1)}, which no checkpoint of {writer} needs, and was not executed; "
+            f"give a file that {writer} wrote"
+        ) from None
+    except Exception:
+        raise _damaged() from None
+
+
+def _is_torchscript(file: BinaryIO) -> bool:
+    """torch before 2.6 executes TorchScript even with weights_only=True (CVE-2025-32434)."""
+    try:
+        return "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
+    except (OSError, RuntimeError):  # not a zip archive
+        return False
+    finally:
+        file.seek(0)
+
+
+def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
+    """Return the state dict of the model in a checkpoint; each of its tensors must be complete."""
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
+    tensors = content["model"]
+    for name, tensor in tensors.items():
+        if not (isinstance(name, str) and isinstance(tensor, Tensor) and _is_stored(tensor)):
+            raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
+    return dict(tensors)
+
+
+@contextlib.contextmanager
+def _allow_only(allowed: List[Global]) -> Iterator[None]:
+    """Let torch.load create only these, whatever else the process has added to torch's allow-list."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(allowed)
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+class _Ignored:
+    """Replaces numpy arrays. They hold BLEU counts of the training log, which nothing here reads, and a forged pickle
+    could make numpy interpret any bytes as objects."""
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _plain_containers() -> List[Global]:
+    """What fairseq-train writes besides torch's own types: arrays, and a Namespace of options without a dataclass."""
+    if not takes_names():
+        dtypes = [type(np.dtype(name)) for name in DTYPES]
+        functions = [function for function, _ in numpy_functions()]
+        return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions, codecs.encode]  # how pickle stores bytes
+    names = ["numpy.ndarray", "numpy.dtype", *(name for _, name in numpy_functions())]
+    return [argparse.Namespace, *((_Ignored, name) for name in names)]
+
+
+def _damaged() -> UserError:
+    return UserError("is not a checkpoint, or only a part of one; copy or download it again")
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    """Whether each entry has its own number: not sparse, not on the meta device, not an expanded view."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    return 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -1,0 +1,1 @@
+"""`mega-fairseq convert`: checkpoints of the released code for use with this plugin."""

@@ -1,0 +1,1 @@
+"""`mega-fairseq doctor`: what works in this environment."""

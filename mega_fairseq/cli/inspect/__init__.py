@@ -1,0 +1,1 @@
+"""`mega-fairseq inspect`: what a checkpoint contains."""

@@ -1,0 +1,1 @@
+"""`mega-fairseq sweep`: perplexity of a language model by chunk size and context length."""

@@ -1,0 +1,90 @@
+"""`mega-fairseq sweep`: perplexity of a trained mega_lm at several chunk sizes and context lengths."""
+
+import argparse
+import re
+import sys
+from functools import partial
+from typing import List, Sequence
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import check_prefix, write_figure
+from mega_fairseq.cli.sweep import evaluate
+from mega_fairseq.cli.sweep.figure import figure
+from mega_fairseq.cli.sweep.record import Point, Record
+
+ENDINGS = (".json", ".csv", ".png")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    chunks, cuts = numbers("--chunks", arguments.chunks), _cuts(arguments)
+    for name, value in (("--max-tokens", arguments.max_tokens), ("--batch-size", arguments.batch_size)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; give a whole number of at least 1")
+    prefix = arguments.out
+    check_prefix(prefix, ENDINGS, "points", arguments.force)
+    record = _sweep(arguments, chunks, cuts)
+    unit = record.origin["data"]["unit"]
+    drawn = write_figure(f"{prefix}.png", partial(figure, record.points, unit))
+    print(table(record.points, unit))
+    print("wrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
+
+
+def numbers(option: str, given: str) -> List[int]:
+    """Parse numbers separated by commas; each counts once, in the given order."""
+    words = given.replace(" ", "").split(",")
+    if not all(re.fullmatch(r"0*[1-9]\d{0,8}", word) for word in words):
+        raise UserError(f"{option} is {given!r}; give whole numbers from 1 to 999,999,999, separated by commas")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _cuts(arguments: argparse.Namespace) -> List[str]:
+    if arguments.contexts is not None:
+        return [f"size:{tokens}" for tokens in numbers("--contexts", arguments.contexts)]
+    if arguments.documents is not None:
+        return [f"documents:{arguments.documents}"]
+    given = "1" if arguments.streams is None else arguments.streams
+    return [f"splits:{streams}" for streams in numbers("--streams", given)]
+
+
+def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[str]) -> Record:
+    split = evaluate.load_split(arguments.data, arguments.subset)
+    most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
+    if most > len(split.corpus):
+        raise UserError(f"--streams has {most:,} and {arguments.subset} only {len(split.corpus):,} tokens; give fewer")
+    model, origin = evaluate.load_model(arguments.checkpoint, split, evaluate.choose_device(arguments.cpu))
+    record = Record.open(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
+
+    wanted = [(chunk, cut) for chunk in chunks for cut in cuts]
+    plan = [point for point in wanted if not record.contains(*point)]
+    if len(plan) < len(wanted):
+        done = f"{len(wanted) - len(plan)} of {len(wanted)} points"
+        print(f"{done} are in {arguments.out}.json already", file=sys.stderr)
+    limits = evaluate.Limits(arguments.max_tokens, arguments.batch_size)
+    try:
+        with evaluate.Progress(len(plan), len(split.corpus)) as progress:
+            for chunk, cut in plan:
+                progress.start(f"chunk {chunk}, {cut}")
+                point = evaluate.measure(model, split, chunk, cut, limits, progress)
+                record.add(point)
+                progress.say(point.refused or f"{point.bits:.4f} bits, perplexity {point.perplexity:.2f}")
+    except KeyboardInterrupt:
+        raise UserError(f"interrupted; the same command continues from {arguments.out}.json") from None
+    if not any(record.contains(*point) for point in wanted):
+        raise UserError(f"no point could be evaluated; the last one: {point.refused}")
+    return record
+
+
+def table(points: Sequence[Point], unit: str) -> str:
+    """One line for each point."""
+    lines = [
+        f"{'chunk':>8} {'streams':>9} {'context':>12} {'bits/' + unit:>10} {'perplexity':>11} {'tokens':>12} "
+        f"{'seconds':>9}"
+    ]
+    for point in points:
+        line = f"{point.chunk:8} {point.streams:9,} {point.context:12,} "
+        if point.refused is None:
+            line += f"{point.bits:10.4f} {point.perplexity:11.2f} {point.tokens:12,} {point.seconds:9.1f}"
+        else:
+            line += f"not evaluated: {point.refused}"
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""The figure of a sweep: bits or perplexity over context length and over chunk size (paper, figure 6)."""
+
+import io
+from typing import Any, Sequence
+
+from mega_fairseq.cli.sweep.record import Point
+
+LABELS = {"context": "context: tokens in a stream", "chunk": "chunk: tokens that attend to each other"}
+# The least span of the y axis, so that negligible differences look negligible: in bits, or as a share of perplexity.
+LEAST = {"bits": 0.1, "perplexity": 0.07}
+
+
+def figure(points: Sequence[Point], unit: str) -> bytes:
+    """A PNG of the points that were evaluated; raises ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
+    points = [point for point in points if point.bits is not None]
+    value = "bits" if unit == "byte" else "perplexity"
+    varied = [x for x in LABELS if len({getattr(point, x) for point in points}) > 1] or ["chunk"]
+    drawing = Figure(figsize=(5 * len(varied), 4.2), layout="constrained")
+    axes = drawing.subplots(1, len(varied), sharey=True, squeeze=False)[0]
+    for axis, x in zip(axes, varied):
+        _lines(axis, points, x, "chunk" if x == "context" else "context", value)
+    axes[0].set(ylabel="bits per byte" if unit == "byte" else "perplexity", ylim=_limits(points, value))
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _lines(axis: Any, points: Sequence[Point], x: str, line: str, value: str) -> None:
+    """`value` over `x`, with one line for each value of `line`."""
+    for each in sorted({getattr(point, line) for point in points}):
+        chosen = sorted((getattr(point, x), getattr(point, value)) for point in points if getattr(point, line) == each)
+        axis.plot(*zip(*chosen), marker=".", label=f"{each:,}")
+    axis.set(xscale="log", xlabel=LABELS[x])
+    axis.minorticks_off()
+    places = sorted({getattr(point, x) for point in points})
+    axis.set_xticks(places, [f"{place:,}" for place in places], rotation=45, fontsize=7)
+    axis.legend(title=line, fontsize=7)
+    axis.grid(alpha=0.3)
+
+
+def _limits(points: Sequence[Point], value: str) -> Any:
+    found = [getattr(point, value) for point in points]
+    low, high = min(found), max(found)
+    least = LEAST[value] * (high if value == "perplexity" else 1.0)
+    margin = max(least - (high - low), 0.1 * (high - low)) / 2
+    return low - margin, high + margin
