@@ -89,7 +89,7 @@ def test_no_file_outside_a_mixer_names_one_of_its_fields():
     common = {field.name for field in fields(MixerConfig)} | set(dir(MixerConfig))
     asked = []
     for path in PACKAGE.rglob("*.py"):
-        if {"mixers", "cli"} & set(path.parts) or path.name == "mixer.py":
+        if "mixers" in path.parts or path.name == "mixer.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)):

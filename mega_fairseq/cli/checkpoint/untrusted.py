@@ -61,7 +61,7 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
         raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
     tensors = content["model"]
     for name, tensor in tensors.items():
-        if not (isinstance(name, str) and isinstance(tensor, Tensor) and _is_stored(tensor)):
+        if not (isinstance(name, str) and isinstance(tensor, Tensor) and is_stored(tensor)):
             raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
     return dict(tensors)
 
@@ -104,7 +104,7 @@ def _damaged() -> UserError:
     return UserError("is not a checkpoint, or only a part of one; copy or download it again")
 
 
-def _is_stored(tensor: Tensor) -> bool:
+def is_stored(tensor: Tensor) -> bool:
     """Whether each entry has its own number: not sparse, not on the meta device, not an expanded view."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.trained import read
 from mega_fairseq.cli.inspect.figure import figure
-from mega_fairseq.cli.inspect.numbers import COLUMNS, QUANTILES, numbers_of
+from mega_fairseq.cli.inspect.numbers import QUANTILES, numbers_of
 from mega_fairseq.cli.output import check_prefix, write, write_figure
 
 ENDINGS = (".json", ".png")
@@ -24,7 +24,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{path} {error}") from None
     content = {"checkpoint": path, **numbers}
     write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-    drawn = write_figure(f"{prefix}.png", partial(figure, numbers))
+    anything = numbers["half_lives"]["rows"] or numbers["position_scores"]
+    drawn = anything and write_figure(f"{prefix}.png", partial(figure, numbers))
     tables = [architecture, parameters, half_lives, position_scores]
     print("\n\n".join(filter(None, (table(numbers) for table in tables))))
     print("\nwrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
@@ -37,10 +38,10 @@ def architecture(numbers: Dict[str, Any]) -> str:
     found = numbers["architecture"]
     languages = f", {found['source']} to {found['target']}" if found["source"] and found["target"] else ""
     lines = {"model": f"{found['model']}, task {found['task']}{languages}"}
-    lines.update({side: _sizes(found[side]) for side in ("encoder", "decoder") if side in found})
-    lines["attention"] = found["attention"]
-    lines["position bias"] = found["position_bias"]
-    lines["norm"] = f"{found['norm']}, {'before' if found['prenorm'] else 'after'} each layer"
+    for side in ("encoder", "decoder"):
+        if side in found:
+            lines[side], lines[f"{side} mixer"] = _sizes(found[side]), _mixer(found[side])
+    lines["norm"] = f"{found['decoder']['norm']}, {'before' if found['decoder']['prenorm'] else 'after'} each layer"
     lines["head"] = found["head"]
     lines["trained"] = _training(found)
     lines["precision"] = f"stored as {found['stored_as']}, trained in {', '.join(found['trained_in']) or 'float32'}"
@@ -48,12 +49,15 @@ def architecture(numbers: Dict[str, Any]) -> str:
 
 
 def _sizes(side: Dict[str, Any]) -> str:
-    sizes = ", ".join(f"{name} {side[name]}" for name in ("D", "z", "v", "N"))
-    feed_forward = "no feed-forward" if side["feed_forward"] is None else f"feed-forward {side['feed_forward']}"
-    chunk = "no chunks" if side["chunk"] is None else f"chunk {side['chunk']:,}"
-    taps = "" if side["truncation"] is None else f", EMA truncated to {side['truncation']:,} taps"
     layers = "1 layer" if side["layers"] == 1 else f"{side['layers']} layers"
-    return f"{layers}, {sizes}, {feed_forward}, {chunk}{taps}, {side['vocabulary']:,} types"
+    sizes = {**side["sizes"], "feed-forward": side["feed_forward"]}
+    named = [f"no {name}" if size is None else f"{name} {size:,}" for name, size in sizes.items()]
+    return ", ".join([layers, *named, f"{side['vocabulary']:,} types"])
+
+
+def _mixer(side: Dict[str, Any]) -> str:
+    given = {name.replace("_", " "): value for name, value in side["options"].items() if value}
+    return ", ".join([side["mixer"], *(f"{name} {value}" for name, value in given.items())])
 
 
 def _training(found: Dict[str, Any]) -> str:
@@ -69,7 +73,8 @@ def _training(found: Dict[str, Any]) -> str:
 def parameters(numbers: Dict[str, Any]) -> str:
     """A row for each layer, a column for each kind of part."""
     parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
-    columns = [column for column in COLUMNS if any(column in row for row in parts.values())]
+    columns = list(dict.fromkeys(column for row in parts.values() for column in row))
+    columns.sort(key=["norms", "head"].__contains__)  # last
     rows = [
         [name, *(f"{row[column]:,}" if column in row else "" for column in columns), f"{sum(row.values()):,}"]
         for name, row in parts.items()
@@ -80,11 +85,12 @@ def parameters(numbers: Dict[str, Any]) -> str:
 
 
 def half_lives(numbers: Dict[str, Any]) -> str:
+    """The quantiles of each layer and direction; nothing if no mixer has states that decay."""
     rows = [
         [row["name"], *(_tokens(row[name]) for name in QUANTILES), _share(row["beyond_chunk"])]
         for row in numbers["half_lives"]["rows"]
     ]
-    return _table([["half-lives of EMA states, in tokens", *QUANTILES, "beyond chunk"], *rows])
+    return _table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else ""
 
 
 def _tokens(value: Optional[float]) -> str:

@@ -1,4 +1,4 @@
-"""The figure of a checkpoint: half-lives of the EMA by layer, and learned position scores by distance."""
+"""The figure of a checkpoint: half-lives of states by layer, and learned position scores by distance."""
 
 import io
 import re
@@ -9,19 +9,20 @@ HEIGHT = 0.9  # of the tallest bar in its row
 
 
 def figure(numbers: Dict[str, Any]) -> bytes:
-    """A PNG; raises ImportError without matplotlib."""
+    """A PNG of a checkpoint with either of them; raises ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
     rows, panels = numbers["half_lives"]["rows"], {}
     for scores in numbers["position_scores"]:
         panels.setdefault(re.sub(r" layer \d+", "", scores["name"]), []).append(scores)
-    columns = 2 if panels else 1
+    columns = bool(rows) + bool(panels)
     height = max(2.2 * len(panels), 1.6 + ROW * len(rows), 3.6)
     drawing = Figure(figsize=(6 * columns, height), layout="constrained")
     grid = drawing.add_gridspec(max(1, len(panels)), columns)
-    _half_lives(drawing.add_subplot(grid[:, 0]), rows, numbers["half_lives"]["edges"])
+    if rows:
+        _half_lives(drawing.add_subplot(grid[:, 0]), rows, numbers["half_lives"]["edges"])
     for place, (part, scores) in enumerate(panels.items()):
-        axis = drawing.add_subplot(grid[place, 1])
+        axis = drawing.add_subplot(grid[place, -1])
         _scores(axis, scores)
         axis.set_title(f"position scores, {part}", fontsize=9)
     buffer = io.BytesIO()
@@ -42,7 +43,7 @@ def _half_lives(axis: Any, rows: Any, edges: Any) -> None:
         axis.fill_between(edges, place, [*tops, tops[-1]], step="post", color="tab:blue", alpha=0.7, linewidth=0)
     axis.set_yticks([place + 0.4 for place in range(len(rows))], [row["name"] for row in reversed(rows)], fontsize=7)
     axis.set(xlabel="half-life in tokens", ylim=(0, len(rows)))
-    axis.set_title("half-lives of EMA states", fontsize=9)
+    axis.set_title("half-lives of states", fontsize=9)
     axis.grid(alpha=0.3, axis="x")
     chunks = [(row["chunk"], place, place + 1) for place, row in enumerate(reversed(rows)) if row["chunk"] is not None]
     if chunks:

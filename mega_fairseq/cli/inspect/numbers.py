@@ -2,29 +2,29 @@
 
 import math
 from collections import Counter
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import fields
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mega_fairseq.cli.checkpoint.build import check_finite, empty_model, fill, stacks
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.inspect.scores import position_scores
-from mega_fairseq.modules import DampedEMA
+from mega_fairseq.modules import MIXERS, MixerConfig
 
 Numbers = Dict[str, Any]
 
-# Columns of the table of parameters, and parts of the names that they count. A norm counts as such wherever it is, and
-# otherwise the first match: `attention` is a mixer without its EMA.
+# Columns of the table of parameters by parts of names. Norms are counted in one column, and a mixer may name more.
+NORMS = {"norm", "embed_norm", "final_norm"}
 COLUMNS = {
-    "embedding": ("embed_tokens",),
-    "EMA": ("ema",),
-    "attention": ("mixer",),
-    "cross attention": ("cross_attention",),
-    "feed-forward": ("feed_forward",),
-    "norms": ("norm", "embed_norm", "final_norm"),
-    "head": ("output_projection", "adaptive_softmax"),
+    "embed_tokens": "embedding",
+    "mixer": "mixer",
+    "cross_attention": "cross attention",
+    "feed_forward": "feed-forward",
+    "output_projection": "head",
+    "adaptive_softmax": "head",
 }
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 BINS = 60
@@ -42,31 +42,21 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
         "half_lives": _half_lives(model),
-        "position_scores": position_scores(checkpoint, model, shapes),
+        "position_scores": position_scores(checkpoint, stacks(model), shapes),
     }
-
-
-def layers(model: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """All layers with the names that tables, JSON and figure use."""
-    return [(f"{side} layer {i}", layer) for side, stack in stacks(model) for i, layer in enumerate(stack.layers)]
 
 
 # ------------------------------------------------------------------------------------------ architecture
 
 
 def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
-    common = model.decoder.layers[0].mixer.config
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
     return {
         "model": checkpoint.word("model"),
         "task": checkpoint.word("task"),
         "source": checkpoint.word("task", "source_lang"),
         "target": checkpoint.word("task", "target_lang"),
-        **{side: _sizes(stack) for side, stack in stacks(model)},
-        "attention": common.attention,
-        "position_bias": common.position_bias,
-        "norm": common.norm,
-        "prenorm": common.prenorm,
+        **{side: _stack(stack) for side, stack in stacks(model)},
         "head": _head(model.decoder),
         "updates": checkpoint.updates,
         "epoch": _epoch(checkpoint),
@@ -85,19 +75,22 @@ def _epoch(checkpoint: Checkpoint) -> Optional[float]:
     return epoch if epoch is None or batches else epoch - 1
 
 
-def _sizes(stack: nn.Module) -> Numbers:
+def _stack(stack: nn.Module) -> Numbers:
+    """Sizes by the paper's symbols, and the options that the kind of mixer adds, by their names."""
     layer = stack.layers[0]
     c, feed_forward = layer.mixer.config, layer.feed_forward
+    symbols = {f.metadata["symbol"]: getattr(c, f.name) for f in fields(c) if f.metadata.get("symbol")}
+    common = {f.name for f in fields(MixerConfig)}
+    own = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in common and not f.metadata.get("symbol")}
     return {
         "vocabulary": len(stack.dictionary),
         "layers": len(stack.layers),
-        "D": c.dim,
-        "z": c.shared_dim,
-        "v": c.value_dim,
         "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
-        "N": c.ndim,
-        "chunk": c.chunk_size,
-        "truncation": c.truncation or None,
+        "sizes": symbols,
+        "mixer": next(name for name, kind in MIXERS.items() if isinstance(c, kind)),
+        "options": own,
+        "norm": c.norm,
+        "prenorm": c.prenorm,
     }
 
 
@@ -117,7 +110,7 @@ def _parameters(model: nn.Module) -> Numbers:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
         row = rows.setdefault(f"{parts[0]} layer {parts[2]}" if parts[1] == "layers" else parts[0], {})
-        column = next(column for column in ("norms", *COLUMNS) if set(COLUMNS[column]) & set(parts))
+        column = _column(model, parts)
         row[column] = row.get(column, 0) + parameter.numel()
     return {
         "parts": rows,
@@ -126,39 +119,45 @@ def _parameters(model: nn.Module) -> Numbers:
     }
 
 
+def _column(model: nn.Module, parts: List[str]) -> str:
+    if NORMS & set(parts):
+        return "norms"
+    if "mixer" in parts:
+        place = parts.index("mixer") + 1
+        return model.get_submodule(".".join(parts[:place])).PARTS.get(parts[place], "mixer")
+    return next(column for part, column in COLUMNS.items() if part in parts)
+
+
 # -------------------------------------------------------------------------------------------- half-lives
 
 
 def _half_lives(model: nn.Module) -> Numbers:
-    """The number of tokens after which half of a state is left, for the D x N states of each layer and direction."""
+    """The number of tokens after which half of a state is left, for the states of each layer and direction."""
     found = [
-        (name, layer.mixer.config.chunk_size, layer.mixer.ema, direction, half_lives(layer.mixer.ema, direction))
-        for layer_name, layer in layers(model)
-        for direction, name in enumerate(_directions(layer_name, layer.mixer.ema))
+        (f"{side} layer {i} {direction}".strip(), layer.mixer.config.chunk_size, learned)
+        for side, stack in stacks(model)
+        for i, layer in enumerate(stack.layers)
+        for direction, learned in layer.mixer.learned_decays().items()
     ]
-    edges = _edges(np.concatenate([lives for *_, lives in found]))
+    lives = [half_lives(learned.pop("log_decay")) for *_, learned in found]
+    edges = _edges(np.concatenate(lives)) if lives else np.empty(0)
     rows = [
         {
             "name": name,
             "chunk": chunk,
-            **_quantiles(lives),
-            "beyond_chunk": None if chunk is None else float((lives > chunk).mean()),
-            "alpha": _quantiles(torch.sigmoid(ema.alpha[direction].double()).numpy()),
-            "delta": _quantiles(torch.sigmoid(ema.delta[direction].double()).numpy()),
-            "counts": np.histogram(lives[np.isfinite(lives)], edges)[0].tolist(),
+            **_quantiles(values),
+            "beyond_chunk": None if chunk is None else float((values > chunk).mean()),
+            **{quantity: _quantiles(tensor.double().numpy()) for quantity, tensor in learned.items()},
+            "counts": np.histogram(values[np.isfinite(values)], edges)[0].tolist(),
         }
-        for name, chunk, ema, direction, lives in found
+        for (name, chunk, learned), values in zip(found, lives)
     ]
     return {"edges": edges.tolist(), "rows": rows}
 
 
-def half_lives(ema: DampedEMA, direction: int) -> np.ndarray:
-    """The h with phi^h = 1/2, phi = 1 - alpha delta: (D N,), infinite if a state never decays."""
-    return (math.log(0.5) / ema.coefficients(direction).log_decay.double()).flatten().numpy()
-
-
-def _directions(layer: str, ema: DampedEMA) -> List[str]:
-    return [f"{layer} forward", f"{layer} backward"] if ema.bidirectional else [layer]
+def half_lives(log_decay: Tensor) -> np.ndarray:
+    """The h with decay^h = 1/2 of each state, infinite if a state never decays."""
+    return (math.log(0.5) / log_decay.double()).flatten().numpy()
 
 
 def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:

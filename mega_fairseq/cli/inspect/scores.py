@@ -1,55 +1,72 @@
-"""Position scores: what learned position biases add to attention scores, and which of them training reached.
+"""Position scores: what layers learned to add to attention scores by distance, and which of them training reached.
 
 The score of a distance that no training sample contained is still as initialised, so it means nothing.
 """
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, jvp
 
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
-from mega_fairseq.modules.position import PositionBias, SimpleBias, T5Bias
+from mega_fairseq.cli.checkpoint.untrusted import is_stored
 
-CPU = torch.device("cpu")
-MOST_DISTANCES = 4096  # listed for one layer: a chunk may be of any size
+MOST_POSITIONS = 4096  # of one layer: a chunk may be of any size
+PARTS = {"mixer": "", "cross_attention": " cross attention"}  # of a layer, and their names after the layer's
 Shapes = Mapping[str, torch.Size]  # of parameters, in the order of the optimizer
 
 
-def position_scores(checkpoint: Checkpoint, model: nn.Module, shapes: Shapes) -> List[Dict[str, Any]]:
-    """For each learned bias its scores by distance (key minus query position), and the range that training reached."""
+def position_scores(
+    checkpoint: Checkpoint, stacks: Sequence[Tuple[str, nn.Module]], shapes: Shapes
+) -> List[Dict[str, Any]]:
+    """For each part with learned scores: the scores by distance (key minus query position), and the trained range."""
     longest, moments = _longest_samples(checkpoint), _second_moments(checkpoint.optimizer, shapes)
     found = []
-    for name, bias in model.named_modules():
-        if not isinstance(bias, PositionBias) or not list(bias.parameters()):
-            continue
-        side, _, number, part, _ = name.split(".")
-        c, cross = model.get_submodule(name.rpartition(".")[0]).config, part == "cross_attention"
-        reach = min(getattr(c, "chunk_size", None) or c.max_positions, MOST_DISTANCES)
-        first, last = 1 - reach, 0 if side == "decoder" and not cross else reach - 1
-        found.append(
-            {
-                "name": f"{side} layer {number}" + (" cross attention" if cross else ""),
-                "first": first,
-                "values": [float(f"{value:.6g}") for value in bias(first, last + 1, CPU).tolist()],  # float32's digits
-                "trained": _trained(
-                    max(first, 1 - (longest[side] or reach)),
-                    min(last, (longest["encoder" if cross else side] or reach) - 1),
-                    bias,
-                    moments.get(f"{name}.weight"),
-                ),
-            }
-        )
+    for side, i, layer in ((side, i, layer) for side, stack in stacks for i, layer in enumerate(stack.layers)):
+        for part_name, title in PARTS.items():
+            part = getattr(layer, part_name)
+            learned = None if part is None else part.learned_scores(MOST_POSITIONS)
+            if learned is None:
+                continue
+            first, values = learned
+            queries, keys = longest[side], longest["encoder" if part_name == "cross_attention" else side]
+            distances = torch.arange(first, first + len(values))
+            trained = _reached(part, f"{side}.layers.{i}.{part_name}.", moments)
+            trained &= (distances > -(queries or MOST_POSITIONS)) & (distances < (keys or MOST_POSITIONS))
+            distances = distances[trained]
+            found.append(
+                {
+                    "name": f"{side} layer {i}{title}",
+                    "first": first,
+                    "values": [float(f"{value:.6g}") for value in values.tolist()],  # the digits of a float32
+                    "trained": [int(distances[0]), int(distances[-1])] if len(distances) else None,
+                }
+            )
     return found
 
 
-def _trained(first: int, last: int, bias: PositionBias, moments: Optional[Tensor]) -> Optional[Tuple[int, int]]:
-    """The distances first .. last without those whose table entries never received a gradient."""
-    if moments is None or not isinstance(bias, (SimpleBias, T5Bias)):
-        return first, last
-    reached = functional_call(bias, {"weight": moments}, (first, last + 1, CPU)).nonzero()
-    return (first + int(reached.min()), first + int(reached.max())) if len(reached) else None
+class _Scores(nn.Module):
+    """A part's learned scores as a function of its parameters."""
+
+    def __init__(self, part: nn.Module):
+        super().__init__()
+        self.part = part
+
+    def forward(self) -> Tensor:
+        return self.part.learned_scores(MOST_POSITIONS)[1]
+
+
+def _reached(part: nn.Module, prefix: str, moments: Mapping[str, Tensor]) -> Tensor:
+    """Whether each score depends on trained entries of parameters: whether its derivative by them is not 0."""
+    parameters = {f"part.{name}": parameter for name, parameter in part.named_parameters()}
+    trained = {
+        f"part.{name}": (moments[prefix + name] > 0).to(parameter.dtype)
+        if prefix + name in moments
+        else torch.ones_like(parameter)
+        for name, parameter in part.named_parameters()
+    }
+    return jvp(lambda values: functional_call(_Scores(part), values, ()), (parameters,), (trained,))[1] != 0
 
 
 def _longest_samples(checkpoint: Checkpoint) -> Dict[str, Optional[int]]:
@@ -73,10 +90,13 @@ def _longest_samples(checkpoint: Checkpoint) -> Dict[str, Optional[int]]:
 
 def _second_moments(optimizer: Mapping[str, Any], shapes: Shapes) -> Dict[str, Tensor]:
     """Adam's second moments by parameter: 0 where an entry had no gradient, at least not for thousands of updates."""
-    states = optimizer.get("state")
-    found = {i: s["exp_avg_sq"] for i, s in states.items() if "exp_avg_sq" in s} if isinstance(states, dict) else {}
+    states, found = optimizer.get("state"), {}
+    for number, state in states.items() if isinstance(states, dict) else ():
+        moments = state.get("exp_avg_sq") if isinstance(state, dict) else None
+        if isinstance(moments, Tensor) and is_stored(moments):
+            found[number] = moments
     sizes = [shape.numel() for shape in shapes.values()]
-    if len(found) == 1 and found[0].numel() == sum(sizes):  # --fp16 flattens all parameters
-        parts = found[0].flatten().split(sizes)
+    if [moments.numel() for moments in found.values()] == [sum(sizes)]:  # --fp16 flattens all parameters
+        parts = next(iter(found.values())).flatten().split(sizes)
         return {name: part.view(shapes[name]) for name, part in zip(shapes, parts)}
     return {name: found[i] for i, (name, shape) in enumerate(shapes.items()) if i in found and found[i].shape == shape}
