@@ -74,3 +74,21 @@ def killed_in_write(target: str) -> None:
 def no_room(size: int) -> None:
     """Limit the size of files: writing more fails as it does on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def killed_while_writing() -> None:
+    """Kill the process when a file of `mega-fairseq` is complete but not yet renamed."""
+    os.fsync = lambda number: _kill()
+
+
+def killed_after_a_point() -> None:
+    """Kill a sweep when its first point is on the disk."""
+    from mega_fairseq.cli.sweep.record import Record
+
+    add = Record.add
+
+    def add_and_die(self: Record, point: Any) -> None:
+        add(self, point)
+        _kill()
+
+    Record.add = add_and_die

@@ -145,10 +145,6 @@ def refuse_content(content: Any, words: str, folder: Path, capsys: Any) -> None:
     assert [path.name for path in folder.iterdir()] == ["any.pt"]
 
 
-def assert_refused(result: subprocess.CompletedProcess, *words: Any) -> None:
-    refused_by("convert", (result.returncode, result.stdout, result.stderr), *words)
-
-
 def converter(folder: Path) -> Callable[[golden.Case], Path]:
     """A function that converts golden models, each once, and returns the path of the result."""
     paths: Dict[str, Path] = {}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
-from tests.released import ROOT, assert_refused, checkpoint, model, refuse, run, save
+from tests.commands import ROOT, Running, refused_by
+from tests.faults import killed_while_writing, no_room
+from tests.released import checkpoint, model, refuse, run, save
 
 NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
 
@@ -105,9 +108,10 @@ def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force)
     target = tmp_path / "ours.pt"
     if force:
         target.write_text("precious")
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))"
-    result = run("convert", released_file, target, *["--force"] * force, program=full)
-    assert_refused(result, target, "was not written", "File too large", "free some space")
+    overwrite = ["--force"] * force
+    process = Running("mega-fairseq", "convert", released_file, target, *overwrite, fault=partial(no_room, 10_000))
+    code, output = process.wait()
+    refused_by("convert", (code, "", output), target, "was not written", "File too large", "free some space")
     assert target.exists() == force
     assert not force or target.read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1 + force
@@ -117,6 +121,6 @@ def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force)
 def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_file, tmp_path):
     target = tmp_path / "ours.pt"
     target.write_text("precious")
-    killed = "import os, signal; os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)"
-    assert run("convert", released_file, target, "--force", program=killed).returncode == -signal.SIGKILL
+    process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=killed_while_writing)
+    assert process.wait()[0] == -signal.SIGKILL
     assert target.read_text() == "precious"

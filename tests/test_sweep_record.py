@@ -13,8 +13,8 @@ from fairseq.data import Dictionary
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record
-from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs, refused_by
-from tests.released import run
+from tests.commands import MEGA, PLUGIN, TRAINING, Running, fairseq, preprocess_pairs, refused_by
+from tests.faults import killed_after_a_point, killed_while_writing
 from tests.sweeps import points
 
 refused = partial(refused_by, "sweep")
@@ -129,14 +129,10 @@ def test_without_matplotlib_there_is_no_figure(sweep, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
 def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
-    kill = """
-import os, signal
-from mega_fairseq.cli.sweep.record import Record
-add = Record.add
-Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.SIGKILL))"""
     arguments = ["--chunks=4,8", "--streams=3,1"]
     files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu"]
-    assert run("sweep", *files, *arguments, program=kill).returncode == -signal.SIGKILL
+    process = Running("mega-fairseq", "sweep", *files, *arguments, fault=killed_after_a_point)
+    assert process.wait()[0] == -signal.SIGKILL
     before = points(tmp_path / "out.json")
     assert list(before) == [(4, "splits:3")]
     code, out, err = sweep(*arguments)
@@ -152,9 +148,8 @@ Record.add = lambda self, point: (add(self, point), os.kill(os.getpid(), signal.
 def test_a_sweep_killed_while_writing_leaves_its_files_unchanged(sweep_folder, sweep, tmp_path):
     sweep("--chunks=4")
     before = {name: (tmp_path / name).read_bytes() for name in ("out.json", "out.csv", "out.png")}
-    killed = "import os, signal; os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)"
     files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", "--chunks=4,8"]
-    assert run("sweep", *files, program=killed).returncode == -signal.SIGKILL
+    assert Running("mega-fairseq", "sweep", *files, fault=killed_while_writing).wait()[0] == -signal.SIGKILL
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 

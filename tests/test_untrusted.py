@@ -3,8 +3,6 @@
 With torch 2.6 or newer, fairseq's own commands do so too, with the plugin loaded.
 """
 
-import subprocess
-import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -153,13 +151,11 @@ def test_fairseqs_training_refuses_code_with_this_torch(content, sweep_folder, t
 
 
 @pytest.mark.parametrize("command", ["inspect", "sweep", "convert"])
-def test_code_is_refused_in_a_shell(content, sweep_folder, tmp_path, command):
+def test_code_is_refused_in_a_process_of_its_own(content, sweep_folder, tmp_path, command):
     path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
     rest = {"sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"], "convert": ["ours.pt"]}.get(command, [])
-    words = [sys.executable, "-m", "mega_fairseq.cli", command, str(path), *rest]
-    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"mega-fairseq {command}: {path}")
+    code, output = Running("mega-fairseq", command, path, *rest, cwd=tmp_path).wait()
+    refused_by(command, (code, "", output), path)
     assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
 
 
