@@ -23,6 +23,8 @@ from mega_fairseq.modules import (
 )
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
+pytestmark = pytest.mark.slow
+
 DIM, LENGTH, CHUNK = 4, 11, 4
 TOLERANCE = 1e-9
 MASK = torch.zeros(2, LENGTH, dtype=torch.bool)
@@ -187,7 +189,6 @@ def test_a_compiled_layer_takes_another_length(kind):
         torch.testing.assert_close(flat(compiled(x))[0], flat(module(x))[0], rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.slow
 def test_inductor_generates_code_for_a_chunked_causal_layer():
     module = ready(MovingAverageGatedAttention(attends(chunk_size=CHUNK, attention="laplace")))
     compare(module, inputs(2, 2 * CHUNK, DIM), backend="inductor")

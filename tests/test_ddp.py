@@ -38,6 +38,8 @@ from tests.commands import (
 )
 from tests.small_models import sources, targets, translation_model
 
+pytestmark = pytest.mark.slow
+
 # Both epochs have eleven batches: two processes take six updates for them, and in the last one of them has no batch.
 EPOCH, UPDATES = 6, 8
 SAVING = ["--save-interval-updates=1", f"--max-update={UPDATES}"]
@@ -128,14 +130,12 @@ def assert_same_course(ours, theirs, updates, tolerance=0.0):
 # ------------------------------------------------------------------------------------------------ two are one
 
 
-@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one_with_batches_twice_as_large(two, one):
     assert_same_course(two.course, one, range(1, UPDATES + 1), tolerance=1e-5)
     tokens = [two.course[number].train["wpb"] for number in range(1, EPOCH + 1)]
     assert tokens[-1] <= 600 < min(tokens[:-1])  # the last is of a single batch: one of the processes had none
 
 
-@pytest.mark.slow
 def test_two_processes_validate_on_each_token_once(task, two, one):
     tokens = task.valid.stat().st_size // 2  # two bytes a token
     for number in range(1, UPDATES + 1):
@@ -150,7 +150,6 @@ def test_two_processes_validate_on_each_token_once(task, two, one):
     assert two.said.count(default) == (task.name == "adaptive")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["softmax"], indirect=True)
 def test_each_process_evaluates_a_stream_of_its_own_and_says_that_nothing_combines_them(task, two):
     path = ["--path", two.folder / "checkpoint_last.pt", "--gen-subset=valid"]
@@ -164,7 +163,6 @@ def test_each_process_evaluates_a_stream_of_its_own_and_says_that_nothing_combin
         assert "fairseq-eval-lm does not combine processes or shards: each of the 2 reports" in said
 
 
-@pytest.mark.slow
 def test_several_batches_in_each_of_two_processes_are_one_update(text, tmp_path):
     """Not in the last update of an epoch: there fairseq takes a process for idle that ends with an empty batch.
 
@@ -215,13 +213,11 @@ def test_every_parameter_of_a_translation_model_has_a_gradient(options):
 # ------------------------------------------------------------------------------------------------ going on
 
 
-@pytest.mark.slow
 def test_two_processes_resume_within_an_epoch_as_if_they_had_never_stopped(task, two, tmp_path):
     train_in_two_processes(*task.words, "--restore-file", two.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
     assert_same_course(course(tmp_path), two.course, range(4, UPDATES + 1))
 
 
-@pytest.mark.slow
 def test_one_process_goes_on_between_epochs_where_two_stopped(task, two, tmp_path):
     """Not within an epoch: fairseq counts in batches of each process, and goes on at another place without a word."""
     start = two.folder / "checkpoint1.pt"
@@ -253,7 +249,6 @@ def wait_until(condition, seconds):
     return time.monotonic() - start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["translation", "softmax"], indirect=True)
 def test_when_one_of_two_processes_is_killed_the_other_ends_and_both_can_go_on(task, two, tmp_path):
     """At once without workers that load: the connection breaks. They keep it, and look for their parent every 5 s."""
@@ -302,7 +297,6 @@ def torchrun():
         process.wait(60)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["softmax"], indirect=True)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_starts_two_processes_on_one_node_or_on_two(task, two, nodes, torchrun, tmp_path):
@@ -322,7 +316,6 @@ def test_torchrun_starts_two_processes_on_one_node_or_on_two(task, two, nodes, t
             assert found[number].train[name] == pytest.approx(two.course[number].train[name], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_torchrun_ends_the_other_process_when_one_is_killed(text, torchrun, tmp_path):
     words = [text, *WORDS["softmax"], "--no-save", "--max-update=100000", "--disable-validation"]
     output = tmp_path / "said"

@@ -8,6 +8,8 @@ from tests.golden_cases import cases
 from tests.golden_checks import each
 from tests.golden_models import inputs, translation_model
 
+pytestmark = pytest.mark.slow
+
 
 class Logits(nn.Module):
     def __init__(self, model):

@@ -36,6 +36,8 @@ from tests.commands import (
     translations,
 )
 
+pytestmark = pytest.mark.slow
+
 LANGUAGE_MODEL = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING]
 TRANSLATION = [*PLUGIN, *MEGA, *TRAINING]
 CONTINUE = ["--gen-subset=test", "--documents=line", "--prefix-size=1", "--beam=1", "--max-len-b=90"]
@@ -295,7 +297,6 @@ def binarised(path, lines, types=20):
 MILLION = 10**6
 
 
-@pytest.mark.slow
 def test_a_line_of_a_million_tokens_is_trained_on_in_segments_and_evaluated_as_one_stream(language_model, tmp_path):
     shutil.copy(language_model.data / "dict.txt", tmp_path)
     for split, lines in (("train", [MILLION]), ("valid", [9]), ("test", [3, MILLION, 1])):

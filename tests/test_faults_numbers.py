@@ -25,6 +25,8 @@ from tests.commands import (
     records,
 )
 
+pytestmark = pytest.mark.slow
+
 KAPPA = "decoder.layers.0.mixer.kappa"  # every feature of every token goes through it
 TABLE = "decoder.embed_tokens.weight"
 GRADIENTS = "FloatingPointError: gradients are Nan/Inf"

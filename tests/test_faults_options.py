@@ -135,6 +135,7 @@ def refused_in_training(known, no_data, words, said, folder):
     assert said in line
 
 
+@pytest.mark.slow
 def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
     """Or else the next tests would prove nothing."""
     where = [no_data, "--save-dir", tmp_path]
@@ -142,6 +143,7 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
     assert failure("train", *where, *TRANSLATION) == f"FileNotFoundError: Dataset not found: valid ({no_data})"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -180,6 +182,7 @@ def test_what_no_language_model_can_be_is_refused_before_any_data_is_looked_for(
     refused_in_training(LANGUAGE_MODEL, no_data, words, said, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -202,6 +205,7 @@ def test_what_no_translation_model_can_be_is_refused_before_any_data_is_looked_f
     refused_in_training(known, no_data, words, said, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_language_model_does_not_translate(no_data, tmp_path):
     words = [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_lm", *TRAINING]
     said = "--arch mega_lm has no encoder for the source of --task translation; choose an --arch that starts with"
@@ -220,6 +224,7 @@ def trained(no_data, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -237,6 +242,7 @@ def test_an_evaluation_refuses_numbers_before_it_looks_for_data_too(no_data, tra
     assert failure("eval-lm", no_data, *LM, "--path", trained, *words).startswith(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "said"), [(0, "--decoder-layers is 0; it must be"), (2.5, "could not be converted to Integer")]
 )

@@ -22,6 +22,8 @@ from tests.commands import (
     records,
 )
 
+pytestmark = pytest.mark.slow
+
 LAST = "checkpoint_last.pt"
 
 

@@ -37,6 +37,8 @@ from tests.commands import (
     start_two_processes,
 )
 
+pytestmark = pytest.mark.slow
+
 # Checkpoints are saved after 6, 12 and 18 updates: within the first epoch, and each is better than the one before.
 SAVING = ["--save-interval-updates=6", "--max-update=18"]
 FIRST, SECOND, LAST, BEST = "checkpoint_1_6.pt", "checkpoint_1_12.pt", "checkpoint_last.pt", "checkpoint_best.pt"
@@ -153,7 +155,6 @@ def test_a_checkpoint_that_is_half_copied_gives_way_to_the_newest_whole_one(trai
 # ------------------------------------------------------------------------------------------------ no room
 
 
-@pytest.mark.slow  # fairseq tries three times and waits between
 def test_a_training_without_room_says_so_and_goes_on_when_there_is_room(training, tmp_path):
     train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
     said = train(training, tmp_path, fault=partial(faults.no_room, 100_000), code=1)
@@ -260,7 +261,6 @@ def test_a_training_under_hydra_resumes_as_well(interrupted):
     assert f"Loaded checkpoint {folder / SECOND} (epoch 1 @ 12 updates)" in log
 
 
-@pytest.mark.slow
 @language_models
 def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(interrupted, tmp_path_factory):
     """The second sees a folder without checkpoints. fairseq compares their gradients.

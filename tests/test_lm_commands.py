@@ -26,6 +26,8 @@ from tests.commands import (
     records,
 )
 
+pytestmark = pytest.mark.slow
+
 UPDATES, HALF_WAY = 60, 30  # an epoch has 19
 
 

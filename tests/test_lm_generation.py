@@ -21,6 +21,8 @@ from tests.commands import (
     translations,
 )
 
+pytestmark = pytest.mark.slow
+
 LONGEST, BEAM = 30, ["--beam=3", "--max-len-b=30"]
 DOCUMENTS = ["--gen-subset=test", "--documents=line", "--valid-block=documents"]
 

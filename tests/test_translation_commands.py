@@ -32,6 +32,8 @@ from tests.commands import (
     write_corpus,
 )
 
+pytestmark = pytest.mark.slow
+
 # fairseq cuts batches anew when it resumes, but not from epoch to epoch; with this it does both times.
 SAME_BATCHES = "--grouped-shuffling"
 UPDATES, HALF_WAY = 150, 90  # both within an epoch, of 20 updates
