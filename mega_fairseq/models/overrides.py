@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks import FairseqTask
 
-from mega_fairseq.models.command import option_of_command
+from mega_fairseq.models.whole_config import option_of_command
 
 SECTIONS = [field.name for field in dataclasses.fields(FairseqConfig)]
 

@@ -20,8 +20,8 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import DictConfig
 
 from mega_fairseq.models.base import MegaModel
-from mega_fairseq.models.command import is_training, option_of_command
 from mega_fairseq.models.same_model import check_same_model
+from mega_fairseq.models.whole_config import is_training, option_of_command
 
 logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # the default of --restore-file

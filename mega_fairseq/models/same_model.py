@@ -15,8 +15,8 @@ from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
 from mega_fairseq.models.base import MegaModel
-from mega_fairseq.models.command import option_of_command
 from mega_fairseq.models.layers import count_layers
+from mega_fairseq.models.whole_config import option_of_command
 
 logger = logging.getLogger(__name__)
 FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
