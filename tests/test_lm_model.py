@@ -132,7 +132,7 @@ def assert_like_naive(found, expected):
 @pytest.fixture(params=[(1, 7, 1), (60, 7, 1000), (60, 1000, 1), None], ids=str)
 def slices(request, monkeypatch):
     """Sizes at which work is split: scores, types, and tokens from which weights are laid out. None for its own."""
-    for name, value in zip(("SCORES", "TYPES", "LAID_OUT_FROM"), request.param or ()):
+    for name, value in zip(("SCORES", "TYPES", "PACK_FROM"), request.param or ()):
         monkeypatch.setattr(ops, name, value)
 
 

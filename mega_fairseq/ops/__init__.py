@@ -1,1 +1,1 @@
-"""Functions on tensors, each fast form beside its naive one. They import torch and nothing else."""
+"""Functions on tensors: fast forms, with naive forms to test them against. They import only torch."""

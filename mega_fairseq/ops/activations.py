@@ -1,4 +1,4 @@
-"""The activation functions by their released names, each beside its slope for the ops that write their backward."""
+"""Activation functions by their released names, with derivatives for the operators that write their own backward."""
 
 from typing import Callable, NamedTuple
 

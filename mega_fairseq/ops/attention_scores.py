@@ -88,7 +88,7 @@ def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) 
 
 
 def bias_matrix(bias: Tensor, queries: int, keys: int) -> Tensor:
-    """The matrices that vectors over distances stand for: (..., n + m - 1) -> (..., n, m)."""
+    """Vectors over distances as matrices: (..., n + m - 1) -> (..., n, m)."""
     return bias.unfold(-1, keys, 1).flip(-2)[..., :queries, :]
 
 

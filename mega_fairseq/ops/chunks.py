@@ -43,7 +43,7 @@ class KeyValues(NamedTuple):
 
     keys: Tensor  # (B, m, z)
     values: Tensor  # (B, m, e)
-    padding: Optional[Tensor] = None  # (B, m) bool, True = unused: only where rows stand at different positions
+    padding: Optional[Tensor] = None  # (B, m) bool, True = unused: only where rows are at different positions
     buffer: Optional[Buffer] = None  # the storage of keys and values, if more tokens can be appended in place
 
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":

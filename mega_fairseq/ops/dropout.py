@@ -1,4 +1,4 @@
-"""Dropout as a value: the mask is drawn first and handed to the op, which stays a function of its inputs."""
+"""Dropout masks. They are drawn first and passed to the operators, which are then functions of their inputs."""
 
 from typing import Optional, Sequence, Tuple
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mega_fairseq.ops.precision import is_compiling
 
-SHARES = 2**16  # on the CPU a share is a whole number of so many
+SHARES = 2**16  # on the CPU, probabilities are multiples of 1 / SHARES
 
 
 def keep_mask(shape: Sequence[int], dropout: float, device: torch.device) -> Tuple[Optional[Tensor], float]:
-    """A bool mask of what survives, one byte an entry, and the factor that keeps the mean; (None, 1) for no dropout."""
+    """A bool mask of what is kept, and the factor that preserves the mean; (None, 1) for no dropout."""
     if dropout == 0.0:
         return None, 1.0
     if device.type == "cpu" and not is_compiling():
@@ -22,18 +22,18 @@ def keep_mask(shape: Sequence[int], dropout: float, device: torch.device) -> Tup
 
 
 def _keep_by_bits(shape: torch.Size, dropout: float) -> Tuple[Tensor, float]:
-    """Four entries from each 64 random bits: a quarter of the time that torch's bernoulli_ takes on the CPU."""
+    """Four entries from each 64 random bits: four times as fast as torch's bernoulli_ on the CPU."""
     kept, count = min(max(1, round((1.0 - dropout) * SHARES)), SHARES - 1), shape.numel()
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return (bits[:count] < kept - SHARES // 2).view(shape), SHARES / kept
 
 
 def dropped(x: Tensor, dropout: float, features: bool) -> Tensor:
-    """Dropout on (B, L, D); `features` drops whole channels of a sequence, the same ones at every step of it."""
+    """Dropout on (B, L, D); with `features`, whole channels of a sequence, the same ones at every position."""
     if dropout == 0.0:
         return x
     if x.device.type != "cpu" and not features:
-        return F.dropout(x, dropout)  # one kernel there
+        return F.dropout(x, dropout)  # a single kernel
     shape = (x.size(0), 1, x.size(2)) if features else x.shape
     keep, scale = keep_mask(shape, dropout, x.device)
     return x * (keep * scale).to(x.dtype)

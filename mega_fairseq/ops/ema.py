@@ -9,15 +9,15 @@ which is also a convolution with the kernel K_t = sum_n eta_n alpha_n beta_n phi
 
 Five forms of the same function, all float32 inside (float64 for float64 inputs):
 
-    ema_naive   one step after the other as written above; the truth that the others are tested against
-    ema_step    one token: what decoding runs
-    ema_scan    blocks of C: a C x C Toeplitz product inside a block, only the N-dimensional state between blocks
-    ema_fft     the convolution theorem, with a kernel built in two levels of powers (`geometric_sum`)
-    ema_window  a kernel cut to its first T taps (truncation), over the window of the last T - 1 inputs;
+    ema_naive   one step after the other, as written above: the reference for tests
+    ema_step    one token, for decoding
+    ema_scan    blocks of C steps: a C x C Toeplitz product inside a block, N-dimensional states between blocks
+    ema_fft     the convolution theorem, with a kernel from two levels of powers (`geometric_sum`)
+    ema_window  a kernel of the first T taps only (truncation), applied to the current and the last T - 1 inputs;
                 `ema_window_step` is its form for one token, with the taps computed beforehand
 
-`ema` and `bidirectional_ema` choose. Sequences are batch-first (B, L, D), right-padded, with `lengths` saying
-where each one ends. A state is (B, D, N): the hidden state; for a truncated EMA (B, D, T - 1): the last inputs.
+`ema` and `bidirectional_ema` choose between them. Sequences are batch-first (B, L, D) and right-padded; `lengths` are
+their lengths without padding. A state is the hidden state (B, D, N), or the last inputs (B, D, T - 1) if truncated.
 """
 
 from typing import Optional, Tuple
@@ -72,8 +72,8 @@ def ema(
 ) -> Tuple[Tensor, Tensor]:
     """Causal EMA in the form that is fastest here: x (B, L, D) -> y (B, L, D) in x's dtype, final state.
 
-    `skip` (D) is omega. `lengths` (B,) marks right padding: padded outputs are zero and padded steps do not age the
-    state, so a row leaves the same state alone and in company. `truncation` None or 0 means none.
+    `skip` (D) is omega. `lengths` (B,) marks right padding: padded outputs are zero and padded steps leave the state as
+    it is, so that the final state of a row does not depend on the batch. `truncation` None or 0 means none.
     """
     dtype = x.dtype
     with without_autocast(x):
@@ -103,7 +103,7 @@ def bidirectional_ema(
     truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tensor:
-    """Forward plus backward EMA, lag 0 counted by both: x (B, L, D) -> (B, L, D), in x's dtype."""
+    """Forward plus backward EMA; lag 0 counts in both: x (B, L, D) -> (B, L, D), in x's dtype."""
     dtype = x.dtype
     with without_autocast(x):
         x = x.to(c.log_decay.dtype)

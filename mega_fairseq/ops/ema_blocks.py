@@ -1,4 +1,4 @@
-"""The damped EMA in blocks of C steps: Toeplitz products inside a block, only N states a channel between blocks."""
+"""The damped EMA in blocks of C steps: Toeplitz products inside blocks, N states per channel between blocks."""
 
 from typing import NamedTuple, Optional, Tuple
 
@@ -19,16 +19,16 @@ from mega_fairseq.ops.ema_recurrence import (
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 
 # Measured by `python benchmarks/layer.py --tables forms` (docs/performance.md, "Which form when").
-BLOCK = 64  # steps in a block on the CPU: Toeplitz work grows with it, scan steps and states shrink
-BLOCK_GPU = 128  # fewer, larger products where each launch costs: chosen by launch count, not yet measured on a GPU
+BLOCK = 64  # steps in a block on the CPU: a larger one has more Toeplitz work, fewer scan steps and states
+BLOCK_GPU = 128  # fewer, larger products, since each launch costs time; chosen by launch count, not measured on a GPU
 
 
 class _BlockTables(NamedTuple):
-    """The recurrence over C steps at once; M = N states a channel, or 2N when both directions run."""
+    """The recurrence over C steps at once; M = N states per channel, or 2N for both directions."""
 
-    within: Tensor  # (D, C, C): from an input to the outputs of its own block
-    collect: Tensor  # (D, C, M): from an input to the state that leaves its block
-    spread: Tensor  # (D, M, C): from the state that enters a block to its outputs
+    within: Tensor  # (D, C, C): from an input to the outputs of its block
+    collect: Tensor  # (D, C, M): from an input to the state after its block
+    spread: Tensor  # (D, M, C): from the state before a block to its outputs
     decay: Tensor  # (D, M): phi^C
 
 
@@ -38,7 +38,7 @@ def _toeplitz(taps: Tensor, size: int) -> Tensor:
 
 
 def _taps(c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None) -> Tensor:
-    """(D, 2C - 1): what the inputs up to C - 1 steps after and before an output give to it."""
+    """(D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it."""
     taps = ema_kernel(c, size)  # (D, C)
     present = taps[:, :1] + skip.unsqueeze(-1)
     if backward is None:
@@ -75,7 +75,7 @@ def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = Fal
 
 
 def _scan_by_doubling(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
-    """`_scan` in log2 K steps over all of u: more work, but few launches and nothing in place."""
+    """`_scan` in log2 K steps over all of u: more work, but few launches and no in-place operation."""
     if reverse:
         return _scan_by_doubling(u.flip(0), decay, first).flip(0)
     h = torch.cat([(torch.zeros_like(u[0]) if first is None else first).unsqueeze(0), u[:-1]])
@@ -87,7 +87,7 @@ def _scan_by_doubling(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse
 
 
 def _enter_blocks(xs: Tensor, t: _BlockTables, initial: Tensor, blocks: int) -> Tensor:
-    """The states that enter each block: xs (D, B K, C) -> (K, B, D, M), forward ones first."""
+    """The state before each block: xs (D, B K, C) -> (K, B, D, M), forward states first."""
     batch, dim, forward = initial.shape
     scan = _scan if xs.device.type == "cpu" and not is_compiling() else _scan_by_doubling
     u = torch.bmm(xs, t.collect).view(dim, batch, blocks, -1).permute(2, 1, 0, 3)  # (K, B, D, M)
@@ -98,7 +98,7 @@ def _enter_blocks(xs: Tensor, t: _BlockTables, initial: Tensor, blocks: int) -> 
 
 
 def _channels_first(x: Tensor, size: int) -> Tensor:
-    """(B, K C, D) -> (D, B K, C). As a transposed 2-D copy, which torch does four times as fast as a permuted one."""
+    """(B, K C, D) -> (D, B K, C). A transposed 2-D copy is four times as fast as a permuted 3-D one."""
     return x.reshape(-1, x.size(-1)).t().contiguous().view(x.size(-1), -1, size)
 
 
@@ -108,9 +108,9 @@ def _channels_last(xs: Tensor, batch: int) -> Tensor:
 
 
 def _block_scan(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Tensor]:
-    """(x, tables, initial state) -> y and the states that enter the blocks, (K, B, D, M); L is a multiple of C.
+    """(x, tables, initial state) -> y and the states before the blocks, (K, B, D, M); L is a multiple of C.
 
-    Channels lead inside, so that every product is a batched matrix product over channels.
+    Inside, channels come first, so that every product is a batched matrix product over channels.
     """
     size = t.collect.size(1)
     xs = _channels_first(x, size)
@@ -120,7 +120,7 @@ def _block_scan(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Te
 
 
 class _BlockScan(torch.autograd.Function):
-    """`_block_scan`, giving the state that enters the last block; x and the block states are all that it saves."""
+    """`_block_scan` that returns the state before the last block. It saves x and the block states for backward."""
 
     @staticmethod
     def forward(ctx, x, initial, *tables):
@@ -140,7 +140,7 @@ class _BlockScan(torch.autograd.Function):
             dys = _channels_first(dy, size)
             dh = torch.bmm(dys, t.spread.transpose(1, 2)).view(dim, x.size(0), -1, states).permute(2, 1, 0, 3)
             dh[-1, ..., :forward] += dlast
-            # Gradients travel against the states: du_k is the whole gradient of the state that u_k leads to.
+            # Gradients flow against the states: du_k is the whole gradient of the state after block k.
             du = scan(dh[..., :forward], t.decay[:, :forward], None, reverse=True)
             dinitial = torch.addcmul(dh[0, ..., :forward], t.decay[:, :forward], du[0])
             if states > forward:
@@ -167,7 +167,7 @@ def _run_blocks(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Te
 
 
 class _OneBlock(torch.autograd.Function):
-    """`_block_scan` where nothing enters and there is one block, as in most sentences: its Toeplitz product is all."""
+    """`_block_scan` of one block without an initial state, as for most sentences: a Toeplitz product."""
 
     @staticmethod
     def forward(ctx, x, within):
@@ -198,7 +198,7 @@ def ema_scan(
         return _OneBlock.apply(x, _toeplitz(_taps(c, skip, size), size)), final_state(x, c)
     tables = _block_tables(c, skip, size)
     y, last = _run_blocks(_pad_to_multiple(x, size), tables, zero_state(x, c) if state is None else state)
-    rest = (length - 1) % size + 1  # steps of the last block, which may be a partial one
+    rest = (length - 1) % size + 1  # steps of the last block, which may be incomplete
     tail = x[:, length - rest :].permute(2, 0, 1)  # (D, B, rest)
     collected = torch.bmm(tail, tables.collect[:, size - rest :]).transpose(0, 1)  # (B, D, N)
     return y[:, :length], torch.addcmul(collected, torch.exp(c.log_decay * rest), last)
@@ -217,15 +217,16 @@ def ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip
 
 
 def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
-    """The first T taps in blocks: a Toeplitz product for lags that a block's edge or T cuts, states for those between.
+    """The first T taps in blocks: Toeplitz products for the first and last lags, states for the lags between.
 
-    Exact at both ends, which the cheaper ways are not: an FFT's rounding lets a large input touch the outputs before
-    it, and a whole EMA less its delayed self leaves rounding of inputs behind that the taps no longer reach.
+    Outputs depend on the T inputs that they should and on no other, which cheaper ways do not achieve: by the rounding
+    of an FFT, a large input changes outputs before it; an EMA minus its delayed copy keeps rounding errors of inputs
+    that are out of reach.
     """
     size = min(x.size(1), taps, _block_size(x))
     xs = _channels_first(_pad_to_multiple(x, size), size).view(x.size(2), x.size(0), -1, size)  # (D, B, K, C)
     kernel = F.pad(ema_kernel(c, taps), (size - 1, 2 * size))
-    whole = max(0, taps // size - 1)  # earlier blocks that the taps span from end to end
+    whole = max(0, taps // size - 1)  # earlier blocks that the taps cover completely
     cut = [0, *range(whole + 1, (taps + size - 2) // size + 1)]
     y = sum(
         torch.matmul(_shifted(xs, j), _toeplitz(kernel[:, j * size : (j + 2) * size - 1], size).unsqueeze(1))
@@ -240,12 +241,12 @@ def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
 
 
 def _shifted(blocks: Tensor, count: int) -> Tensor:
-    """Each block replaced by the one `count` before it, zeros at the start: (D, B, K, .) -> (D, B, K, .)."""
+    """Each block replaced by the block `count` before it, zeros first: (D, B, K, .) -> (D, B, K, .)."""
     return F.pad(blocks[:, :, : max(0, blocks.size(2) - count)], (0, 0, min(count, blocks.size(2)), 0))
 
 
 def _sliding_sum(u: Tensor, decay: Tensor, width: int) -> Tensor:
-    """sum over j < width of decay^j u_{k-j}, by doubling, without a difference: u (D, B, K, N), decay (D, N)."""
+    """sum over j < width of decay^j u_{k-j}, by doubling, without subtraction: u (D, B, K, N), decay (D, N)."""
     decay = decay[:, None, None]
     total, part, size = torch.zeros_like(u), u, 1
     while size <= width:
@@ -280,18 +281,18 @@ def ema_window(
 
 
 def window_taps(c: EMACoefficients, truncation: int) -> Tensor:
-    """The taps of a truncated EMA for `ema_window_step`, that of the oldest input first: (D, T)."""
+    """The taps of a truncated EMA for `ema_window_step`, the oldest input's tap first: (D, T)."""
     return ema_kernel(c, truncation).flip(-1)
 
 
 def ema_window_step(x: Tensor, taps: Tensor, state: Tensor, skip: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """One token of a truncated EMA: x (B, D), taps (D, T), state (B, D, T - 1) -> y (B, D) in x's dtype, next state.
 
-    `taps` are `window_taps(c, truncation)`, which need not be computed again while the coefficients stay the same.
+    `taps` are `window_taps(c, truncation)`, computed once for a whole generation.
     """
     wide = x.to(taps.dtype)
     window = torch.cat([state, wide.unsqueeze(-1)], -1)  # (B, D, T)
-    # In this order of factors the CPU's product reads the window once; the others are four to twelve times slower.
+    # Any other order of the factors, or a sum of products, takes the CPU four to twelve times as long.
     y = torch.bmm(taps.unsqueeze(1), window.permute(1, 2, 0)).squeeze(1).t()  # (B, D)
     if skip is not None:
         y = torch.addcmul(y, skip, wide)

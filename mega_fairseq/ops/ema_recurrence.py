@@ -1,4 +1,4 @@
-"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step, and a loop of steps."""
+"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step and a loop of steps."""
 
 import math
 from typing import NamedTuple, Optional, Tuple
@@ -9,30 +9,30 @@ from torch import Tensor
 
 from mega_fairseq.ops.precision import at_least_float32
 
-INNER = 64  # C of the two-level powers: near the square root of the lengths that matter
+INNER = 64  # C of the two-level powers: near the square root of common lengths
 
 
 class EMACoefficients(NamedTuple):
-    """What the recurrence needs, each (D, N) in float32 or float64."""
+    """The coefficients of the recurrence, each (D, N) in float32 or float64."""
 
     log_decay: Tensor  # log phi, finite and <= 0
-    expand: Tensor  # alpha . beta: what an input adds to the state
-    project: Tensor  # eta: how the state is read
+    expand: Tensor  # alpha . beta: from an input to the state
+    project: Tensor  # eta: from the state to an output
 
 
 def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
-    """From the logits of alpha and delta and from beta and eta, all (..., N), to the recurrence's coefficients.
+    """The coefficients from the logits of alpha and delta, and from beta and eta, all (..., N).
 
-    log phi is taken from whichever side keeps its digits: log1p(-alpha delta) for slow decays (phi near 1), and
-    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. So phi neither rounds to 1 in slow
-    channels nor to 0 at large logits, where a log would be infinite. eta is scaled by sqrt(1/N).
+    log phi is computed in the way that keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
+    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. Thus phi does not round to 1 in slow
+    channels, nor to 0 at large logits, where its log would be infinite. eta is scaled by sqrt(1/N).
     """
     alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
     weight, damping = torch.sigmoid(alpha), torch.sigmoid(delta)
     product = weight * damping
     complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
     slow = product < 0.5
-    # Each branch sees a harmless constant where the other one is taken, so that its gradient is 0 there, not NaN.
+    # Where a branch is not taken it gets a constant, so that its gradient is 0 there and not NaN.
     log_decay = torch.where(
         slow,
         torch.log1p(-torch.where(slow, product, 0.25)),
@@ -50,8 +50,8 @@ def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
 def geometric_sum(weight: Tensor, log_decay: Tensor, length: int) -> Tensor:
     """sum_n weight_n phi_n^t for t < length: weight (D, R, N), log_decay (D, N) -> (D, R, length).
 
-    phi^(aC+b) = (phi^C)^a phi^b: two short tables of powers, length / C + C entries, and one small batched matrix
-    product in place of a D x N x length tensor and as many calls of exp.
+    phi^(aC+b) = (phi^C)^a phi^b: two short tables of powers, of length / C + C entries, and one small batched matrix
+    product replace a D x N x length tensor and as many exponentials.
     """
     inner = min(length, INNER)
     outer = -(-length // inner)
@@ -103,7 +103,7 @@ def spreading(c: EMACoefficients, steps: int) -> Tensor:
 def final_state(
     x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
 ) -> Tensor:
-    """The state after each row's last token, without its outputs: the two-level identity of `geometric_sum` again."""
+    """The state after each row's last token, without outputs, by the identity that `geometric_sum` uses."""
     batch, length, dim = x.shape
     inner = min(length, INNER)
     outer = -(-length // inner)
@@ -122,7 +122,7 @@ def final_state(
 
 
 def end_aligned(x: Tensor, lengths: Tensor) -> Tensor:
-    """Rolls each row so that its `lengths` leading entries come last: (B, L, ...) -> (B, L, ...)."""
+    """Rolls each row so that its first `lengths` entries come last: (B, L, ...) -> (B, L, ...)."""
     length = x.size(1)
     at = torch.arange(length, device=x.device) + lengths.unsqueeze(1)  # (B, L)
     return x.gather(1, (at % length).view(*at.shape, *[1] * (x.dim() - 2)).expand_as(x))

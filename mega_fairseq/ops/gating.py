@@ -1,4 +1,4 @@
-"""The dense half of the layer: activated projections (eq. 7, 10) and the gates that mix in the attention (eq. 12-15).
+"""The position-wise part of the layer: activated projections (eq. 7, 10) and the gates of its output (eq. 12-15).
 
 Both fast forms process the rows in tiles that fit the cache. A tile's activations and gradients are used at once and
 never become tensors of the whole sequence, which costs less memory and, on the CPU, less time: allocating 32 MiB there

@@ -1,7 +1,7 @@
-"""Padding on any side becomes padding on the right: inside, a sequence starts at index 0 and has a length.
+"""Converts padding on any side to padding on the right, where a sequence starts at index 0 and has a length.
 
-Chunk borders, carried states and relative positions then count a sentence's own tokens, never its neighbours' pads.
-The one mask convention everywhere: bool (B, L), True = pad.
+Chunk borders, carried states and relative positions then count the tokens of a sequence and not its pads. Masks are
+bool (B, L), True = pad, everywhere.
 """
 
 from typing import NamedTuple, Optional, Tuple, Union
@@ -13,7 +13,7 @@ from mega_fairseq.ops.precision import is_compiling
 
 
 class _PermuteRows(torch.autograd.Function):
-    """x[order]; backward reads instead of scattering, since the inverse order is at hand."""
+    """x[order]; backward gathers by the inverse order instead of scattering."""
 
     @staticmethod
     def forward(ctx, x, order, inverse):
@@ -27,21 +27,21 @@ class _PermuteRows(torch.autograd.Function):
 
 
 class Alignment(NamedTuple):
-    """How the real tokens of a batch move to the front, and back."""
+    """Moves the real tokens of a batch to the front, and back."""
 
     lengths: Tensor  # (B,)
     width: int  # of the aligned batch: L, or the longest length
-    order: Optional[Tensor] = None  # (B L,) where each aligned row comes from; None where all stand in front already
+    order: Optional[Tensor] = None  # (B L,) where each aligned row comes from; None if all are at the front already
     inverse: Optional[Tensor] = None  # (B L,)
 
     @classmethod
     def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
-        """`of` with `crop`, or None where there is no pad at all; a compiler cannot know, and gets an alignment."""
+        """`of` with `crop`, or None if there is no pad; under a compiler, which cannot know, always an alignment."""
         return cls.of(padding_mask, crop=True) if is_compiling() or padding_mask.any() else None
 
     @classmethod
     def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
-        """`crop` leaves out the columns that are padding in every row, at the price of reading the lengths."""
+        """`crop` leaves out columns that are padding in every row; on a GPU this waits for the lengths."""
         batch, length = padding_mask.shape
         order = torch.argsort(padding_mask.int(), dim=1, stable=True)
         inverse = torch.argsort(order, dim=1)
@@ -51,17 +51,17 @@ class Alignment(NamedTuple):
         return cls(lengths, width, (order + start).flatten(), (inverse + start).flatten())
 
     def done(self) -> "Alignment":
-        """This batch once its tokens are in front: a stack of layers moves them once, not once a layer."""
+        """The alignment of the batch that `front` returned, so that a stack of layers moves its tokens only once."""
         return Alignment(self.lengths, self.width)
 
     def front(self, x: Tensor) -> Tensor:
-        """(B, L, ...) -> (B, width, ...) with each row's real tokens first, in their order."""
+        """(B, L, ...) -> (B, width, ...) with each row's real tokens first, in the same order."""
         if self.order is None:
             return x
         return _PermuteRows.apply(x.flatten(0, 1), self.order, self.inverse).view(x.shape)[:, : self.width]
 
     def back(self, x: Tensor) -> Tensor:
-        """The way back to where the tokens came from: (B, width, ...) -> (B, L, ...)."""
+        """The inverse of `front`: (B, width, ...) -> (B, L, ...)."""
         if self.order is None:
             return x
         missing = self.order.numel() // x.size(0) - self.width
@@ -70,17 +70,17 @@ class Alignment(NamedTuple):
         return _PermuteRows.apply(x.flatten(0, 1), self.inverse, self.order).view(x.shape)
 
 
-# What a layer takes as `padding_mask`: bool (B, L), True = pad, on any side; or, from a stack that has aligned its
-# batch, what it knows of that. Pads are then zero already.
+# What a layer takes as `padding_mask`: bool (B, L), True = pad, on any side; or the alignment (`done`) of a batch that
+# is aligned already and zero at its pads.
 Padding = Union[Tensor, Alignment]
 
 
 def to_front(
     x: Tensor, padding: Optional[Padding], reach: Optional[int] = None
 ) -> Tuple[Tensor, Optional[Alignment], Optional[Tensor]]:
-    """x with real tokens first and zeros behind, how it got there, and the mask (B, width) of what is behind.
+    """x with real tokens first and zeros at pads, its alignment, and the mask (B, width) of its pads.
 
-    `reach` is the longest sequence that the layer can take: where pads make x longer, the lengths are read.
+    `reach` is the longest sequence that the layer can take: an x that is longer, pads included, is cropped.
     """
     if padding is None:
         return x, None, None
@@ -92,7 +92,7 @@ def to_front(
 
 
 def as_mask(padding: Optional[Padding]) -> Optional[Tensor]:
-    """(B, L) bool, True = pad, whichever way it was given."""
+    """(B, L) bool, True = pad, for either kind of `Padding`."""
     return padding_from_lengths(padding.lengths, padding.width) if isinstance(padding, Alignment) else padding
 
 

@@ -1,7 +1,7 @@
 """Relative position biases as functions of distance, and rotations of positions (paper, section 3.2).
 
-A distance is key position minus query position. The rotary bias b_ij = <R_i a, R_j b> comes in two forms: as extra
-columns of q and k, which a fused kernel can take, and as a vector over distances, which costs the tiled kernel less.
+A distance is key position minus query position. The rotary bias b_ij = <R_i a, R_j b> has two forms: extra columns of
+q and k, for fused kernels, and a vector over distances, which is faster in the tiled form.
 """
 
 import math
@@ -13,12 +13,12 @@ from torch import Tensor
 from mega_fairseq.ops.precision import at_least_float32
 
 ROTARY_BASE = 10000.0
-ALIBI_SLOPE = 2.0**-8  # what ALiBi gives a single head
+ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 
 def _angles(positions: Tensor, dim: int) -> Tuple[Tensor, Tensor]:
-    """cos and sin of position times frequency, (n,) -> (n, dim / 2); in float64, since positions grow without bound."""
+    """cos and sin of position times frequency, (n,) -> (n, dim / 2); in float64, since positions are unbounded."""
     half = dim // 2
     frequencies = torch.arange(half, dtype=torch.float64, device=positions.device)
     frequencies = torch.exp(frequencies * (-math.log(ROTARY_BASE) / half))
@@ -46,7 +46,7 @@ def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:
 
 
 def t5_bucket(distances: Tensor, causal: bool) -> Tensor:
-    """T5's buckets: one per small distance, logarithmic ones up to 128, all beyond in the last."""
+    """T5's buckets: one for each small distance, logarithmic ones up to 128, and one for all beyond."""
     buckets = T5_BUCKETS
     if causal:
         offset, reach = torch.zeros_like(distances), (-distances).clamp_min(0)

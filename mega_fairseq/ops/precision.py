@@ -1,4 +1,4 @@
-"""Which precision an op computes in, and whether a compiler is looking: where torch's own interface has changed."""
+"""The precision that operators compute in, and whether torch.compile traces them, for all supported torch versions."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Optional
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def is_compiling() -> bool:
-    """True while torch.compile or torch.export traces: then plain forms run and the compiler does the fusing."""
+    """True while torch.compile or torch.export traces: plain forms run then, and the compiler fuses them."""
     compiler = getattr(torch, "compiler", None)
     if hasattr(compiler, "is_compiling"):
         return compiler.is_compiling()
@@ -16,25 +16,25 @@ def is_compiling() -> bool:
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """The dtype that autocast asks for on this kind of device, or None where autocast is off."""
+    """Autocast's dtype on this type of device, or None where autocast is off."""
     if device_type not in ("cpu", "cuda"):
         return None
     if hasattr(torch, "get_autocast_dtype"):
         return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    if device_type == "cuda":  # torch < 2.4 asks without a device
+    if device_type == "cuda":  # torch < 2.4 has a function for each device type
         return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
     return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Context in which matrix products keep the dtype they are given: our ops choose their own precision."""
+    """A context without autocast, for operators that choose their own precision."""
     if autocast_dtype(x.device.type) is None:
         return nullcontext()
     return torch.autocast(device_type=x.device.type, enabled=False)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays; everything else is computed in float32."""
+    """float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the operators share: gradients by name, and what an operator creates and keeps."""
+"""Helpers of the operators' tests: gradients by name, tensors that an operator creates, tensors that it keeps."""
 
 from typing import Callable, Dict, List
 
@@ -13,7 +13,7 @@ def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: 
 
 
 def with_gradients(function: Callable[..., object], inputs: Dict[str, Tensor], seed: int = 99) -> Dict[str, Tensor]:
-    """The outputs of function(**inputs) and the gradients of a random weighing of them, by name."""
+    """The outputs of function(**inputs) and the gradients of a random linear function of them, by name."""
     outputs = function(**inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     loss = sum((y * noise(*y.shape, seed=seed + i, dtype=y.dtype)).sum() for i, y in enumerate(outputs))
@@ -36,12 +36,12 @@ def assert_close(ours: Tensor, truth: Tensor, name: str = "", rtol: float = 1e-9
 
 
 def relative_error(y: Tensor, truth: Tensor) -> float:
-    """Root mean square of the error over that of the truth."""
+    """Root mean square of the error, relative to that of the truth."""
     return ((y.double() - truth).square().mean() / truth.square().mean()).sqrt().item()
 
 
 class Recorder(TorchDispatchMode):
-    """Watches every tensor that is created, forward and backward, views and in-place results apart."""
+    """Records every tensor that is created, forward and backward, except for views and in-place results."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every form of attention equals its definition, in values and all gradients, at any length, padding and memory."""
+"""The forms of attention: equal to the definition in values and all gradients, dropout, memory."""
 
 import math
 
@@ -25,7 +25,7 @@ PADDINGS = ["none", "right", "left", "scattered", "a row of pads"]
 
 
 def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, columns=0, heads=None, multiplier=False):
-    """`heads`: how many bias and multiplier have; None for vectors without a dimension of heads."""
+    """`heads` is the first dimension of bias and multiplier; None for vectors."""
     inputs = {
         "q": noise(groups, queries, width, seed=0, grad=True),
         "k": noise(groups, keys, width, seed=1, grad=True),
@@ -120,7 +120,7 @@ def fused(causal, padding=None):
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 @pytest.mark.parametrize("form", [naive, chosen])
 @pytest.mark.parametrize("heads", [None, 2])
-def test_every_form_is_the_definition_in_values_and_all_gradients(heads, form, function, causal, padding):
+def test_every_form_equals_the_definition_in_values_and_all_gradients(heads, form, function, causal, padding):
     groups = 3 if heads is None else 2 * heads
     for queries, keys in SHAPES:
         pads, inputs = padding_of(padding, groups, keys), qkv(queries, keys, groups, heads=heads, multiplier=True)
@@ -131,7 +131,7 @@ def test_every_form_is_the_definition_in_values_and_all_gradients(heads, form, f
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("bias", "heads"), [(False, None), (True, None), (True, 2)], ids=["plain", "bias", "heads"])
-def test_the_fused_form_is_the_definition_in_values_and_all_gradients(bias, heads, causal, padding):
+def test_the_fused_form_equals_the_definition_in_values_and_all_gradients(bias, heads, causal, padding):
     for queries, keys in SHAPES:
         pads, inputs = padding_of(padding, 4, keys), qkv(queries, keys, 4, bias=bias, values=WIDTH, heads=heads)
         ours = with_gradients(fused(causal, pads), inputs)
@@ -141,7 +141,7 @@ def test_the_fused_form_is_the_definition_in_values_and_all_gradients(bias, head
 @pytest.mark.parametrize("padding", [None, [0, 3, 7, 1]])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 @pytest.mark.parametrize("heads", [None, 2])
-def test_queries_at_one_position_get_what_each_gets_alone_in_values_and_all_gradients(heads, function, padding):
+def test_queries_at_one_position_equal_single_queries_in_values_and_all_gradients(heads, function, padding):
     groups, beams, keys = 4, 3, 7
     pads = None if padding is None else torch.arange(keys) >= keys - torch.tensor(padding).unsqueeze(1)
 
@@ -162,7 +162,7 @@ def test_queries_at_one_position_get_what_each_gets_alone_in_values_and_all_grad
 @pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_columns_add_their_inner_products_to_the_scores(function, causal, values):
+def test_inner_products_of_columns_are_added_to_the_scores(function, causal, values):
     for queries, keys in SHAPES:
         inputs = qkv(queries, keys, bias=False, columns=2, values=values)
         ours = with_gradients(chosen(function, causal), inputs)
@@ -174,9 +174,9 @@ def test_columns_add_their_inner_products_to_the_scores(function, causal, values
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 @pytest.mark.parametrize(
     ("groups", "heads", "queries", "keys"),
-    [(1, None, 255, 257), (4, 4, 513, 513), (9, 3, 257, 300), (70, 7, 128, 128)],  # 3, 6 and 32 groups fit a tile
+    [(1, None, 255, 257), (4, 4, 513, 513), (9, 3, 257, 300), (70, 7, 128, 128)],  # 8, 3, 6, 32 groups fit into a tile
 )
-def test_many_tiles_give_what_whole_matrices_give_in_values_and_all_gradients(
+def test_many_tiles_equal_whole_matrices_in_values_and_all_gradients(
     groups, heads, queries, keys, function, causal, padding
 ):
     pads = padding_of(padding, groups, keys)
@@ -194,7 +194,7 @@ def test_a_bias_matrix_holds_the_bias_of_each_distance(queries, keys):
     assert torch.equal(bias_matrix(bias[0], queries, keys), matrix[0])
 
 
-def test_a_number_of_heads_that_does_not_fit_is_refused():
+def test_numbers_of_heads_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match="bias has 2 heads, attention 2 and q 3 groups"):
         attention(**qkv(5, 5, 3, heads=2))
     inputs = {**qkv(5, 5, 6, heads=2), "multiplier": noise(3, 9)}
@@ -202,7 +202,7 @@ def test_a_number_of_heads_that_does_not_fit_is_refused():
         attention(**inputs)
 
 
-def test_attention_functions_are_the_papers():
+def test_attention_functions_equal_those_of_the_paper():
     x = torch.linspace(-3, 3, 61, dtype=torch.float64)
     assert_close(relu2(x), WEIGHTS["relu2"](x))
     assert_close(laplace(x), WEIGHTS["laplace"](x))
@@ -214,7 +214,7 @@ def test_attention_functions_are_the_papers():
 @pytest.mark.parametrize("values", [VALUES, WIDTH], ids=["tiled", "fused"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_queries_without_any_key_get_zeros_and_give_finite_gradients(function, causal, values):
+def test_queries_without_any_key_have_zero_outputs_and_finite_gradients(function, causal, values):
     padding = torch.zeros(3, 9, dtype=torch.bool)
     padding[1], padding[2, :4] = True, True
     results = with_gradients(chosen(function, causal, padding), qkv(9, 9, values=values))
@@ -227,7 +227,7 @@ def test_queries_without_any_key_get_zeros_and_give_finite_gradients(function, c
 
 
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_nothing_at_a_padded_key_or_value_reaches_an_output(function):
+def test_padded_keys_and_values_do_not_change_outputs(function):
     padding = padding_of("scattered", 3, 9)
     inputs = qkv(9, 9)
     truth = chosen(function, False, padding)(**inputs)
@@ -259,7 +259,7 @@ def test_gradcheck_with_bias_multiplier_padding_and_dropout(function, causal, pa
 
 
 def weights_of(function, dropout, queries=12, groups=3):
-    """Attention weights as they come out of a call: the values are the identity."""
+    """Attention weights as outputs: the values are the identity."""
     inputs = qkv(queries, queries, groups)
     inputs["v"] = torch.eye(queries, dtype=torch.float64).repeat(groups, 1, 1).requires_grad_()
     return inputs, chosen(function, True, dropout=dropout)(**inputs)
@@ -277,7 +277,7 @@ def test_dropout_either_drops_a_weight_or_scales_it(function):
 
 
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_dropout_keeps_the_mean(function):
+def test_dropout_preserves_the_mean(function):
     torch.manual_seed(0)
     groups = 4000
     q, k, v, bias = (t.detach() for t in qkv(5, 5, groups=1).values())
@@ -315,7 +315,7 @@ MEMORY.append(("softmax", 8, 12, 4, None))
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), MEMORY)
-def test_nothing_of_queries_times_keys_is_kept_for_backward(function, width, values, columns, heads, causal):
+def test_no_tensor_of_queries_times_keys_is_kept_for_backward(function, width, values, columns, heads, causal):
     size = 512
     inputs = float_qkv(size, width, values, columns, heads)
     values *= heads or 1
@@ -326,7 +326,9 @@ def test_nothing_of_queries_times_keys_is_kept_for_backward(function, width, val
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), [*MEMORY, ("softmax", 8, 8, 0, None)])
-def test_nothing_of_queries_times_keys_is_created_in_either_pass(function, width, values, columns, heads, causal):
+def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
+    function, width, values, columns, heads, causal
+):
     size = 2048
     inputs = float_qkv(size, width, values, columns, heads)
     with Recorder() as recorder:
@@ -334,7 +336,7 @@ def test_nothing_of_queries_times_keys_is_created_in_either_pass(function, width
     assert recorder.largest <= size * size // 4
 
 
-def test_dropout_keeps_its_mask_of_one_byte_an_entry_and_no_other_matrix():
+def test_dropout_keeps_a_mask_of_one_byte_per_entry_and_no_other_matrix():
     size = 512
     inputs = float_qkv(size, 8, 12)
     kept = kept_for_backward(lambda: chosen("softmax", True, dropout=0.1)(**inputs))

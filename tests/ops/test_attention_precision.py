@@ -12,7 +12,7 @@ WIDTH = 8
 
 
 def tensors(queries, keys, values, bias=True, seed=0):
-    """Numbers that both kinds of half precision hold."""
+    """Numbers that are exact in float16 and in bfloat16."""
     given = {
         "q": noise(1, queries, WIDTH, seed=seed),
         "k": noise(1, keys, WIDTH, seed=seed + 1),
@@ -45,7 +45,7 @@ def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(functio
     truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
     for dtype in HALF:
         results = with_gradients(chosen(function, causal), in_dtype(given, dtype))
-        late = results["output 0"][:, -1024:]  # of a causal relu2, a millionth of the first outputs
+        late = results["output 0"][:, -1024:]  # for causal relu2 they are a millionth of the first outputs
         assert relative_error(late, truth["output 0"][:, -1024:]) < 0.01, dtype
         for name, expected in truth.items():
             assert results[name].dtype == dtype
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(functio
 @pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 def test_products_in_float16_do_not_underflow(monkeypatch, function, causal, bias):
-    """On the CPU, float16 is multiplied in float32: this is how a GPU multiplies it."""
+    """Products in float16, as on a GPU; the CPU multiplies float16 in float32."""
     given = tensors(600, 2048, WIDTH + 4, bias)
     truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
     monkeypatch.setattr(ops, "product_dtype", lambda device_type, dtype: dtype)
@@ -66,7 +66,7 @@ def test_products_in_float16_do_not_underflow(monkeypatch, function, causal, bia
 
 @torch.no_grad()
 def test_weights_in_float16_do_not_overflow(monkeypatch):
-    """relu2 of a score of 300 is more than float16 holds; weighted values may well fit."""
+    """relu2 of a score of 300 is beyond the range of float16, while outputs are within it."""
     given = tensors(5, 9, WIDTH + 4)
     given["v"], given["bias"] = given["v"] / 1000, given["bias"] + 300
     expected = chosen("relu2", True)(**in_dtype(given, torch.float64))
@@ -98,7 +98,7 @@ def test_autocast_runs_attention_in_half_precision_and_returns_float32_gradients
 
 @pytest.mark.parametrize("values", [WIDTH + 4, WIDTH], ids=["tiled", "fused"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_softmax_survives_scores_far_beyond_the_range_of_exp(causal, values):
+def test_softmax_is_finite_for_scores_far_beyond_the_range_of_exp(causal, values):
     given = {name: t * 100 for name, t in tensors(17, 17, values).items()}
     results = with_gradients(chosen("softmax", causal), in_dtype(given, torch.float32))
     assert all(value.isfinite().all() for value in results.values())

@@ -1,4 +1,4 @@
-"""Caches grow in place and are still values: older states, copies and selected rows never change."""
+"""Caches grow in place and are values all the same: older states, copies and selected rows never change."""
 
 import pytest
 import torch

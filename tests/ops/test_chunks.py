@@ -1,4 +1,4 @@
-"""Attention inside chunks: any length, any split, rows that stand at different places."""
+"""Attention inside chunks: any length, any split, rows at different positions."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def qkv(length, batch=3, seed=0):
 
 
 def attend(causal, function="softmax"):
-    """With a bias over distances, so that a wrong alignment of queries and keys shows: the last stand together."""
+    """With a bias over distances, so that a wrong alignment of queries and keys changes the outputs."""
 
     def run(q, k, v, padding):
         bias = noise(100, seed=9)[51 - k.size(1) : 50 + q.size(1)]
@@ -29,7 +29,7 @@ def attend(causal, function="softmax"):
 
 
 def one_chunk_after_the_other(run, chunk_size):
-    """The definition: cut, attend, join."""
+    """The definition: split, attend, concatenate."""
 
     def function(q, k, v, padding=None):
         size = q.size(1) if chunk_size is None else chunk_size
@@ -45,7 +45,7 @@ def one_chunk_after_the_other(run, chunk_size):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_chunks_of_any_length_attend_to_themselves_in_values_and_all_gradients(length, chunk_size, causal):
+def test_a_sequence_of_any_length_attends_inside_its_chunks_in_values_and_all_gradients(length, chunk_size, causal):
     ours = with_gradients(lambda q, k, v: chunked(attend(causal), q, k, v, chunk_size), qkv(length))
     assert_same(ours, with_gradients(one_chunk_after_the_other(attend(causal), chunk_size), qkv(length)))
 
@@ -53,7 +53,7 @@ def test_chunks_of_any_length_attend_to_themselves_in_values_and_all_gradients(l
 @pytest.mark.parametrize("function", ["softmax", "laplace"])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_padding_stays_with_its_chunk(length, chunk_size, function):
+def test_padding_is_applied_to_the_chunk_that_it_is_in(length, chunk_size, function):
     padding = torch.arange(length) >= torch.tensor([[length], [(length + 1) // 2], [0]])
     run, inputs = attend(False, function), qkv(length)
     ours = with_gradients(lambda q, k, v: chunked(run, q, k, v, chunk_size, padding), inputs)
@@ -62,7 +62,7 @@ def test_padding_stays_with_its_chunk(length, chunk_size, function):
 
 
 def in_pieces(inputs, sizes, chunk_size, lengths=None, function="softmax"):
-    """Outputs and the caches after each piece; `lengths` says how many tokens of a piece are real, row by row."""
+    """Outputs and caches after each piece; `lengths` are the numbers of real tokens in each piece and row."""
     cache, outputs, caches = None, [], []
     for i, (start, stop) in enumerate(pieces(inputs["q"].size(1), sizes)):
         q, k, v = (inputs[name][:, start:stop].clone() for name in "qkv")
@@ -76,7 +76,7 @@ def in_pieces(inputs, sizes, chunk_size, lengths=None, function="softmax"):
 @pytest.mark.parametrize("sizes", [[1], [2], [3, 5, 1], [4], [7, 6], [12, 1], [13]])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("function", ["softmax", "laplace"])
-def test_any_split_gives_the_outputs_and_gradients_of_the_whole(function, chunk_size, sizes):
+def test_any_split_gives_the_outputs_and_gradients_of_the_whole_sequence(function, chunk_size, sizes):
     inputs = qkv(13)
     ours = with_gradients(lambda **i: torch.cat(in_pieces(i, sizes, chunk_size, None, function)[0], 1), inputs)
     truth = one_chunk_after_the_other(attend(True, function), chunk_size)
@@ -85,7 +85,7 @@ def test_any_split_gives_the_outputs_and_gradients_of_the_whole(function, chunk_
 
 @pytest.mark.parametrize("sizes", [[1], [3, 5, 1], [4], [13]])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_a_cache_is_the_unfinished_chunk_and_no_more(chunk_size, sizes):
+def test_a_cache_holds_the_unfinished_chunk_and_no_more(chunk_size, sizes):
     inputs = qkv(13)
     _, caches = in_pieces(inputs, sizes, chunk_size)
     for cache, (_, stop) in zip(caches, pieces(13, sizes)):
@@ -99,8 +99,8 @@ def test_a_cache_is_the_unfinished_chunk_and_no_more(chunk_size, sizes):
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("function", ["softmax", "laplace"])
-def test_rows_that_advance_at_different_speeds_get_what_they_get_alone(function, chunk_size):
-    width, lengths = 4, torch.tensor([[4, 0, 3], [2, 4, 1], [0, 0, 4], [4, 3, 1], [1, 4, 4]])  # piece by row
+def test_rows_at_different_positions_give_the_same_outputs_as_alone(function, chunk_size):
+    width, lengths = 4, torch.tensor([[4, 0, 3], [2, 4, 1], [0, 0, 4], [4, 3, 1], [1, 4, 4]])  # (pieces, rows)
     inputs = {name: t.detach() for name, t in qkv(width * len(lengths)).items()}
     outputs, _ = in_pieces(inputs, [width], chunk_size, list(lengths), function)
     for row in range(3):
@@ -111,7 +111,7 @@ def test_rows_that_advance_at_different_speeds_get_what_they_get_alone(function,
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_a_ragged_cache_holds_the_unfinished_chunk_of_each_row_and_says_what_is_unused(chunk_size):
+def test_a_cache_of_rows_at_different_positions_holds_the_unfinished_chunk_of_each_and_marks_the_rest(chunk_size):
     lengths, inputs = torch.tensor([9, 4, 0]), qkv(9)
     _, cache = causal_chunked(attend(True), inputs["q"], inputs["k"], inputs["v"], chunk_size, None, lengths)
     for row, length in enumerate(lengths.tolist()):

@@ -1,4 +1,4 @@
-"""Dropout keeps the mean, drops what it says it drops, and is the same mask forward and backward."""
+"""Dropout preserves the mean, drops the right entries, and has the same mask in forward and backward."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_no_dropout_is_the_identity(features):
 
 
 @pytest.mark.parametrize("features", FEATURES)
-def test_dropout_keeps_the_mean(features):
+def test_dropout_preserves_the_mean(features):
     torch.manual_seed(0)
     x = torch.linspace(0.5, 2.0, 4 * 6).view(1, 4, 6).expand(20000, -1, -1)
     y = dropped(x, 0.3, features)
@@ -34,7 +34,7 @@ def test_dropout_keeps_the_mean(features):
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.3, 0.5, 0.999])
-def test_a_mask_keeps_the_share_that_it_should_and_the_factor_restores_the_mean(dropout):
+def test_a_mask_keeps_the_right_share_and_the_factor_preserves_the_mean(dropout):
     torch.manual_seed(0)
     keep, scale = keep_mask((1000, 1001), dropout, CPU)
     assert (keep.dtype, keep.shape) == (torch.bool, (1000, 1001))
@@ -43,13 +43,13 @@ def test_a_mask_keeps_the_share_that_it_should_and_the_factor_restores_the_mean(
     assert abs(keep.double().mean().item() - share) < 4 * deviation
 
 
-def test_a_mask_of_almost_nothing_has_a_finite_factor():
+def test_a_mask_that_keeps_almost_nothing_has_a_finite_factor():
     _, scale = keep_mask((2, 3), 1 - 1e-9, CPU)
     assert scale == SHARES
 
 
 @pytest.mark.parametrize("dropout", [1e-9, 1e-6, 1e-5])
-def test_a_mask_of_almost_all_keeps_almost_all(dropout):
+def test_a_tiny_dropout_keeps_almost_everything(dropout):
     torch.manual_seed(0)
     keep, scale = keep_mask((1000, 1001), dropout, CPU)
     assert keep.double().mean() > 1 - 1e-4
@@ -57,7 +57,7 @@ def test_a_mask_of_almost_all_keeps_almost_all(dropout):
 
 
 def test_entries_of_a_mask_are_independent():
-    """Four neighbours come from one draw."""
+    """Four neighbours are made from the same random bits."""
     torch.manual_seed(0)
     keep = keep_mask((250_000, 4), 0.3, CPU)[0].double() - 0.7
     together = keep.t() @ keep / len(keep)  # covariances
@@ -72,11 +72,11 @@ def test_plain_dropout_drops_single_entries():
     assert not (~zeros).all(1).any()
 
 
-def test_feature_dropout_drops_whole_channels_of_a_sentence_and_never_all_of_it():
+def test_feature_dropout_drops_some_whole_channels_of_each_sentence():
     """The release drops whole chunks of values instead."""
     torch.manual_seed(0)
     zeros = dropped(torch.ones(8, 50, 40), 0.5, True) == 0
-    assert torch.equal(zeros, zeros[:, :1].expand_as(zeros))  # the same at every step
+    assert torch.equal(zeros, zeros[:, :1].expand_as(zeros))  # the same at every position
     share = zeros[:, 0].double().mean(1)
     assert ((share > 0.1) & (share < 0.9)).all()  # some channels of each sentence
     assert len({tuple(row) for row in zeros[:, 0].tolist()}) == 8  # not the same in all sentences

@@ -1,4 +1,4 @@
-"""The forms of the EMA against its definition: values, all gradients, states, truncation, padding, cost."""
+"""The forms of the EMA: equal to the definition in values and all gradients, states, truncation, padding, cost."""
 
 import math
 
@@ -55,7 +55,7 @@ def truncated_definition(x, c, truncation, skip):
 
 
 def of(form, **options):
-    """A function of x, the four logits, and what else a form takes."""
+    """A function of x, the four logits, and further arguments of the form."""
 
     def function(alpha, delta, beta, eta, x, **more):
         return form(x, ema_coefficients(alpha, delta, beta, eta), **more, **options)
@@ -63,14 +63,14 @@ def of(form, **options):
     return function
 
 
-# ------------------------------------------------------------------------------ forms against the definition
+# ------------------------------------------------------------------------------ equality with the definition
 
 
 @pytest.mark.parametrize("skip", [False, True], ids=["plain", "skip"])
 @pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_causal_form_is_the_definition_in_values_and_all_gradients(form, length, state, skip):
+def test_every_causal_form_equals_the_definition_in_values_and_all_gradients(form, length, state, skip):
     inputs = {**logits(), "x": sequence(length)}
     if state:
         inputs["state"] = noise(BATCH, DIM, NDIM, seed=20, grad=True)
@@ -80,7 +80,7 @@ def test_every_causal_form_is_the_definition_in_values_and_all_gradients(form, l
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_bidirectional_form_is_one_definition_each_way_in_values_and_all_gradients(length):
+def test_the_bidirectional_form_equals_the_definition_in_both_directions_in_values_and_all_gradients(length):
     def both(form):
         def function(x, skip, **p):
             ahead, back = (ema_coefficients(*(p[f"{n}{d}"] for n in ("alpha", "delta", "beta", "eta"))) for d in "12")
@@ -100,7 +100,7 @@ def test_the_bidirectional_form_is_one_definition_each_way_in_values_and_all_gra
     assert_same(with_gradients(both(bidirectional_ema), inputs), with_gradients(both(twice), inputs))
 
 
-def test_one_step_is_one_row_of_the_definition():
+def test_a_step_equals_one_row_of_the_definition():
     c, x, state = ema_coefficients(**logits()), sequence(1), noise(BATCH, DIM, NDIM, seed=20)
     y, after = ema_step(x[:, 0], c, state)
     h = torch.exp(c.log_decay) * state + c.expand * x[:, 0].unsqueeze(-1)
@@ -108,7 +108,7 @@ def test_one_step_is_one_row_of_the_definition():
     assert_close(y, (h * c.project).sum(-1))
 
 
-def test_coefficients_are_the_papers():
+def test_coefficients_equal_those_of_the_paper():
     p = logits()
     alpha, delta = torch.sigmoid(p["alpha"]), torch.sigmoid(p["delta"])
     c = ema_coefficients(**p)
@@ -119,7 +119,7 @@ def test_coefficients_are_the_papers():
 
 @pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_final_state_alone_is_that_of_the_definition(length, state):
+def test_the_final_state_equals_that_of_the_definition(length, state):
     inputs = {**logits(), "x": sequence(length)}
     if state:
         inputs["state"] = noise(BATCH, DIM, NDIM, seed=20, grad=True)
@@ -142,7 +142,7 @@ def test_a_truncated_ema_keeps_the_first_taps_in_values_and_all_gradients(form, 
 
 @pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 8], [36, 1], [1, 36]])
-def test_a_truncated_ema_gives_the_same_step_by_step_as_at_once(truncation, sizes):
+def test_a_truncated_ema_in_pieces_equals_the_whole(truncation, sizes):
     c, x, skip, state, ys = ema_coefficients(**logits()), sequence(37), noise(DIM, seed=21), None, []
     for start, stop in pieces(x.size(1), sizes):
         y, state = ema(x[:, start:stop], c, state, skip, truncation)
@@ -152,7 +152,7 @@ def test_a_truncated_ema_gives_the_same_step_by_step_as_at_once(truncation, size
 
 
 @pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
-def test_a_truncated_ema_of_one_token_with_taps_computed_beforehand_is_the_same_in_values_and_all_gradients(truncation):
+def test_a_step_of_a_truncated_ema_equals_the_first_of_several_tokens_in_values_and_all_gradients(truncation):
     def with_taps(x, c, state, skip):
         y, state = ema_window_step(x[:, 0], window_taps(c, truncation), state, skip)
         return y.unsqueeze(1), state
@@ -165,7 +165,7 @@ def test_a_truncated_ema_of_one_token_with_taps_computed_beforehand_is_the_same_
     }
     ours = with_gradients(of(with_taps), inputs)
 
-    # Two tokens take the other way through `ema_window`; the first is the one that is compared.
+    # `ema_window` computes two tokens in another way than one.
     def first_of_two(x, c, state, skip):
         y, end = ema_window(torch.cat([x, x], 1), c, truncation, state, skip, torch.ones(BATCH, dtype=torch.long))
         return y[:, :1], end
@@ -221,7 +221,7 @@ def test_truncation_none_and_zero_keep_all_taps(truncation):
 
 @pytest.mark.parametrize("truncation", [None, 1, 5, 100])
 @pytest.mark.parametrize("carried", [False, True])
-def test_a_right_padded_row_gives_outputs_states_and_gradients_of_the_row_alone(truncation, carried):
+def test_a_right_padded_row_has_the_outputs_states_and_gradients_of_the_row_alone(truncation, carried):
     p, skip, lengths = logits(), noise(DIM, seed=21, grad=True), torch.tensor([41, 1, 0, 7])
     x, state = sequence(41, batch=4), None
     if carried:
@@ -253,7 +253,7 @@ def test_a_right_padded_row_gives_outputs_states_and_gradients_of_the_row_alone(
 
 
 @pytest.mark.parametrize("truncation", [None, 5])
-def test_a_right_padded_row_gives_bidirectionally_what_it_gives_alone(truncation):
+def test_a_right_padded_row_has_the_bidirectional_outputs_of_the_row_alone(truncation):
     c, back, skip = ema_coefficients(**logits()), ema_coefficients(**logits(seed=5)), noise(DIM)
     x, lengths = sequence(41, batch=4), torch.tensor([41, 1, 0, 7])
     y = bidirectional_ema(x, c, back, skip, truncation, lengths)
@@ -293,7 +293,7 @@ def test_gradcheck_of_the_bidirectional_ema(truncation):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 97, 100, 101])
-def test_a_geometric_sum_is_the_plain_sum_of_powers(length):
+def test_a_geometric_sum_equals_the_plain_sum_of_powers(length):
     def plain(weight, log_decay):
         powers = torch.exp(log_decay).unsqueeze(-1) ** torch.arange(length)  # (D, N, length)
         return torch.einsum("drn,dnl->drl", weight, powers)
@@ -307,7 +307,7 @@ def test_a_geometric_sum_is_the_plain_sum_of_powers(length):
 
 
 def recorded(function, *inputs):
-    """What a forward and a backward pass create."""
+    """The Recorder of a forward and a backward pass."""
     with Recorder() as recorder:
         y = function(*inputs)
         y = y[0] if isinstance(y, tuple) else y
@@ -315,7 +315,7 @@ def recorded(function, *inputs):
     return recorder
 
 
-def test_a_kernel_costs_neither_a_table_of_all_powers_nor_as_many_exponentials():
+def test_a_kernel_needs_no_table_of_all_powers():
     dim, ndim, length = 8, 16, 4096
     p = [noise(dim, ndim, seed=i, grad=True, dtype=torch.float32) for i in range(4)]
     ours = recorded(lambda *p: ema_kernel(ema_coefficients(*p), length), *p)
@@ -349,7 +349,7 @@ def test_no_form_creates_a_state_for_every_step(form):
 
 
 def every_state(x, c):
-    """What the operator must not do: inputs expanded to N states at every step."""
+    """What no form may do: expand the input to N states at every step."""
     return (c.expand * x.unsqueeze(-1)).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""The EMA keeps its digits: half precision inputs, slow decays, huge logits, autocast."""
+"""Precision of the EMA: half precision inputs, slow decays, huge logits, autocast."""
 
 import itertools
 
@@ -24,7 +24,7 @@ HUGE = [30.0, -30.0, 100.0, -100.0, 1e4, -1e4]
 
 
 def slow_logits(dtype, dim=4, ndim=16):
-    """A decay of a 6000th per step: alpha, the released `delta`, is -8. All rounded to the dtype."""
+    """A decay by 1/6000 per step: alpha, the released `delta`, is -8. All rounded to the dtype."""
     delta, beta, eta = (noise(dim, ndim, seed=i).to(dtype) for i in range(3))
     return torch.full_like(delta, -8.0), delta, beta, eta
 
@@ -66,7 +66,7 @@ def test_slow_decays_over_8192_steps_are_right_within_a_percent_for_half_precisi
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_the_same_bound_rejects_a_recurrence_in_half_precision(dtype):
+def test_a_recurrence_in_half_precision_is_wrong_by_more_than_a_percent(dtype):
     parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
     alpha, delta, beta, eta = parameters
     phi = 1 - torch.sigmoid(alpha) * torch.sigmoid(delta)  # rounds to 1
@@ -75,7 +75,7 @@ def test_the_same_bound_rejects_a_recurrence_in_half_precision(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_slow_decays_both_ways_are_right_within_a_percent_for_half_precision_inputs(dtype):
+def test_bidirectional_slow_decays_are_right_within_a_percent_for_half_precision_inputs(dtype):
     parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
     c = ema_coefficients(*parameters)
     expected = truth(x, parameters)[0] + truth(x.flip(1), parameters)[0].flip(1)
@@ -96,7 +96,7 @@ def test_gradients_of_slow_decays_are_right_within_a_percent_for_half_precision_
 
 
 @pytest.mark.parametrize("truncation", [8, 64, 1024])
-def test_float32_keeps_five_digits_of_a_truncated_ema_over_8192_steps(truncation):
+def test_a_truncated_ema_in_float32_is_right_to_five_digits_over_8192_steps(truncation):
     parameters, x = slow_logits(torch.float32), noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
     y, _ = ema(x, ema_coefficients(*parameters), truncation=truncation)
     exact = ema_coefficients(*(p.double() for p in parameters))
@@ -107,7 +107,7 @@ def test_float32_keeps_five_digits_of_a_truncated_ema_over_8192_steps(truncation
 
 
 @pytest.mark.parametrize("form", ["chosen", "fft", "scan"])
-def test_float32_keeps_five_digits_over_8192_steps_of_any_decay(form):
+def test_float32_is_right_to_five_digits_over_8192_steps_of_any_decay(form):
     parameters = [p.float() for p in slow_logits(torch.float64)]
     parameters[0] = torch.linspace(-8.0, 8.0, 64).view(4, 16)  # slow and fast
     x = noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
@@ -119,7 +119,7 @@ def test_float32_keeps_five_digits_over_8192_steps_of_any_decay(form):
 
 
 def runs(x, c, back):
-    """Every way through the operator."""
+    """All forms and options."""
     yield "scan", ema_scan(x.float(), c)[0]
     yield "fft", ema_fft(x.float(), c)[0]
     yield "steps", one_step_after_the_other(x, c)[0]
@@ -144,7 +144,7 @@ def test_huge_logits_give_finite_values_and_gradients_in_every_form(alpha, delta
 
 
 @pytest.mark.parametrize(("alpha", "delta"), [(30.0, 30.0), (100.0, 100.0), (1e4, 1e4)])
-def test_a_decay_of_nothing_forgets_at_once(alpha, delta):
+def test_a_decay_to_zero_leaves_only_the_current_input(alpha, delta):
     parameters = [
         torch.full((2, 3), alpha),
         torch.full((2, 3), delta),
@@ -156,7 +156,7 @@ def test_a_decay_of_nothing_forgets_at_once(alpha, delta):
         assert_close(form(x, c)[0], now, rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_of_nothing_lets_nothing_in_and_nothing_out():
+def test_an_input_weight_of_zero_leaves_the_state_unchanged():
     parameters = [torch.full((2, 3), -1e4), *(noise(2, 3, seed=i).float() for i in (0, 1, 2))]
     c, state = ema_coefficients(*parameters), noise(2, 2, 3, dtype=torch.float32)
     y, end = ema(noise(2, 70, 2, dtype=torch.float32), c, state)
@@ -169,7 +169,7 @@ def test_a_weight_of_nothing_lets_nothing_in_and_nothing_out():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("truncation", [None, 9])
-def test_autocast_leaves_the_ema_and_its_gradients_in_float32(bidirectional, truncation):
+def test_the_ema_and_its_gradients_stay_in_float32_under_autocast(bidirectional, truncation):
     torch.manual_seed(0)
     module = DampedEMA(6, 4, bidirectional, truncation)
 
@@ -186,7 +186,7 @@ def test_autocast_leaves_the_ema_and_its_gradients_in_float32(bidirectional, tru
         assert torch.equal(cast, plain)
 
 
-def test_autocast_gives_half_precision_inputs_their_float32_state():
+def test_half_precision_inputs_have_a_float32_state_under_autocast():
     c = ema_coefficients(*slow_logits(torch.float32))
     x = noise(1, 600, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The dense half of the layer, tile by tile, against its plain form: values and all gradients."""
+"""Activated projections and gates: equal to their naive forms in values and all gradients, precision, memory."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def linear_inputs(*shape):
 
 
 def gate_inputs(batch, length, candidate, dtype=torch.float64, dim=DIM, width=WIDTH):
-    """X', O, X and the weights; `candidate` says whether X' has a part in the candidate."""
+    """X', O, X and the weights; `candidate`: whether the candidate has a projection of X'."""
     rows = dim + width + (dim if candidate else 0)
     shapes = {
         "gate_input": (batch, length, dim),
@@ -57,7 +57,7 @@ def mask(*shape):
 
 
 @pytest.mark.parametrize("activation", ACTIVATION_NAMES)
-def test_the_slope_of_every_activation_is_its_derivative(activation):
+def test_backward_of_every_activation_is_its_derivative(activation):
     x = noise(1000, grad=True)
     forward, backward = ACTIVATIONS[activation]
     (derivative,) = torch.autograd.grad((forward(x) * noise(1000, seed=1)).sum(), x)
@@ -66,7 +66,7 @@ def test_the_slope_of_every_activation_is_its_derivative(activation):
 
 @pytest.mark.parametrize("activation", ACTIVATION_NAMES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_an_activated_projection_is_its_plain_form_in_values_and_all_gradients(rows, activation):
+def test_an_activated_projection_equals_its_naive_form_in_values_and_all_gradients(rows, activation):
     inputs = linear_inputs(1, rows)
     ours = with_gradients(lambda **i: activated_linear(**i, activation=activation), inputs)
     assert_same(ours, with_gradients(lambda **i: activated_linear_naive(**i, activation=activation), inputs))
@@ -84,7 +84,7 @@ def test_gradcheck_of_an_activated_projection(activation):
     assert torch.autograd.gradcheck(lambda *i: activated_linear(*i, activation), inputs)
 
 
-def test_inputs_that_are_not_contiguous_give_the_same():
+def test_an_activated_projection_takes_inputs_that_are_not_contiguous():
     inputs = linear_inputs(4, 6)
     turned = {**inputs, "x": inputs["x"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()}
     assert not turned["x"].is_contiguous()
@@ -97,14 +97,14 @@ def test_inputs_that_are_not_contiguous_give_the_same():
 @pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
 @pytest.mark.parametrize("activation", ACTIVATION_NAMES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_the_gates_are_their_plain_form_in_values_and_all_gradients(rows, activation, candidate):
+def test_the_gates_equal_their_naive_form_in_values_and_all_gradients(rows, activation, candidate):
     inputs = gate_inputs(1, rows, candidate)
     ours = with_gradients(gated(gated_output, activation), inputs)
     assert_same(ours, with_gradients(gated(gated_output_naive, activation), inputs))
 
 
 @pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
-def test_the_gates_mix_as_the_papers_equations_say(candidate):
+def test_the_gates_follow_the_equations_of_the_paper(candidate):
     i = {name: t.detach() for name, t in gate_inputs(2, 3, candidate).items()}
     base = i["gate_input"] @ i["weight"].T + i["bias"]
     update = torch.sigmoid(base[..., :DIM])
@@ -127,7 +127,7 @@ def test_dropout_masks_the_candidate_in_values_and_all_gradients(length, candida
 
 @pytest.mark.parametrize("candidate", [True, False], ids=["self", "cross"])
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, TILE_ROWS + 1), (2, 5), (3, TILE_ROWS // 2 + 1)])
-def test_a_mask_of_whole_channels_is_the_same_at_every_step_of_a_sentence(batch, length, candidate):
+def test_a_mask_of_whole_channels_is_the_same_at_every_position(batch, length, candidate):
     inputs, keep = gate_inputs(batch, length, candidate), mask(batch, 1, DIM)
     ours = with_gradients(gated(gated_output, keep=keep, scale=1.5), inputs)
     everywhere = gated(gated_output_naive, keep=keep.expand(batch, length, DIM), scale=1.5)
@@ -146,7 +146,7 @@ def test_gradcheck_of_the_gates(candidate, dropout):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_computes_in_half_precision_and_leaves_the_dtype_of_the_residual_and_of_all_gradients(dtype):
+def test_autocast_computes_in_half_precision_and_keeps_the_dtypes_of_residual_and_gradients(dtype):
     exact = gate_inputs(2, 9, True)
     inputs = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
     with torch.autocast("cpu", torch.bfloat16):
@@ -160,7 +160,7 @@ def test_autocast_computes_in_half_precision_and_leaves_the_dtype_of_the_residua
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_under_autocast_a_closed_update_gate_returns_the_residual_unchanged(dtype):
+def test_a_closed_update_gate_returns_the_residual_unchanged_under_autocast(dtype):
     inputs = {name: t.detach() for name, t in gate_inputs(2, 9, True, torch.float32).items()}
     inputs["weight"][:DIM], inputs["bias"][:DIM] = 0.0, -1e4
     with torch.autocast("cpu", dtype):
@@ -169,8 +169,8 @@ def test_under_autocast_a_closed_update_gate_returns_the_residual_unchanged(dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_gradients_of_weights_over_16384_rows_are_as_exact_as_those_of_plain_products(dtype):
-    """Sums over tiles of 512 rows in half precision have up to 2.4 times the error."""
+def test_half_precision_gradients_of_weights_over_16384_rows_are_as_exact_as_plain_products(dtype):
+    """If sums over tiles of 512 rows were in half precision, the error would be up to 2.4 times as large."""
     given = {**gate_inputs(1, 16384, True, dim=16, width=24), "input_weight": noise(24, 16, seed=8, grad=True)}
     given["input_bias"] = noise(24, seed=9, grad=True)
     rounded = {name: t.detach().to(dtype).requires_grad_() for name, t in given.items()}
@@ -188,7 +188,7 @@ def test_half_precision_gradients_of_weights_over_16384_rows_are_as_exact_as_tho
         assert relative_error(ours, truth[name]) < 1.25 * relative_error(plain[name], truth[name]), name
 
 
-def test_the_gates_keep_one_projection_of_the_input_and_no_product_of_it():
+def test_the_gates_keep_one_projection_of_the_input_for_backward():
     inputs = gate_inputs(2, 2000, True)
     rows, base = 4000, DIM + WIDTH + DIM
     inputs_kept = DIM + WIDTH + DIM

@@ -1,4 +1,4 @@
-"""Log-probabilities of targets in slices are those of the whole vocabulary at once, and never as large."""
+"""Log-probabilities in slices equal those of the whole vocabulary at once, with less memory."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mega_fairseq.ops import log_probs as ops
 from mega_fairseq.ops.log_probs import naive_target_log_probs, target_log_probs
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
 
-# tokens, width, sizes of tables: no token, one type, one table, several, more types than are looked at together
+# tokens, width, sizes of tables: no token, one type, one table, several, more types than a block has
 SHAPES = [(0, 3, [5]), (1, 3, [1]), (7, 4, [11]), (300, 3, [6, 2]), (260, 2, [ops.TYPES + 5, 3])]
 
 
@@ -16,7 +16,7 @@ def tables(width, sizes, dtype=torch.float64, grad=True):
 
 
 def targets_of(tokens, sizes):
-    """Some of everywhere, the first and the last type among them."""
+    """Random types, among them the first and the last one."""
     last = sum(sizes) - 1
     chosen = torch.randint(0, last + 1, (tokens,), generator=torch.Generator().manual_seed(3))
     chosen[:1], chosen[1:2] = last, 0
@@ -35,7 +35,7 @@ def scored(function, targets):
 
 @pytest.mark.parametrize(("tokens", "width", "sizes"), SHAPES)
 @pytest.mark.parametrize("scores", [1, 64, 2**22])
-def test_slices_give_the_values_and_gradients_of_the_whole(monkeypatch, tokens, width, sizes, scores):
+def test_slices_equal_the_whole_in_values_and_gradients(monkeypatch, tokens, width, sizes, scores):
     monkeypatch.setattr(ops, "SCORES", scores * max(1, sum(sizes) // 100))
     given, targets = inputs(tokens, width, sizes, grad=True), targets_of(tokens, sizes)
     truth = with_gradients(scored(naive_target_log_probs, targets), given)
@@ -45,7 +45,7 @@ def test_slices_give_the_values_and_gradients_of_the_whole(monkeypatch, tokens, 
 @pytest.mark.parametrize(("tokens", "width", "sizes"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @torch.no_grad()
-def test_without_gradients_blocks_of_types_give_the_same(monkeypatch, tokens, width, sizes, dtype):
+def test_without_gradients_blocks_of_types_equal_the_whole(monkeypatch, tokens, width, sizes, dtype):
     given, targets = inputs(tokens, width, sizes, dtype=dtype, grad=False), targets_of(tokens, sizes)
     wide = {name: tensor.double() for name, tensor in given.items()}
     truth = scored(naive_target_log_probs, targets)(**wide)
@@ -56,7 +56,7 @@ def test_without_gradients_blocks_of_types_give_the_same(monkeypatch, tokens, wi
 
 
 @torch.no_grad()
-def test_a_score_far_above_all_others_leaves_no_nan():
+def test_a_score_far_above_all_others_is_not_a_nan():
     x, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.0]])
     found = target_log_probs(x, [weight[:2], weight[2:]], torch.tensor([0, 1]))
     assert_close(found, torch.tensor([0.0, -2e4]))
@@ -74,9 +74,9 @@ def test_half_precision_scores_are_summed_in_float32(dtype):
 
 
 @torch.no_grad()
-def test_no_more_scores_than_a_slice_has_are_made(monkeypatch):
+def test_no_more_scores_than_those_of_a_slice_are_in_memory(monkeypatch):
     monkeypatch.setattr(ops, "SCORES", 4096)
-    monkeypatch.setattr(ops, "LAID_OUT_FROM", 1000)  # a recorder cannot look into weights that oneDNN laid out
+    monkeypatch.setattr(ops, "PACK_FROM", 1000)  # a Recorder cannot handle packed weights
     x, weights = noise(900, 4, dtype=torch.float32), tables(4, [500, 3], torch.float32, grad=False)
     with Recorder() as recorder:
         target_log_probs(x, weights, targets_of(900, [500, 3]))

@@ -1,4 +1,4 @@
-"""Padding anywhere becomes padding on the right, and back."""
+"""Padding anywhere is converted to padding on the right, and back."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def mask(request):
     return torch.tensor(MASKS[request.param], dtype=torch.bool)
 
 
-def test_real_tokens_move_to_the_front_in_their_order(mask):
+def test_real_tokens_move_to_the_front_in_the_same_order(mask):
     x = noise(*mask.shape, 3)
     align = Alignment.of(mask)
     front = align.front(x)
@@ -29,14 +29,14 @@ def test_real_tokens_move_to_the_front_in_their_order(mask):
         assert torch.equal(front[row, :length], x[row, ~mask[row]])
 
 
-def test_the_way_back_puts_every_token_where_it_came_from(mask):
+def test_back_is_the_inverse_of_front(mask):
     x, align = noise(*mask.shape, 3), Alignment.of(mask)
     assert torch.equal(align.back(align.front(x)), x)
     assert torch.equal(align.front(align.back(x)), x)
 
 
 @pytest.mark.parametrize("extra", [(), (3,), (3, 2)])
-def test_anything_of_a_token_moves_with_it(mask, extra):
+def test_all_trailing_dimensions_move_with_a_token(mask, extra):
     x, align = noise(*mask.shape, *extra), Alignment.of(mask)
     front = align.front(x)
     assert front.shape == x.shape
@@ -44,7 +44,7 @@ def test_anything_of_a_token_moves_with_it(mask, extra):
 
 
 @pytest.mark.parametrize("way", ["front", "back"])
-def test_gradients_return_to_the_tokens_that_they_belong_to(mask, way):
+def test_gradients_return_to_their_tokens(mask, way):
     align, other = Alignment.of(mask), {"front": "back", "back": "front"}[way]
     x, weight = noise(*mask.shape, 3, grad=True), noise(*mask.shape, 3, seed=1)
     (getattr(align, way)(x) * weight).sum().backward()
@@ -52,12 +52,12 @@ def test_gradients_return_to_the_tokens_that_they_belong_to(mask, way):
     assert torch.autograd.gradcheck(getattr(align, way), x)
 
 
-def test_gradients_of_gradients_pass_too(mask):
+def test_second_derivatives_are_right(mask):
     x = noise(*mask.shape, 2, grad=True)
     assert torch.autograd.gradgradcheck(lambda x: Alignment.of(mask).front(x).pow(3), x)
 
 
-def test_cropping_leaves_out_what_is_padding_in_every_row_and_comes_back_at_the_old_length():
+def test_cropping_removes_columns_of_padding_and_back_restores_the_length():
     mask = torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1]], dtype=torch.bool)
     x, align = noise(2, 5, 3, grad=True), Alignment.of(mask, crop=True)
     front = align.front(x)
@@ -73,11 +73,11 @@ def test_cropping_a_batch_of_pads_alone_leaves_one_column():
     assert Alignment.of(torch.ones(2, 5, dtype=torch.bool), crop=True).width == 1
 
 
-def test_a_batch_that_is_padded_on_the_right_stays_as_it_is():
+def test_a_right_padded_batch_is_unchanged():
     mask, x = torch.tensor(MASKS["right"], dtype=torch.bool), noise(3, 4, 2)
     assert_close(Alignment.of(mask).front(x), x)
 
 
-def test_lengths_say_where_padding_begins():
+def test_padding_starts_at_the_length_of_a_row():
     expected = torch.tensor([[True] * 4, [False, True, True, True], [False] * 4])
     assert torch.equal(padding_from_lengths(torch.tensor([0, 1, 4]), 4), expected)

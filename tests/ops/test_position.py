@@ -1,4 +1,4 @@
-"""Position biases against their published definitions."""
+"""Position biases equal their published definitions."""
 
 import math
 
@@ -14,7 +14,7 @@ FAR = 10**6
 
 
 def rotated(x, position):
-    """Pair (i, i + half) of x turned by position / 10000^(i / half), pair after pair."""
+    """Pair (i, i + half) of x, rotated by position / 10000^(i / half), one pair after the other."""
     half, y = x.size(0) // 2, torch.empty_like(x)
     for i in range(half):
         angle = position * 10000.0 ** (-i / half)
@@ -41,7 +41,7 @@ def published_t5_bucket(distance, bidirectional, buckets=32, max_distance=128):
 
 
 @pytest.mark.parametrize("dim", [2, 4, 8])
-def test_rotation_turns_half_split_pairs_by_position(dim):
+def test_rotation_rotates_half_split_pairs_by_position(dim):
     positions = torch.tensor([0, 1, 2, 17, 1000, FAR, -3])
     x = noise(len(positions), dim)
     truth = torch.stack([rotated(row, p) for row, p in zip(x, positions.tolist())])
@@ -50,7 +50,7 @@ def test_rotation_turns_half_split_pairs_by_position(dim):
     assert_close(rotate(x[0], positions), single, rtol=1e-8, atol=1e-8)
 
 
-def test_rotated_queries_and_keys_know_their_distance_alone():
+def test_scores_of_rotated_queries_and_keys_depend_on_distance_only():
     q, k = noise(8), noise(8, seed=1)
     for shift in (0, 5, 1000, FAR):
         positions = torch.tensor([3, 10]) + shift
@@ -58,7 +58,7 @@ def test_rotated_queries_and_keys_know_their_distance_alone():
         assert_close(scores, rotate(q, torch.tensor([3, 10])) @ rotate(k, torch.tensor([3, 10])).T, rtol=1e-7)
 
 
-def test_positions_beyond_a_million_keep_their_digits_in_float32():
+def test_rotations_beyond_position_one_million_are_right_in_float32():
     x, positions = noise(8), torch.tensor([FAR, FAR + 1])
     single = rotate(x.float(), positions)
     assert single.dtype == torch.float32
@@ -90,7 +90,7 @@ def test_rotary_columns_and_rotary_distances_are_the_same_bias_with_the_same_gra
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_t5_buckets_are_the_published_ones(causal):
+def test_t5_buckets_equal_the_published_ones(causal):
     distances = torch.arange(-300, 301)
     expected = torch.tensor([published_t5_bucket(d, not causal) for d in distances.tolist()])
     assert torch.equal(t5_bucket(distances, causal), expected)
@@ -99,14 +99,14 @@ def test_t5_buckets_are_the_published_ones(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_t5_module_looks_its_weights_up_by_bucket(causal):
+def test_the_t5_bias_has_one_weight_per_bucket(causal):
     module = POSITION_BIASES["t5"](8, 16, causal)
     bias = bias_matrix(module(1 - 40, 200, torch.device("cpu")), 40, 200)
     for i, j in [(0, 0), (39, 0), (0, 39), (0, 199), (5, 7), (20, 4)]:
         assert bias[i, j] == module.weight[published_t5_bucket(j - i, not causal)]
 
 
-def test_alibi_falls_linearly_with_distance_by_the_slope_of_one_head():
+def test_alibi_falls_linearly_with_distance_with_the_slope_of_a_single_head():
     module = POSITION_BIASES["alibi"](8, 16, True)
     bias = bias_matrix(module(1 - 7, 9, torch.device("cpu")), 7, 9)
     assert ALIBI_SLOPE == 2.0 ** (-8 / 1)  # Press et al., 2022: head h of H has 2^(-8 h / H)
@@ -125,7 +125,7 @@ def test_the_simple_bias_has_one_weight_per_distance():
 
 
 @pytest.mark.parametrize("kind", ["rotary", "rope"])
-def test_rotary_and_rope_reach_beyond_any_length_of_training(kind):
+def test_rotary_and_rope_work_at_any_position(kind):
     module = POSITION_BIASES[kind](8, 16, True)
     q = noise(1, 4, 8)
     assert module.rotate(q, FAR).isfinite().all()
