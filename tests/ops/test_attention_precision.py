@@ -38,6 +38,7 @@ CASES = [(False, False), (True, False), (True, True)]
 NAMES = ["all", "causal", "causal, bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(function, causal, bias):
