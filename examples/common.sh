@@ -1,9 +1,30 @@
 # shellcheck shell=bash
-# What all recipes share. A recipe sets HERE, its own folder, and sources the common.sh of its kind, which sources this.
+# Shared by all recipes. A script sets HERE, its own folder, and sources the common.sh next to it or one folder up,
+# which sources this file.
 
 EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
-# ---------------------------------------------------------------------------------------------------- speaking up
+# ------------------------------------------------------------------------------------------------------------- help
+
+# Prints the comment at the head of the script that was called.
+print_help() {
+    sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"
+    cat <<END
+
+All scripts: PYTHON (the first one with fairseq: on PATH, else the repository's .venv), OMP_NUM_THREADS (1: threads
+per process), WORKERS (all processors: processes that prepare text), GPUS (all; 0 runs on the CPU).
+END
+}
+
+for argument in "$@"; do
+    case $argument in -h | --help)
+        print_help
+        exit
+        ;;
+    esac
+done
+
+# --------------------------------------------------------------------------------------------------------- messages
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -16,22 +37,22 @@ need_command() { command -v "$1" >/dev/null || die "'$1' is not installed: $2.";
 
 need_module() { "$PYTHON" -c "import $1" 2>/dev/null || die "$PYTHON has no module '$1': $2."; }
 
-need_file() { [ -e "$1" ] || die "$1 is not there: $2."; }
+need_file() { [ -e "$1" ] || die "$1 does not exist: $2."; }
 
-# whole_numbers LEAST NAME...: stops where a variable that is set holds anything else.
+# whole_numbers MINIMUM NAME...: stops if one of these variables is set to anything else.
 whole_numbers() {
-    local least=$1 name value
+    local minimum=$1 name value
     shift
     for name in "$@"; do
-        value=${!name:-$least}
-        [[ $value =~ ^(0|[1-9][0-9]*)$ && $value -ge $least ]] ||
-            die "$name is '$value'; give a whole number from $least."
+        value=${!name:-$minimum}
+        [[ $value =~ ^(0|[1-9][0-9]*)$ && $value -ge $minimum ]] ||
+            die "$name is '$value'; give a whole number from $minimum."
     done
 }
 
 # --------------------------------------------------------------------------------------------------- Python, fairseq
 
-# The first Python that has fairseq and the plugin: PYTHON, one on PATH, the one that `make install` sets up.
+# The first Python with fairseq and the plugin: PYTHON, one on PATH, the one that `make install` sets up.
 find_python() {
     local python
     for python in ${PYTHON:+"$PYTHON"} python3 python "$EXAMPLES/../.venv/bin/python"; do
@@ -40,45 +61,48 @@ find_python() {
             command -v "$python"
             return
         fi
-        [ "$python" != "${PYTHON:-}" ] || die "PYTHON=$PYTHON has no fairseq and mega_fairseq, or is no Python:" \
-            "install them there as the repository's README says, or name another."
+        [ "$python" != "${PYTHON:-}" ] || die "PYTHON=$PYTHON cannot import fairseq and mega_fairseq: install them" \
+            "there as the repository's README says, or name another Python."
     done
-    die "no Python here has fairseq and mega_fairseq: run 'make install' in the repository," \
+    die "no Python was found that has fairseq and mega_fairseq: run 'make install' in the repository," \
         "or set PYTHON to one that has them."
 }
 
-# fairseq's commands, by module name: on PATH they may belong to another Python.
+# fairseq's commands by module name: those on PATH may belong to another Python.
 fairseq() {
     local tool=$1
     shift
     "$PYTHON" -m "fairseq_cli.$tool" "$@"
 }
 
-# The plugin's folder, for --user-dir: its own command knows it; where that is not installed, Python does.
+# The plugin's folder for --user-dir; Python finds it where the mega-fairseq command is not installed.
 user_dir() {
     "$(dirname "$PYTHON")/mega-fairseq" user-dir 2>/dev/null ||
         "$PYTHON" -c 'import importlib.util as u; print(u.find_spec("mega_fairseq").submodule_search_locations[0])'
 }
 
-# How many GPUs to use: GPUS, or all that torch sees.
+# How many GPUs to use: GPUS, or all that torch finds.
 count_gpus() { echo "${GPUS:-$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')}"; }
 
-# ---------------------------------------------------------------------------------------- the choices of the caller
+# --------------------------------------------------------------------------------------------------------- variables
 
-# Relative paths count from the folder that the script is called from.
+# Relative paths are relative to the folder that the script is called from.
 absolute() { case $1 in /*) printf '%s\n' "$1" ;; *) printf '%s\n' "$PWD/$1" ;; esac; }
 
 PYTHON=$(find_python)
 WORKERS=${WORKERS:-$(getconf _NPROCESSORS_ONLN)}
+# By default torch starts a thread per core. On small models, or when other processes use the cores, that can be many
+# times slower than a single thread.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 DATA=$(absolute "${DATA:-$HERE/data}")
 DOWNLOADS=$DATA/downloads
 whole_numbers 0 GPUS
-whole_numbers 1 WORKERS
+whole_numbers 1 WORKERS OMP_NUM_THREADS
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
-# step RESULT COMMAND...: have RESULT made, unless it is there. COMMAND is given a temporary path as its last
-# argument, which becomes RESULT only when all went well: what was interrupted is done again, what is finished never.
+# step RESULT COMMAND...: runs COMMAND to make RESULT, unless RESULT exists. COMMAND gets a temporary path as its last
+# argument, which is renamed to RESULT on success: an interrupted step is repeated, a finished one is skipped.
 step() {
     local result=$1
     shift
@@ -93,7 +117,7 @@ step() {
     mv "$result.tmp" "$result"
 }
 
-# keep FILE COMMAND...: shows what the commands print, and keeps it as FILE once nothing is missing in it.
+# keep FILE COMMAND...: prints what the commands print, and saves it as FILE once all of them have succeeded.
 keep() {
     local file=$1 command
     shift
@@ -101,24 +125,24 @@ keep() {
     mv "$file.tmp" "$file"
 }
 
-# remember RESULT CHOICES: what RESULT is made with. A step is skipped by the name of its result alone, so a call with
-# other choices must not take it for its own. What was put there by hand has no note and is taken as it is.
+# remember RESULT SETTINGS: records the settings that RESULT is made with, and stops if it was made with others, since
+# a step only looks at the name of its result. Without a record, RESULT was put there by hand and is used as it is.
 remember() {
-    local result=$1 choices=$2 note=$1.choices
+    local result=$1 settings=$2 note=$1.choices
     if [ ! -e "$result" ]; then
         mkdir -p "$(dirname "$result")"
-        printf '%s\n' "$choices" >"$note"
-    elif [ -e "$note" ] && [ "$(cat "$note")" != "$choices" ]; then
-        die "$result was made with $(cat "$note"), not with $choices: name another folder with DATA=...," \
+        printf '%s\n' "$settings" >"$note"
+    elif [ -e "$note" ] && [ "$(cat "$note")" != "$settings" ]; then
+        die "$result was made with $(cat "$note"), not with $settings: name another folder with DATA=...," \
             "or remove $(dirname "$result")."
     fi
 }
 
-# The last line counts where its end is missing, too.
+# Counts a last line without a newline, too.
 count_lines() { LC_ALL=C awk 'END {print NR}' <"$1"; }
 
-# fetch URL: into DOWNLOADS, under a temporary name until it is whole; a broken download goes on where it broke off.
-# With MIRROR from there, by the same name.
+# fetch URL: downloads it to DOWNLOADS, or the file of that name from MIRROR. The file has a temporary name until it is
+# complete; an interrupted download is resumed.
 fetch() {
     local url=$1 file
     file=$DOWNLOADS/$(basename "$url")
@@ -132,17 +156,17 @@ fetch() {
         --output "$file.part" "$url" && mv "$file.part" "$file"
 }
 
-# dead_links NAME...: stops, with what the caller can do about it.
-dead_links() {
-    die "could not download $*: run this again if your connection broke off (remove" \
-        "$DOWNLOADS/*.part to begin anew); if a link is dead, get the file of that name elsewhere, put it into" \
+# download_failed NAME...: stops and tells the caller what to do.
+download_failed() {
+    die "could not download $*: run this again if the connection was interrupted (remove" \
+        "$DOWNLOADS/*.part to start over); if a link is dead, get the file of that name elsewhere, put it into" \
         "$DOWNLOADS and run this again."
 }
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# run_training OPTIONS...: what translation and language modelling have in common. UPDATES, WARMUP, MAX_TOKENS (on one
-# GPU at a time), BATCH_TOKENS (in one update, over all GPUs) and PRECISION come from the recipe.
+# run_training OPTIONS...: common to translation and language modelling. The recipe sets UPDATES, WARMUP, MAX_TOKENS (in
+# one batch on one GPU), BATCH_TOKENS (in one update over all GPUs) and PRECISION.
 run_training() {
     local gpus devices options
     gpus=$(count_gpus)
@@ -153,20 +177,21 @@ run_training() {
         --lr-scheduler polynomial_decay --power 1 --end-learning-rate 0
         --warmup-updates "$WARMUP" --total-num-update "$UPDATES" --max-update "$UPDATES"
         --max-tokens "$MAX_TOKENS" --update-freq $(((BATCH_TOKENS + MAX_TOKENS * devices - 1) / (MAX_TOKENS * devices)))
-        # Any other value drops the last sentences of a batch, in validation too.
+        # Any other value drops the last sentences of an epoch, in validation too.
         --required-batch-size-multiple 1
         --distributed-world-size "$devices"
-        --log-format simple --log-interval 100
+        --log-format simple --log-interval $((gpus > 0 ? 100 : 20))
     )
     if [ "$gpus" = 0 ]; then
         [ "$PRECISION" != fp16 ] || die "PRECISION=fp16 needs a GPU: use fp32 or bf16."
         options+=(--cpu)
+        say "training on the CPU with OMP_NUM_THREADS=$OMP_NUM_THREADS"
     fi
     case $PRECISION in
     fp32) ;;
     fp16 | bf16) options+=("--$PRECISION") ;;
-    *) die "PRECISION=$PRECISION is unknown: say fp32, fp16 or bf16." ;;
+    *) die "PRECISION=$PRECISION is unknown: use fp32, fp16 or bf16." ;;
     esac
-    say "training in $CHECKPOINTS; it goes on from checkpoint_last.pt if that is there"
+    say "training in $CHECKPOINTS; continues from checkpoint_last.pt if there is one"
     fairseq train "$BIN" "${options[@]}" "$@"
 }

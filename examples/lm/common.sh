@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# What the recipes of this folder share. A script sets HERE, its own folder, and UNITS, what its tokens are, and sources
-# this file.
+# Shared by the recipes of this folder. A script sets HERE, its own folder, and UNITS, the kind of its tokens, and
+# sources this file.
 
 LM="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck source=examples/common.sh
 source "$LM/../common.sh"
 
-# What depends on the tokens has a folder of their name, so that several can stand side by side.
+# Everything that depends on the tokens is in a folder of their name, so that bytes and pieces do not collide.
 CHECKPOINTS=$(absolute "${CHECKPOINTS:-$HERE/checkpoints/$UNITS}")
 RESULTS=$(absolute "${RESULTS:-$HERE/results/$UNITS}")
 RAW=$DATA/raw
@@ -16,24 +16,24 @@ BIN=$DATA/$UNITS/bin
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
-# download URL...: one file, from the first address that has it.
+# download URL...: one file, from the first address that works.
 download() {
     local url name
     name=$(basename "$1")
     need_command curl "install it with your system's package manager, or put $name into $DOWNLOADS by hand"
     mkdir -p "$DOWNLOADS"
-    # MIRROR stands for all addresses.
+    # MIRROR replaces all addresses.
     [ -z "${MIRROR:-}" ] || set -- "$1"
     for url in "$@"; do
         if fetch "$url"; then return; fi
     done
-    dead_links "$name"
+    download_failed "$name"
 }
 
-# extract ARCHIVE NAME: a file of the archive, to standard output.
+# extract ARCHIVE NAME: writes a file of the archive to standard output.
 extract() { "$PYTHON" "$LM/unzip.py" "$1" "$2"; }
 
-# Each byte as a token.
+# One token per byte.
 make_bytes() {
     local out=$1 split
     mkdir "$out"
@@ -51,8 +51,8 @@ binarise() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: what the recipes have in common. UPDATES, WARMUP, MAX_TOKENS, BATCH_TOKENS and PRECISION come from
-# the recipe. A run of 400,000 updates has hundreds of epochs: only the last checkpoint and the best are kept.
+# train OPTIONS...: common to all recipes, which set what run_training needs. 400,000 updates are hundreds of epochs:
+# only the last and the best checkpoint are kept.
 train() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
     run_training --task mega_language_modeling --criterion mega_lm_cross_entropy \
@@ -62,7 +62,7 @@ train() {
 
 # ------------------------------------------------------------------------------------------- evaluate.sh, sweep.sh
 
-# Sets CHECKPOINT. It and SUBSET come from the caller.
+# Sets CHECKPOINT and SUBSET where the caller did not, and checks that data and checkpoint exist.
 need_trained() {
     CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
     SUBSET=${SUBSET:-test}
@@ -71,10 +71,10 @@ need_trained() {
     mkdir -p "$RESULTS"
 }
 
-# evaluate OPTIONS...: SUBSET as STREAMS streams, read with chunks of CHUNK tokens. Sets TOKENS, BITS (that they took,
-# all together) and RESULT, what their files are named after.
+# evaluate OPTIONS...: evaluates SUBSET as STREAMS streams in chunks of CHUNK tokens. Sets BITS, their total, and
+# RESULT, the common prefix of the result's files.
 evaluate() {
-    local log options per_token
+    local log options tokens per_token
     need_trained
     need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
     RESULT=$RESULTS/$(name_result "$@")
@@ -87,13 +87,13 @@ evaluate() {
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
     say "evaluating $CHECKPOINT on $SUBSET: $STREAMS streams, chunks of $CHUNK"
     fairseq eval_lm "$BIN" "${options[@]}" "$@" 2>&1 | tee "$log" >&2
-    TOKENS=$(sed -n 's/.*Evaluated \([0-9,]*\) tokens.*/\1/p' "$log" | tr -d ,)
+    tokens=$(sed -n 's/.*Evaluated \([0-9,]*\) tokens.*/\1/p' "$log" | tr -d ,)
     per_token=$(sed -n 's/.*Loss (base 2): \([0-9.]*\), .*/\1/p' "$log")
     [ -n "$per_token" ] || die "fairseq-eval-lm gave no loss: see $log."
-    BITS="$per_token * $TOKENS"
+    BITS="$per_token * $tokens"
 }
 
-# name_result OPTIONS...: from the settings. The recipe's own checkpoint goes without saying.
+# name_result OPTIONS...: a file name made of the settings, without the default checkpoint.
 name_result() {
     local checkpoint=${CHECKPOINT#"$CHECKPOINTS/"} name
     checkpoint=${checkpoint%.pt}
@@ -103,7 +103,7 @@ name_result() {
     printf '%s\n' "${name%-}"
 }
 
-# keep_scores SCORE...: shows the scores, and gives the files their names now that nothing is missing in them.
+# keep_scores SCORE...: prints and saves the scores, then gives the complete log its final name.
 keep_scores() {
     keep "$RESULT.txt" "$@"
     mv "$RESULT.log.tmp" "$RESULT.log"
@@ -116,13 +116,13 @@ score() {
     printf '%-24s%s\n' "$1:" "$value"
 }
 
-# What a byte of the text itself takes, ends of line paid for.
+# Bits of all tokens divided by the bytes of the text; the line ends that fairseq adds count as bits only.
 bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; }
 
-# What words and ends of line take, which is what language models on words count, whatever the tokens are here.
+# Perplexity over words and line ends, as for a word-level language model, whatever the tokens are.
 perplexity_per_word() { score "perplexity per word" "2 ^ ($BITS / $(count_words "$RAW/$SUBSET.txt"))"; }
 
-# By Python, and so by the same spaces as in fairseq. Bytes may be any.
+# Counted in Python, so that white space means the same as in fairseq. The text may contain any bytes.
 count_words() {
     local words='sum(len(line.split()) + 1 for line in open(sys.argv[1], encoding="utf-8", errors="surrogateescape"))'
     "$PYTHON" -c "import sys; print($words)" "$1"

@@ -1,9 +1,9 @@
-"""Text as bytes: each byte as its decimal number, separated by spaces, in lines of 65,536.
+"""Write each byte of a text as its decimal number, separated by spaces, 65,536 per line.
 
     python to_bytes.py < text > numbers
 
-fairseq-preprocess then makes one token of each byte, and one end of line of each line: 1 token in 65,537 is none of
-the text's. Lines end at a size, not at the text's own ends of line, which are bytes like all others.
+fairseq-preprocess then makes one token of each byte and adds one line end per line: 1 token in 65,537 is not part of
+the text. Line ends of the text itself are bytes like all others.
 """
 
 import sys

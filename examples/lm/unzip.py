@@ -1,6 +1,6 @@
-"""One file of a zip archive, to standard output: unzip.py ARCHIVE NAME. It may lie in any folder there.
+"""Write one file of a zip archive to standard output: unzip.py ARCHIVE NAME. It may be in any folder of the archive.
 
-In Python, because not every machine has unzip.
+Not every machine has the unzip command.
 """
 
 import shutil
@@ -11,18 +11,19 @@ from pathlib import PurePosixPath
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     archive, name = sys.argv[1:]
     try:
         with zipfile.ZipFile(archive) as packed:
             members = [member for member in packed.namelist() if PurePosixPath(member).name == name]
             if len(members) != 1:
-                sys.exit(f"error: {archive} holds no file {name}: it is another archive.")
+                sys.exit(f"error: {archive} contains no file {name}: replace it with the right archive.")
             with packed.open(members[0]) as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
     except (zipfile.BadZipFile, zlib.error, EOFError):
         sys.exit(
-            f"error: {archive} is damaged, truncated or no archive: remove it and run this again, "
-            "or put a good one in its place."
+            f"error: {archive} is damaged, truncated or not an archive: remove it and run this again, or replace it."
         )
 
 

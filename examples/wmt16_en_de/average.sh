@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Average the last checkpoints of a training run.
 #
-# Usage: average.sh [FOLDER]          FOLDER holds the checkpoints; the result is FOLDER/averaged.pt
+# Usage: average.sh [FOLDER]    the checkpoints are in FOLDER; the result is FOLDER/averaged.pt
 #
-# Variables: LAST (only the checkpoints of the last so many epochs; else of all that train.sh kept, KEEP there),
-# CHECKPOINTS (in place of FOLDER), BPE, PYTHON.
+# Variables: CHECKPOINTS (in place of FOLDER), BPE (as in prepare.sh), LAST (number of epochs to average; default: all
+# that train.sh kept, its KEEP).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-subword-nmt}
@@ -14,14 +14,13 @@ source "$HERE/common.sh"
 
 whole_numbers 1 LAST
 need_file "$CHECKPOINTS" "name the folder that train.sh wrote to"
-# checkpoint7.pt is epoch 7; by name it would come behind checkpoint10.pt.
+# Sorted by number: checkpoint7.pt comes before checkpoint10.pt.
 epochs=$(find "$CHECKPOINTS" -maxdepth 1 -name 'checkpoint*.pt' |
     sed -n 's|.*/checkpoint\([0-9][0-9]*\)\.pt$|\1|p' | sort -n)
 found=$(wc -w <<<"$epochs" | tr -d ' ')
 LAST=${LAST:-$found}
-[ "$found" -gt 0 ] || die "$CHECKPOINTS holds no checkpoint of an epoch (checkpoint1.pt, ...): train longer."
-[ "$found" -ge "$LAST" ] || die "$CHECKPOINTS holds $found epochs where LAST=$LAST are to be averaged: train longer," \
-    "or set LAST=$found."
+[ "$found" -gt 0 ] || die "$CHECKPOINTS has no checkpoint of an epoch (checkpoint1.pt, ...): train longer."
+[ "$found" -ge "$LAST" ] || die "$CHECKPOINTS has $found epochs, fewer than LAST=$LAST: train longer, or set LAST=$found."
 
 inputs=()
 for epoch in $(tail -n "$LAST" <<<"$epochs"); do inputs+=("$CHECKPOINTS/checkpoint$epoch.pt"); done

@@ -1,9 +1,10 @@
-"""Average the parameters of fairseq checkpoints: average_checkpoints.py OUTPUT INPUT...
+"""Average the parameters of fairseq checkpoints.
 
-The result is the last input with the mean of all parameters and without the optimizer's state: it can be decoded
-with, not trained on. One input at a time is in memory.
+OUTPUT is the last INPUT with the mean of all parameters and without the optimizer state: it is for evaluation, not for
+further training. Only one input at a time is in memory.
 """
 
+import argparse
 import pickle
 import sys
 from typing import Any, Dict, List
@@ -14,11 +15,17 @@ from mega_fairseq.models.checkpoints import allow_plain_containers
 
 
 def load(path: str) -> Dict[str, Any]:
-    """The checkpoint, without running any code that it may hold (`weights_only`)."""
+    """Load a checkpoint without running any code in it (`weights_only`)."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        sys.exit(f"error: {path} is damaged, or holds more than numbers, text and options: {error}")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        sys.exit(f"error: {path} does not exist: name the checkpoints that fairseq-train saved")
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is empty"
+        sys.exit(f"error: {path} is not a complete checkpoint of tensors, text and options ({reason}): leave it out")
+    if not isinstance(state, dict) or "model" not in state:
+        sys.exit(f"error: {path} has no parameters under 'model': name a checkpoint that fairseq-train saved")
+    return state
 
 
 def average(paths: List[str]) -> Dict[str, Any]:
@@ -28,8 +35,8 @@ def average(paths: List[str]) -> Dict[str, Any]:
         print(f"  read {path}", file=sys.stderr, flush=True)
         model = state["model"]
         if total and {name: tensor.shape for name, tensor in model.items()} != {n: t.shape for n, t in total.items()}:
-            sys.exit(f"error: {path} is of another architecture than {paths[0]}")
-        # float64: adding up half-precision parameters would lose what averaging is to gain.
+            sys.exit(f"error: {path} and {paths[0]} have different architectures: average checkpoints of one training")
+        # In float64: sums in half precision would lose what averaging gains.
         total = {name: tensor.double() + total.get(name, 0) for name, tensor in model.items()}
     state["model"] = {
         name: (total[name] / len(paths)).to(tensor.dtype) if tensor.is_floating_point() else tensor
@@ -40,9 +47,12 @@ def average(paths: List[str]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    output, *inputs = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", metavar="OUTPUT", help="file to write")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="checkpoints of one training")
+    args = parser.parse_args()
     allow_plain_containers()
-    torch.save(average(inputs), output)
+    torch.save(average(args.inputs), args.output)
 
 
 if __name__ == "__main__":

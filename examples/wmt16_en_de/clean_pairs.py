@@ -1,8 +1,8 @@
-"""Remove the training pairs that no model learns from, and say how many and why.
+"""Remove training pairs that are empty, too long or of too different lengths, and print how many.
 
 clean_pairs.py SOURCE TARGET CLEAN_SOURCE CLEAN_TARGET MAX_WORDS MAX_RATIO
 
-A pair goes if a side is empty, has more than MAX_WORDS words, or has more than MAX_RATIO times the other's words.
+A pair is removed if a side is empty, has more than MAX_WORDS words, or has more than MAX_RATIO times the other's words.
 """
 
 import collections
@@ -12,7 +12,7 @@ import lines
 
 
 def fault(source: str, target: str, max_words: int, max_ratio: float) -> str:
-    """Why this pair has to go; nothing if it may stay."""
+    """Why this pair is removed; empty if it is kept."""
     short, long = sorted([len(source.split()), len(target.split())])
     if short == 0:
         return "empty"
@@ -24,6 +24,8 @@ def fault(source: str, target: str, max_words: int, max_ratio: float) -> str:
 
 
 def main() -> None:
+    if len(sys.argv) != 7:
+        sys.exit(__doc__)
     source_path, target_path, *clean_paths, max_words, max_ratio = sys.argv[1:]
     sources, targets = (lines.clean(lines.open_text(path)) for path in (source_path, target_path))
     removed = collections.Counter()

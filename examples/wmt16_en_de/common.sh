@@ -1,31 +1,32 @@
 # shellcheck shell=bash
-# What the recipes of this folder share. A script sets HERE, its own folder, may set BPE, and sources this file.
+# Shared by the recipes of this folder. A script sets HERE, its own folder, and BPE, and sources this file.
 
 COMMON="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck source=examples/common.sh
 source "$COMMON/../common.sh"
 
-# ---------------------------------------------------------------------------------------- the choices of the caller
+# --------------------------------------------------------------------------------------------------------- variables
 
 case $BPE in
 sentencepiece | subword-nmt | fastbpe) ;;
-*) die "BPE=$BPE is unknown: say sentencepiece, subword-nmt or fastbpe." ;;
+*) die "BPE=$BPE is unknown: use sentencepiece, subword-nmt or fastbpe." ;;
 esac
 
-# What depends on the segmentation has a folder of its name, so that several can stand side by side.
+# Everything that depends on the segmentation is in a folder of its name, so that several do not collide.
 CHECKPOINTS=$(absolute "${CHECKPOINTS:-$HERE/checkpoints/$BPE}")
 RESULTS=$(absolute "${RESULTS:-$HERE/results/$BPE}")
 RAW=$DATA/raw
 CODES=$DATA/$BPE/codes
 TEXT=$DATA/$BPE/text
 BIN=$DATA/$BPE/bin
-# sentencepiece takes sentences as they are, the other two want words that Moses has parted from punctuation.
+# sentencepiece takes plain sentences, the other two take Moses-tokenised text.
 if [ "$BPE" = sentencepiece ]; then WORDS=$DATA/plain; else WORDS=$DATA/tok; fi
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
-# check_pair PREFIX ORIGIN [LINES]: both languages are there, with equally many lines. ORIGIN is to blame if not.
+# check_pair PREFIX ORIGIN [LINES]: stops unless both languages exist and have the same number of lines, or LINES. The
+# error says to replace ORIGIN.
 check_pair() {
     local prefix=$1 origin=$2 expected=${3:-} language found
     for language in en de; do
@@ -48,7 +49,7 @@ need_segmentation() {
         "pip install Cython setuptools wheel, then pip install --no-deps --no-build-isolation fastBPE==0.1.0"
 }
 
-# The words to segment: Moses-tokenised where the segmentation wants it, training pairs cleaned.
+# The text to segment: Moses-tokenised unless BPE=sentencepiece, with cleaned training pairs.
 make_words() {
     local out=$1 split language
     mkdir "$out"
@@ -90,8 +91,8 @@ binarise() {
         --workers "$WORKERS" --destdir "$1" >&2
 }
 
-# From the pairs in RAW to what fairseq trains on. The recipe has set MAX_WORDS, MAX_RATIO, VOCABULARY, COVERAGE
-# and DICTIONARY.
+# From the sentence pairs in RAW to binarised data. The recipe sets MAX_WORDS, MAX_RATIO, VOCABULARY, COVERAGE and
+# DICTIONARY.
 prepare_from_raw() {
     remember "$CODES" "VOCABULARY=$VOCABULARY"
     step "$WORDS" make_words
@@ -103,7 +104,7 @@ prepare_from_raw() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: what the recipes have in common. KEEP comes from the recipe, like what run_training asks for.
+# train OPTIONS...: common to both recipes, which set KEEP and what run_training needs.
 train() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
     run_training --keep-last-epochs "$KEEP" \
@@ -114,36 +115,41 @@ train() {
 
 # ----------------------------------------------------------------------------------------------------- generate.sh
 
-# translate OPTIONS...: the sentences of SUBSET, one translation a line and in order, into two files of RESULTS:
-# hypotheses.pieces as the model makes them, hypotheses.words with the segmentation undone.
+# translate OPTIONS...: translates SUBSET and writes the translations, in the order of the source, to two files of
+# RESULTS: hypotheses.pieces as generated, hypotheses.words with the segmentation undone.
 translate() {
-    local checkpoint options
+    local checkpoint options argument
+    for argument in "$@"; do
+        case $argument in --remove-b* | --post-p*)
+            die "$argument would undo the segmentation twice: leave it out, this script undoes BPE=$BPE by itself."
+            ;;
+        esac
+    done
     checkpoint=$(absolute "${CHECKPOINT:-$CHECKPOINTS/averaged.pt}")
     [ -n "${CHECKPOINT:-}" ] || [ ! "$CHECKPOINTS/checkpoint_last.pt" -nt "$checkpoint" ] ||
-        die "$checkpoint is older than the last checkpoint, or not there: run average.sh first," \
+        die "$checkpoint does not exist or is older than the last checkpoint: run average.sh first," \
             "or name a checkpoint with CHECKPOINT=..."
     need_file "$checkpoint" "run average.sh first, or name a checkpoint with CHECKPOINT=..."
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
     mkdir -p "$RESULTS"
-    rm -f "$RESULTS/scores.txt" # of what was translated before
+    rm -f "$RESULTS/scores.txt" # of an earlier translation
     options=(
         --user-dir "$(user_dir)" --path "$checkpoint" --task translation --source-lang en --target-lang de
         --gen-subset "$SUBSET" --max-tokens "$MAX_TOKENS" --required-batch-size-multiple 1 --log-format simple
     )
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
-    # A Transformer of fairseq 0.12.2 takes a fast path there, which fails under torch 2, and with this option another.
+    # Avoids the fast path of fairseq 0.12.2's Transformer, which fails under torch 2.
     ! "$PYTHON" -c 'import importlib.metadata as m; m.version("fairseq")' 2>/dev/null ||
         options+=(--model-overrides "{'checkpoint_activations': True}")
     say "translating $SUBSET with $checkpoint"
     fairseq generate "$BIN" "${options[@]}" "$@" >"$RESULTS/generate.out"
     sed -n 's/^H-//p' "$RESULTS/generate.out" | sort -n -k 1,1 | cut -f 3 >"$RESULTS/hypotheses.pieces"
     [ "$(count_lines "$RESULTS/hypotheses.pieces")" = "$(count_lines "$RAW/$SUBSET.de")" ] ||
-        die "there is not one translation for each sentence of $SUBSET: see $RESULTS/generate.out."
+        die "the number of translations differs from the number of sentences in $SUBSET: see $RESULTS/generate.out."
     "$PYTHON" "$COMMON/segment.py" undo "$BPE" <"$RESULTS/hypotheses.pieces" >"$RESULTS/hypotheses.words"
 }
 
-# score_detokenised: BLEU and chrF against the untouched reference, on hypotheses.txt, by sacreBLEU, which says in
-# its signature what it did.
+# BLEU and chrF of hypotheses.txt against the original reference, each with sacreBLEU's signature.
 score_detokenised() {
     local language=de
     if [ "$BPE" = sentencepiece ]; then

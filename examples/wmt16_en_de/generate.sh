@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Translate newstest2014 with the averaged checkpoint and score it. Arguments are passed to fairseq-generate.
+# Translate newstest2014 with the averaged checkpoint and score the translations. Arguments are passed to
+# fairseq-generate.
 #
-# Variables: DATA, CHECKPOINTS, BPE (as in prepare.sh), CHECKPOINT (averaged.pt in CHECKPOINTS), SUBSET (test, or
-# valid), BEAM (5), LENPEN (0.5), MAX_TOKENS (8192), RESULTS (results beside this script), GPUS, WORKERS, PYTHON.
+# Variables: DATA, BPE, CHECKPOINTS (as in train.sh), CHECKPOINT (averaged.pt in CHECKPOINTS), SUBSET (test; or valid),
+# BEAM (5), LENPEN (0.5), MAX_TOKENS (8192), RESULTS (results/$BPE beside this script).
 #
-# It makes in RESULTS: generate.out (all that fairseq says), hypotheses.pieces, hypotheses.words (segmentation
-# undone), hypotheses.txt (plain German), hypotheses.tok and reference.tok (Moses-tokenised), scores.txt.
+# Writes to RESULTS: generate.out (fairseq's output), hypotheses.pieces, hypotheses.words (segmentation undone),
+# hypotheses.txt (plain German), hypotheses.tok and reference.tok (Moses-tokenised), scores.txt.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-subword-nmt}
@@ -16,8 +17,8 @@ SUBSET=${SUBSET:-test}
 MAX_TOKENS=${MAX_TOKENS:-8192}
 whole_numbers 1 MAX_TOKENS BEAM
 
-# Every hyphen inside a word becomes a token of its own, marked as one, so that each part of a compound can match by
-# itself. Many published results on this test set are given so; they are a little higher.
+# Makes every hyphen inside a word a separate token, so that the parts of a compound can match on their own. Many
+# published results on this test set are computed like this; they are slightly higher.
 split_compounds() { LC_ALL=C sed -E 's/([^[:space:]])-([^[:space:]])/\1 ##AT##-##AT## \2/g'; }
 
 # bleu WHAT HYPOTHESES REFERENCE

@@ -1,4 +1,4 @@
-"""Lines of text, in and out, the way all steps here must see them: one reading of what a line and a space is."""
+"""Read and write lines of text. All steps share one definition of a line and of white space."""
 
 import sys
 from typing import Iterable, Iterator
@@ -7,10 +7,10 @@ PROGRESS_EVERY = 500_000
 
 
 def clean(stream: Iterable[str]) -> Iterator[str]:
-    """The lines without their ends, every run of white space in them made one plain space.
+    """Yield the lines without line ends, with every run of white space replaced by one space.
 
-    Web text holds carriage returns, no-break spaces and Unicode line separators. Some tools end a line or a word
-    at these and some do not, and then the two languages fall out of step: so none gets past here.
+    Web text contains carriage returns, no-break spaces and Unicode line separators. Tools disagree about whether these
+    end a line or a word, which would misalign the two languages, so they are removed here.
     """
     try:
         for count, line in enumerate(stream, 1):
@@ -27,7 +27,7 @@ def stdin() -> Iterator[str]:
 
 
 def write(lines: Iterable[str]) -> None:
-    """To standard output."""
+    """Write lines to standard output."""
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     sys.stdout.writelines(line + "\n" for line in lines)
 

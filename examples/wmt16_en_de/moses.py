@@ -1,4 +1,4 @@
-"""Moses tokenisation and its inverse, by sacremoses, over several processes.
+"""Moses tokenisation and its inverse with sacremoses, in several processes.
 
 moses.py tokenize|detokenize LANGUAGE WORKERS < text > text
 """
@@ -13,7 +13,7 @@ import lines
 
 @functools.lru_cache(maxsize=None)
 def tool(action: str, language: str) -> Callable[[str], str]:
-    """Built once a process: it compiles hundreds of patterns."""
+    """Cached, because building a tokeniser compiles hundreds of patterns."""
     import sacremoses
 
     if action == "tokenize":
@@ -27,6 +27,8 @@ def work(action: str, language: str, line: str) -> str:
 
 
 def main() -> None:
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     action, language, workers = sys.argv[1:]
     job = functools.partial(work, action, language)
     if int(workers) == 1:

@@ -1,18 +1,16 @@
 #!/usr/bin/env bash
-# WMT'16 English-German made ready for fairseq: download, check, clean, tokenise, segment, binarise. Call it again
-# after an interruption: it goes on where it stopped.
+# Prepare WMT'16 English-German for fairseq: download, check, clean, tokenise, segment, binarise. Run it again after an
+# interruption: finished steps are skipped.
 #
-# Variables: DATA (data beside this script), BPE (subword-nmt, fastbpe or sentencepiece), VOCABULARY (32000),
-# SOURCES (sources.txt: what to download and how many lines to expect), MIRROR (a URL that has all archives under
-# their names, in place of the places in SOURCES), WORKERS (all processors), PYTHON.
+# Variables: DATA (data beside this script), BPE (subword-nmt; or fastbpe, sentencepiece), VOCABULARY (32000), SOURCES
+# (sources.txt: what to download and how many lines to expect), MIRROR (a URL that holds all archives of SOURCES).
 #
-# It makes in DATA:
-#     downloads/                              the archives; put them there by hand where a link is dead
-#     raw/{train,valid,test}.{en,de}          the sentences as they are
-#     tok/ (plain/ with sentencepiece)        the words to segment, training pairs cleaned
-#     $BPE/codes                              the segmentation (BPE codes or a sentencepiece model)
-#     $BPE/text/                              the segmented words
-#     $BPE/bin/                               binarised, with one dictionary for both languages: train on this
+# Writes to DATA:
+#     downloads/                         archives; put them here by hand if a link is dead
+#     raw/{train,valid,test}.{en,de}     the original sentences
+#     tok/ (sentencepiece: plain/)       words to segment; training pairs are cleaned
+#     $BPE/codes, $BPE/text/             BPE codes or sentencepiece model; segmented text
+#     $BPE/bin/                          binarised, with a joined dictionary: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-subword-nmt}
@@ -21,7 +19,7 @@ source "$HERE/common.sh"
 
 SOURCES=$(absolute "${SOURCES:-$HERE/sources.txt}")
 VOCABULARY=${VOCABULARY:-32000}
-# Web text has thousands of letters from everywhere: the rarest, one in ten thousand, become unknown to sentencepiece.
+# Web text contains thousands of different characters: the rarest (1 in 10,000 of the text) become unknown to sentencepiece.
 COVERAGE=0.9999
 DICTIONARY=33000
 # Pairs longer or more uneven than this are removed, as Moses' clean-corpus-n.perl does by default.
@@ -38,16 +36,16 @@ download() {
     for url in $(rows | awk '{print $3}' | sort -u); do
         fetch "$url" || dead+=("$(basename "$url")")
     done
-    [ ${#dead[@]} = 0 ] || dead_links "${dead[@]}"
+    [ ${#dead[@]} = 0 ] || download_failed "${dead[@]}"
 }
 
-# extract ARCHIVE NAME: a file of the archive as plain text.
+# extract ARCHIVE NAME: writes a file of the archive as plain text to standard output.
 extract() {
     local archive=$1 name=$2 members member
     members=$(tar -tzf "$archive") ||
-        die "$archive is truncated or no archive: remove it and run this again, or put a good one in its place."
+        die "$archive is truncated or not an archive: remove it and run this again, or replace it."
     member=$(grep -E "(^|/)${name//./\\.}\$" <<<"$members") ||
-        die "$archive holds no file $name: it is another archive."
+        die "$archive contains no file $name: replace it with the right archive."
     if [ "${name%.sgm}" = "$name" ]; then
         tar -xzOf "$archive" "$member"
     else
@@ -65,7 +63,7 @@ make_raw() {
         extract "$archive" "$german" >"$out/part.de"
         check_pair "$out/part" "$archive" "$lines"
         for language in en de; do
-            # awk ends the last line where cat would join it to the next file's first.
+            # Unlike cat, awk adds a missing newline at the end of a file.
             LC_ALL=C awk 1 <"$out/part.$language" >>"$out/$split.$language"
             rm "$out/part.$language"
         done
@@ -77,7 +75,7 @@ make_raw() {
 }
 
 need_segmentation
-need_file "$SOURCES" "name a table like sources.txt with SOURCES=..."
+need_file "$SOURCES" "name a table like sources.txt in SOURCES"
 remember "$RAW" "a table of sources with checksum $(rows | cksum | cut -d ' ' -f 1)"
 [ -e "$RAW" ] || download
 step "$RAW" make_raw

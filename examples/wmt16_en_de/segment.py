@@ -1,10 +1,10 @@
-"""Subword segmentation: one interface over sentencepiece, subword-nmt and fastBPE.
+"""Subword segmentation: one interface to sentencepiece, subword-nmt and fastBPE.
 
-segment.py learn KIND MODEL SIZE COVERAGE FILE...   one vocabulary over all files
+segment.py learn KIND MODEL SIZE COVERAGE FILE...   learns one vocabulary for all files
 segment.py apply KIND MODEL < words > pieces
-segment.py undo  KIND MODEL < pieces > words
+segment.py undo  KIND < pieces > words
 
-KIND is sentencepiece, subword-nmt or fastbpe. A module is imported only where its kind is asked for.
+KIND is sentencepiece, subword-nmt or fastbpe. Only the module of that kind is imported.
 """
 
 import io
@@ -27,24 +27,24 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
                 model_type="bpe",
                 vocab_size=size,
                 character_coverage=coverage,
-                max_sentence_length=1_000_000,  # sentencepiece leaves longer lines out: of paragraphs, some
+                max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
                 minloglevel=1,
             )
     except RuntimeError as error:
-        sys.exit(f"error: VOCABULARY={size} does not suit this text: {advice(str(error))}")
+        sys.exit(f"error: VOCABULARY={size} does not fit this text: {advice(str(error))}")
 
 
 def advice(complaint: str) -> str:
-    """What sentencepiece's complaint about the vocabulary's size comes down to."""
+    """A size that works, from sentencepiece's error message."""
     largest = re.search(r"too high .* <= (\d+)", complaint)
     least = re.search(r"required_chars\. \d+ vs (\d+)", complaint)
     if largest:
         return f"give {largest.group(1)} or less."
-    return f"give {least.group(1)} or more, for its letters." if least else complaint
+    return f"give {least.group(1)} or more, to cover its characters." if least else complaint
 
 
 def learn_bpe(size: int, files: List[str]) -> List[str]:
-    """Merges as lines "a b", the most frequent first."""
+    """A header, then merges as lines "a b", the most frequent first."""
     from subword_nmt.learn_bpe import learn_bpe
 
     codes = io.StringIO()
@@ -57,7 +57,7 @@ def learn(kind: str, model: str, size: str, coverage: str, *files: str) -> None:
     if kind == "sentencepiece":
         return learn_sentencepiece(model, int(size), float(coverage), list(files))
     header, *merges = learn_bpe(int(size), list(files))
-    # fastBPE wants no header and a count behind each merge; it uses only their order.
+    # fastBPE expects no header and a count after each merge, of which it only uses the order.
     codes = [f"{merge} 1" for merge in merges] if kind == "fastbpe" else [header, *merges]
     with lines.open_text(model, "w") as file:
         file.writelines(line + "\n" for line in codes)
@@ -86,6 +86,8 @@ def undo(kind: str, line: str) -> str:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     action, kind, *rest = sys.argv[1:]
     if action == "learn":
         learn(kind, *rest)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Bits per byte and perplexity per word on the shipped corpus, whatever the tokens are: so UNITS=bytes and UNITS=bpe can
-# be compared. Arguments are passed to fairseq-eval-lm.
+# Evaluate on the shipped corpus: bits per byte and perplexity per word, which can be compared between UNITS=bytes and
+# UNITS=bpe. Arguments are passed to fairseq-eval-lm.
 #
-# Variables: DATA, UNITS, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test,
-# or valid), STREAMS (1: the subset is read as so many streams), CHUNK (512; training had 256), RESULTS (results/$UNITS
-# beside this script), GPUS, PYTHON.
+# Variables: DATA, UNITS, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test;
+# or valid), STREAMS (1: number of streams the subset is read as), CHUNK (512; training used 256), RESULTS
+# (results/$UNITS beside this script).
 #
-# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after SUBSET, CHUNK, STREAMS,
-# the checkpoint where it is not CHECKPOINTS' best, and the arguments.
+# Writes to RESULTS: a .txt with the scores and a .log with fairseq's output, named after SUBSET, CHUNK, STREAMS, the
+# arguments, and CHECKPOINT where it is not the default.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}

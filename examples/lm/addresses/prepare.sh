@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The shipped corpus, State of the Union addresses, made ready for fairseq. Call it again after an interruption: it goes
-# on where it stopped.
+# Prepare the shipped corpus, State of the Union addresses, for fairseq. Run it again after an interruption: finished
+# steps are skipped.
 #
-# Variables: DATA (data beside this script), UNITS (bytes; or bpe: pieces of words), VOCABULARY (4000 pieces),
-# CORPUS (lm-sotu.tar.xz; or a folder with train.txt, valid.txt and test.txt), WORKERS (all processors), PYTHON.
+# Variables: DATA (data beside this script), UNITS (bytes; or bpe: subword pieces), VOCABULARY (4000 pieces), CORPUS
+# (lm-sotu.tar.xz; or a folder with train.txt, valid.txt and test.txt).
 #
-# It makes in DATA:
-#     raw/{train,valid,test}.txt          the text as it is
-#     bpe/codes                           a sentencepiece model (only with UNITS=bpe)
-#     $UNITS/text/                        bytes as numbers, in lines of 65,536; or pieces
-#     $UNITS/bin/                         binarised: train on this
+# Writes to DATA:
+#     raw/{train,valid,test}.txt    the original text
+#     bpe/codes                     sentencepiece model (only with UNITS=bpe)
+#     $UNITS/text/                  bytes as numbers, 65,536 per line; or pieces
+#     $UNITS/bin/                   binarised: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}
@@ -30,19 +30,19 @@ copy_corpus() {
     else
         need_command xz "install it with your system's package manager"
         tar -xJf "$CORPUS" -C "$out" --strip-components 1 ||
-            die "$CORPUS is truncated or no archive: put a good one in its place."
+            die "$CORPUS is truncated or not an archive: replace it."
     fi
     for split in train valid test; do
         need_file "$out/$split.txt" "$CORPUS is incomplete"
         found=$(wc -c <"$out/$split.txt" | tr -d ' ')
-        [ "$found" != 0 ] || die "$split.txt of $CORPUS is empty: put a good one in its place."
-        say "$split: $found bytes, $(count_words "$out/$split.txt") words and ends of line"
+        [ "$found" != 0 ] || die "$split.txt of $CORPUS is empty: replace it."
+        say "$split: $found bytes, $(count_words "$out/$split.txt") words and line ends"
     done
 }
 
 segment() { "$PYTHON" "$EXAMPLES/wmt16_en_de/segment.py" "$@"; }
 
-# Every character of the training text gets a piece: 1.0 of them.
+# Character coverage 1.0: every character of the training text gets a piece.
 learn_codes() { segment learn sentencepiece "$1" "$VOCABULARY" 1.0 "$RAW/train.txt"; }
 
 make_pieces() {
@@ -54,7 +54,7 @@ make_pieces() {
     done
 }
 
-case $UNITS in bytes | bpe) ;; *) die "UNITS=$UNITS is unknown: say bytes or bpe." ;; esac
+case $UNITS in bytes | bpe) ;; *) die "UNITS=$UNITS is unknown: use bytes or bpe." ;; esac
 need_file "$CORPUS" "name an archive or a folder with CORPUS=..."
 if [ -d "$CORPUS" ]; then
     for split in train valid test; do need_file "$CORPUS/$split.txt" "$CORPUS is incomplete"; done

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# enwik8, the first 100 million bytes of a Wikipedia dump, made ready for fairseq: download, unpack, split 90 : 5 : 5,
-# write bytes as numbers, binarise. Call it again after an interruption: it goes on where it stopped.
+# Prepare enwik8, the first 100 million bytes of a Wikipedia dump, for fairseq: download, unpack, split 90 : 5 : 5,
+# write bytes as numbers, binarise. Run it again after an interruption: finished steps are skipped.
 #
-# Variables: DATA (data beside this script), MIRROR (a URL that has enwik8.zip, in place of the addresses below),
-# BYTES (100000000: of the text), WORKERS (all processors), PYTHON.
+# Variables: DATA (data beside this script), MIRROR (a URL that holds enwik8.zip, in place of the addresses below),
+# BYTES (100000000: size of the text).
 #
-# It makes in DATA:
-#     downloads/enwik8.zip                put it there by hand where the links are dead
-#     raw/{train,valid,test}.txt          90, 5 and 5 million bytes, as they are
-#     bytes/text/                         each byte as its number, in lines of 65,536
-#     bytes/bin/                          binarised: train on this
+# Writes to DATA:
+#     downloads/enwik8.zip          put it here by hand if the links are dead
+#     raw/{train,valid,test}.txt    the original text: 90, 5 and 5 million bytes
+#     bytes/text/                   each byte as its number, 65,536 per line
+#     bytes/bin/                    binarised: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes
@@ -31,8 +31,7 @@ make_raw() {
     say "unpacking $ARCHIVE"
     extract "$ARCHIVE" enwik8 >"$out/enwik8"
     found=$(wc -c <"$out/enwik8" | tr -d ' ')
-    [ "$found" = "$BYTES" ] || die "enwik8 in $ARCHIVE has $found bytes where $BYTES are expected: put another in its" \
-        "place."
+    [ "$found" = "$BYTES" ] || die "enwik8 in $ARCHIVE has $found bytes where $BYTES are expected: replace it."
     head -c $((BYTES - 2 * part)) "$out/enwik8" >"$out/train.txt"
     tail -c $((2 * part)) "$out/enwik8" >"$out/rest"
     head -c $part "$out/rest" >"$out/valid.txt"

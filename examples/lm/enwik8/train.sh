@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Train Mega on enwik8 as published. Call it again to go on from the last checkpoint; arguments are passed to
-# fairseq-train behind the recipe's and override them.
+# Train Mega on enwik8 as published. Run it again to continue from the last checkpoint. Arguments are passed to
+# fairseq-train after the recipe's own and override them.
 #
-# Variables: DATA, CHECKPOINTS (checkpoints/bytes beside this script), ARCH (mega_lm_enwik8), UPDATES (400000),
-# WARMUP (24000), MAX_TOKENS (8192, in one batch on one GPU: the longest segment), BATCH_TOKENS (65536, 8 batches in
-# one update over all GPUs: what they lack is made up by accumulating gradients), GPUS (all; 0 trains on the CPU),
-# PRECISION (fp32, fp16 or bf16), PYTHON.
+# Variables: DATA, CHECKPOINTS (checkpoints/bytes beside this script), ARCH (mega_lm_enwik8), UPDATES (400000), WARMUP
+# (24000), MAX_TOKENS (8192: in one batch on one GPU, the longest segment), BATCH_TOKENS (65536: in one update over all
+# GPUs, 8 batches; gradients are accumulated as needed), PRECISION (fp32; or fp16, bf16).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes
@@ -20,7 +19,7 @@ PRECISION=${PRECISION:-fp32}
 whole_numbers 0 WARMUP
 whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
 
-# Chunks of 2048 are the architecture's own default.
+# Chunks of 2048 are the default of the architecture.
 train --arch "${ARCH:-mega_lm_enwik8}" --dropout 0.1 \
     --variant-block-multiple-min 2 --variant-block-multiple-max 4 --valid-block splits:50 \
     "$@"

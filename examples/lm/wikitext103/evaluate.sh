@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Perplexity on WikiText-103, with the state carried through long streams. Arguments are passed to fairseq-eval-lm.
+# Evaluate on WikiText-103: perplexity per word, with the state carried through long streams. Arguments are passed to
+# fairseq-eval-lm.
 #
-# Variables: DATA, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test, or
-# valid), STREAMS (10: the subset is read as so many streams), CHUNK (2048; training had 1024), RESULTS (results/words
-# beside this script), GPUS, PYTHON.
+# Variables: DATA, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test; or
+# valid), STREAMS (10: number of streams the subset is read as), CHUNK (2048; training used 1024), RESULTS
+# (results/words beside this script).
 #
-# It makes in RESULTS: a .log with all that fairseq says and a .txt with the scores, named after SUBSET, CHUNK, STREAMS,
-# the checkpoint where it is not CHECKPOINTS' best, and the arguments.
+# Writes to RESULTS: a .txt with the scores and a .log with fairseq's output, named after SUBSET, CHUNK, STREAMS, the
+# arguments, and CHECKPOINT where it is not the default.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=words

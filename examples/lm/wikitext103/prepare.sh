@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# WikiText-103 made ready for fairseq: download, unpack, binarise, and check each against the numbers that are known.
-# Call it again after an interruption: it goes on where it stopped.
+# Prepare WikiText-103 for fairseq: download, unpack, binarise, and check each step against the known numbers. Run it
+# again after an interruption: finished steps are skipped.
 #
-# Variables: DATA (data beside this script), MIRROR (a URL that has the archive under its name, in place of the
-# addresses below), EXPECTED (expected.txt: what the archive must hold), WORKERS (all processors), PYTHON.
+# Variables: DATA (data beside this script), MIRROR (a URL that holds the archive, in place of the addresses below),
+# EXPECTED (expected.txt: what the archive must contain).
 #
-# It makes in DATA:
-#     downloads/wikitext-103-v1.zip       put it there by hand where the links are dead
-#     raw/{train,valid,test}.txt          the text: words separated by spaces, rare ones already <unk>
-#     words/bin/                          binarised: train on this
+# Writes to DATA:
+#     downloads/wikitext-103-v1.zip    put it here by hand if the links are dead
+#     raw/{train,valid,test}.txt       the text: words separated by spaces, rare ones already <unk>
+#     words/bin/                       binarised: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=words
@@ -30,8 +30,8 @@ expected() { awk -v row="$1" -v column="$2" '$1 == row {print $column}' "$EXPECT
 # check WHAT FOUND EXPECTED
 check() {
     [ "$2" = "$3" ] ||
-        die "$1: found $2 where $3 are expected. $ARCHIVE is another archive, or $DATA has older files: remove" \
-            "the one that is wrong."
+        die "$1: found $2 where $3 are expected. $ARCHIVE is a different archive, or $DATA has files of an earlier" \
+            "one: remove the wrong one."
 }
 
 make_raw() {
@@ -44,7 +44,7 @@ make_raw() {
     done
 }
 
-# fairseq-preprocess has counted everything, in its log.
+# The counts are in the log of fairseq-preprocess.
 make_bin() {
     local out=$1 split log=$1/preprocess.log
     binarise "$out"
@@ -57,7 +57,7 @@ make_bin() {
 }
 
 need_file "$EXPECTED" "name a table like expected.txt with EXPECTED=..."
-remember "$RAW" "a table of expectations with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
+remember "$RAW" "expected numbers with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
 [ -e "$RAW" ] || [ -e "$ARCHIVE" ] || download "${ADDRESSES[@]}"
 step "$RAW" make_raw
 step "$BIN" make_bin

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Translate the shipped corpus' test set with the averaged checkpoint and score it with sacreBLEU and chrF. Arguments
+# Translate the test set of the shipped corpus with the averaged checkpoint and score it with BLEU and chrF. Arguments
 # are passed to fairseq-generate.
 #
-# Variables: DATA, CHECKPOINTS, BPE (as in prepare.sh), CHECKPOINT (averaged.pt in CHECKPOINTS), SUBSET (test, or
-# valid), BEAM (5), LENPEN (1), MAX_TOKENS (4096), RESULTS (results beside this script), GPUS, WORKERS, PYTHON.
+# Variables: DATA, BPE, CHECKPOINTS (as in train.sh), CHECKPOINT (averaged.pt in CHECKPOINTS), SUBSET (test; or valid),
+# BEAM (5), LENPEN (1), MAX_TOKENS (4096), RESULTS (results/$BPE beside this script).
 #
-# It makes in RESULTS: generate.out (all that fairseq says), hypotheses.pieces, hypotheses.words (segmentation
-# undone), hypotheses.txt (plain German), scores.txt.
+# Writes to RESULTS: generate.out (fairseq's output), hypotheses.pieces, hypotheses.words (segmentation undone),
+# hypotheses.txt (plain German), scores.txt.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-sentencepiece}

@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
-# The shipped corpus, the Bible in English and German, made ready for fairseq. Call it again after an interruption:
-# it goes on where it stopped.
+# Prepare the shipped corpus, the Bible in English and German, for fairseq. Run it again after an interruption: finished
+# steps are skipped.
 #
-# Variables: DATA (data beside this script), BPE (sentencepiece, subword-nmt or fastbpe), VOCABULARY (8000),
-# CORPUS (bible-ende.tar.xz; or a folder with train, valid and test, each .en and .de), WORKERS (all processors),
-# PYTHON.
+# Variables: DATA (data beside this script), BPE (sentencepiece; or subword-nmt, fastbpe), VOCABULARY (8000), CORPUS
+# (bible-ende.tar.xz; or a folder with train, valid and test, each .en and .de).
 #
-# It makes in DATA:
-#     raw/{train,valid,test}.{en,de}          the sentences as they are
-#     plain/ (tok/ where not sentencepiece)   the words to segment, training pairs cleaned
-#     $BPE/codes                              the segmentation (a sentencepiece model or BPE codes)
-#     $BPE/text/                              the segmented words
-#     $BPE/bin/                               binarised, with one dictionary for both languages: train on this
+# Writes to DATA:
+#     raw/{train,valid,test}.{en,de}     the original sentences
+#     plain/ (other segmentations: tok/) words to segment; training pairs are cleaned
+#     $BPE/codes, $BPE/text/             sentencepiece model or BPE codes; segmented text
+#     $BPE/bin/                          binarised, with a joined dictionary: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-sentencepiece}
@@ -22,7 +20,7 @@ SHIPPED=$HERE/bible-ende.tar.xz
 CORPUS=$(absolute "${CORPUS:-$SHIPPED}")
 VOCABULARY=${VOCABULARY:-8000}
 COVERAGE=1.0
-# No limit: every piece goes into the dictionary.
+# No limit: all pieces are in the dictionary.
 DICTIONARY=-1
 MAX_WORDS=150
 MAX_RATIO=9
@@ -40,7 +38,7 @@ copy_corpus() {
     fi
     need_command xz "install it with your system's package manager"
     tar -xJf "$CORPUS" -C "$out" --strip-components 1 ||
-        die "$CORPUS is truncated or no archive: put a good one in its place."
+        die "$CORPUS is truncated or not an archive: replace it."
     if [ "$CORPUS" = "$SHIPPED" ]; then
         check_pair "$out/train" "$CORPUS" 27017
         check_pair "$out/valid" "$CORPUS" 1015

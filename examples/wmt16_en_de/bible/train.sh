@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Train a small Mega on the shipped corpus: on a laptop's CPU, or faster on a GPU. Call it again to go on from the last
-# checkpoint; arguments are passed to fairseq-train behind the recipe's and override them.
+# Train a small Mega model on the shipped corpus, on a CPU or on GPUs. Run it again to continue from the last
+# checkpoint. Arguments are passed to fairseq-train after the recipe's own and override them.
 #
-# Variables: DATA, CHECKPOINTS, BPE (as in prepare.sh), ARCH (mega_transformer_small), UPDATES (3000), WARMUP (400),
-# MAX_TOKENS (4096, in one batch on one GPU), BATCH_TOKENS (4096, in one update over all GPUs), GPUS (all; 0 trains on
-# the CPU), PRECISION (fp32, fp16 or bf16), KEEP (epochs whose checkpoints are kept for averaging: 5), PYTHON.
+# Variables: DATA, BPE (as in prepare.sh), CHECKPOINTS (checkpoints/$BPE beside this script), ARCH
+# (mega_transformer_small), UPDATES (3000), WARMUP (400), MAX_TOKENS (4096: in one batch on one GPU), BATCH_TOKENS
+# (4096: in one update over all GPUs), PRECISION (fp32; or fp16, bf16), KEEP (5: epochs whose checkpoints are kept for
+# averaging).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-sentencepiece}

@@ -1,0 +1,101 @@
+"""The models of the demo, their training settings and the commands that train and evaluate them.
+
+Mega and fairseq's Transformer have equal sizes and get equal batches for equally many updates. The budgets suit two CPU
+cores and some minutes; they do not show what either model can reach.
+"""
+
+import sys
+from pathlib import Path
+from typing import Dict, List, NamedTuple
+
+from benchmarks import quality_lm
+from benchmarks.quality import both_sides
+from benchmarks.runs import PLUGIN, WITH_PLUGIN, fairseq
+
+EXAMPLES = PLUGIN.parent / "examples"
+BIBLE, ADDRESSES = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses"
+STOPPABLE = Path(__file__).parent / "stoppable_train.py"
+
+VOCABULARY = 2000  # subword pieces, English and German together
+SENTENCES = 986  # of the test set
+TRAINED_CHUNK = 256  # chunk size of Mega's attention in training
+CHUNKS = (64, TRAINED_CHUNK, 1024)  # chunk sizes that Mega is evaluated with
+WINDOW, CONTEXT = 512, 256  # the Transformer reads 512 tokens at once, the first 256 of them only as context
+PROMPT, CONTINUED = 150, 300  # bytes of test text that Mega continues, and bytes that it adds
+
+
+class Task(NamedTuple):
+    """What the two models of one task share, and the options in which they differ."""
+
+    name: str
+    updates: int
+    loss: str  # fairseq's name of the bits per token in its log
+    options: List[str]
+    models: Dict[str, List[str]]
+
+
+TRANSLATION = Task(
+    "translation",
+    1400,
+    "nll_loss",
+    [
+        *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
+        *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.0", "--clip-norm=1.0"],
+        *["--lr=3e-3", "--warmup-updates=200", "--weight-decay=0.05", "--required-batch-size-multiple=1"],
+    ],
+    {
+        "Mega": ["--arch=mega_transformer", "--init=scaled"]
+        + both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
+        "Transformer": ["--arch=transformer_iwslt_de_en"]
+        + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=2),
+    },
+)
+
+LANGUAGE = Task(
+    "language",
+    300,
+    "loss",
+    [
+        *["--max-tokens=2048", "--lr=8e-3", "--warmup-updates=75", "--clip-norm=0.25", "--weight-decay=0.1"],
+        *["--num-workers=0"],
+    ],
+    {"Mega": quality_lm.MODELS["mega"], "Transformer": quality_lm.MODELS["transformer"]},
+)
+
+
+def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
+    """fairseq-train; it continues from the last checkpoint in `folder`."""
+    quarter = max(1, updates // 4)
+    return [
+        *[sys.executable, str(STOPPABLE), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
+        "--distributed-world-size=1",  # equal batches, whatever the number of GPUs
+        *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
+        *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
+        *[f"--save-interval-updates={quarter}", "--save-interval=1000", "--keep-interval-updates=1"],
+        *[f"--validate-interval-updates={quarter}", "--validate-interval=1000"],
+        *["--log-format=json", f"--log-interval={min(20, quarter)}", *task.options, *task.models[model]],
+    ]
+
+
+def sweeping(checkpoint: Path, data: Path, prefix: Path) -> List[str]:
+    """Evaluates Mega on the test text as one stream, with each chunk size; continues with the missing ones."""
+    chunks = ",".join(map(str, CHUNKS))
+    command = [sys.executable, "-m", "mega_fairseq.cli", "sweep", str(checkpoint), str(data), "--out", str(prefix)]
+    return [*command, "--chunks", chunks]
+
+
+def sliding(checkpoint: Path, data: Path) -> List[str]:
+    """Evaluates the Transformer on the test text with fairseq's sliding window."""
+    return [
+        *[*fairseq("eval_lm"), str(data), "--path", str(checkpoint), "--gen-subset=test", "--task=language_modeling"],
+        *["--sample-break-mode=none", f"--tokens-per-sample={WINDOW}", f"--context-window={CONTEXT}"],
+    ]
+
+
+def continuing(checkpoint: Path, data: Path, prompt: Path) -> List[str]:
+    """Lets Mega continue the text in `prompt`, whose bytes are written as numbers."""
+    return [
+        *[*fairseq("interactive"), str(data), *WITH_PLUGIN, "--path", str(checkpoint), "--input", str(prompt)],
+        *["--task=mega_language_modeling", "--beam=1", "--sampling", "--sampling-topp=0.9", "--temperature=0.8"],
+        *["--seed=1", "--max-len-a=0", f"--max-len-b={PROMPT + CONTINUED}", f"--min-len={PROMPT + CONTINUED}"],
+    ]

@@ -1,0 +1,100 @@
+"""All scripts of examples/: their help, their usage messages, their style."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.recipes import EXAMPLES
+
+SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
+AVERAGE = EXAMPLES / "wmt16_en_de/average_checkpoints.py"
+
+
+def call(*words, **options):
+    words = list(map(str, words))
+    result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return result.returncode, result.stdout
+
+
+def named(path):
+    return str(path.relative_to(EXAMPLES))
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "common.sh"], ids=named)
+def test_a_script_prints_its_help_and_starts_nothing(script, tmp_path):
+    copy = tmp_path / "examples"
+    for path in (script, *EXAMPLES.rglob("common.sh")):
+        (copy / named(path)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy / named(path))
+    before = sorted(copy.rglob("*"))
+    # Invalid variables do not matter either.
+    environment = {**os.environ, "PYTHON": "false", "BPE": "words", "UNITS": "words"}
+    for arguments in (["--help"], ["--max-update", "3", "-h"]):
+        code, said = call(copy / named(script), *arguments, cwd=tmp_path, env=environment)
+        assert code == 0, said
+        assert re.search(r"\nVariables: .*\n\nAll scripts: .*OMP_NUM_THREADS \(1:", said, re.DOTALL)
+        assert len(said.splitlines()) <= 15
+        assert "#" not in said
+    assert sorted(copy.rglob("*")) == before
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=named)
+def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
+    if script.name != "common.sh":
+        assert os.access(script, os.X_OK)
+        assert "\nset -euo pipefail\n" in script.read_text()
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=EXAMPLES.parent)
+
+
+@pytest.mark.parametrize(
+    "program", ["lm/unzip.py", *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment"))]
+)
+def test_a_program_without_its_arguments_prints_its_usage(program):
+    for arguments in ([], ["--help"]):
+        code, said = call(sys.executable, EXAMPLES / program, *arguments)
+        assert code == 1
+        assert os.path.basename(program) + " " in said
+        assert "Traceback" not in said
+
+
+def average(monkeypatch, *arguments):
+    """The exit status or message of the program, run in this process."""
+    monkeypatch.setattr(sys, "argv", [str(AVERAGE), *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(AVERAGE), run_name="__main__")
+    return end.value.code
+
+
+def test_averaging_explains_its_arguments(monkeypatch, capsys):
+    assert average(monkeypatch, "--help") == 0
+    assert "usage: average_checkpoints.py [-h] OUTPUT INPUT [INPUT ...]" in capsys.readouterr().out
+    assert average(monkeypatch) == 2
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: OUTPUT, INPUT\n")
+
+
+def test_averaging_names_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
+    saved = {"narrow": {"model": {"w": torch.ones(2)}}, "wide": {"model": {"w": torch.ones(3)}}, "empty": {}}
+    for name, content in saved.items():
+        torch.save(content, tmp_path / f"{name}.pt")
+    (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
+    (tmp_path / "nothing.pt").touch()
+    reasons = {
+        "missing": "does not exist",
+        "wide": "and {narrow} have different architectures",
+        "empty": "has no parameters under 'model'",
+        "half": "is not a complete checkpoint",
+        "nothing": "is not a complete checkpoint",
+    }
+    for name, reason in reasons.items():
+        inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
+        sentence = average(monkeypatch, tmp_path / "averaged.pt", *inputs)
+        assert sentence.startswith(f"error: {inputs[1]} {reason.format(narrow=inputs[0])}")
+        assert "\n" not in sentence
+    assert not (tmp_path / "averaged.pt").exists()
