@@ -1,66 +1,83 @@
-# One command each: every target sets .venv up first, and skips that when nothing about it has changed.
+# Every target creates or updates .venv first; that is skipped while the files it depends on are unchanged.
 
 PYTHON ?= python3
 VENV ?= .venv
-# pytest processes: a number, or auto for one per core.
+# Test processes: a number, or auto for one per core.
 WORKERS ?= auto
-# Further arguments: make test ARGS="-k ema", make bench ARGS=--json
+# More arguments: make test ARGS="-k ema", make bench ARGS=--json
 ARGS ?=
 
-# One thread a process: parallel tests would fight over the cores, small models are slower on several, and the
-# benchmark counts the time of one.
+# One thread per process: parallel tests would compete for the cores, small models are slower on several threads, and
+# the benchmarks measure one.
 export OMP_NUM_THREADS ?= 1
+
+# The tests of `make test-fast`: operators, properties with few examples, released numbers of single layers, options,
+# error messages and packaging.
+FAST := tests/ops tests/properties tests/test_golden.py tests/test_golden_ema.py tests/test_init.py \
+  tests/test_errors.py tests/test_adaptive_input.py tests/test_translation_options.py tests/test_lm_options.py \
+  tests/test_package.py
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: help install test coverage demo bench lint format clean
+.PHONY: help install test test-fast coverage demo bench lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
-install: $(READY) ## create .venv with everything, in the tested versions
+install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) ## run the tests
+test: $(READY) ## run all tests: 15 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-# Counting slows the tests down, so `make test` leaves it out.
-coverage: $(READY) ## run them and count which branches of ops and modules they take: at least 95%
+test-fast: $(READY) ## run the tests of operators, layers, options and packaging: 2 minutes on two cores
+	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' $(FAST) $(ARGS)
+
+# Counting slows the tests down, so `make test` does not do it.
+coverage: $(READY) ## run all tests and require 95% of the branches in ops and modules: 20 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
-demo: $(READY) ## translate, model language, beside a Transformer: 11 minutes on two cores
+demo: $(READY) ## train a translation and a language model next to a Transformer: 11 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
-bench: $(READY) ## check, then time the layers
+bench: $(READY) ## check the layers against naive implementations, then time them: some minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY) ## repair style and formatting
+format: $(READY) ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove caches and build output; .venv stays
+clean: ## remove caches and build output, but not .venv
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-# fairseq-fixed (Python 3.11 on) compiles against torch: torch comes first and the build is not isolated, or pip
-# would fetch a second torch, of another version, for it. The sources of fairseq 0.12.2 build only where there is
-# no torch, because files of its torch extensions are missing: in isolation.
+# fairseq-fixed (Python 3.11 and newer) compiles against torch, so torch is installed first and the build is not
+# isolated; otherwise pip would download another torch for it. The sources of fairseq 0.12.2 only build without torch,
+# since files of its torch extensions are missing, so there the build is isolated.
 ISOLATION := $$($(BIN)/python -c 'import sys; print("--no-build-isolation" * (sys.version_info >= (3, 11)))')
+
+# fastBPE is optional, so its build may fail. It contains C++ code generated for old Pythons, and only generates it
+# again if Cython is there already, so its build is not isolated either.
+FASTBPE_LOG := $(VENV)/fastBPE.log
 
 $(READY): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || { echo \
-	  "mega_fairseq needs Python 3.8 or newer, and '$(PYTHON)' is not one: name one with make PYTHON=..." >&2; exit 1; }
+	  "'$(PYTHON)' does not run or is older than Python 3.8: name another one with make PYTHON=..." >&2; exit 1; }
 	@command -v $(CXX) >/dev/null || { echo \
-	  "fairseq needs a C++ compiler, and '$(CXX)' is not there: install one, or name it with make CXX=..." >&2; exit 1; }
+	  "the C++ compiler '$(CXX)', which fairseq needs, was not found: install one, or name it with make CXX=..." >&2; \
+	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel
 	$(PIP) Cython numpy torch
 	$(PIP) $(ISOLATION) --editable '.[dev,plot]'
+	@echo "installing fastBPE"
+	@$(PIP) --no-deps --no-build-isolation fastBPE >$(FASTBPE_LOG) 2>&1 || echo \
+	  "fastBPE does not build here: BPE=fastbpe and --bpe fastbpe are not available; see $(FASTBPE_LOG)" >&2
 	@touch $@

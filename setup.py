@@ -1,8 +1,7 @@
-"""All metadata of the distribution; pyproject.toml holds the tools' settings and no fact twice.
+"""Metadata of the distribution; the settings of the tools are in pyproject.toml.
 
-Why here: the licence field of pyproject's [project] table has two spellings. The setuptools that still
-run on Python 3.8 know only the older one and newer setuptools are about to refuse it, whereas `setup()`
-means the same to both.
+It is not in pyproject's [project] table because the licence field has two forms there: the newest setuptools for
+Python 3.8 only accepts the old one, and current ones deprecate it. `setup()` works with both.
 """
 
 import re
@@ -13,7 +12,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "mega_fairseq/__init__.py").read_text(), re.MULTILINE)
 
-# for the segmentations of examples/ that do not come with sentencepiece
+# For the recipes' segmentations other than sentencepiece. fastBPE is not here, because pip alone cannot build it on
+# Python 3.11 and newer: the Makefile and docs/install.md can.
 EXAMPLES = ["sacremoses", "subword-nmt"]
 TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist"]
 
@@ -29,8 +29,8 @@ setup(
     packages=find_packages(include=["mega_fairseq", "mega_fairseq.*"]),
     entry_points={"console_scripts": ["mega-fairseq = mega_fairseq.cli.main:main"]},
     install_requires=[
-        # Both provide `import fairseq`: the last official release does not run on Python 3.11 and newer,
-        # fairseq-fixed is its main branch with the repairs that this takes.
+        # Both provide `import fairseq`: the last official release does not run on Python 3.11 and newer, where
+        # fairseq-fixed, its main branch with fixes, does.
         'fairseq==0.12.2; python_version < "3.11"',
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         "numpy",
@@ -41,9 +41,6 @@ setup(
     extras_require={
         "dev": [*TEST, "pre-commit", "ruff"],
         "examples": EXAMPLES,
-        # fastBPE ships C++ generated for older Pythons and regenerates it only if it finds Cython already
-        # installed: the README has the two lines that do this.
-        "fastbpe": ["Cython", "fastBPE==0.1.0"],
         "plot": ["matplotlib", "tensorboardX"],
         "test": TEST,
     },

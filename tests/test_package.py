@@ -2,7 +2,9 @@
 
 import ast
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +135,26 @@ def test_every_declared_dependency_is_pinned_to_a_version_that_it_accepts(extra)
     declared = requirements(importlib.metadata.requires(DISTRIBUTION))
     wanted = [r for r in declared if r.marker is None or r.marker.evaluate({"extra": extra})]
     assert not [str(r) for r in wanted if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"))]
+
+
+@pytest.mark.parametrize("builds", [True, False])
+def test_installing_continues_where_fastbpe_does_not_build_and_says_so(builds, tmp_path):
+    """The Makefile with a pip that installs nothing, and fails to build fastBPE."""
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    pip = tmp_path / "pip"
+    pip.write_text(f"#!/bin/sh\necho longintrepr.h\ncase $* in *fastBPE*) {str(builds).lower()} ;; esac\n")
+    pip.chmod(0o755)
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").symlink_to(sys.executable)
+    words = ["make", "install", "PYTHON=true", "CXX=true", "VENV=venv", f"PIP={pip}"]
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    sentence = "fastBPE does not build here: BPE=fastbpe and --bpe fastbpe are not available; see venv/fastBPE.log\n"
+    assert result.stderr == ("" if builds else sentence)
+    assert (tmp_path / "venv/fastBPE.log").read_text() == "longintrepr.h\n"
+    assert (tmp_path / "venv/.ready").exists()
 
 
 def test_no_file_names_a_package_registry_or_a_folder_of_one_machine():

@@ -1,6 +1,7 @@
-"""One hypothesis profile: the same examples in every run, so that a red test is red for everyone.
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE.
 
-HYPOTHESIS_PROFILE=explore draws new ones, and more of them.
+The default draws the same examples in every run, so that a failure is reproducible. "fast" draws few of them, for
+`make test-fast`; "explore" draws new ones, and more.
 """
 
 import os
@@ -8,5 +9,6 @@ import os
 from hypothesis import settings
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30, database=None)
+settings.register_profile("fast", settings.get_profile("repeatable"), max_examples=4)
 settings.register_profile("explore", deadline=None, max_examples=300, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
