@@ -1,8 +1,9 @@
-"""`make demo` from nothing to its table, on parts of the corpora; interrupted, called again, with what may fail."""
+"""`make demo` on parts of the corpora: interrupted, continued, finished, called again, and failing."""
 
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import tarfile
 import time
 from functools import partial
 
-import fairseq
 import pytest
 import torch
 
@@ -18,29 +18,29 @@ from benchmarks.models import as_told, size_of
 from tests.commands import ROOT
 
 DEMO = ROOT / "examples/demo/demo.py"
-PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible; and as many times a thousand bytes of addresses
+PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, and kilobytes of the addresses
 
 
 def demo(out, *arguments, wait=True):
-    """The demo as a process, which says what it says on one stream."""
+    """What the demo prints, or without `wait` its process."""
     process = subprocess.Popen(
         [sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that a signal reaches its children too, as Ctrl-C does
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background do without Ctrl-C
+        start_new_session=True,  # a signal can be sent to the process group, as Ctrl-C does
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which tests in the background ignore
     )
     return process.communicate(timeout=500)[0] if wait else process
 
 
 def processes():
-    """Command lines, however long."""
+    """The command lines of all processes, in full."""
     return subprocess.run(["ps", "-e", "-ww", "-o", "args"], stdout=subprocess.PIPE, text=True).stdout
 
 
 def put_small_corpora(out):
-    """Where prepare.sh would put the shipped ones: what is there it does not make."""
+    """Puts them where prepare.sh puts the shipped ones, and uses what it finds."""
     bible, addresses = out / "bible/raw", out / "addresses/raw"
     for folder in (bible, addresses):
         folder.mkdir(parents=True)
@@ -55,9 +55,16 @@ def put_small_corpora(out):
             (addresses / f"{split}.txt").write_bytes(shipped.extractfile(member).read(1000 * size))
 
 
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a file of the demo."""
+    monkeypatch.syspath_prepend(str(DEMO.parent))
+    return importlib.import_module
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A demo that was interrupted in its first training and then called again; and what it said, both times."""
+    """The folder of a demo that was interrupted in its first training and run again; and what it printed each time."""
     out = tmp_path_factory.mktemp("demo")
     put_small_corpora(out)
     process, log = demo(out, wait=False), out / "translation-4/mega/train.log"
@@ -72,102 +79,91 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     out, _, said = finished
     shown = said[said.index("Mega   Transformer") :]
     rows = dict(re.findall(r"^  (\S.{31}) +([\d.,]+) +[\d.,]+ +[\d.]+$", shown, re.MULTILINE))
-    names = [name.strip() for name in rows]
+    names = {name.strip() for name in rows}
     of_both = {"parameters", "training, tokens/s", "validation, bits per token"}
-    assert {*of_both, "BLEU", "chrF", "translating, tokens/s", "test, bits per byte", "evaluating, tokens/s"} == set(
-        names
-    )
-    bits = dict(re.findall(r"(\d+): (\d\.\d{3})", shown))
-    assert list(bits) == ["64", "128", "256", "512", "1024"]
-    assert all(6 < float(bit) < 10 for bit in bits.values())  # after four updates: about what guessing takes
+    assert names == {
+        *[*of_both, "BLEU", "chrF", "translating, tokens/s"],
+        *["test, bits per byte", "evaluating, tokens/s"],
+    }
+    bits = dict(re.findall(r"(\d\.\d{3}) at (\d+)", shown))
+    assert list(bits.values()) == ["64", "256", "1024"]
+    assert all(6 < float(bit) < 10 for bit in bits)  # after four updates: about those of guessing
     assert re.search(r"This call took \d+\.\d minutes\.$", said.strip())
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "demo.txt").read_text() in said
+    assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
 
 @pytest.mark.slow
-def test_each_step_says_when_it_is_done_where_no_terminal_shows_a_bar(finished):
+def test_the_demo_shows_translations_and_a_continued_text(finished):
+    out, _, said = finished
+    shown = said[said.index("5 short sentences") : said.index("Mega   Transformer")]
+    blocks = re.findall(r"  source +(.+)\n  reference +(.+)\n  Mega +.*\n  Transformer +.*\n", shown)
+    assert len(blocks) == 5
+    pairs = list(zip(*((out / f"bible/raw/test.{language}").read_text().splitlines() for language in ("en", "de"))))
+    assert all(pair in pairs for pair in blocks)
+    text = " ".join(shown[shown.index("generated by Mega") :].split())
+    prompt, generated = text.split(" [...]")
+    assert prompt.replace("generated by Mega ", "") in (out / "addresses/raw/test.txt").read_text()
+    assert len(generated) > 50
+
+
+@pytest.mark.slow
+def test_each_step_is_reported_without_a_terminal_too(finished):
     steps = re.split(r"^== ", finished[2], flags=re.MULTILINE)[1:]
     assert steps[0].endswith("done before\n\n")
     for step in steps[1:]:
         assert len(re.findall(r"^(Mega|Transformer): done after \d+ s$", step, re.MULTILINE)) == 2, step
 
 
-@pytest.mark.parametrize(("task", "types"), [("TRANSLATION", 2000), ("LANGUAGE", 208)])
-def test_the_models_of_the_demo_are_of_equal_size(task, types, monkeypatch):
-    """In the parameters that they use: fairseq 0.12.2 gives its Transformer more."""
-    monkeypatch.syspath_prepend(str(DEMO.parent))
-    contest = importlib.import_module("contest")
-    sizes = []
-    for model in ("Mega", "Transformer"):
-        _, _, _, _, *words = contest.training(getattr(contest, task), model, 10, "data", "folder")
-        sizes.append(size_of(as_told(words, types)))
-    assert abs(sizes[0] / sizes[1] - 1) < 0.03
-
-
-@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])
-def test_the_demo_uses_one_gpu_where_there_is_any(gpu, tmp_path, monkeypatch):
-    """Its commands, not run: of a machine without GPUs they show no more."""
-    monkeypatch.syspath_prepend(str(DEMO.parent))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    module = importlib.import_module("demo")
-    built = module.Demo(tmp_path, None)
-    trainings = built.training(module.TRANSLATION) + built.training(module.LANGUAGE)
-    assert all("--distributed-world-size=1" in run.command for run in trainings)
-    fairseqs = trainings + built.evaluating()
-    assert ["--cpu" in run.command for run in fairseqs] == [not gpu] * 6
-    assert {run.environment["GPUS"] for run in built.preparing() + built.translating()} == {str(int(gpu))}
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(fairseq.__version__ == "0.12.2", reason="counts parameters of its Transformer that nothing uses")
-def test_the_table_says_that_they_are_of_equal_size(finished):
-    counts = re.findall(r"^  parameters +([\d,]+) +([\d,]+)", (finished[0] / "demo.txt").read_text(), re.MULTILINE)
-    assert len(counts) == 2
-    for mega, transformer in counts:
-        assert abs(int(mega.replace(",", "")) / int(transformer.replace(",", "")) - 1) < 0.03
-
-
-@pytest.mark.slow
-def test_an_interrupted_demo_says_so_and_leaves_no_process(finished):
+def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, module):
     out, interrupted, said = finished
-    assert interrupted.endswith("interrupted; the same command goes on from here\n")
-    assert "making the corpora ready: done before" in said
-    until = time.monotonic() + 10  # workers that read data end when they see that whoever asked them has
+    assert interrupted.endswith(
+        "interrupted; trainings have saved a checkpoint, and the same command continues from there\n"
+    )
+    assert "preparing the corpora: done before" in said
+    _, resumed = re.split(r"(?=Loaded checkpoint)", (out / "translation-4/mega/train.log").read_text(), maxsplit=1)
+    kept = module("jobs").updates(resumed.splitlines()[0])
+    assert kept >= 1
+    assert f'"num_updates": "{kept + 1}"' in resumed
+    assert f'"num_updates": "{kept}"' not in resumed
+    until = time.monotonic() + 10  # data loading processes end soon after the training
     while str(out) in processes() and time.monotonic() < until:
         time.sleep(0.1)
     assert str(out) not in processes()
 
 
 @pytest.mark.slow
-def test_a_finished_demo_only_shows_its_table_again(finished):
+def test_a_finished_demo_only_shows_its_results_again(finished):
     out = finished[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
     said = demo(out)
     assert said.count(": done before") == 5
-    assert (out / "demo.txt").read_text() in said
+    assert (out / "demo.txt").read_text(encoding="utf-8") in said
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
 
 
 @pytest.mark.slow
-def test_what_a_killed_demo_has_started_is_not_started_twice(tmp_path):
-    put_small_corpora(tmp_path)
-    process, log = demo(tmp_path, wait=False), tmp_path / "translation-4/mega/train.log"
-    while process.poll() is None and not log.exists():
+def test_a_demo_waits_for_the_processes_that_a_killed_one_has_left(finished, tmp_path):
+    """Only one training is missing."""
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    (out / "translation-4/mega/train.ended").unlink()
+    log = out / "translation-4/mega/train.log"
+    size, process = log.stat().st_size, demo(out, wait=False)
+    while process.poll() is None and log.stat().st_size == size:
         time.sleep(0.05)
-    process.kill()  # and not its trainings
+    process.kill()  # but not its training
     process.wait()
     assert str(log.parent) in processes()
-    assert demo(tmp_path) == (
-        f"another demo, or what one that was killed has started, is at work in {tmp_path}: wait, or end it\n"
-    )
-    while str(tmp_path) in processes():  # they end by themselves
+    assert demo(out) == f"another demo, or a process that a killed one has left, is running in {out}: wait, or end it\n"
+    while str(out) in processes():
         time.sleep(0.1)
-    assert demo(tmp_path).count("\n== ") == 5
+    assert demo(out).count(": done before") == 4
 
 
 @pytest.mark.slow
-def test_a_demo_whose_command_fails_shows_its_last_words(tmp_path):
+def test_a_demo_shows_the_last_lines_of_a_command_that_fails(tmp_path):
     put_small_corpora(tmp_path)
     (tmp_path / "bible/raw/train.de").unlink()
     process = demo(tmp_path, wait=False)
@@ -177,17 +173,56 @@ def test_a_demo_whose_command_fails_shows_its_last_words(tmp_path):
     assert "train.de" in said.splitlines()[-1]
 
 
-def test_a_command_that_fails_ends_what_the_others_have_started(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(DEMO.parent))
-    race = importlib.import_module("race")
+# ------------------------------------------------------------------------------------------------ its parts
+
+
+@pytest.mark.parametrize(("task", "types"), [("TRANSLATION", 2000), ("LANGUAGE", 208)])
+def test_the_models_of_the_demo_have_equal_sizes(task, types, module):
+    """In parameters that are used: the Transformer of fairseq 0.12.2 has others, too."""
+    settings = module("settings")
+    sizes = []
+    for model in ("Mega", "Transformer"):
+        _, _, _, *words = settings.training(getattr(settings, task), model, 10, "data", "folder")
+        sizes.append(size_of(as_told(words, types)))
+    assert abs(sizes[0] / sizes[1] - 1) < 0.03
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])
+def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    demo = module("demo")
+    text = tmp_path / "addresses/raw/test.txt"
+    text.parent.mkdir(parents=True)
+    text.write_text("word " * 100)
+    built = demo.Demo(tmp_path, None)
+    (built.folders["language"]["Mega"]).mkdir(parents=True)
+    trainings = built.training(demo.TRANSLATION) + built.training(demo.LANGUAGE)
+    assert all("--distributed-world-size=1" in job.command for job in trainings)
+    assert {"--cpu" in job.command for job in trainings + built.evaluating()} == {not gpu}
+    assert {job.environment["GPUS"] for job in built.preparing() + built.translating()} == {str(int(gpu))}
+
+
+def test_progress_counts_what_is_kept(module, tmp_path):
+    jobs = module("jobs")
+    assert jobs.updates("") == 0
+    assert jobs.updates("Loaded checkpoint last.pt (epoch 3 @ 20 updates)\n") == 20
+    assert jobs.updates('(epoch 3 @ 20 updates)\n{"num_updates": "22"}\n{"num_updates": "24"}\n') == 24
+    assert jobs.steps("== making raw\n== 5 bytes\n") == 0  # not completed
+    assert jobs.steps("== have raw\n== making text\n== making bin\n== ready: train.sh reads bin\n") == 3
+    (tmp_path / "out").write_text("H-1\nS-1\nH-2\n")
+    assert jobs.matches("^H-", tmp_path / "out")("H-0") == 2
+    assert jobs.matches("^H-")("H-0") == 1
+
+
+def test_a_failed_command_ends_the_others_and_their_processes(tmp_path, module):
+    jobs = module("jobs")
     child = f"{sys.executable} -c 'import time; time.sleep(300)' {tmp_path} & touch {tmp_path}/begun; wait"
-    late = f"until [ -e {tmp_path}/begun ]; do sleep 0.1; done; echo no more; exit 3"
+    late = f"until [ -e {tmp_path}/begun ]; do sleep 0.1; done; echo the last line; exit 3"
     commands = {"slow": ["bash", "-c", child], "failing": ["bash", "-c", late]}
-    runs = [
-        race.Run(name, command, tmp_path / f"{name}.log", 1, "step", lambda: 0, {})
+    both = [
+        jobs.Job(name, command, tmp_path / f"{name}.log", 1, "step", jobs.steps, {})
         for name, command in commands.items()
     ]
-    with pytest.raises(race.Failed, match="(?s)failing failed; .*no more"):
-        race.race("both", runs)
-    time.sleep(0.2)
+    with pytest.raises(jobs.Failed, match="(?s)failing failed; .*the last line"):
+        jobs.run_together("both", both)
     assert str(tmp_path) not in processes()

@@ -1,8 +1,8 @@
-"""Some minutes with Mega on two CPU cores, beside fairseq's Transformer: `make demo`, or this file by itself.
+"""A demonstration on two CPU cores in a few minutes: `make demo`, or this file by itself.
 
 Trains a translation model on the shipped Bible and a language model on the bytes of the shipped addresses, each next to
-a Transformer of equal size on equal batches for as many updates; translates, evaluates at several chunk sizes, draws
-and ends with a table. Interrupt it as you like: called again, it goes on where it was.
+a Transformer of equal size on equal batches for equally many updates. Translates, evaluates, lets Mega continue a text,
+and prints a table. Interrupt it at any time: trainings save a checkpoint, and the same command continues from there.
 """
 
 import argparse
@@ -11,51 +11,50 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/, whose models take part
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/, which defines some of the models
 
-import contest
+import settings
 import torch
-from contest import ADDRESSES, BIBLE, LANGUAGE, TRANSLATION, Task
-from race import Failed, Run, count, last_number, race
-from report import draw, table
+from jobs import Failed, Job, matches, run_together, steps, updates
+from report import draw, report, write_prompt
+from settings import ADDRESSES, BIBLE, LANGUAGE, TRANSLATION, Task
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="everything goes in here")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for all results")
     parser.add_argument(
         "--updates", type=int, help=f"of each model (default: {TRANSLATION.updates} and {LANGUAGE.updates})"
     )
     args = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(end, signal.default_int_handler)  # as Ctrl-C: what runs is ended too
+        signal.signal(end, signal.default_int_handler)  # like Ctrl-C
     demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
-    if not alone(demo.out / "lock"):
-        sys.exit(f"another demo, or what one that was killed has started, is at work in {demo.out}: wait, or end it")
+    if not lock(demo.out / "lock"):
+        sys.exit(f"another demo, or a process that a killed one has left, is running in {demo.out}: wait, or end it")
     try:
-        race("making the corpora ready", demo.preparing())
-        race("training to translate", demo.training(TRANSLATION))
-        race("translating the test set", demo.translating())
-        race("training to model language", demo.training(LANGUAGE))
-        race("evaluating at several chunk sizes", demo.evaluating())
+        run_together("preparing the corpora", demo.preparing())
+        run_together("training to translate", demo.training(TRANSLATION))
+        run_together("translating the test set", demo.translating())
+        run_together("training language models", demo.training(LANGUAGE))
+        run_together("evaluating the language models", demo.evaluating())
     except Failed as failure:
         sys.exit(f"\n{failure}")
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+        sys.exit("\ninterrupted; trainings have saved a checkpoint, and the same command continues from there")
     draw(demo.folders, demo.out / "demo.png")
-    text = table(demo.folders, demo.updates, demo.out)
-    (demo.out / "demo.txt").write_text(text)
+    text = report(demo.folders, demo.updates, demo.out)
+    (demo.out / "demo.txt").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis call took {(time.monotonic() - started) / 60:.1f} minutes.")
 
 
-def alone(lock: Path) -> bool:
-    """Holds the lock for this process and all that it starts, as long as one of them lives."""
-    file = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o644)
+def lock(path: Path) -> bool:
+    """Holds the lock until this process and all processes that it has started have ended."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
     os.set_inheritable(file, True)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,12 +64,12 @@ def alone(lock: Path) -> bool:
 
 
 class Demo:
-    """Where everything is, and the commands that make it."""
+    """The files of the demo, and the commands that make them."""
 
     def __init__(self, out: Path, updates: Optional[int]):
         self.out = out
         self.updates = {task.name: updates or task.updates for task in (TRANSLATION, LANGUAGE)}
-        self.folders = {  # updates are in the name, so that nothing is taken for what it is not
+        self.folders = {  # their names contain the updates, so that runs of different lengths do not collide
             name: {model: out / f"{name}-{updates}" / model.lower() for model in TRANSLATION.models}
             for name, updates in self.updates.items()
         }
@@ -78,48 +77,49 @@ class Demo:
             TRANSLATION.name: out / "bible/sentencepiece/bin",
             LANGUAGE.name: out / "addresses/bytes/bin",
         }
-        gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // 2)  # two models at a time
+        gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // 2)  # two models run at a time
         self.device = [] if gpu else ["--cpu"]
         self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable, "GPUS": str(int(gpu))}
 
-    def preparing(self) -> List[Run]:
-        runs = []
-        for name, recipe, steps in (("bible", BIBLE, 5), ("addresses", ADDRESSES, 3)):
+    def preparing(self) -> List[Job]:
+        jobs = []
+        for name, recipe, total in (("bible", BIBLE, 5), ("addresses", ADDRESSES, 3)):
             log, command = self.out / f"{name}.log", ["bash", str(recipe / "prepare.sh")]
-            choices = {"DATA": str(self.out / name), "VOCABULARY": str(contest.VOCABULARY)}
-            done = partial(count, log, "^== making .*\n(?=.*== )")  # those that another has followed
-            runs.append(Run(name, command, log, steps, "step", done, {**self.environment, **choices}))
-        return runs
+            environment = {**self.environment, "DATA": str(self.out / name), "VOCABULARY": str(settings.VOCABULARY)}
+            jobs.append(Job(name, command, log, total, "step", steps, environment))
+        return jobs
 
-    def training(self, task: Task) -> List[Run]:
-        runs, updates, data = [], self.updates[task.name], self.data[task.name]
+    def training(self, task: Task) -> List[Job]:
+        jobs, total, data = [], self.updates[task.name], self.data[task.name]
         for model, folder in self.folders[task.name].items():
-            log, command = folder / "train.log", contest.training(task, model, updates, data, folder)
-            done = partial(last_number, log, r'"num_updates": "(\d+)"')
-            runs.append(Run(model, command + self.device, log, updates, "update", done, self.environment))
-        return runs
+            log, command = folder / "train.log", settings.training(task, model, total, data, folder)
+            jobs.append(Job(model, command + self.device, log, total, "update", updates, self.environment))
+        return jobs
 
-    def translating(self) -> List[Run]:
-        runs, command = [], ["bash", str(BIBLE / "generate.sh")]
+    def translating(self) -> List[Job]:
+        jobs, command = [], ["bash", str(BIBLE / "generate.sh")]
         for model, folder, checkpoint in self._trained(TRANSLATION):
-            choices = {"DATA": str(self.out / "bible"), "CHECKPOINT": str(checkpoint), "RESULTS": str(folder)}
-            done = partial(count, folder / "generate.out", "^H-")
-            environment = {**self.environment, **choices}
-            runs.append(Run(model, command, folder / "translate.log", contest.SENTENCES, "sentence", done, environment))
-        return runs
+            files = {"DATA": str(self.out / "bible"), "CHECKPOINT": str(checkpoint), "RESULTS": str(folder)}
+            log, done = folder / "translate.log", matches("^H-", folder / "generate.out")
+            environment = {**self.environment, **files}
+            jobs.append(Job(model, command, log, settings.SENTENCES, "sentence", done, environment))
+        return jobs
 
-    def evaluating(self) -> List[Run]:
-        runs, data = [], self.data[LANGUAGE.name]
-        for model, folder, checkpoint in self._trained(LANGUAGE):
-            if model == "Mega":
-                command, total = contest.sweeping(checkpoint, data, folder / "sweep"), len(contest.CHUNKS)
-                done = partial(count, folder / "sweep.json", '"bits"')
-            else:
-                command, total = contest.sliding(checkpoint, data), 1
-                done = partial(count, folder / "evaluate.log", "Perplexity")
-            command, log = command + self.device, folder / "evaluate.log"
-            runs.append(Run(model, command, log, total, "evaluation", done, self.environment))
-        return runs
+    def evaluating(self) -> List[Job]:
+        """Perplexities of both models on the test text; Mega also continues a piece of it."""
+        (_, mega, checkpoint), (_, transformer, other) = self._trained(LANGUAGE)
+        data, prompt, sweep = self.data[LANGUAGE.name], mega / "prompt.txt", mega / "sweep"
+        write_prompt(self.out / "addresses/raw/test.txt", prompt)
+        done = matches('"bits"', sweep.with_suffix(".json"))
+        commands = [
+            ("Mega", settings.sweeping(checkpoint, data, sweep), mega / "evaluate.log", len(settings.CHUNKS), done),
+            ("Transformer", settings.sliding(other, data), transformer / "evaluate.log", 1, matches("Perplexity")),
+            ("Mega's text", settings.continuing(checkpoint, data, prompt), mega / "continue.log", 1, matches("^H-")),
+        ]
+        return [
+            Job(name, command + self.device, log, total, "evaluation", done, self.environment)
+            for name, command, log, total, done in commands
+        ]
 
     def _trained(self, task: Task) -> Iterator[Tuple[str, Path, Path]]:
         for model, folder in self.folders[task.name].items():
