@@ -88,10 +88,11 @@ def _row(name: str, kind: Any, default: Any, meaning: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ commands
 
-COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
+# test_own_data.py runs all blocks of own-data.md.
+COMMANDS = [command for document in DOCUMENTS if document.name != "own-data.md" for command in commands(document)]
 
 BIBLE = "test_examples_wmt16.py::test_the_shipped_corpus_goes_from_text_to_scores"
-ADDRESSES = "test_examples_lm.py::test_the_shipped_corpus_goes_from_text_to_scores_that_do_not_depend_on_the_units"
+ADDRESSES = "test_examples_lm.py::test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word"
 TORCHRUN = "test_ddp.py::test_torchrun_starts_two_processes_on_one_node_or_on_two"
 RUNS = "test_benchmarks_lm.py::test_a_run_is_trained_once_and_one_that_was_stopped_goes_on"
 LAYER = "test_benchmarks.py::test_the_benchmark_times_every_layer_and_writes_its_numbers"
