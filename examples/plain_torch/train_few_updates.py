@@ -1,4 +1,4 @@
-"""Train a two-layer byte-level Mega language model for a few dozen updates, then read the text in pieces."""
+"""Train a two-layer byte-level Mega language model for a few dozen updates, then evaluate it on pieces of the text."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,7 @@ class ByteLM(nn.Module):
         self.project = nn.Linear(dim, 256)
 
     def forward(self, tokens, states=None):
-        """(B, L) -> logits (B, L, 256) and one state per layer, to go on with the tokens that follow."""
+        """(B, L) -> logits (B, L, 256) and one state per layer, to be passed with the next tokens."""
         x, new_states = self.embed(tokens), []
         for block, state in zip(self.blocks, states or [None] * len(self.blocks)):
             x, state = block(x, state)
@@ -32,14 +32,14 @@ class ByteLM(nn.Module):
 
 
 def batch_of(text, batch_size, length):
-    """Segments of the text from random starts: (B, length + 1), each byte but the first a target."""
+    """Random segments of the text: (B, length + 1). Each byte but the first is a target."""
     starts = torch.randint(len(text) - length, (batch_size,)).tolist()
     return torch.stack([text[start : start + length + 1] for start in starts])
 
 
 @torch.no_grad()
 def loss_in_pieces(model, text, piece):
-    """Mean loss over the text, read `piece` bytes at a time."""
+    """Mean loss over the text, evaluated `piece` bytes at a time."""
     total, states = 0.0, None
     for start in range(0, len(text) - 1, piece):
         part = text[None, start : start + piece + 1]
@@ -50,7 +50,7 @@ def loss_in_pieces(model, text, piece):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", type=Path, default=README, help="file to learn (default: the README)")
+    parser.add_argument("--text", type=Path, default=README, help="training text (default: the README)")
     parser.add_argument("--updates", type=int, default=60)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def main():
     for update in range(1, options.updates + 1):
         tokens = batch_of(text, batch_size=8, length=128)
         logits, _ = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:])  # wants the classes in dim 1
+        loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:])  # expects the classes in dim 1
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -57,7 +57,7 @@ make_bin() {
 }
 
 need_file "$EXPECTED" "name a table like expected.txt with EXPECTED=..."
-remember "$RAW" "expected numbers with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
+remember "$RAW" "a table of expectations with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
 [ -e "$RAW" ] || [ -e "$ARCHIVE" ] || download "${ADDRESSES[@]}"
 step "$RAW" make_raw
 step "$BIN" make_bin
