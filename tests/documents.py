@@ -2,14 +2,10 @@
 
 import re
 import sys
-from dataclasses import fields
-from enum import Enum
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, get_type_hints
+from typing import Iterator, List, NamedTuple
 
-from mega_fairseq.models.mega_lm import MegaLMConfig
-from mega_fairseq.models.mega_transformer import MegaTransformerConfig
-from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig
+from mega_fairseq.cli.listing import Option, architectures, options_of, tasks
 from tests.commands import ROOT
 
 DOCUMENTS = sorted(
@@ -51,39 +47,30 @@ def commands(document: Path) -> Iterator[Command]:
 
 # ------------------------------------------------------------------------------------------------ options
 
-CONFIGS = {
-    "`--arch mega_transformer`": MegaTransformerConfig,
-    "`--arch mega_lm`": MegaLMConfig,
-    "`--task mega_language_modeling`": MegaLanguageModelingConfig,
-}
-
-
 OPTIONS = """# Options
 
-All that our models and task have, as `--name` on the command line and as `name`, with underscores, in hydra's YAML.
-Defaults are the bare model's; a preset has its own. fairseq's `--help` does not list what belongs to an `--arch`.
+The options of the models and the task: `--name` on the command line, `name` with underscores in hydra's YAML. Defaults
+are those of the model without a preset. fairseq's `--help` does not list the options of an `--arch`;
+`mega-fairseq options ARCH` does, with the defaults of a preset.
 """
 
 
 def options_document() -> str:
     """docs/options.md: `python -m tests.documents > docs/options.md` writes it."""
+    archs = architectures()
+    sections = {f"--arch {name}": archs[name] for name in ("mega_transformer", "mega_lm")}
+    sections.update({f"--task {name}": config for name, config in tasks().items()})
     parts = [OPTIONS]
-    for name, config in CONFIGS.items():
-        kinds = get_type_hints(config)
-        rows = [_row(f.name, kinds[f.name], f.default, f.metadata.get("help")) for f in fields(config)]
-        lines = [f"## {name}\n", "| option | default | meaning |", "|---|---|---|", *filter(None, rows), ""]
-        parts.append("\n".join(lines))
+    for title, config in sections.items():
+        lines = [f"## `{title}`\n", "| option | default | meaning |", "|---|---|---|"]
+        parts.append("\n".join([*lines, *map(_row, options_of(config)), ""]))
     return "\n".join(parts)
 
 
-def _row(name: str, kind: Any, default: Any, meaning: str) -> str:
-    """Those without a meaning are fairseq's own."""
-    if not meaning or name == "data":
-        return ""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        meaning += ": " + ", ".join(f"`{choice.value}`" for choice in kind)
-    default = re.sub(r"\$\{.*\.(\w+)\}", lambda found: f"`--{found.group(1).replace('_', '-')}`", str(default))
-    return f"| `--{name.replace('_', '-')}` | {default} | {meaning} |"
+def _row(option: Option) -> str:
+    choices = f": {', '.join(f'`{choice}`' for choice in option.choices)}" if option.choices else ""
+    default = f"`{option.default}`" if option.default.startswith("--") else option.default
+    return f"| `{option.name}` | {default} | {option.help}{choices} |"
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -107,6 +94,7 @@ SHOWN = {
         "what make does in each case, and no more: test_docs.py::test_make_does_what_is_said",
     ],
     r"make clean": ["test_docs.py::test_make_clean_leaves_what_is_worth_something"],
+    r"mega-fairseq options ARCH": ["test_cli.py::test_options_prints_what_fairseq_parses_with_its_defaults"],
     r"mega-fairseq doctor": ["test_doctor.py::test_the_command_reports_which_checkpoints_torch_reads"],
     r"mega-fairseq user-dir": ["test_cli.py::test_user_dir_prints_the_package_folder_without_importing_torch"],
     r"pip install .*": ["it would change what the tests run in; make install gives pip the same"],

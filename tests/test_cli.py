@@ -5,18 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
+from mega_fairseq.models import mega_lm, mega_transformer
 from tests.commands import ROOT, Running, refused_by
 from tests.faults import killed_while_writing, no_room
 from tests.released import checkpoint, model, refuse, run, save
 
+REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
 NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
 
 
@@ -62,6 +69,51 @@ def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
     monkeypatch.setattr(command, "print_user_dir", interrupt)
     assert command.main(["user-dir"]) == 130
     assert capsys.readouterr().err == "mega-fairseq user-dir: interrupted\n"
+
+
+# ---------------------------------------------------------------------------------------- options
+
+
+def options(capsys, *arguments):
+    """The output of `mega-fairseq options`, and its lines by their first words without the rest of wrapped texts."""
+    assert command.main(["options", *arguments]) == 0
+    out = capsys.readouterr().out
+    return out, {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
+
+
+def test_options_lists_every_registered_architecture_and_task(capsys):
+    _, lines = options(capsys)
+    known = {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
+    assert set(lines) & known == {*mega_lm.PRESETS, *mega_transformer.PRESETS, "mega_lm", *known}
+    assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
+    assert lines["mega_lm_small"].endswith("For small corpora, laptops and the demo.")
+
+
+@pytest.mark.parametrize("arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_language_modeling"])
+def test_options_prints_what_fairseq_parses_with_its_defaults(arch, capsys):
+    _, lines = options(capsys, arch)
+    task = "translation" if "transformer" in arch else "mega_language_modeling"
+    arguments = ["data", f"--task={task}", f"--arch={'mega_lm' if arch == task else arch}"]
+    parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(task), arguments)
+    cfg = convert_namespace_to_omegaconf(parsed)
+    cfg = cfg.task if arch == task else cfg.model
+    printed = {name[2:].replace("-", "_"): line.split()[1] for name, line in lines.items() if name.startswith("--")}
+    assert printed == {name: str(getattr(cfg[name], "value", cfg[name])) for name in printed}
+    own = {field.name for field in fields(REGISTRIES[arch == task][arch]) if field.metadata.get("help")} - {"data"}
+    assert set(printed) == own
+
+
+def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys):
+    out, lines = options(capsys, "mega_lm_small")
+    assert lines["--decoder-layers"].split()[1:3] == ["4", "*"]
+    assert lines["--attention-dropout"].split()[1:3] == ["0.0", "dropout"]
+    assert "softmax, relu2, laplace" in out
+    assert "*" not in options(capsys, "mega_lm")[0]
+
+
+def test_options_suggests_names_similar_to_an_unknown_one(capsys):
+    code = command.main(["options", "mega_lm_smal"])
+    refused_by("options", (code, *capsys.readouterr()), "'mega_lm_smal'", "choose one of mega_lm_small, ")
 
 
 # -------------------------------------------------------------------------------------- files of convert

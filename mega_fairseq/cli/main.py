@@ -31,16 +31,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="mega-fairseq", description="Tools for the fairseq plugin mega_fairseq.")
+    top.set_defaults(run=run_module)
     top.add_argument("--version", action="version", version=mega_fairseq.__version__)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(name: str, about: str) -> argparse.ArgumentParser:
+    def add(name: str, about: str, module: str = "") -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        command.set_defaults(run=print_user_dir if name == "user-dir" else run_module)
+        command.set_defaults(module=module or f"{name}.command")
         return command
 
-    add("user-dir", "print the folder for fairseq's --user-dir")
+    user_dir = add("user-dir", "print the folder for fairseq's --user-dir")
+    user_dir.set_defaults(run=print_user_dir)
     add("doctor", "check what works here, with remedies: fairseq, torch, GPU, number formats, optional packages")
+
+    options = add("options", "list the architectures and tasks, or the options of one with their defaults", "listing")
+    options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
 
     convert = add("convert", "convert a checkpoint of the authors' released code for use with this plugin")
     convert.add_argument("source", metavar="IN.pt", help="checkpoint of the released code; code in it is not executed")
@@ -76,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run_module(args: argparse.Namespace) -> None:
     with quiet_logging():
-        importlib.import_module(f"mega_fairseq.cli.{args.command}.command").run(args)
+        importlib.import_module(f"mega_fairseq.cli.{args.module}").run(args)
 
 
 def print_user_dir(args: argparse.Namespace) -> None:

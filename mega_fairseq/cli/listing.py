@@ -1,0 +1,112 @@
+"""`mega-fairseq options`: the options of this plugin's architectures and tasks, read from their dataclasses."""
+
+import argparse
+import difflib
+import re
+import shutil
+import textwrap
+from dataclasses import fields
+from enum import Enum
+from typing import Dict, List, NamedTuple, Sequence, Type, get_type_hints
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - registers them
+from mega_fairseq.cli import UserError
+
+Config = Type[FairseqDataclass]
+SIZES = {"layers": "decoder_layers", "width": "decoder_embed_dim", "chunk": "decoder_chunk_size"}
+
+
+class Option(NamedTuple):
+    name: str  # as on the command line
+    default: str
+    help: str
+    choices: List[str]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    name, known = arguments.name, {**architectures(), **tasks()}
+    if name is None:
+        print(overview())
+    elif name in known:
+        print(table(name, known[name]))
+    else:
+        near = difflib.get_close_matches(name, known) or known
+        raise UserError(f"mega_fairseq has no architecture or task {name!r}; choose one of {', '.join(near)}")
+
+
+def architectures() -> Dict[str, Config]:
+    return _own(MODEL_DATACLASS_REGISTRY)
+
+
+def tasks() -> Dict[str, Config]:
+    return _own(TASK_DATACLASS_REGISTRY)
+
+
+def _own(registry: Dict[str, Config]) -> Dict[str, Config]:
+    return {name: registry[name] for name in sorted(registry) if registry[name].__module__.startswith("mega_fairseq.")}
+
+
+def options_of(config: Config) -> List[Option]:
+    """The options that this dataclass adds to a command line; fields without help text belong to fairseq."""
+    kinds, found = get_type_hints(config), []
+    for field in fields(config):
+        if field.metadata.get("help") and field.name != "data":
+            kind, default = kinds[field.name], re.sub(r"\$\{.*\.(\w+)\}", r"--\1", str(field.default))
+            choices = [choice.value for choice in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+            found.append(Option(_typed(f"--{field.name}"), _typed(default), field.metadata["help"], choices))
+    return found
+
+
+def _typed(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+# ------------------------------------------------------------------------------------------- printing
+
+
+def overview() -> str:
+    """A line for each architecture and task."""
+    rows = [["--arch", *SIZES, ""]]
+    for name, config in architectures().items():
+        rows.append([name, *(f"{getattr(config, size):,}" for size in SIZES.values()), _about(name, config)])
+    rows += [[""] * len(rows[0]), ["--task", *[""] * len(SIZES), ""]]
+    rows += [[name, *[""] * len(SIZES), _about(name, config)] for name, config in tasks().items()]
+    return f"{_columns(rows)}\n\nmega-fairseq options NAME lists the options of one of them, with their defaults."
+
+
+def table(name: str, config: Config) -> str:
+    """A line for each option; a preset's own defaults are marked."""
+    bases = [base for base in config.__mro__[1:] if base in architectures().values()]
+    inherited = options_of(bases[0]) if bases else []
+    note = " Defaults with * are its own." if bases else ""
+    rows = [["option", "default", "meaning"]]
+    for option in options_of(config):
+        choices = f": {', '.join(option.choices)}" if option.choices else ""
+        own = bool(bases) and option not in inherited
+        rows.append([option.name, option.default + " *" * own, option.help + choices])
+    return f"{name}: {_about(name, config)}{note}\n\n{_columns(rows)}"
+
+
+def _about(name: str, config: Config) -> str:
+    """The first line of the docstring of a preset's dataclass, or else of the model or task."""
+    generated = config.__doc__.startswith(f"{config.__name__}(")
+    documented = {**MODEL_REGISTRY, **TASK_REGISTRY}[name] if generated else config
+    return documented.__doc__.splitlines()[0]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the last one wrapped to the width of the terminal."""
+    widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]
+    indent = " " * (sum(widths) + 2 * len(widths))
+    room = max(40, shutil.get_terminal_size((120, 24)).columns - len(indent))
+    lines = []
+    for *cells, last in rows:
+        start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths))
+        text = textwrap.wrap(last, room, break_on_hyphens=False) or [""]
+        lines += [(start + text[0]).rstrip(), *(indent + more for more in text[1:])]
+    return "\n".join(lines)
