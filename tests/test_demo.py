@@ -17,6 +17,8 @@ import torch
 from benchmarks.models import as_told, size_of
 from tests.commands import ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO = ROOT / "examples/demo/demo.py"
 PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, and kilobytes of the addresses
 
@@ -74,7 +76,6 @@ def finished(tmp_path_factory):
     return out, process.communicate()[0], demo(out)
 
 
-@pytest.mark.slow
 def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     out, _, said = finished
     shown = said[said.index("Mega   Transformer") :]
@@ -93,7 +94,6 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
 
-@pytest.mark.slow
 def test_the_demo_shows_translations_and_a_continued_text(finished):
     out, _, said = finished
     shown = said[said.index("5 short sentences") : said.index("Mega   Transformer")]
@@ -107,7 +107,6 @@ def test_the_demo_shows_translations_and_a_continued_text(finished):
     assert len(generated) > 50
 
 
-@pytest.mark.slow
 def test_each_step_is_reported_without_a_terminal_too(finished):
     steps = re.split(r"^== ", finished[2], flags=re.MULTILINE)[1:]
     assert steps[0].endswith("done before\n\n")
@@ -115,7 +114,6 @@ def test_each_step_is_reported_without_a_terminal_too(finished):
         assert len(re.findall(r"^(Mega|Transformer): done after \d+ s$", step, re.MULTILINE)) == 2, step
 
 
-@pytest.mark.slow
 def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, module):
     out, interrupted, said = finished
     assert interrupted.endswith(
@@ -133,7 +131,6 @@ def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, mod
     assert str(out) not in processes()
 
 
-@pytest.mark.slow
 def test_a_finished_demo_only_shows_its_results_again(finished):
     out = finished[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
@@ -143,7 +140,6 @@ def test_a_finished_demo_only_shows_its_results_again(finished):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
 
 
-@pytest.mark.slow
 def test_a_demo_waits_for_the_processes_that_a_killed_one_has_left(finished, tmp_path):
     """Only one training is missing."""
     out = tmp_path / "out"
@@ -162,7 +158,6 @@ def test_a_demo_waits_for_the_processes_that_a_killed_one_has_left(finished, tmp
     assert demo(out).count(": done before") == 4
 
 
-@pytest.mark.slow
 def test_a_demo_shows_the_last_lines_of_a_command_that_fails(tmp_path):
     put_small_corpora(tmp_path)
     (tmp_path / "bible/raw/train.de").unlink()

@@ -12,6 +12,8 @@ import torch
 
 from tests.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
+pytestmark = pytest.mark.slow
+
 LM = EXAMPLES / "lm"
 SHIPPED = LM / "addresses/lm-sotu.tar.xz"
 SPLITS = ("train", "valid", "test")
@@ -85,7 +87,6 @@ def prepared(tmp_path_factory, corpus):
     return recipe
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("units", ["bytes", "bpe"])
 def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addresses, units, corpus):
     addresses.variables["UNITS"] = units
@@ -118,7 +119,6 @@ def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addre
         assert kept[1] == 1501
 
 
-@pytest.mark.slow
 def test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams(prepared):
     prepared.run("train.sh", *NARROW, "--max-update=1")
     prepared.run("sweep.sh", CHUNKS="32,64", STREAMS="2,1", SUBSET="valid")
@@ -297,7 +297,6 @@ def enwik8(tmp_path, mirror):
     return Recipe(LM / "enwik8", tmp_path / "a place", MIRROR=f"file://{mirror}", BYTES=4000)
 
 
-@pytest.mark.slow
 def test_wikitext_is_downloaded_checked_trained_as_published_and_scored_by_words(wikitext, mirror):
     # An interrupted download.
     archive = mirror / "wikitext-103-v1.zip"
@@ -323,7 +322,6 @@ def test_wikitext_is_downloaded_checked_trained_as_published_and_scored_by_words
     assert "perplexity per word" in printed
 
 
-@pytest.mark.slow
 def test_enwik8_is_split_by_bytes_trained_as_published_and_scored_by_bytes(enwik8, mirror):
     enwik8.run("prepare.sh")
     parts = [(enwik8.data / f"raw/{split}.txt").read_bytes() for split in SPLITS]
@@ -380,7 +378,6 @@ def test_the_next_address_is_tried_after_a_dead_one(enwik8, mirror):
     assert (enwik8.data / "bytes/bin/train.bin").exists()
 
 
-@pytest.mark.slow
 def test_an_archive_with_unexpected_numbers_is_refused(wikitext, enwik8, mirror):
     rows = [row.split() for row in text(mirror / "expected.txt")]
     for name, column in (("lines of valid", 2), ("types of the dictionary", 1)):

@@ -13,6 +13,8 @@ import torch
 
 from tests.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
+pytestmark = pytest.mark.slow
+
 WMT = EXAMPLES / "wmt16_en_de"
 BIBLE = WMT / "bible"
 SIZES = {"train": 100, "valid": 10, "test": 10}
@@ -60,7 +62,6 @@ def prepared_bible(tmp_path_factory, corpus):
 # ------------------------------------------------------------------------------------------- the shipped corpus
 
 
-@pytest.mark.slow
 def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     bible = prepared_bible
     recipe = {"UPDATES": 4, "WARMUP": 2, "MAX_TOKENS": 8000, "BATCH_TOKENS": 8000}
@@ -260,7 +261,6 @@ def test_wmt_is_downloaded_cleaned_and_segmented_and_the_removed_pairs_are_repor
     assert dictionaries[0] == dictionaries[1]
 
 
-@pytest.mark.slow
 def test_wmt_is_trained_as_published_and_scored_four_ways(prepared):
     wmt, _ = prepared("subword-nmt")
     wmt.run("train.sh", *NARROW, "--max-update=2", PRECISION="bf16", KEEP=2)
@@ -290,7 +290,6 @@ def knowing_the_reference(recipe, place):
     return answering(place, "generate")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bpe", ["sentencepiece", "subword-nmt", "fastbpe"])
 def test_translations_are_joined_to_words_and_sorted_like_the_reference(prepared, bpe, tmp_path):
     if bpe == "fastbpe":

@@ -12,6 +12,8 @@ import sacrebleu
 from tests.commands import ROOT, SYLLABLES, as_words, fairseq
 from tests.documents import blocks
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs/own-data.md"
 USER_DIR = f'"{ROOT / "mega_fairseq"}"'
 # Smaller numbers, so that a few hundred sentences suffice.
