@@ -90,7 +90,7 @@ SHOWN = {
         "test_demo.py::test_the_demo_ends_with_a_table_of_both_models_on_both_tasks",
         "test_docs.py::test_make_does_what_is_said",
     ],
-    r"make (PYTHON=\S+ install|format|coverage|bench)": [
+    r"make (PYTHON=\S+ install|test-fast|format|coverage|bench)": [
         "what make does in each case, and no more: test_docs.py::test_make_does_what_is_said",
     ],
     r"make clean": ["test_docs.py::test_make_clean_leaves_what_is_worth_something"],
@@ -105,6 +105,7 @@ SHOWN = {
     ],
     r"CHECKPOINT=checkpoints/bytes/checkpoint_last\.pt \./evaluate\.sh --documents line": [ADDRESSES],
     r"sacrebleu -t wmt14/full .*": ["it downloads the references"],
+    r"sweep\.sh --help": ["test_examples_scripts.py::test_a_script_prints_its_help_and_starts_nothing"],
     r"\./sweep\.sh": ["test_examples_lm.py::test_a_sweep_has_a_point_for_each_chunk_and_number_of_streams"],
     r"fairseq-preprocess --source-lang .*": ["test_docs.py::test_the_readme_trains_and_translates"],
     r"fairseq-preprocess --only-source .*": [
