@@ -45,6 +45,7 @@ STOCK = ["--arch=transformer_iwslt_de_en", *as_words(on_each_side(**SMALL, atten
 TRAINING = [
     *CPU, "--optimizer=adam", "--lr=0.02", "--clip-norm=1", "--criterion=label_smoothed_cross_entropy",
     "--label-smoothing=0.1", "--max-tokens=300", "--no-epoch-checkpoints", "--log-format=json", "--log-interval=1",
+    "--num-workers=0",
 ]  # fmt: skip
 SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
 
