@@ -1,9 +1,9 @@
 """mega_fairseq: Mega, moving average equipped gated attention, for stock fairseq.
 
-This file is the door. `mega_fairseq.ops` and `mega_fairseq.modules` are plain PyTorch and work in any
-program: importing them, or this package, never imports fairseq. What registers itself with fairseq is
-therefore imported here only when it is fairseq that knocks (`--user-dir`), that is, when fairseq is already
-loaded. A program that is the first to import either asks for it: `import mega_fairseq.models`.
+This is the entry point. `mega_fairseq.ops` and `mega_fairseq.modules` are plain PyTorch: importing them, or this
+package, never imports fairseq. Models, tasks and criteria register with fairseq when they are imported. That happens
+here if fairseq is already loaded, as it is for `--user-dir`; other programs import them by name, as in
+`import mega_fairseq.models`.
 """
 
 import sys

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import mega_fairseq.models  # noqa: F401  allows what checkpoints of stock models hold
+from mega_fairseq.models.checkpoints import plain_containers_allowed
 from tests.commands import (
     CPU,
     MEGA,
@@ -86,7 +86,8 @@ def train(corpus, folder, *options, updates):
 
 
 def checkpoint(path):
-    return torch.load(path, weights_only=True)
+    with plain_containers_allowed():
+        return torch.load(path, weights_only=True)
 
 
 @pytest.fixture(scope="session")
@@ -383,7 +384,9 @@ def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(corpus, traine
     assert ours == pytest.approx(exact[:5], rel=0.05)
 
 
-def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes(corpus, trained, tmp_path):
+def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes_and_loads_as_a_library(
+    corpus, trained, tmp_path
+):
     pytest.importorskip("tensorboardX")
     options = [
         "--finetune-from-model", trained.last, "--lr=1e-5", "--eval-bleu", "--eval-bleu-remove-bpe",
@@ -400,6 +403,16 @@ def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes(corpus
     assert last["valid_best_bleu"] == max(first["valid_bleu"], last["valid_bleu"])
     for split, name in (("train_inner", b"loss"), ("valid", b"bleu")):
         assert any(name in events.read_bytes() for events in (tmp_path / "board" / split).glob("events.*"))
+    fresh(sys.executable, "-c", LIBRARY, tmp_path, "checkpoint_last.pt", corpus, cwd=tmp_path)
+
+
+LIBRARY = """
+import sys, fairseq.models, torch
+before = set(torch.serialization.get_safe_globals())
+from mega_fairseq.models import MegaTransformerModel
+MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU's counts
+assert set(torch.serialization.get_safe_globals()) == before
+"""
 
 
 # ------------------------------------------------------------------------------------------------ from_pretrained

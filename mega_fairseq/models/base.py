@@ -12,6 +12,7 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig
 from torch import Tensor
 
+from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
 
 
@@ -60,7 +61,8 @@ class MegaModel(BaseFairseqModel):
         """
         importlib.import_module("mega_fairseq.tasks")
         _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
-        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+        with plain_containers_allowed():
+            return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
 
 
 def _check_paths(folder: str, checkpoints: List[str], data: str) -> None:

@@ -1,58 +1,65 @@
-"""What a checkpoint may hold when torch reads weights only, as it does since version 2.6.
+"""Globals that a checkpoint may contain when torch reads weights only, which is its default since version 2.6.
 
-Runs of ours hold tensors and plain containers. Those of stock models (a Transformer to compare with, a teacher) also
-hold the containers below, which are data. This is torch's own allow-list; it changes nothing in fairseq.
+Checkpoints of this package hold tensors and plain containers. Those of stock models (a Transformer to compare with, a
+teacher), runs with --eval-bleu and what fairseq broadcasts to other processes when it resumes also hold the classes
+below, which are data. They go to torch's own allow-list; nothing in fairseq is changed.
 """
 
 import argparse
 import collections
+import contextlib
 import typing
-from typing import Any, List, Tuple
+from typing import Any, ContextManager, List, Tuple
 
 import numpy as np
 import omegaconf
 import torch
 from fairseq.distributed.utils import _TensorPlaceholder
 
-DTYPES = ("float64", "float32", "int64", "int32", "bool")
+DTYPES = ("float64", "float32", "int64")
 
 
 def takes_names() -> bool:
-    """Whether torch can be told to trust an object under another name than its own, as since 2.6."""
+    """Whether torch can allow an object under another name than its own, as it can since version 2.6."""
     return hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 
 
 def numpy_functions() -> List[Tuple[Any, str]]:
-    """Those that pickled arrays and numbers call, by their names in numpy 1 and in numpy 2, which has moved them."""
+    """Functions that pickled arrays and numbers call, with their names in numpy 1 and in numpy 2."""
     functions = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64().__reduce__()[0]}
     return [(f, f"numpy.{core}.multiarray.{name}") for core in ("core", "_core") for name, f in functions.items()]
 
 
-def allow_plain_containers() -> None:
-    """Tells torch.load that fairseq's configs, numpy numbers and argparse's namespaces are data."""
+def plain_containers() -> List[Any]:
     functions = numpy_functions() if takes_names() else [function for function, _ in numpy_functions()]
-    metadata = omegaconf.base
-    anything = [typing.Any] if hasattr(typing.Any, "__name__") else []  # which torch asks for, and old Pythons lack
-    torch.serialization.add_safe_globals(
-        [
-            argparse.Namespace,
-            np.ndarray,
-            np.dtype,
-            *functions,
-            *(type(np.dtype(name)) for name in DTYPES),
-            omegaconf.DictConfig,
-            omegaconf.ListConfig,
-            omegaconf.nodes.AnyNode,
-            metadata.ContainerMetadata,
-            metadata.Metadata,
-            collections.defaultdict,
-            *anything,
-            dict,
-            list,
-            int,
-            float,
-            str,
-            bool,
-            _TensorPlaceholder,
-        ]
-    )
+    anything = (
+        [typing.Any] if hasattr(typing.Any, "__name__") else []
+    )  # torch needs the name, which Python < 3.10 lacks
+    broadcast = [  # in a config that fairseq sends from the first process to the others
+        omegaconf.DictConfig,
+        omegaconf.ListConfig,
+        omegaconf.nodes.AnyNode,
+        omegaconf.base.ContainerMetadata,
+        omegaconf.base.Metadata,
+        collections.defaultdict,
+        *anything,
+        dict,
+        list,
+        int,
+        _TensorPlaceholder,
+    ]
+    counts = [np.ndarray, np.dtype, *functions, *(type(np.dtype(name)) for name in DTYPES)]  # of --eval-bleu
+    return [argparse.Namespace, *counts, *broadcast]
+
+
+def allow_plain_containers() -> None:
+    """Let torch.load read them in this process from now on."""
+    torch.serialization.add_safe_globals(plain_containers())
+
+
+def plain_containers_allowed() -> ContextManager[None]:
+    """Let torch.load read them for as long as the context lasts."""
+    if not takes_names():  # torch < 2.6, where fairseq's torch.load reads anything
+        return contextlib.nullcontext()
+    allowed = torch.serialization.get_safe_globals()  # which the end of the context would take away
+    return torch.serialization.safe_globals([each for each in plain_containers() if each not in allowed])

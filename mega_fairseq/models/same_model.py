@@ -15,6 +15,7 @@ from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
 from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
 from mega_fairseq.models.whole_config import option_of_command
 
@@ -61,7 +62,8 @@ def check_same_model(model: MegaModel, cfg: FairseqDataclass, path: Path, resume
 
 def _read(path: Path) -> Dict[str, Any]:
     try:
-        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        with plain_containers_allowed():
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError):
         return {}  # fairseq loads it next, and fails too
 
