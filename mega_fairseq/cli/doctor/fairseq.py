@@ -86,8 +86,8 @@ def plugin() -> str:
     """Register the plugin as `--user-dir` does and look up its names."""
     fairseq_utils = imported("fairseq.utils")
     fairseq_utils.import_user_module(Namespace(user_dir=os.path.abspath(mega_fairseq.__path__[0])))
-    for folder in ("criterions", "models", "tasks"):
-        importlib.import_module(f"mega_fairseq.{folder}")
+    for module in ("criterions", "models", "models.user_dir_only", "tasks"):
+        importlib.import_module(f"mega_fairseq.{module}")  # fairseq skips a package that is already imported
     models = imported("fairseq.models").MODEL_REGISTRY
     for kind, registry, names in (
         ("model", models, ("mega_transformer", "mega_lm")),
