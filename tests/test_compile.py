@@ -1,7 +1,7 @@
-"""`torch.compile(module, fullgraph=True)` changes nothing but speed, in a process without fairseq.
+"""`torch.compile(module, fullgraph=True)` gives the same values and gradients, also in a process without fairseq.
 
-Three backends: "eager" runs what dynamo traced, which is where a fullgraph can fail, for every option; "aot_eager" also
-traces the backward pass, once for each module; "inductor" also generates code and compiles it, for two layers.
+Three backends: "eager" runs the traced graph, for every option, since tracing is where a full graph can fail;
+"aot_eager" also traces the backward pass, for two blocks; "inductor" also generates and compiles code, for one layer.
 """
 
 import subprocess
@@ -189,13 +189,9 @@ def test_a_compiled_layer_takes_another_length(kind):
         torch.testing.assert_close(flat(compiled(x))[0], flat(module(x))[0], rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_inductor_generates_code_for_a_chunked_causal_layer():
+def test_inductor_compiles_a_chunked_causal_layer_with_padding():
     module = ready(MovingAverageGatedAttention(attends(chunk_size=CHUNK, attention="laplace")))
-    compare(module, inputs(2, 2 * CHUNK, DIM), backend="inductor")
-
-
-def test_inductor_generates_code_for_a_bidirectional_ema_with_padding():
-    compare(ready(DampedEMA(DIM, 2, bidirectional=True)), inputs(2, LENGTH, DIM), padding_mask=MASK, backend="inductor")
+    compare(module, inputs(2, 2 * CHUNK, DIM), padding_mask=MASK[:, : 2 * CHUNK], backend="inductor")
 
 
 def test_modules_compile_in_a_process_that_never_imports_fairseq():
