@@ -1,12 +1,17 @@
-"""torch.export takes whole models as they are: one graph per shape, pads and all, with the same numbers."""
+"""torch.export takes whole models as they are, for one shape, and a step of decoding for all: with the same numbers."""
+
+import io
 
 import pytest
 import torch
 from torch import nn
 
+from mega_fairseq.models.export import export_start, export_step
 from tests.golden_cases import cases
 from tests.golden_checks import each
-from tests.golden_models import inputs, translation_model
+from tests.golden_models import inputs
+from tests.golden_models import translation_model as golden_model
+from tests.small_models import TYPES, language_model, translation_model
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +29,47 @@ class Logits(nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 @torch.no_grad()
 def test_an_exported_translation_model_gives_its_logits(case, strict):
-    model, given = Logits(translation_model(case)), inputs(case)
+    model, given = Logits(golden_model(case)), inputs(case)
     arguments = given["src_tokens"], given["prev_output_tokens"]
     exported = torch.export.export(model, arguments, strict=strict).module()
     torch.testing.assert_close(exported(*arguments), model(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def loaded(exported):
+    """What another program reads from the file."""
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (translation_model, {}),
+        (translation_model, {"rel_pos_bias": "rotary", "encoder_chunk_size": 4, "attention_activation_fn": "laplace"}),
+        (language_model, {"decoder_chunk_size": -1, "truncation_length": 3}),
+        (language_model, {"decoder_chunk_size": -1, "adaptive_softmax_cutoff": "10,20"}),
+    ],
+)
+@torch.no_grad()
+def test_an_exported_step_continues_any_batch_as_the_whole_model_scores_it(make, options):
+    model, random = make(**options), torch.Generator().manual_seed(2)
+    step = loaded(export_step(model))
+    for batch, prefix, length, width in ((2, 3, 14, 9), (1, 1, 6, 1), (3, 2, 40, 12)):
+        tokens, sources = (torch.randint(4, TYPES, (batch, size), generator=random) for size in (length, width))
+        sources[:, 1 : 1 + batch // 2] = model.decoder.padding_idx
+        source = (sources,) if make is translation_model else ()
+        whole = model(*source, *([None] * len(source)), tokens)
+        start = export_start(model, tokens[:, :prefix], *source).module()
+        scores, state = start(tokens[:, :prefix], *source)
+        found = [scores]
+        for position in range(prefix, length):
+            scores, state = step(tokens[:, position : position + 1], state)
+            found.append(scores)
+        torch.testing.assert_close(torch.cat(found, 1), model.get_normalized_probs(whole, True), atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_in_chunks_is_refused():
+    with pytest.raises(ValueError, match="--decoder-chunk-size is 5 and a graph has no branch for the end of a chunk"):
+        export_step(language_model(decoder_chunk_size=5))

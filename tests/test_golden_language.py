@@ -148,7 +148,7 @@ def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_
 
 def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
     """State of the decoder after these tokens, in pieces of this size."""
-    state = model.decoder._start()
+    state = model.decoder.start()
     for piece in tokens.split(size, 1):
         _, _, state = model.decoder._advance(piece, state, carry=True)
     return state

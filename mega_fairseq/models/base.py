@@ -17,15 +17,11 @@ from mega_fairseq.models.layers import count_layers
 
 
 class MegaModel(BaseFairseqModel):
-    """A mixin for fairseq's model classes; `cfg` holds the options that the model was built with."""
+    """A mixin for fairseq's model classes. `cfg` is the options that the model was built with; fairseq reads `args`."""
 
     cfg: FairseqDataclass
+    args: FairseqDataclass
     STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
-
-    @property
-    def args(self) -> FairseqDataclass:
-        """`cfg` by the name that fairseq's trainer reads."""
-        return self.cfg
 
     def load_state_dict(
         self,

@@ -1,6 +1,6 @@
 """Mega's causal decoder behind fairseq's interface: whole targets, or token after token from a carried state."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding
 
+Blocks = Tuple[BlockState, ...]
 Extra = Dict[str, List[Optional[Tensor]]]
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
 
@@ -80,17 +81,17 @@ class MegaDecoder(FairseqIncrementalDecoder):
             unseen = max(1, prev_output_tokens.size(1) - state.length)
             prev_output_tokens = prev_output_tokens[:, -unseen:]
         elif carry or not self.training:
-            state = self._start(encoder_out)
+            state = self.start(encoder_out)
         else:
             # Each layer projects the source itself: one that is dropped need not, one that is recomputed does so again.
-            state, source = self._start(), _source(encoder_out)
+            state, source = self.start(), _source(encoder_out)
         ready = carry and prev_output_tokens.size(1) == 1
         x, attn, state = self._advance(prev_output_tokens, state, carry, ready, *source)
         if carry:
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
 
-    def _start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
+    def start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
         """The state before the first token: the source, if any, as each layer projects it, once a sentence."""
         source, padding = _source(encoder_out)
         if source is None:
@@ -110,21 +111,35 @@ class MegaDecoder(FairseqIncrementalDecoder):
         steps = None
         if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
             steps = state.ready or self._ready()
-        blocks, attn = list(state.blocks), None
-        for i in layers_to_run(self, 0.0 if carry else self.cfg.decoder_layerdrop):
-            layer, past = self.layers[i], state.blocks[i]
-            if self.need_attn and layer is self.layers[-1]:
-                x, blocks[i], attn = layer(x, past, mask, need_weights=True)  # (B, width, m)
-            elif steps is not None:
-                x, blocks[i] = steps.blocks[i](x, past)
-            else:
-                x, blocks[i] = run_layer(self.cfg, layer, x, past, mask, *source)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
+        rate = 0.0 if carry else self.cfg.decoder_layerdrop
+        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, *source)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-        return x, attn, DecoderState(tuple(blocks), state.length + x.size(1), state.shared, steps)
+        return x, attn, DecoderState(blocks, state.length + x.size(1), state.shared, steps)
+
+    def run_layers(
+        self,
+        x: Tensor,
+        blocks: Blocks,
+        numbers: Iterable[int],
+        steps: Optional[Ready] = None,
+        mask: Optional[Padding] = None,
+        *source: Any,
+    ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
+        """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if wanted."""
+        after, attn = list(blocks), None
+        for i in numbers:
+            layer, past = self.layers[i], blocks[i]
+            if self.need_attn and layer is self.layers[-1]:
+                x, after[i], attn = layer(x, past, mask, need_weights=True)
+            elif steps is not None:
+                x, after[i] = steps.blocks[i](x, past)
+            else:
+                x, after[i] = run_layer(self.cfg, layer, x, past, mask, *source)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x, tuple(after), attn
 
     def _ready(self) -> Ready:
         output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())

@@ -60,7 +60,7 @@ class MegaLanguageDecoder(MegaDecoder):
         """Features (B, L, D) or, with targets, their log-probabilities (B, L): the same whatever the pieces."""
         (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
-        state, reported = self._start(), time.monotonic()
+        state, reported = self.start(), time.monotonic()
         for start in range(0, length, size):
             stop = min(start + size, length)
             x, _, state = self._advance(tokens[:, start:stop], state, carry=stop < length)

@@ -49,7 +49,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
 
     def __init__(self, cfg: MegaLMConfig, decoder: MegaLanguageDecoder):
         super().__init__(decoder)
-        self.cfg = cfg
+        self.cfg = self.args = cfg
 
     @classmethod
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":

@@ -1,0 +1,87 @@
+"""A model as two graphs of `torch.export`: one starts from a prefix, the other continues it token by token.
+
+TorchScript takes fairseq's Transformer but not these models, whose states are nested. The graphs take and return lists
+of tensors and numbers.
+"""
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.decoder import Blocks, MegaDecoder
+from mega_fairseq.models.embedding import embed
+
+State = List[Any]  # tensors, batch first, and in translation how many tokens there are so far
+
+
+class Start(nn.Module):
+    """Prefixes (B, n), and sources (B, m) to translate -> log-probabilities (B, n, V) and the state after the prefix.
+
+    Sources may be padded; the prefixes of a batch have one length.
+    """
+
+    def __init__(self, model: MegaModel):
+        super().__init__()
+        self.encoder, self.decoder = getattr(model, "encoder", None), model.decoder
+
+    def forward(self, prefix: Tensor, src_tokens: Optional[Tensor] = None) -> Tuple[Tensor, State]:
+        source = None if src_tokens is None else self.encoder(src_tokens)
+        scores, blocks = _continue(self.decoder, prefix, self.decoder.start(source).blocks)
+        return scores, _state(blocks)
+
+
+class Step(nn.Module):
+    """The next token of each row (B, 1) and a state -> log-probabilities (B, 1, V) and the state after the token."""
+
+    def __init__(self, decoder: MegaDecoder, blocks: Blocks):
+        super().__init__()
+        leaves, self.spec = tree_flatten(blocks)
+        self.decoder, self.given = decoder, [leaf is not None for leaf in leaves]
+
+    def forward(self, token: Tensor, state: State) -> Tuple[Tensor, State]:
+        leaves = iter(state)
+        blocks = tree_unflatten([next(leaves) if given else None for given in self.given], self.spec)
+        scores, blocks = _continue(self.decoder, token, blocks)
+        return scores, _state(blocks)
+
+
+def _continue(decoder: MegaDecoder, tokens: Tensor, blocks: Blocks) -> Tuple[Tensor, Blocks]:
+    x, blocks, _ = decoder.run_layers(embed(decoder, tokens), blocks, range(len(blocks)))
+    if decoder.adaptive_softmax is not None:
+        return decoder.adaptive_softmax.get_log_prob(x, None), blocks
+    return decoder.output_layer(x).float().log_softmax(-1), blocks
+
+
+def _state(blocks: Blocks) -> State:
+    return [leaf for leaf in tree_flatten(blocks)[0] if leaf is not None]
+
+
+def export_start(model: MegaModel, *arguments: Tensor) -> ExportedProgram:
+    """The graph of `Start` for a model in eval mode and inputs of the same shapes: sources are padded to theirs."""
+    return export(Start(model), arguments, strict=False)
+
+
+def export_step(model: MegaModel) -> ExportedProgram:
+    """The graph of `Step` for a model in eval mode, for any batch and length; needs torch 2.6.
+
+    A beam search reorders the rows of a state by `index_select(0, order)` on its tensors.
+    """
+    chunk, dictionary = model.cfg.decoder_chunk_size, model.decoder.dictionary
+    if chunk != -1:
+        raise ValueError(
+            f"--decoder-chunk-size is {chunk} and a graph has no branch for the end of a chunk; export models of "
+            "--decoder-chunk-size -1 alone"
+        )
+    tokens = torch.full((2, 2), dictionary.eos())  # no size is 0 or 1, which torch.export takes for constants
+    source = None
+    if "encoder" in model.STACKS:
+        source = model.encoder(torch.tensor([[dictionary.pad(), dictionary.eos(), dictionary.eos()]] * 2))
+    _, blocks = _continue(model.decoder, tokens, model.decoder.start(source).blocks)
+    state = _state(blocks)
+    sizes = [dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else Dim.AUTO for leaf in state]
+    step = Step(model.decoder, blocks)
+    return export(step, (tokens[:, :1], state), dynamic_shapes=({0: Dim.AUTO}, sizes), strict=False)
