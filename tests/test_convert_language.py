@@ -36,7 +36,7 @@ from tests.released import (
 
 pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 RELEASED = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())
-SHARED, TRUNCATED = "ce_softmax_rotary_chunk8", "ce_softmax_rotary_chunk8_trunc4"
+SHARED = "ce_softmax_rotary_chunk8"
 ADAPTIVE, NARROW = "adaptive_untied_simple_chunk8", "ce_embnorm_inputdim24_relu2"
 CUTOFF, TYPES, DIM = [16, 28], 40, 32  # of the adaptive case
 
@@ -217,13 +217,7 @@ def test_switches_without_effect_in_the_release_are_accepted(tmp_path, data):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        (SHARED, {}, "EMA keeps all its taps: the release used 2048, but trained on segments of up to 48"),
-        (TRUNCATED, {}, "the release used 4 in training on segments of up to 48 tokens, but all of them in evaluation"),
-        (
-            SHARED,
-            {"decoder_chunk_size": -1, "truncation_length": 512},
-            "used 512 in training on segments of up to 1024",
-        ),
+        (SHARED, {}, "the EMA keeps all its taps: the release used 2048 in training, but all in evaluation"),
         (SHARED, {"decoder_embed_path": "embeddings.txt"}, "decoder_embed_path dropped"),
     ],
 )

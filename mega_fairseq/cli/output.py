@@ -1,4 +1,4 @@
-"""Files that commands write, and third-party output that they suppress."""
+"""Tables that commands print, files that they write, and third-party output that they suppress."""
 
 import contextlib
 import json
@@ -8,6 +8,22 @@ import sys
 from typing import Callable, Iterator, Sequence
 
 from mega_fairseq.cli import UserError
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Align the first `left` columns to the left and the others to the right.
+
+    A row may have fewer cells than the first, and its last cell may then be longer than the column.
+    """
+    columns = len(rows[0])
+    widths = [max(len(row[i]) for row in rows if i < len(row) - (len(row) < columns)) for i in range(columns)]
+    lines = []
+    for row in rows:
+        start = [cell.ljust(width) for cell, width in zip(row[:left], widths)]
+        lines.append(
+            "  ".join([*start, *(cell.rjust(width) for cell, width in zip(row[left:], widths[left:]))]).rstrip()
+        )
+    return "\n".join(lines)
 
 
 def write(path: str, content: bytes) -> None:

@@ -24,15 +24,6 @@ from mega_fairseq.models.embedding import types_of
 
 # Tied tensors that the release stores twice: copy -> original.
 COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
-# Options of the released task that ours lacks -> values that have no effect.
-WITHOUT_EFFECT = {
-    "sample_break_mode": ("none", "complete", None),
-    "add_bos_token": (False,),
-    "self_target": (False, None),
-    "past_target": (False, None),
-    "output_dictionary_size": (-1,),
-    "shorten_method": ("none",),
-}
 
 
 class Converted(NamedTuple):
@@ -170,35 +161,15 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
     ((dtype, _),) = Counter(str(t.dtype).split(".")[-1] for t in released.tensors.values()).most_common(1)
     what = f"{cfg.task.source_lang} to {cfg.task.target_lang}" if family is TRANSLATION else "language model"
     lines = [f"{released.options['arch']}, {what}, {parameters:,} parameters, stored as {dtype}"]
-    if released.options["truncation_length"]:
-        lines.append(_truncation(released.options, family))
+    taps = released.options["truncation_length"]
+    if taps:
+        ema, kept = ("the decoder's EMA", f"; the encoder's keeps {taps}") if family is TRANSLATION else ("the EMA", "")
+        lines.append(f"{ema} keeps all its taps: the release used {taps} in training, but all in evaluation{kept}")
     lines.append(
         "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
         "with --finetune-from-model or --restore-file and the same model options"
     )
-    left = [name for name, without in WITHOUT_EFFECT.items() if released.options.get(name, without[0]) not in without]
-    if family is LANGUAGE and left:
-        lines.append(
-            f"{' and '.join(left)} of the released task dropped: here --documents and --valid-block cut the text"
-        )
     paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
     if paths:
         lines.append(f"{' and '.join(paths)} dropped: the embeddings are in the checkpoint")
     return lines
-
-
-def _truncation(options: Mapping[str, Any], family: Family) -> str:
-    """Explain why a causal EMA keeps all its taps."""
-    taps, chunk = options["truncation_length"], options["decoder_chunk_size"]
-    if family is TRANSLATION:
-        return (
-            f"the decoder's EMA keeps all its taps: the release used {taps} in training, but all of them in decoding; "
-            f"the encoder's keeps {taps}"
-        )
-    longest = options["tokens_per_sample"] if chunk == -1 else chunk * options["variant_block_multiple_max"]
-    if longest <= taps:
-        return f"the EMA keeps all its taps: the release used {taps}, but trained on segments of up to {longest} tokens"
-    return (
-        f"the EMA keeps all its taps: the release used {taps} in training on segments of up to {longest} tokens, "
-        "but all of them in evaluation"
-    )

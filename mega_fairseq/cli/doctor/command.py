@@ -7,7 +7,7 @@ from typing import Sequence
 
 from mega_fairseq.cli.doctor import fairseq, machine, packages
 from mega_fairseq.cli.doctor.check import Row, examine
-from mega_fairseq.cli.output import quiet_output
+from mega_fairseq.cli.output import quiet_output, table
 
 TITLES = Row("", "thing", "found", "remedy")
 CHECKS = [*packages.CHECKS, *fairseq.CHECKS, *machine.CHECKS]
@@ -18,17 +18,10 @@ def run(arguments: argparse.Namespace) -> None:
         warnings.simplefilter("ignore")
         rows = examine(CHECKS)
     rows = [Row(*map(_printable, row)) for row in rows]
-    print(f"{table(rows)}\n{verdict(rows)}\n", end="")  # in one write, in case the reader of a pipe stops early
+    lines = table([TITLES, *(row if row.remedy else row[:-1] for row in rows)], left=len(TITLES))
+    print(f"{lines}\n{verdict(rows)}\n", end="")  # in one write, in case the reader of a pipe stops early
     if any(row.mark == "no" for row in rows):
         sys.exit(1)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """One line for each row; a row without remedy may be longer than the column."""
-    things = max(len(row.thing) for row in rows)
-    founds = max(len(row.found) for row in [TITLES, *rows] if row.remedy)
-    lines = (f"{row.mark:4}  {row.thing:{things}}  {row.found:{founds}}  {row.remedy}" for row in [TITLES, *rows])
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def verdict(rows: Sequence[Row]) -> str:

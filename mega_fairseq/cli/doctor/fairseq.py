@@ -24,6 +24,7 @@ if sys.version_info >= PYTHON_OF_FIXED:
     )
 else:
     GET_FAIRSEQ = "pip install 'pip<24.1', then pip install --no-cache-dir fairseq==0.12.2 'torch<2.6' 'numpy<2'"
+EXTENSIONS = ("data.data_utils_fast", "data.token_block_utils_fast", "libbleu")
 REBUILD = f"pip uninstall -y fairseq fairseq-fixed, then {GET_FAIRSEQ}"
 READ_UNSAFE = "set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 for files that you trust"
 ONE_BY_ONE = "for --sample-break-mode eos and --num-batch-buckets: pip install 'numpy<2'"
@@ -50,8 +51,10 @@ def fairseq() -> str:
     return f"{named}, {'the last official release' if pair == OFFICIAL else 'its main branch with repairs'}"
 
 
-def extension(name: str) -> str:
-    imported(f"fairseq.{name}")
+def extensions() -> str:
+    """Compiled parts that training and evaluation use."""
+    for name in EXTENSIONS:
+        imported(f"fairseq.{name}")
     return "compiled and loaded"
 
 
@@ -127,9 +130,7 @@ IMPORTED, REGISTERED = ("import fairseq",), ("plugin in fairseq",)
 CHECKS = [
     Check("fairseq", fairseq, GET_FAIRSEQ, needed=True),
     Check("import fairseq", partial(package, "fairseq"), REBUILD, needed=True, after=NEEDED),
-    Check("data_utils_fast", partial(extension, "data.data_utils_fast"), REBUILD, needed=True, after=IMPORTED),
-    Check("token_block_utils_fast", partial(extension, "data.token_block_utils_fast"), REBUILD, True, IMPORTED),
-    Check("libbleu", partial(extension, "libbleu"), REBUILD, needed=True, after=IMPORTED),
+    Check("extensions", extensions, REBUILD, needed=True, after=IMPORTED),
     Check("fairseq with numpy", sentence_blocks, ONE_BY_ONE, after=IMPORTED),
     Check("stock checkpoints", reads_checkpoints, f"give --user-dir, or {READ_UNSAFE}", after=IMPORTED),
     Check("plugin in fairseq", plugin, REBUILD, needed=True, after=IMPORTED),

@@ -128,12 +128,6 @@ def bf16_on_cpu() -> str:
     return "works: --bf16"
 
 
-def fp16_on_cpu() -> str:
-    """torch computes in fp16 on CPUs, but fairseq's --fp16 calls CUDA."""
-    multiply("cpu", "float16")
-    raise Limit("fairseq's --fp16 needs a GPU", "on CPUs give --bf16, --amp or --memory-efficient-fp16")
-
-
 def processes() -> str:
     """A process group of one member, over the network that several would use."""
     import torch
@@ -160,6 +154,5 @@ CHECKS = [
     Check("fp16 on the GPU", fp16_on_gpus, "train without --fp16", after=("GPU",)),
     Check("bf16 on the GPU", bf16_on_gpus, "train without --bf16", after=("GPU",)),
     Check("bf16 on the CPU", bf16_on_cpu, "train without --bf16", after=("torch",)),
-    Check("fp16 on the CPU", fp16_on_cpu, "train without --fp16", after=("torch",)),
     Check("several processes", processes, "train in one process", after=("torch",)),
 ]

@@ -3,13 +3,13 @@
 import argparse
 import json
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.trained import read
 from mega_fairseq.cli.inspect.figure import figure
 from mega_fairseq.cli.inspect.numbers import QUANTILES, numbers_of
-from mega_fairseq.cli.output import check_prefix, write, write_figure
+from mega_fairseq.cli.output import check_prefix, table, write, write_figure
 
 ENDINGS = (".json", ".png")
 
@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> None:
     write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     anything = numbers["half_lives"]["rows"] or numbers["position_scores"]
     drawn = anything and write_figure(f"{prefix}.png", partial(figure, numbers))
-    tables = [architecture, parameters, half_lives, position_scores]
-    print("\n\n".join(filter(None, (table(numbers) for table in tables))))
+    parts = [architecture, parameters, half_lives, position_scores]
+    print("\n\n".join(filter(None, (part(numbers) for part in parts))))
     print("\nwrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
 
 
@@ -81,7 +81,7 @@ def parameters(numbers: Dict[str, Any]) -> str:
     ]
     blank = [""] * len(columns)
     ends = [["total", *blank, f"{total:,}"], ["total, tied ones once", *blank, f"{unique:,}"]]
-    return _table([["parameters", *columns, "all"], *rows, *ends])
+    return table([["parameters", *columns, "all"], *rows, *ends])
 
 
 def half_lives(numbers: Dict[str, Any]) -> str:
@@ -90,7 +90,7 @@ def half_lives(numbers: Dict[str, Any]) -> str:
         [row["name"], *(_tokens(row[name]) for name in QUANTILES), _share(row["beyond_chunk"])]
         for row in numbers["half_lives"]["rows"]
     ]
-    return _table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else ""
+    return table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else ""
 
 
 def _tokens(value: Optional[float]) -> str:
@@ -110,18 +110,8 @@ def position_scores(numbers: Dict[str, Any]) -> str:
         stored = (scores["first"], scores["first"] + len(scores["values"]) - 1)
         trained = scores["trained"]
         rows.append([scores["name"], _range(stored), _range(trained) if trained else "none"])
-    return _table([["position scores, key minus query", "stored", "trained"], *rows]) if rows else ""
+    return table([["position scores, key minus query", "stored", "trained"], *rows]) if rows else ""
 
 
 def _range(ends: Sequence[int]) -> str:
     return f"{ends[0]:,} to {ends[1]:,}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Align the first column to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines: List[str] = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import List, Sequence
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import check_prefix, write_figure
+from mega_fairseq.cli.output import check_prefix, table, write_figure
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     record = _sweep(arguments, chunks, cuts)
     unit = record.origin["data"]["unit"]
     drawn = write_figure(f"{prefix}.png", partial(figure, record.points, unit))
-    print(table(record.points, unit))
+    print(results(record.points, unit))
     print("wrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
 
 
@@ -74,17 +74,12 @@ def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[
     return record
 
 
-def table(points: Sequence[Point], unit: str) -> str:
-    """One line for each point."""
-    lines = [
-        f"{'chunk':>8} {'streams':>9} {'context':>12} {'bits/' + unit:>10} {'perplexity':>11} {'tokens':>12} "
-        f"{'seconds':>9}"
-    ]
+def results(points: Sequence[Point], unit: str) -> str:
+    """A table with one line for each point."""
+    rows = [["chunk", "streams", "context", f"bits/{unit}", "perplexity", "tokens", "seconds"]]
     for point in points:
-        line = f"{point.chunk:8} {point.streams:9,} {point.context:12,} "
+        numbers = [f"not evaluated: {point.refused}"]
         if point.refused is None:
-            line += f"{point.bits:10.4f} {point.perplexity:11.2f} {point.tokens:12,} {point.seconds:9.1f}"
-        else:
-            line += f"not evaluated: {point.refused}"
-        lines.append(line)
-    return "\n".join(lines)
+            numbers = [f"{point.bits:.4f}", f"{point.perplexity:.2f}", f"{point.tokens:,}", f"{point.seconds:.1f}"]
+        rows.append([str(point.chunk), f"{point.streams:,}", f"{point.context:,}", *numbers])
+    return table(rows, left=0)

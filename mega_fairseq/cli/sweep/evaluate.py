@@ -11,10 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_REGISTRY
-from omegaconf import OmegaConf
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import trained
@@ -106,17 +104,16 @@ def load_model(path: str, split: Split, device: torch.device) -> Tuple[MegaLangu
         raise UserError(
             f"{path} contains the model {name} of the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
-    tensors, updates = checkpoint.tensors, checkpoint.updates
     try:
         options = model_options(checkpoint)
-        fill(empty_model(checkpoint), tensors)  # checks that they fit before memory is allocated
+        fill(empty_model(checkpoint), checkpoint.tensors)  # checks that they fit before memory is allocated
     except UserError as error:
         raise UserError(f"{path} {error}") from None
-    origin = {"path": path, "model": name, "updates": updates, "fingerprint": _fingerprint(options, tensors)}
-    cfg = OmegaConf.create({"model": {"_name": name, **options}})
-    state = {"cfg": cfg, "model": tensors, "optimizer_history": [{"num_updates": updates}]}
+    origin = {"path": path, "model": name, "updates": checkpoint.updates}
+    origin["fingerprint"] = _fingerprint(options, checkpoint.tensors)
     try:
-        ((model,), _, _) = load_model_ensemble_and_task([path], task=split.task, state=state)
+        model = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), split.task)
+        model.load_state_dict(checkpoint.tensors)
     except ValueError as error:
         raise UserError(_sentence(error, f"{path} cannot be loaded", "give another checkpoint")) from None
     return model.eval().to(device), origin
