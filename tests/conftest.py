@@ -1,8 +1,13 @@
-"""Fixtures for `mega-fairseq sweep`, its data and models."""
+"""Fixtures for `mega-fairseq sweep` and `mega-fairseq inspect`, with data and models."""
+
+import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mega_fairseq.cli.main import main
+from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs
 from tests.sweeps import make_models
 
 
@@ -23,3 +28,55 @@ def sweep(sweep_folder, tmp_path, capsys):
         return main(["sweep", *files, *device, *arguments]), *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def translation(tmp_path_factory):
+    """A translation model after three updates, validated once, and the output of its training."""
+    folder = tmp_path_factory.mktemp("inspected")
+    few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
+    said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
+    return SimpleNamespace(last=folder / "checkpoint_last.pt", said=said)
+
+
+@pytest.fixture
+def inspect(tmp_path, capsys):
+    """Run the command in this process; returns stdout and PREFIX.json."""
+
+    def call(path):
+        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
+        assert (code, err) == (0, ""), err
+        return out, json.loads((tmp_path / "out.json").read_text())
+
+    return call
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Write a checkpoint after applying `change` to its content."""
+
+    def make(path, change):
+        content = torch.load(path, weights_only=False)
+        change(content)
+        torch.save(content, tmp_path / "edited.pt")
+        return tmp_path / "edited.pt"
+
+    return make
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The calls of matplotlib's methods by a figure of `inspect`."""
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    calls = {"fill_between": [], "vlines": [], "plot": [], "set_title": [], "set_xlim": []}
+
+    def listen(name, method):
+        def call(self, *given, **how):
+            calls[name].append((how.get("label"), *given) if name == "plot" else given)
+            return method(self, *given, **how)
+
+        monkeypatch.setattr(axes, name, call)
+
+    for name in calls:
+        listen(name, getattr(axes, name))
+    return calls

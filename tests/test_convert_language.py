@@ -284,7 +284,7 @@ REFUSED = {
     "streams of nothing": (lambda: normal(valid_block="size:0"), "--valid-block"),
     "segments of nothing": (lambda: normal(variant_block_multiple_min=0), "--variant-block-multiple-min"),
     "factor of nothing": (lambda: bands(adaptive_input_factor=0.0), "invalid model options"),
-    "factor that is no number": (
+    "factor that is not a number": (
         lambda: bands(adaptive_softmax_factor="four"),
         "adaptive_softmax_factor",
     ),

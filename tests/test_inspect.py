@@ -1,8 +1,4 @@
-"""What `mega-fairseq inspect` reports: known numbers, the tables and the figure."""
-
-import json
-import sys
-from types import SimpleNamespace
+"""What `mega-fairseq inspect` reports: half-lives, parameters and the architecture."""
 
 import numpy as np
 import pytest
@@ -12,11 +8,9 @@ from fairseq import checkpoint_utils
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli.inspect.numbers import half_lives
-from mega_fairseq.cli.main import main
 from mega_fairseq.modules import DampedEMA
-from mega_fairseq.ops.position import rotate, t5_bucket
 from tests import released
-from tests.commands import MEGA, MEGA_SIZES, PLUGIN, TRAINING, as_words, fairseq, preprocess_pairs, records
+from tests.commands import MEGA_SIZES, as_words, fairseq, records
 from tests.sweeps import CHUNK, TASK
 from tests.sweeps import SIZES as LM_SIZES
 from tests.sweeps import UPDATES as LM_UPDATES
@@ -24,40 +18,6 @@ from tests.sweeps import UPDATES as LM_UPDATES
 DIM, ORDER, WIDTH, SHARED = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_dim", "n_dim", "hidden_dim", "z_dim"))
 FEED_FORWARD, LONGEST = MEGA_SIZES["encoder_ffn_embed_dim"], 1024
 QUANTILES = ("min", "10%", "median", "90%", "max")
-
-
-@pytest.fixture(scope="session")
-def translation(tmp_path_factory):
-    """A translation model after three updates, validated once, and the output of its training."""
-    folder = tmp_path_factory.mktemp("inspected")
-    few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
-    said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
-    return SimpleNamespace(last=folder / "checkpoint_last.pt", said=said)
-
-
-@pytest.fixture
-def inspect(tmp_path, capsys):
-    """Run the command in this process; returns stdout and PREFIX.json."""
-
-    def call(path):
-        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
-        assert (code, err) == (0, ""), err
-        return out, json.loads((tmp_path / "out.json").read_text())
-
-    return call
-
-
-@pytest.fixture
-def edited(tmp_path):
-    """Write a checkpoint after applying `change` to its content."""
-
-    def make(path, change):
-        content = torch.load(path, weights_only=False)
-        change(content)
-        torch.save(content, tmp_path / "edited.pt")
-        return tmp_path / "edited.pt"
-
-    return make
 
 
 def logit(p):
@@ -326,168 +286,3 @@ def test_converted_checkpoints_are_inspected(kind, name, head, inspect, tmp_path
     seen = row(found, "decoder layer 0")
     assert (seen["min"], seen["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
     assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta, which the release calls alpha
-
-
-# --------------------------------------------------------------------------------------- position scores
-
-
-def scores(found):
-    return {each["name"]: (each["first"], each["values"]) for each in found["position_scores"]}
-
-
-def trained(found):
-    return {each["name"]: each["trained"] for each in found["position_scores"]}
-
-
-def test_simple_scores_are_reported_for_the_distances_that_occur(translation, inspect):
-    tensors = torch.load(translation.last, weights_only=True)["model"]
-    own, causal, cross = (
-        tensors[f"{name}.position_bias.weight"]
-        for name in ("encoder.layers.0.mixer", "decoder.layers.0.mixer", "decoder.layers.0.cross_attention")
-    )
-    assert scores(inspect(translation.last)[1]) == {
-        "encoder layer 0": (-4, pytest.approx(own.tolist(), rel=1e-5)),
-        "decoder layer 0": (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # nothing from the future
-        "decoder layer 0 cross attention": (1 - LONGEST, pytest.approx(cross.tolist(), rel=1e-5)),
-    }
-
-
-def test_scores_that_had_no_gradient_are_reported_as_untrained(translation, inspect):
-    """Sentences have up to 15 words of two pieces, position bias of cross attention has 1,024 positions."""
-    tensors = torch.load(translation.last, weights_only=True)["model"]
-    tensor = tensors["decoder.layers.0.cross_attention.position_bias.weight"]
-    out, found = inspect(translation.last)
-    first, last = trained(found)["decoder layer 0 cross attention"]
-    assert -40 < first < -10
-    assert 10 < last < 40
-    assert 0.015 < tensor[: LONGEST - 1 + first].std() < 0.025  # as initialised
-    assert trained(found)["encoder layer 0"] == [-4, 4]
-    printed = " ".join(line(out, "position scores", "decoder layer 0 cross attention")[5:])
-    assert printed == f"-1,023 to 1,023 {first} to {last}"
-
-
-def test_without_an_optimizer_state_options_bound_what_was_trained(translation, inspect, edited):
-    def change(content):
-        content["last_optimizer_state"] = None
-        content["cfg"]["dataset"]["max_tokens"] = 300
-        content["cfg"]["task"].update(max_source_positions=200, max_target_positions=500)
-
-    _, found = inspect(edited(translation.last, change))
-    assert trained(found)["decoder layer 0 cross attention"] == [-299, 199]
-
-
-def test_a_flattened_optimizer_state_is_read(translation, inspect, edited):
-    """As --fp16 stores it."""
-
-    def change(content):
-        state = content["last_optimizer_state"]["state"]
-        flat = {
-            name: torch.cat([state[i][name].flatten() for i in sorted(state)]) for name in ("exp_avg", "exp_avg_sq")
-        }
-        content["last_optimizer_state"]["state"] = {0: flat}
-
-    assert trained(inspect(edited(translation.last, change))[1]) == trained(inspect(translation.last)[1])
-
-
-def test_segments_bound_what_a_language_model_without_chunks_learned(sweep_folder, inspect, edited):
-    def change(content):
-        content["cfg"]["model"].update(decoder_chunk_size=-1, max_target_positions=100)
-        content["cfg"]["task"].update(tokens_per_sample=6, variant_block_multiple_max=3)
-
-    _, found = inspect(edited(sweep_folder / "rotary.pt", change))
-    assert {each["first"] for each in found["position_scores"]} == {-99}
-    assert set(map(tuple, trained(found).values())) == {(-17, 0)}
-
-
-def test_rotary_scores_are_inner_products_of_rotated_vectors(sweep_folder, inspect):
-    tensors = torch.load(sweep_folder / "rotary.pt", weights_only=True)["model"]
-    found = scores(inspect(sweep_folder / "rotary.pt")[1])
-    assert list(found) == ["decoder layer 0", "decoder layer 1"]
-    positions = torch.arange(CHUNK)
-    for layer, (first, values) in enumerate(found.values()):
-        a, b = (tensors[f"decoder.layers.{layer}.mixer.position_bias.{name}"] for name in "ab")
-        expected = rotate(a, positions) @ rotate(b, positions).t()  # of query i and key j
-        assert first == 1 - CHUNK
-        assert values == pytest.approx(expected[-1].tolist(), rel=1e-4, abs=1e-6)
-
-
-def with_bias(content, kind):
-    content["cfg"]["model"]["rel_pos_bias"] = kind
-    content["last_optimizer_state"] = None
-    for name in [name for name in content["model"] if ".position_bias." in name]:
-        del content["model"][name]
-    if kind == "t5":
-        for layer in range(LM_SIZES["layers"]):
-            content["model"][f"decoder.layers.{layer}.mixer.position_bias.weight"] = layer + torch.arange(32.0)
-
-
-def test_t5_scores_are_looked_up_by_bucket(sweep_folder, inspect, edited):
-    out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, "t5")))
-    buckets = t5_bucket(torch.arange(1 - CHUNK, 1), causal=True)
-    assert scores(found) == {f"decoder layer {i}": (1 - CHUNK, (i + buckets).tolist()) for i in range(2)}
-    assert ", position bias t5," in out
-
-
-@pytest.mark.parametrize("kind", ["rope", "alibi", "none"])
-def test_without_a_learned_bias_there_are_no_scores(kind, sweep_folder, inspect, edited, drawn):
-    out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, kind)))
-    assert found["position_scores"] == []
-    assert f", position bias {kind}," in out
-    assert "position scores" not in out
-    assert not drawn["plot"]
-    assert len(drawn["set_title"]) == 1
-
-
-# ---------------------------------------------------------------------------------------------- the figure
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The calls of matplotlib's methods, by name."""
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    calls = {"fill_between": [], "vlines": [], "plot": [], "set_title": [], "set_xlim": []}
-
-    def listen(name, method):
-        def call(self, *given, **how):
-            calls[name].append((how.get("label"), *given) if name == "plot" else given)
-            return method(self, *given, **how)
-
-        monkeypatch.setattr(axes, name, call)
-
-    for name in calls:
-        listen(name, getattr(axes, name))
-    return calls
-
-
-def test_the_figure_has_a_histogram_for_each_row_and_a_panel_for_each_kind_of_scores(
-    translation, inspect, drawn, tmp_path
-):
-    _, found = inspect(translation.last)
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    rows = found["half_lives"]["rows"]
-    for (edges, base, tops), seen, place in zip(drawn["fill_between"], reversed(rows), range(3)):
-        assert edges == found["half_lives"]["edges"]
-        assert base == place
-        heights = np.array(tops[:-1]) - place
-        assert heights == pytest.approx(0.9 * np.array(seen["counts"]) / max(seen["counts"]))
-    assert len(drawn["fill_between"]) == len(rows) == 3
-    assert drawn["vlines"] == [((5, 5, 5), (0, 1, 2), (1, 2, 3))]
-    titles = [title for (title,) in drawn["set_title"]]
-    assert titles[1:] == [f"position scores, {part}" for part in ("encoder", "decoder", "decoder cross attention")]
-    whole, reached = drawn["plot"][::2], drawn["plot"][1::2]
-    assert [(x[0], x[-1], len(y)) for _, x, y in whole] == [(-4, 4, 9), (-4, 0, 5), (-1023, 1023, 2047)]
-    assert [(label, [x[0], x[-1]]) for label, x, _ in reached] == list(trained(found).items())
-    limits = [low for low, *_ in drawn["set_xlim"] if isinstance(low, float)]
-    assert limits[-1] > -60  # most distances that training did not reach are beyond the panel
-
-
-def test_without_matplotlib_there_is_no_figure(translation, tmp_path, monkeypatch, capsys):
-    for module in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    code = main(["inspect", str(translation.last), f"--out={tmp_path / 'out'}"])
-    out, err = capsys.readouterr()
-    assert (code, out.splitlines()[-1]) == (0, f"wrote {tmp_path / 'out.json'}"), err
-    assert err == (
-        f"{tmp_path / 'out'}.png was not drawn without matplotlib; install it and run the same command again\n"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

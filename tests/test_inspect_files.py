@@ -18,23 +18,23 @@ def content(sweep_folder):
 
 
 @pytest.fixture
-def inspect(sweep_folder, tmp_path, capsys):
+def call(sweep_folder, tmp_path, capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
 
-    def call(path=sweep_folder / "rotary.pt", out=tmp_path / "out"):
+    def run_inspect(path=sweep_folder / "rotary.pt", out=tmp_path / "out"):
         return main(["inspect", str(path), f"--out={out}"]), *capsys.readouterr()
 
-    return call
+    return run_inspect
 
 
 refused = partial(refused_by, "inspect")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_diverged_model_is_an_error_that_names_a_tensor(content, inspect, tmp_path, number):
+def test_a_diverged_model_is_an_error_that_names_a_tensor(content, call, tmp_path, number):
     content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = number
     torch.save(content, tmp_path / "any.pt")
-    refused(inspect(tmp_path / "any.pt"), "in 1 of", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
+    refused(call(tmp_path / "any.pt"), "in 1 of", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
 
 
 def test_a_shell_sees_tables_and_the_names_of_files(sweep_folder, tmp_path):
@@ -46,32 +46,32 @@ def test_a_shell_sees_tables_and_the_names_of_files(sweep_folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
-def test_an_inspection_replaces_an_earlier_one(inspect, tmp_path):
-    assert inspect()[0] == 0
+def test_an_inspection_replaces_an_earlier_one(call, tmp_path):
+    assert call()[0] == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(before) == ["out.json", "out.png"]
-    assert inspect()[0] == 0
+    assert call()[0] == 0
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(before["out.json"])
 
 
 @pytest.mark.parametrize(
     ("name", "text"), [("out.json", "precious"), ("out.json", "[1]"), ("out.json", "{}"), ("out.png", "precious")]
 )
-def test_other_files_are_not_overwritten(inspect, tmp_path, name, text):
+def test_other_files_are_not_overwritten(call, tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    refused(inspect(), tmp_path / name, "this command did not write it", "--out")
+    refused(call(), tmp_path / name, "this command did not write it", "--out")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, text)]
 
 
 @pytest.mark.parametrize(
     ("out", "words"), [("", "--out is ''"), ("missing/", "--out is 'missing/'"), ("missing/out", "the folder missing")]
 )
-def test_wrong_prefixes_are_refused_before_any_work(inspect, out, words):
-    refused(inspect("none.pt", out), words)
+def test_wrong_prefixes_are_refused_before_any_work(call, out, words):
+    refused(call("none.pt", out), words)
 
 
-def test_a_folder_in_the_place_of_a_file_is_refused(inspect, tmp_path):
-    assert inspect()[0] == 0
+def test_a_folder_in_the_place_of_a_file_is_refused(call, tmp_path):
+    assert call()[0] == 0
     (tmp_path / "out.png").unlink()
     (tmp_path / "out.png").mkdir()
-    refused(inspect(), "out.png is a folder")
+    refused(call(), "out.png is a folder")

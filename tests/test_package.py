@@ -101,10 +101,12 @@ def test_every_folder_with_code_is_a_package():
     assert all((path.parent / "__init__.py").exists() for path in SOURCES)
 
 
-def test_no_module_of_the_cli_has_the_name_of_a_module_on_another_layer():
-    cli = {path.stem for path in (PACKAGE / "cli").rglob("*.py")}
-    others = {path.stem for path in SOURCES if PACKAGE / "cli" not in path.parents}
-    assert cli & others == {"__init__"}
+def test_a_module_name_occurs_in_one_folder_of_the_package():
+    folders = {}
+    for path in PACKAGE.glob("*/**/*.py"):
+        if path.stem != "__init__":
+            folders.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parts[0])
+    assert {name: found for name, found in folders.items() if len(found) > 1} == {}
 
 
 def test_no_file_is_longer_than_450_lines():
