@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import tarfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq.data.encoders import build_bpe
 
 from tests.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
@@ -263,7 +265,7 @@ def test_wmt_is_downloaded_cleaned_and_segmented_and_the_removed_pairs_are_repor
 
 def test_wmt_is_trained_as_published_and_scored_four_ways(prepared):
     wmt, _ = prepared("subword-nmt")
-    wmt.run("train.sh", *NARROW, "--max-update=2", PRECISION="bf16", KEEP=2)
+    wmt.run("train.sh", *NARROW, "--max-update=1", PRECISION="bf16", KEEP=2)
     cfg = torch.load(wmt.checkpoints / "checkpoint_last.pt", weights_only=True)["cfg"]
     assert cfg["model"]["_name"] == "mega_transformer_base"
     names = ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "share_all_embeddings")
@@ -290,7 +292,7 @@ def knowing_the_reference(recipe, place):
     return answering(place, "generate")
 
 
-@pytest.mark.parametrize("bpe", ["sentencepiece", "subword-nmt", "fastbpe"])
+@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
 def test_translations_are_joined_to_words_and_sorted_like_the_reference(prepared, bpe, tmp_path):
     if bpe == "fastbpe":
         pytest.importorskip("fastBPE")
@@ -308,6 +310,16 @@ def test_translations_are_joined_to_words_and_sorted_like_the_reference(prepared
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])
     assert "the number of translations differs" in wmt.refusal("generate.sh", **variables)
     assert not (tmp_path / "scores.txt").exists()  # scores of the earlier translation
+
+
+def test_fairseq_reads_the_codes_of_the_recipe_with_its_own_fastbpe(prepared):
+    """As with --bpe fastbpe --bpe-codes."""
+    pytest.importorskip("fastBPE")
+    wmt, _ = prepared("fastbpe")
+    bpe = build_bpe(Namespace(bpe="fastbpe", bpe_codes=str(wmt.data / "fastbpe/codes")))
+    words, pieces = (text(wmt.data / folder / "test.de") for folder in ("tok", "fastbpe/text"))
+    assert [bpe.encode(line) for line in words] == pieces
+    assert [bpe.decode(line) for line in pieces] == words
 
 
 def test_a_dead_link_is_reported_with_the_missing_file_and_the_folder_for_it(wmt, mirror):

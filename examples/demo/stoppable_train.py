@@ -3,29 +3,24 @@
 import os
 import signal
 
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.distributed.utils import call_main
-from fairseq_cli.train import main
+# Sets the log format, which must happen before anything else of fairseq is imported.
+from fairseq_cli import train
 
 
-def train() -> None:
-    cfg, process = (
-        convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser())),
-        os.getpid(),
-    )
+def main() -> None:
+    args = train.options.parse_args_and_arch(train.options.get_training_parser())
+    cfg, process = train.convert_namespace_to_omegaconf(args), os.getpid()
 
     def stop(*_) -> None:
-        if os.getpid() == process:
-            # fairseq reads both after every update: the current one becomes the last.
-            cfg.optimization.max_update = 1
-            cfg.dataset.disable_validation = True
-        else:  # a process that loads data
+        if os.getpid() != process:  # it loads data
             os._exit(1)
+        # fairseq reads both after every update: the current one becomes the last.
+        cfg.optimization.max_update = 1
+        cfg.dataset.disable_validation = True
 
     signal.signal(signal.SIGTERM, stop)
-    call_main(cfg, main)
+    train.distributed_utils.call_main(cfg, train.main)
 
 
 if __name__ == "__main__":
-    train()
+    main()
