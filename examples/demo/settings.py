@@ -21,7 +21,7 @@ SENTENCES = 986  # of the test set
 TRAINED_CHUNK = 256  # chunk size of Mega's attention in training
 CHUNKS = (64, TRAINED_CHUNK, 1024)  # chunk sizes that Mega is evaluated with
 WINDOW, CONTEXT = 512, 256  # the Transformer reads 512 tokens at once, the first 256 of them only as context
-PROMPT, CONTINUED = 150, 300  # bytes of test text that Mega continues, and bytes that it adds
+PROMPT, CONTINUED = 150, 300  # bytes of test text at most that Mega continues, and bytes at least that it adds
 
 
 class Task(NamedTuple):
