@@ -71,7 +71,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
         "--distributed-world-size=1",  # equal batches, whatever the number of GPUs
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
-        *[f"--save-interval-updates={quarter}", "--save-interval=1000", "--keep-interval-updates=1"],
+        *[f"--save-interval-updates={max(50, quarter)}", "--save-interval=1000", "--keep-interval-updates=1"],
         *[f"--validate-interval-updates={quarter}", "--validate-interval=1000"],
         *["--log-format=json", f"--log-interval={min(20, quarter)}", *task.options, *task.models[model]],
     ]
