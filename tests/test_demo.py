@@ -86,8 +86,8 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
         *[*of_both, "BLEU", "chrF", "translating, tokens/s"],
         *["test, bits per byte", "evaluating, tokens/s"],
     }
-    bits = dict(re.findall(r"(\d\.\d{3}) at (\d+)", shown))
-    assert list(bits.values()) == ["64", "256", "1024"]
+    bits, chunks = zip(*re.findall(r"(\d\.\d{3}) at (\d+)", shown))
+    assert chunks == ("64", "256", "1024")
     assert all(6 < float(bit) < 10 for bit in bits)  # after four updates: about those of guessing
     assert re.search(r"This call took \d+\.\d minutes\.$", said.strip())
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
