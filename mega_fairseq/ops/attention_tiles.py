@@ -78,7 +78,8 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        v, inputs = ctx.saved_tensors[0], _Inputs(*ctx.saved_tensors[1:])
+        v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint asks for
+        inputs = _Inputs(*inputs)
         q, k, bias, multiplier, _, keep, rest = inputs
         dq = torch.empty_like(q)
         dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
