@@ -365,7 +365,8 @@ def test_fairseq_train_continues_from_a_converted_model(option, converted, binar
     said = fairseq(
         "train", binarised, *PLUGIN, option, converted(case), "--arch", "mega_transformer",
         *sizes, "--normalize-before", "--rel-pos-bias", "rotary", "--max-source-positions", 64,
-        "--max-target-positions", 64, "--truncation-length", 1024, "--dropout", 0, "--optimizer", "adam", "--lr", 0,
+        "--max-target-positions", 64, "--truncation-length", 1024, "--decoder-truncation-length", 0,
+        "--dropout", 0, "--optimizer", "adam", "--lr", 0,
         "--max-update", 1, "--max-tokens", 400, "--required-batch-size-multiple", 1, "--cpu",
         "--save-dir", tmp_path,
     )  # fmt: skip

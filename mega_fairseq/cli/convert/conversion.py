@@ -163,11 +163,13 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
     lines = [f"{released.options['arch']}, {what}, {parameters:,} parameters, stored as {dtype}"]
     taps = released.options["truncation_length"]
     if taps:
-        ema, kept = ("the decoder's EMA", f"; the encoder's keeps {taps}") if family is TRANSLATION else ("the EMA", "")
-        lines.append(f"{ema} keeps all its taps: the release used {taps} in training, but all in evaluation{kept}")
+        ema, option = ("the EMA", "--truncation-length 0")
+        if family is TRANSLATION:
+            ema, option = ("the decoder's EMA", f"--truncation-length {taps} --decoder-truncation-length 0")
+        lines.append(f"{ema} keeps all its taps ({option}): the release used {taps} in training, but all in evaluation")
     lines.append(
         "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
-        "with --finetune-from-model or --restore-file and the same model options"
+        "with --finetune-from-model or --restore-file and these model options"
     )
     paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
     if paths:

@@ -46,11 +46,12 @@ COMMON = {
 
 
 def _settle_translation(model: Options, task: Options) -> None:
-    model["decoder_truncation_length"] = 0  # the release ignores it in generation
+    if model["truncation_length"]:
+        model["decoder_truncation_length"] = 0  # the release ignores it in generation
 
 
 def _settle_language(model: Options, task: Options) -> None:
-    model["truncation_length"] = model["decoder_truncation_length"] = 0  # ignored in evaluation
+    model["truncation_length"] = 0  # the release ignores it in evaluation
     if model["max_target_positions"] is None:
         model["max_target_positions"] = task["tokens_per_sample"]
     if model["decoder_chunk_size"] != -1:
