@@ -102,7 +102,7 @@ def _to_load(options: DictConfig, chosen: Optional[str]) -> Tuple[Optional[Path]
     last = Path(options.save_dir, LAST)
     if last.exists():
         return last, not options.reset_optimizer
-    once = options.get("continue_once")
+    once = getattr(options, "continue_once", None)  # fairseq 0.12.2 has no such option
     if once:
         return Path(once), not options.reset_optimizer
     return Path(options.finetune_from_model) if options.finetune_from_model else None, False

@@ -18,8 +18,8 @@ def option_of_command(section: FairseqDataclass, name: str, default: Any = None)
     """Return the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
     if not isinstance(section, DictConfig):
         return default
-    try:
-        return OmegaConf.create({"option": f"${{{name}}}"}, parent=section).option
+    try:  # a list, since omegaconf 2.0 lets no key into a part of a config that takes no new keys
+        return OmegaConf.create([f"${{{name}}}"], parent=section)[0]
     except omegaconf.errors.OmegaConfBaseException:
         return default
 
