@@ -1,14 +1,18 @@
 """The layers that are measured: ours, torch's Transformer layer, the textbook EMA, and mega-pytorch if installed."""
 
 import math
-from typing import Callable, Dict, Optional
+from typing import Callable, Optional
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBlock, MovingAverageGatedAttention
 
-DIM, SHARED, VALUES, NDIM, CHUNK = 512, 128, 1024, 16, 128
+DIM, SHARED, VALUES, NDIM, CHUNK = 512, 128, 1024, 16, 128  # widths of mega_transformer_base
+HEADS = 8
+# Hidden width of torch's feed-forward. With the first its layer has as many parameters as a Mega block, within 2%;
+# the second is that of the Transformer's paper.
+EQUAL, STANDARD = 2144, 2048
 
 MEGA = {
     "chunk128_causal_rotary": {"chunk_size": CHUNK, "causal": True, "position_bias": "rotary"},
@@ -16,35 +20,62 @@ MEGA = {
     "full_causal_rotary": {"chunk_size": None, "causal": True, "position_bias": "rotary"},
     "full_bidir_simple": {"chunk_size": None, "causal": False, "position_bias": "simple"},
 }
+CHUNKED = [name for name in MEGA if name.startswith("chunk")]
+# For figures and printed tables.
+LABELS = {
+    "torch": "Transformer layer of torch",
+    "chunk128_causal_rotary": "Mega, causal, chunks of 128",
+    "chunk128_bidir_simple": "Mega, bidirectional, chunks of 128",
+    "full_causal_rotary": "Mega, causal, full attention",
+    "full_bidir_simple": "Mega, bidirectional, full attention",
+}
 
 
-def mega(name: str, length: int) -> nn.Module:
-    return MovingAverageGatedAttention(
-        GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, max_positions=length, **MEGA[name])
-    )
+def layer(name: str, length: int) -> nn.Module:
+    """A whole layer: gated attention and feed-forward, or torch's counterpart."""
+    if name == "torch":
+        return torch_layer(EQUAL)
+    return MegaBlock(_attention(name, length), FeedForwardConfig(DIM, hidden_dim=VALUES))
 
 
-def torch_layer() -> nn.Module:
-    """torch's own layer on its fused attention, feed-forward of 2048 included; dropout off, as in the others."""
-    return nn.TransformerEncoderLayer(DIM, 8, 2048, dropout=0.0, batch_first=True)
+def sublayer(name: str, length: int) -> nn.Module:
+    """Gated attention alone. The released code was measured like this, against torch's whole layer."""
+    if name == "torch":
+        return torch_layer(STANDARD)
+    return MovingAverageGatedAttention(_attention(name, length))
+
+
+def _attention(name: str, length: int) -> GatedAttentionConfig:
+    return GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, max_positions=length, **MEGA[name])
+
+
+def torch_layer(hidden: int) -> nn.Module:
+    """On torch's fused attention; without dropout, as the others."""
+    return nn.TransformerEncoderLayer(DIM, HEADS, hidden, dropout=0.0, batch_first=True)
+
+
+def size_of(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class Projections(nn.Module):
-    """The matrix products of our layer with all else left out: the floor that it stands on."""
+    """The matrix products of a Mega block without everything else: a lower bound of its time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values, self.inner = nn.Linear(DIM, VALUES), nn.Linear(DIM, SHARED + VALUES + 2 * DIM)
         self.hidden = nn.Linear(VALUES, DIM)
+        self.expand, self.contract = nn.Linear(DIM, VALUES), nn.Linear(VALUES, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        values, inner = self.values(x), self.inner(x)
+        inner = self.inner(x)
+        y = self.contract(self.expand(self.hidden(self.values(x))))
         # Gradients of ones reach every product; the sums cost next to nothing.
-        return self.hidden(values).sum() + inner.sum()
+        return y.sum() + inner.sum()
 
 
 def mega_pytorch(causal: bool = True) -> Optional[nn.Module]:
-    """PyPI's mega-pytorch at the same widths, or None where it is not installed. It has no chunks."""
+    """The gated attention of PyPI's mega-pytorch at the same widths, or None if not installed. It has no chunks."""
     try:
         from mega_pytorch.mega_pytorch import MegaLayer
     except ImportError:
@@ -53,7 +84,7 @@ def mega_pytorch(causal: bool = True) -> Optional[nn.Module]:
 
 
 def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor, omega: Tensor) -> Tensor:
-    """The EMA as the paper's appendix writes it: all D x N x L powers, then an FFT of twice the length. x (B, L, D)."""
+    """The EMA as in the paper's appendix: all D x N x L powers, then an FFT of twice the length. x (B, L, D)."""
     length = x.size(1)
     weight = torch.sigmoid(alpha)
     decay = 1.0 - weight * torch.sigmoid(delta)
@@ -76,9 +107,3 @@ def training_step(module: Callable[[Tensor], Tensor], batch: int, length: int) -
             module.zero_grad(set_to_none=True)
 
     return step
-
-
-def layers(length: int, with_full: bool, with_torch: bool) -> Dict[str, nn.Module]:
-    chosen = {"torch": torch_layer()} if with_torch else {}
-    chosen.update({name: mega(name, length) for name in MEGA if with_full or name.startswith("chunk")})
-    return chosen

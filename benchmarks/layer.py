@@ -1,20 +1,23 @@
-"""Speed and memory of one layer against torch's, and of the EMA against its textbook form.
+"""Speed and memory of a Mega layer against torch's Transformer layer, and of the EMA against its textbook form.
 
-    python benchmarks/layer.py                      everything (about 30 minutes): tables, and with --json a file
-    python benchmarks/layer.py --tables ema,forms   some of: layer, projections, flat, memory, ema, forms, rival
-    python benchmarks/layer.py --quick              a minute, at small lengths: does it all run?
+    python benchmarks/layer.py                      all tables (about 40 minutes); --json keeps the numbers
+    python benchmarks/layer.py --tables ema,forms   some tables: see --help
+    python benchmarks/layer.py --quick              a minute, at small lengths: does everything run?
     python benchmarks/layer.py --plot FILE.json     draws FILE.png from what --json wrote
 
-Correctness first: nothing is timed that does not agree with its naive form.
+`layer` compares whole layers of equal size: a Mega block with its feed-forward and nn.TransformerEncoderLayer.
+`sublayer` times the gated attention alone, which has two thirds of the parameters. Everything is checked against its
+naive form before it is timed.
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, Dict, Iterable, List
 
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
 
@@ -23,12 +26,14 @@ from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mi
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
 
+Build = Callable[[str, int], nn.Module]
+
 TOKENS = 8192  # a step, or one sequence where that is longer
-LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention would take minutes a step
 
 
-# ------------------------------------------------------------------------------------------- correctness gate
+# ------------------------------------------------------------------------------------------- correctness first
 
 
 def gate() -> None:
@@ -36,7 +41,7 @@ def gate() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         for name in (n for n in c.MEGA if "causal" in n):
-            layer, x, state, ys = c.mega(name, 140).double(), torch.randn(1, 140, c.DIM, dtype=torch.float64), None, []
+            layer, x, state, ys = c.layer(name, 140).double(), torch.randn(1, 140, c.DIM, dtype=torch.float64), None, []
             whole, _ = layer(x)
             for t in range(x.size(1)):
                 y, state = layer(x[:, t : t + 1], state)
@@ -59,45 +64,41 @@ def ema_parameters() -> List[torch.Tensor]:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def layer_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """Tokens per CPU second, forward and backward."""
+def layer_table(lengths: List[int], tokens: int, repeats: int, build: Build = c.layer) -> Dict:
+    """Whole layers of equal size: tokens per CPU second, forward and backward."""
+    sizes = {name: c.size_of(build(name, min(lengths))) for name in ("torch", *c.MEGA)}
+    print("parameters: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
     rows = []
     for length in lengths:
-        quadratic = length <= LONGEST_QUADRATIC
-        step_tokens = max(tokens, length)
-        steps = {
-            name: c.training_step(module, step_tokens // length, length)
-            for name, module in c.layers(length, quadratic, quadratic).items()
-        }
-        times = seconds(steps, repeats)
-        rows.append({"length": length, "tokens": step_tokens, "seconds": times})
-        show_layer_row(rows[-1])
-    return rows
+        names = ["torch", *c.MEGA] if length <= LONGEST_QUADRATIC else c.CHUNKED
+        rows.append(speed_row(names, length, max(tokens, length), repeats, build))
+    return {"parameters": sizes, "rows": rows}
 
 
-def show_layer_row(row: Dict) -> None:
-    torch_time = row["seconds"].get("torch")
+def sublayer_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
+    """Gated attention alone, without feed-forward: tokens per CPU second, against the same whole layer of torch."""
+    return layer_table(lengths, tokens, repeats, c.sublayer)
+
+
+def speed_row(names: Iterable[str], length: int, tokens: int, repeats: int, build: Build = c.layer) -> Dict:
+    steps = {name: c.training_step(build(name, length), tokens // length, length) for name in names}
+    times = seconds(steps, repeats)
     cells = []
-    for name, time in row["seconds"].items():
-        ratio = f" ({torch_time / time:.2f}x)" if torch_time else ""
-        cells.append(f"{name} {row['tokens'] / time:,.0f}{ratio}")
-    print(f"L={row['length']:>6} tokens/CPU-s: " + ", ".join(cells), flush=True)
+    for name, time in times.items():
+        ratio = f" ({times['torch'] / time:.2f}x)" if "torch" in times else ""
+        cells.append(f"{name} {tokens / time:,.0f}{ratio}")
+    print(f"L={length:>6} tokens/CPU-s: " + ", ".join(cells), flush=True)
+    return {"length": length, "tokens": tokens, "seconds": times}
 
 
 def flat_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """The chunked layers at the same number of tokens a step, whatever the length: what length alone costs."""
-    rows = []
-    for length in lengths:
-        modules = {name: c.mega(name, length) for name in c.MEGA if name.startswith("chunk")}
-        steps = {name: c.training_step(module, tokens // length, length) for name, module in modules.items()}
-        rows.append({"length": length, "tokens": tokens, "seconds": seconds(steps, repeats)})
-        show_layer_row(rows[-1])
-    return rows
+    """The chunked layers at the same number of tokens a step: what length alone costs."""
+    return [speed_row(c.CHUNKED, length, tokens, repeats) for length in lengths]
 
 
 def projections_table(length: int, tokens: int, repeats: int) -> Dict:
-    """What share of a chunked layer's time its matrix products alone take."""
-    modules = {"projections": c.Projections(), **{n: c.mega(n, length) for n in c.MEGA if n.startswith("chunk")}}
+    """Share of a chunked layer's time that its matrix products alone take."""
+    modules = {"projections": c.Projections(), **{name: c.layer(name, length) for name in c.CHUNKED}}
     times = seconds({n: c.training_step(m, tokens // length, length) for n, m in modules.items()}, repeats)
     for name, time in times.items():
         print(f"L={length} {name}: {time:.3f} CPU-s, projections {times['projections'] / time:.0%} of it", flush=True)
@@ -105,24 +106,23 @@ def projections_table(length: int, tokens: int, repeats: int) -> Dict:
 
 
 def rival_table(length: int, tokens: int, repeats: int) -> Dict:
-    """PyPI's mega-pytorch at the same widths, full causal attention; nothing where it is not installed."""
+    """PyPI's mega-pytorch, gated attention at the same widths, full and causal; empty if it is not installed."""
     rival = c.mega_pytorch()
     if rival is None:
         print("mega-pytorch is not installed: pip install --no-deps mega-pytorch einops")
         return {}
-    modules = {"mega_pytorch": rival, "full_causal_rotary": c.mega("full_causal_rotary", length)}
+    modules = {"mega_pytorch": rival, "full_causal_rotary": c.sublayer("full_causal_rotary", length)}
     times = seconds({n: c.training_step(m, tokens // length, length) for n, m in modules.items()}, repeats)
     print(f"L={length}: ours is {times['mega_pytorch'] / times['full_causal_rotary']:.1f}x as fast", flush=True)
     return {"length": length, "tokens": tokens, "seconds": times}
 
 
-def memory_table(lengths: List[int]) -> List[Dict]:
-    """Peak MiB of a step above what stood before it, gradients included; a fresh process each."""
+def memory_table(lengths: List[int], tokens: int) -> List[Dict]:
+    """Whole layers: peak MiB of a step, gradients included, in a fresh process each."""
     rows = []
     for length in lengths:
-        names = [n for n in ("torch", *c.MEGA) if length <= LONGEST_QUADRATIC or n == "torch" or n.startswith("chunk")]
-        row = {n: in_fresh_process(__file__, "layer", n, length)[0] for n in names}
-        rows.append({"length": length, "tokens": max(TOKENS, length), "mib": row})
+        row = {name: in_fresh_process(__file__, "layer", name, length, tokens)[0] for name in ("torch", *c.MEGA)}
+        rows.append({"length": length, "tokens": max(tokens, length), "mib": row})
         cells = (f"{n} {mib:.0f} ({mib / row['torch']:.2f}x)" for n, mib in row.items())
         print(f"L={length:>6} peak MiB: " + ", ".join(cells), flush=True)
     return rows
@@ -141,12 +141,12 @@ def ema_steps(length: int, tokens: int) -> Dict[str, Callable[[], None]]:
     }
 
 
-def ema_table(lengths: List[int], repeats: int) -> Dict:
+def ema_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
     """The EMA alone, forward and backward: against the textbook, and time per token as length grows."""
     rows = []
     for length in lengths:
-        times = seconds(ema_steps(length, TOKENS), repeats)
-        mib = {n: in_fresh_process(__file__, "ema", n, length)[0] for n in times}
+        times = seconds(ema_steps(length, tokens), repeats)
+        mib = {n: in_fresh_process(__file__, "ema", n, length, tokens)[0] for n in times}
         rows.append({"length": length, "seconds": times, "mib": mib})
         print(
             f"L={length:>6} EMA: {times['textbook'] / times['ours']:.1f}x the textbook's speed "
@@ -154,14 +154,14 @@ def ema_table(lengths: List[int], repeats: int) -> Dict:
             f"1/{mib['textbook'] / mib['ours']:.1f} of its memory ({mib['ours']:.0f} and {mib['textbook']:.0f} MiB)",
             flush=True,
         )
-    long = max(LENGTHS) if max(lengths) >= TOKENS else max(lengths)
+    long = max(LENGTHS) if max(lengths) >= TOKENS else max(lengths)  # the latter for --quick
     per_token = seconds({n: ema_steps(n, long)["ours"] for n in (min(1024, long), long)}, repeats)
     ratio = per_token[long] / per_token[min(1024, long)]
     print(f"EMA, {long} tokens a step: time per token at L={long} is {ratio:.2f} of that at L={min(1024, long)}")
     return {"rows": rows, "long": long, "long_ratio": ratio}
 
 
-def forms_table(lengths: List[int], repeats: int) -> List[Dict]:
+def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
     """Which form of the EMA when: the crossovers behind the constants in ops/ema.py."""
     from mega_fairseq.ops import ema_blocks as module
 
@@ -175,9 +175,9 @@ def forms_table(lengths: List[int], repeats: int) -> List[Dict]:
                 module.BLOCK = size
                 return ema_scan(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0]
 
-            steps[f"scan_{size}"] = c.training_step(scan, TOKENS // length, length)
+            steps[f"scan_{size}"] = c.training_step(scan, tokens // length, length)
         steps["fft"] = c.training_step(
-            lambda x: ema_fft(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0], TOKENS // length, length
+            lambda x: ema_fft(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0], tokens // length, length
         )
         rows.append({"length": length, "seconds": seconds(steps, repeats)})
         print(
@@ -190,14 +190,14 @@ def forms_table(lengths: List[int], repeats: int) -> List[Dict]:
 # ------------------------------------------------------------------------------------------- one process, one number
 
 
-def one(kind: str, name: str, length: int) -> float:
+def one(kind: str, name: str, length: int, tokens: int) -> float:
     """Peak memory of a step, after a small step has loaded what the libraries load once."""
     if kind == "ema":
         ema_steps(64, 256)[name]()
-        return peak_mib(ema_steps(length, TOKENS)[name])
-    layer = c.torch_layer() if name == "torch" else c.mega(name, length)
-    c.training_step(layer, 1, 256)()
-    return peak_mib(c.training_step(layer, max(1, TOKENS // length), length))
+        return peak_mib(ema_steps(length, tokens)[name])
+    layer = c.layer(name, length)
+    c.training_step(layer, 1, min(length, 256))()
+    return peak_mib(c.training_step(layer, max(1, tokens // length), length))
 
 
 def plot(source: Path) -> None:
@@ -210,38 +210,44 @@ def plot(source: Path) -> None:
     results = json.loads(source.read_text())
     figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for axis, rows, value, title in (
-        (speed, results["layer"], lambda row, n: row["tokens"] / row["seconds"][n], "tokens per CPU second"),
+        (speed, results["layer"]["rows"], lambda row, n: row["tokens"] / row["seconds"][n], "tokens per CPU second"),
         (memory, results["memory"], lambda row, n: row["mib"][n] * TOKENS / row["tokens"], "peak MiB per 8192 tokens"),
     ):
         key = "seconds" if axis is speed else "mib"
         for name in rows[0][key]:
             points = [(row["length"], value(row, name)) for row in rows if name in row[key]]
-            axis.plot(*zip(*points), marker="o", label=name.replace("_", " "))
+            axis.plot(*zip(*points), marker="o", label=c.LABELS[name])
         axis.set(xscale="log", xlabel="sequence length", title=title, ylim=(0, None))
-        axis.set_xscale("log", base=2)
+        lengths = [row["length"] for row in rows]
+        axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     speed.legend(fontsize=8)
     cpu = results["machine"]["layer"]["cpu"]
-    figure.suptitle(f"One layer, forward + backward, d = 512, one thread of {cpu}", fontsize=10)
+    size = results["layer"]["parameters"]["torch"] / 1e6
+    title = f"One layer of {size:.1f}M parameters, feed-forward included, forward + backward, one thread of {cpu}"
+    figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(source.with_suffix(".png"), dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="layer,projections,flat,memory,ema,forms,rival", help="which to run")
-    parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
+    tables = "layer,sublayer,projections,flat,memory,ema,forms,rival"
+    parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
+    parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 128 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw what --json wrote, beside it")
-    parser.add_argument("--one", nargs=3, metavar=("KIND", "NAME", "LENGTH"), help="peak memory of one step")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # kind, name, length and tokens of one step
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.plot:
         return plot(args.plot)
     if args.one:
-        print(one(args.one[0], args.one[1], int(args.one[2])))
+        kind, name, length, tokens = args.one
+        print(one(kind, name, int(length), int(tokens)))
         return
     gate()
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
@@ -254,12 +260,13 @@ def main() -> None:
     longest = max(quadratic, default=LONGEST_QUADRATIC)
     tables = {
         "layer": (layer_table, lengths, tokens, repeats),
+        "sublayer": (sublayer_table, quadratic, tokens, repeats),
         "projections": (projections_table, min(4096, longest), max(tokens, 4096), repeats),
-        "flat": (flat_table, sorted({min(lengths), max(lengths)}), flat_tokens, min(3, repeats)),
+        "flat": (flat_table, sorted({min(512, max(lengths)), max(lengths)}), flat_tokens, min(3, repeats)),
         "rival": (rival_table, min(1024, longest), tokens, min(2, repeats)),
-        "memory": (memory_table, quadratic),
-        "ema": (ema_table, [n for n in quadratic if n >= 1024], repeats),
-        "forms": (forms_table, quadratic, repeats),
+        "memory": (memory_table, quadratic, tokens),
+        "ema": (ema_table, [n for n in quadratic if n >= 1024], tokens, repeats),
+        "forms": (forms_table, quadratic, tokens, repeats),
     }
     for name in chosen_tables(parser, args.tables, tables):
         table, *arguments = tables[name]

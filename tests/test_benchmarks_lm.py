@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import sys
 
 import pytest
 import torch
@@ -11,29 +12,26 @@ import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - they register themselves
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
 from mega_fairseq.cli.sweep.record import Point
-from tests.commands import preprocess_text
-from tests.test_benchmarks import run
+from tests.commands import ROOT, fresh, preprocess_text
 
 
+def run(script, *words):
+    return fresh(sys.executable, ROOT / "benchmarks" / script, *words)
+
+
+@pytest.mark.slow
 def test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers(tmp_path):
     out = tmp_path / "eval_lm.json"
     out.write_text('{"earlier": 1, "head": 2}')
-    result = run("--quick", "--json", str(out), script="eval_lm.py")
-    assert result.returncode == 0, result.stderr
+    run("eval_lm.py", "--quick", "--json", out)
     numbers = json.loads(out.read_text())
     assert set(numbers) == {"machine", "earlier", *eval_lm.TABLES}
     assert numbers["head"]["difference"] < 1e-4
     assert all(time > 0 for time in numbers["head"]["seconds"].values())
     for row in numbers["evaluation"]:
-        assert all(row[name]["tokens_per_second"] > 0 for name in ("transformer", "chunk 1024", "chunk 2048"))
-    assert [row["tokens"] for row in numbers["stream"]] == [2000, 8000]
+        assert all(row[name]["tokens_per_second"] > 0 for name in ("transformer", "chunk 1024"))
+    assert [row["tokens"] for row in numbers["stream"]] == [2000]
     assert len(numbers["sampling"]["ms_per_token"]) == 3
-
-
-def test_an_unknown_table_of_evaluation_is_one_clear_sentence():
-    result = run("--tables", "head,tail", script="eval_lm.py")
-    assert result.returncode == 2
-    assert "--tables has tail; choose from head, " in result.stderr
 
 
 def test_a_wrong_score_stops_the_benchmark_before_it_is_timed(monkeypatch):
@@ -99,28 +97,23 @@ def test_the_quality_of_language_models_is_collected_and_drawn(tmp_path):
         "valid_bits": [[100, 4.3]],
         "bits_per_byte": {"test": {"chunk 256": 2.0905}},
     }
-    assert run("--plot", str(out), script="quality_lm.py").returncode == 0
+    run("quality_lm.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
 @pytest.mark.slow
 def test_the_quality_of_language_models_goes_from_text_to_a_figure(tmp_path):
-    def quality(*words):
-        result = run(*map(str, words), script="quality_lm.py")
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
     text, data, runs_in, out = (tmp_path / name for name in ("text", "data", "runs", "quality_lm.json"))
     text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
-    quality(data, "--prepare", text)
+    run("quality_lm.py", data, "--prepare", text)
     words = [data, runs_in, "--models=mega-simple,transformer", "--lr=4e-3", "--seeds=1", "--updates=1"]
-    assert quality(*words).count("evaluating ") == 8
-    assert quality(*words) == ""  # done before
-    quality(data, runs_in, "--collect", out)
+    assert run("quality_lm.py", *words).count("evaluating ") == 8
+    assert run("quality_lm.py", *words) == ""  # done before
+    run("quality_lm.py", data, runs_in, "--collect", out)
     found = json.loads(out.read_text())
     assert set(found["mega-simple-4e-3-1"]["bits_per_byte"]["test"]) == {"chunk 64", "chunk 128", "chunk 256"}
     assert set(found["transformer-4e-3-1"]["bits_per_byte"]["test"]) == {"window 0", "window 256", "window 384"}
-    quality("--plot", out)
+    run("quality_lm.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -153,6 +146,5 @@ def test_sweeps_of_several_models_are_drawn_beside_each_other(tmp_path):
     chunks, contexts = extrapolation.lines([point._asdict() for point in points], trained=256)
     assert (chunks, contexts) == ([(128, 2.2), (256, 2.1)], [(90, 2.4), (900, 2.1)])
     figure = tmp_path / "figure.png"
-    result = run(str(figure), f"simple={tmp_path / 'simple.json'}", script="extrapolation.py")
-    assert result.returncode == 0, result.stderr
+    run("extrapolation.py", figure, f"simple={tmp_path / 'simple.json'}")
     assert figure.stat().st_size > 5000

@@ -1,64 +1,158 @@
-"""Documents keep their word: each command that they show works, each link leads somewhere, each option exists."""
+"""Documents are true: commands work, links and names of tests exist, options are listed."""
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, fairseq, preprocess_text, write_corpus
-from tests.documents import COMMANDS, DOCUMENTS, README, SHOWN, blocks, options_document
+from tests.commands import ROOT, as_words, fairseq, fresh, on_each_side, preprocess_pairs
+from tests.documents import DOCUMENTS, blocks, commands, options_document, paste
 
-NARROW = {"layers": 1, "embed-dim": 16, "hidden-dim": 32, "z-dim": 8, "ffn-embed-dim": 32}
-FEW = ["--max-update=2", "--update-freq=1", "--warmup-updates=1", "--cpu"]
-# Behind the README's own words, so that what they train takes seconds.
-SMALLER = {
-    "translation": [*FEW, *(f"--{side}-{name}={n}" for side in ("encoder", "decoder") for name, n in NARROW.items())],
-    "mega_language_modeling": [
-        *[*FEW, *(f"--decoder-{name}={n}" for name, n in NARROW.items())],
-        *["--decoder-chunk-size=32", "--max-tokens=512", "--adaptive-softmax-cutoff=10,20", "--num-workers=0"],
+README, TRANSLATION, LANGUAGE, MODULES = (
+    ROOT / name for name in ("README.md", "docs/translation.md", "docs/language-modelling.md", "docs/modules.md")
+)
+
+
+def name_of(document):
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        place, _, anchor = link.partition("#")
+        if not link.startswith("http"):
+            target = (document.parent / place).resolve() if place else document
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target / "README.md" if target.is_dir() else target), link
+
+
+def anchors(document):
+    headings = (re.sub(r"[^\w\- ]", "", line) for line in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE))
+    return {heading.strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_tests_that_documents_name_exist():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for document in DOCUMENTS:
+        for name in re.findall(r"\btest_\w+\b(?!\.py|/)", document.read_text()):
+            assert f"def {name}(" in tests or (ROOT / "tests" / f"{name}.py").exists(), (document, name)
+
+
+def test_the_table_of_options_is_made_from_the_code():
+    assert options_document() == (ROOT / "docs/options.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+NARROW = {"layers": 1, "embed_dim": 16, "hidden_dim": 32, "z_dim": 8, "ffn_embed_dim": 32}
+FEW = ["--max-update=2", "--update-freq=1", "--warmup-updates=1", "--num-workers=0", "--cpu"]
+PAIRS = {"fairseq-train": [*FEW, *as_words(on_each_side(**NARROW))], "fairseq-generate": ["--cpu"]}
+TEXT = {
+    "fairseq-train": [
+        *[*FEW, *as_words({f"decoder_{name}": size for name, size in NARROW.items()})],
+        *["--decoder-chunk-size=32", "--max-tokens=512"],
     ],
+    "fairseq-eval-lm": ["--cpu"],
+    "mega-fairseq": ["--cpu"],
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_command_is_run_by_a_test_or_it_is_said_why_not(command):
-    found = [shown for pattern, shown in SHOWN.items() if re.fullmatch(pattern, command.words)]
-    assert len(found) == 1, found
-    for file, test in re.findall(r"(test_\w+\.py)::(\w+)", " ".join(found[0])):
-        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), (file, test)
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A folder in which both documents' translation models were trained, and what the commands printed."""
+    place = tmp_path_factory.mktemp("pairs")
+    preprocess_pairs(place)
+    shutil.copytree(place / "bin", place / "bible/sentencepiece/bin")
+    replaced = {"/tmp/bible": "bible", "DATA": "bin", "--source-lang en --target-lang de": ""}
+    return place, [
+        *paste(README, "VOCABULARY=2000 ", place, replaced, PAIRS),
+        *paste(TRANSLATION, "fairseq-train ", place, replaced, PAIRS),
+    ]
 
 
-def test_what_is_run_stands_in_a_document():
-    for pattern in SHOWN:
-        assert any(re.fullmatch(pattern, command.words) for command in COMMANDS), pattern
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The same for language models; the text consists of bytes."""
+    place = tmp_path_factory.mktemp("text")
+    for split in ("train", "valid", "test"):
+        numbers = " ".join(str(byte) for byte in (ROOT / "LICENSE").read_bytes())
+        (place / split).write_text(f"{numbers}\n")
+    files = [f"--{split}pref={place / split}" for split in ("train", "valid", "test")]
+    fairseq("preprocess", "--only-source", *files, f"--destdir={place / 'bytes/bin'}")
+    shutil.copytree(place / "bytes/bin", place / "addresses/bytes/bin")
+    adaptive = {**TEXT, "fairseq-train": [*TEXT["fairseq-train"], "--adaptive-softmax-cutoff=10,20"]}
+    inspected = {**adaptive, "mega-fairseq": []}
+    replaced = {"/tmp/addresses": "addresses", "DATA": "bytes/bin"}
+    return place, [
+        *paste(README, "DATA=/tmp/addresses ", place, replaced, TEXT),
+        *paste(LANGUAGE, "fairseq-train ", place, replaced, inspected),
+    ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_names_of_tests_lead_somewhere(document):
-    text = document.read_text()
-    headings = (re.sub(r"[^\w\- ]", "", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
-    anchors = {heading.strip().lower().replace(" ", "-") for heading in headings}
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        place, _, anchor = link.partition("#")
-        if not link.startswith("http"):
-            assert (document.parent / place).exists(), link
-            assert place or anchor in anchors, link
-    for file, test in re.findall(r"`(test_\w+\.py)::(\w+)`", text):
-        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), (file, test)
+@pytest.mark.slow
+def test_documented_commands_train_and_translate(pairs):
+    outputs = pairs[1]
+    assert ["done training" in output for output in outputs] == [True, False, True, False]
+    for output in outputs[1::2]:
+        assert len(re.findall("^H-", output, re.MULTILINE)) == 37  # sentences of the test set
 
 
-def test_the_tests_readme_names_every_file_of_tests():
-    text = (ROOT / "tests/README.md").read_text()
-    missing = [path.name for path in (ROOT / "tests").rglob("test_*.py") if path.name not in text]
-    assert not missing
+@pytest.mark.slow
+def test_documented_commands_train_evaluate_and_sweep_a_language_model(text):
+    place, outputs = text
+    for trained, evaluated, swept in (outputs[:3], outputs[3:6]):
+        assert "done training" in trained
+        assert re.search(r"Perplexity: \d", evaluated)
+        assert re.search(r"\b1,?024\b", swept)
+    assert "half-lives" in outputs[6]
+    assert {path.name for path in place.rglob("*.png")} == {"sweep.png", "inspect.png"}
 
 
-# Whatever the make that runs the tests was told.
+@pytest.mark.slow
+def test_a_documented_command_continues_a_text(text):
+    (command,) = (command for block in blocks(LANGUAGE, "bash") for command in commands(block) if "echo" in command)
+    prompt = {"some text": "70 101", "DATA": "bytes/bin", "$(mega-fairseq user-dir)": str(ROOT / "mega_fairseq")}
+    for written, used in {**prompt, "fairseq-interactive": f"{sys.executable} -m fairseq_cli.interactive"}.items():
+        command = command.replace(written, used)
+    assert re.search(r"^H-0\t-?[\d.]+\t\S", shell(f"{command} --cpu", text[0]), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", [README, TRANSLATION, LANGUAGE, MODULES], ids=name_of)
+def test_documented_python_runs_with_models_of_the_documented_commands(document, pairs, text):
+    (program,) = blocks(document, "python")
+    place = pairs[0] if document == TRANSLATION else text[0]
+    # The text of the tests is in pieces already, and its tokens are bytes.
+    program = re.sub(r"\n    bpe=.*\n    sentencepiece_model=.*", "", program).replace('"some text"', '"70 101"')
+    program = program.replace("/tmp/", "").replace('"DATA"', '"bytes/bin"')
+    (place / "program.py").write_text(program)
+    fresh(sys.executable, "program.py", cwd=place)
+
+
+@pytest.mark.slow
+def test_plain_torch_trains_and_reads_in_pieces(tmp_path):
+    output = fresh(sys.executable, ROOT / "examples/plain_torch/train_few_updates.py", "--updates", 12, cwd=tmp_path)
+    first, last, whole, pieces = map(float, re.findall(r"\d\.\d+(?!.* nats)", output))
+    assert last < 0.9 * first
+    assert whole == pytest.approx(pieces, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ make
+
+
+def shell(command, place):
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+# Without the variables of a make that runs these tests.
 MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
 
 
@@ -77,114 +171,19 @@ MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_make_does_what_is_said(words, done, tmp_path):
-    """In a clone with nothing installed, so that each target begins by that: what make would do, and does not here."""
+def test_make_sets_up_the_environment_first(words, done, tmp_path):
+    """A dry run, in a clone with nothing installed."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    said = shell(f"{MAKE} --dry-run {shlex.join(words)}", tmp_path)
-    assert re.search(done, said, re.MULTILINE)
-    assert "-m venv .venv" in said
+    output = shell(f"{MAKE} --dry-run {shlex.join(words)}", tmp_path)
+    assert re.search(done, output, re.MULTILINE)
+    assert "-m venv .venv" in output
 
 
-def test_make_clean_leaves_what_is_worth_something(tmp_path):
+def test_make_clean_keeps_the_environment_and_the_sources(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (".venv/lib/__pycache__", "mega_fairseq/__pycache__", "build", ".pytest_cache"):
         (tmp_path / name).mkdir(parents=True)
     shell(f"{MAKE} clean", tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"Makefile", "mega_fairseq", ".venv", ".venv/lib", ".venv/lib/__pycache__"}
-
-
-def test_the_table_of_options_is_that_of_the_code():
-    assert options_document() == (ROOT / "docs/options.md").read_text()
-
-
-# ------------------------------------------------------------------------------------------------ executed
-
-
-def shell(words, place):
-    """A command line as somebody pastes it, with `place` as the current folder."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = subprocess.run(
-        ["bash", "-c", words],
-        cwd=place,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert result.returncode == 0, f"{words}\n{result.stdout}"
-    return result.stdout
-
-
-def pasted(task, place):
-    """Runs the README's block that trains for `task`, one command after the other; what each of them says."""
-    ours = [command for command in COMMANDS if command.document == README]
-    (block,) = {command.block for command in ours if f"--task {task} " in command.words and "-train" in command.words}
-    said = []
-    for command in ours:
-        if command.block == block:
-            more = SMALLER[task] if "-train" in command.words else ["--cpu"] * ("inspect" not in command.words)
-            said.append(shell(" ".join([command.words, *more]), place))
-    return said
-
-
-@pytest.fixture(scope="module")
-def translation(tmp_path_factory):
-    place = tmp_path_factory.mktemp("translation")
-    write_corpus(place)
-    files = [f"--{split}pref={place / split}" for split in ("train", "valid", "test")]
-    languages = ["--source-lang=en", "--target-lang=de", "--joined-dictionary"]
-    fairseq("preprocess", *languages, *files, "--destdir", place / "DATA")
-    return place, pasted("translation", place)
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory):
-    place = tmp_path_factory.mktemp("language")
-    preprocess_text(place).rename(place / "DATA")
-    return place, pasted("mega_language_modeling", place)
-
-
-@pytest.mark.slow
-def test_the_readme_trains_and_translates(translation):
-    trained, translated = translation[1]
-    assert "done training" in trained
-    assert len(re.findall("^H-", translated, re.MULTILINE)) == 37  # sentences of the test set
-
-
-@pytest.mark.slow
-def test_the_readme_trains_evaluates_and_sweeps_a_language_model(language):
-    place, (trained, evaluated, swept, inspected) = language
-    assert "done training" in trained
-    assert re.search(r"Perplexity: \d", evaluated)
-    assert re.search(r"\b3,?072\b", swept)
-    assert "half-lives" in inspected
-    assert (place / "sweep.png").exists()
-    assert (place / "inspect.png").exists()
-
-
-@pytest.mark.slow
-def test_the_readme_goes_on_with_a_text(language):
-    (command,) = (command for command in COMMANDS if command.document == README and "interactive" in command.words)
-    said = shell(f"{command.words} --cpu", language[0])
-    assert re.search(r"^H-0\t-?[\d.]+\t\S", said, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
-def test_the_python_of_the_readme_runs_on_what_its_commands_have_trained(translation, language, number):
-    programs = blocks(ROOT / README, "python")
-    assert len(programs) == 3
-    # the corpora of the tests are in pieces already
-    program = programs[number].replace(', bpe="sentencepiece", sentencepiece_model="data/sentencepiece/codes"', "")
-    place = translation[0] if "Transformer" in program else language[0]
-    (place / "program.py").write_text(program)
-    shell("python program.py", place)
-
-
-def test_plain_torch_trains_and_reads_in_pieces(tmp_path):
-    said = shell(f"python {ROOT}/examples/plain_torch/train_few_updates.py --updates 12", tmp_path)
-    first, last, whole, pieces = map(float, re.findall(r"\d\.\d+(?!.* nats)", said))
-    assert last < 0.9 * first
-    assert whole == pytest.approx(pieces, abs=1e-4)
