@@ -1,1 +1,1 @@
-"""Side-by-side measurements; each checks that its contenders are right before it times them."""
+"""Comparisons with other implementations. Each checks correctness before it times."""

@@ -1,7 +1,7 @@
-"""What is measured of language models: ours, fairseq's transformer_lm of the same size, and both ways to score targets.
+"""Language models to measure: ours, fairseq's transformer_lm of the same size, and both implementations of scoring.
 
-They read made-up words, as frequent as words are: Mega in one stream, the Transformer with the sliding window that
-fairseq documents.
+They read made-up words, distributed like words: Mega as one stream, the Transformer with the sliding window of
+fairseq's documentation.
 """
 
 from argparse import Namespace
@@ -41,11 +41,11 @@ def like_words(types: int, count: int) -> Tensor:
     return torch.multinomial(chances, count, replacement=True) + 4
 
 
-# -------------------------------------------------------------------------------------------------- scoring targets
+# ------------------------------------------------------------------------------------------------ scoring targets
 
 
 def heads(types: int, tokens: int, cutoffs: List[int]) -> Dict[str, Callable[[], Tensor]]:
-    """Log-probabilities of so many targets from their features, with one adaptive softmax."""
+    """Log-probabilities of `tokens` targets from their features, with one adaptive softmax."""
     softmax, targets = softmax_of(types, 1024, cutoffs), like_words(types, tokens)
     x = torch.randn(tokens, 1024)
     return {
@@ -62,7 +62,7 @@ def softmax_of(types: int, dim: int, cutoffs: List[int]) -> AdaptiveSoftmax:
 
 
 def stock_scores(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor, batch: int) -> Tensor:
-    """As fairseq's SequenceScorer has it, `batch` tokens at a time (--softmax-batch)."""
+    """As in fairseq's SequenceScorer, `batch` tokens at a time (--softmax-batch)."""
     found = []
     for start in range(0, len(x), batch):
         features, wanted = x[None, start : start + batch], targets[None, start : start + batch]
@@ -71,7 +71,7 @@ def stock_scores(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor, batch: in
     return torch.cat(found)
 
 
-# ----------------------------------------------------------------------------------------------------- whole models
+# ------------------------------------------------------------------------------------------------ models
 
 
 def mega(shape: str, task: Namespace, chunk: int, quick: bool) -> BaseFairseqModel:
@@ -84,7 +84,7 @@ def mega(shape: str, task: Namespace, chunk: int, quick: bool) -> BaseFairseqMod
 
 
 def as_words(shape: str) -> List[str]:
-    """The Transformer's options on a command line."""
+    """The Transformer's options for a command line."""
     options = ((f"--{name.replace('_', '-')}", value) for name, value in TRANSFORMERS[shape].items())
     return [part for name, value in options for part in ([name] if value is True else [name, str(value)])]
 
@@ -102,20 +102,20 @@ def transformer(shape: str, task: Namespace, quick: bool) -> BaseFairseqModel:
     return MODEL_REGISTRY["transformer_lm"].build_model(args, task).eval()
 
 
-# What the task's eval_lm_dataloader yields for one sequence of tokens:
+# What eval_lm_dataloader of the task yields for one sequence of tokens:
 
 
 def as_stream(words: Dictionary, tokens: Tensor) -> List[Dict[str, Any]]:
-    """All of it, at once."""
+    """One batch with all of it."""
     corpus = Corpus([tokens.numpy()], np.array([len(tokens)]))
     streams = StreamDataset(corpus, np.array([0, len(tokens)]), words.pad(), words.eos()).for_scoring()
     return [streams.collater([streams[0]])]
 
 
 def as_windows(words: Dictionary, tokens: Tensor) -> List[Dict[str, Any]]:
-    """Samples of up to WINDOW tokens, of which the first CONTEXT have been read, and scored, before."""
+    """Samples of up to WINDOW tokens; the first CONTEXT of them were scored before."""
     lines = ListDataset([tokens], np.array([len(tokens)]))
-    size = WINDOW - CONTEXT  # eval-lm takes the context off the samples, and the window puts it back
+    size = WINDOW - CONTEXT  # eval-lm subtracts the context from the samples, and the window adds it
     blocks = TokenBlockDataset(lines, lines.sizes, size, words.pad(), words.eos(), include_targets=True)
     samples = MonolingualDataset(blocks, blocks.sizes, words, words, targets=["future"], shuffle=False)
     windows = LMContextWindowDataset(samples, size, CONTEXT, words.pad())

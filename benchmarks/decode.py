@@ -3,11 +3,11 @@
     python benchmarks/decode.py                     everything (about 25 minutes): table, and with --json a file
     python benchmarks/decode.py --lengths 64,512    some lengths
     python benchmarks/decode.py --flat              only: does a token of a long translation cost more than of a short?
-    python benchmarks/decode.py --quick             a minute, at small lengths: does it all run?
+    python benchmarks/decode.py --quick             a minute, at small lengths: does everything run?
 
 One sentence, beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of
-one thread, encoder and fairseq's own search included. Correctness first: before anything is timed, step-by-step
-decoding is compared with the whole target at once.
+one thread, encoder and fairseq's own search included. Before timing, step-by-step decoding is compared with the whole
+target at once.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def generation(model: BaseFairseqModel, length: int) -> Callable[[], None]:
 
 @torch.no_grad()
 def gate(models: Dict[str, BaseFairseqModel]) -> None:
-    """Step by step equals all at once; raises where it does not."""
+    """Raises unless decoding step by step equals decoding all at once."""
     for name, model in models.items():
         words = model.decoder.dictionary
         source, target = (torch.randint(4, len(words), (2, 40)) for _ in range(2))
@@ -100,7 +100,7 @@ def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
 
 
 def flat(short: int, long: int, vocabulary: int) -> Dict:
-    """CPU milliseconds per token in chunks, of a long translation amid short ones."""
+    """CPU milliseconds per token in chunks, of a long translation timed between short ones."""
     model = mega(task(vocabulary), long + 8, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK)
     runs = {length: generation(model, length) for length in (short, long)}
     around = [seconds({"run": runs[short]}, 3)["run"] / short]
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds up to 512 tokens; the median counts")
     parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
     parser.add_argument("--flat", action="store_true", help="only 256 against 2048 tokens, in chunks")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

@@ -1,13 +1,13 @@
-"""Evaluating and sampling language models, against fairseq's transformer_lm of the same size; random weights.
+"""Evaluating and sampling language models against fairseq's transformer_lm of the same size; random weights.
 
     python benchmarks/eval_lm.py                          all tables (about 40 minutes); with --json a file
     python benchmarks/eval_lm.py --tables head            one of: head, evaluation, stream, sampling
-    python benchmarks/eval_lm.py --quick                  a minute, at small sizes: does it all run?
+    python benchmarks/eval_lm.py --quick                  a minute, at small sizes: does everything run?
 
-head: log-probabilities of targets from features, adaptive softmax of 267,744 types, targets as frequent as words are,
-against fairseq's way. evaluation: what fairseq-eval-lm does, tokens per second and peak memory above the weights, Mega
-at chunks of 1024 and 2048, the Transformer with the sliding window that fairseq documents (samples of 512, of which 400
-are context). stream: memory along one stream. sampling: 20,000 tokens one after the other.
+head: log-probabilities of targets from features, adaptive softmax of 267,744 types, targets distributed like words,
+against fairseq's scorer. evaluation: fairseq-eval-lm, tokens per second and peak memory above the weights, Mega with
+chunks of 1024 and 2048, the Transformer with the sliding window of fairseq's documentation (samples of 512, of which
+400 are context). stream: memory along one stream. sampling: 20,000 tokens one after the other.
 
 CPU time of one thread; each model in a process of its own.
 """
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")

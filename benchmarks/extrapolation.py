@@ -1,11 +1,11 @@
-"""Chunks and contexts beyond training, one line a position bias: draws what several sweeps have come to.
+"""Draws several sweeps in one figure: chunks and contexts beyond those of training, one line per position bias.
 
     mega-fairseq sweep CHECKPOINT DATA --chunks 64,128,256,512,1024 --out rotary
     mega-fairseq sweep CHECKPOINT DATA --chunks 256 --contexts 256,1024,4096,16384,65536 --out rotary
     python benchmarks/extrapolation.py docs/extrapolation.png rotary=rotary.json rope=rope.json ...
 
-Left: bits per token against the test chunk, over the longest context that was swept. Right: against the context, at the
-chunk of training (--trained). What a model refuses is no point of its line.
+Left: bits per token against the test chunk, with the longest context of the sweep. Right: against the context, at the
+chunk size of training (--trained). Points that a model refuses are left out.
 """
 
 import argparse

@@ -33,11 +33,11 @@ LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention would take minutes a step
 
 
-# ------------------------------------------------------------------------------------------- correctness first
+# ------------------------------------------------------------------------------------------- correctness
 
 
 def gate() -> None:
-    """Our chunked layer equals itself run token by token, our EMA the textbook's; raises where it does not."""
+    """Raises unless our layer equals itself run token by token, and our EMA the textbook's."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name in (n for n in c.MEGA if "causal" in n):
@@ -162,7 +162,7 @@ def ema_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
 
 
 def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """Which form of the EMA when: the crossovers behind the constants in ops/ema.py."""
+    """The implementations of the EMA: the crossovers behind the constants in ops/ema.py."""
     from mega_fairseq.ops import ema_blocks as module
 
     parameters = [p.requires_grad_() for p in ema_parameters()]
@@ -191,7 +191,7 @@ def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
 
 
 def one(kind: str, name: str, length: int, tokens: int) -> float:
-    """Peak memory of a step, after a small step has loaded what the libraries load once."""
+    """Peak memory of a step, after a small step in which the libraries load what they load once."""
     if kind == "ema":
         ema_steps(64, 256)[name]()
         return peak_mib(ema_steps(length, tokens)[name])
@@ -201,7 +201,7 @@ def one(kind: str, name: str, length: int, tokens: int) -> float:
 
 
 def plot(source: Path) -> None:
-    """Tokens per second and memory against length, drawn beside a file that --json wrote."""
+    """Draws tokens per second and memory against length, beside a file that --json wrote."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 128 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw what --json wrote, beside it")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # kind, name, length and tokens of one step
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How we measure: CPU time of one thread, contenders in turn within one process, medians; memory in fresh processes."""
+"""Measurements: CPU time of one thread, medians, contenders in turns in one process; memory in fresh processes."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ import torch
 
 
 def seconds(steps: Dict[str, Callable[[], None]], repeats: int, warm_up: int = 1) -> Dict[str, float]:
-    """Median CPU seconds of each step. They take turns, so that a slow spell of the machine hits all of them."""
+    """Median CPU seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
     times: Dict[str, List[float]] = {name: [] for name in steps}
     for repeat in range(warm_up + repeats):
         for name, step in steps.items():
@@ -25,9 +25,9 @@ def seconds(steps: Dict[str, Callable[[], None]], repeats: int, warm_up: int = 1
 
 
 def peak_mib(step: Callable[[], None]) -> float:
-    """MiB of resident memory that a step needs above what stood before it (Linux)."""
+    """MiB of resident memory that a step needs in addition to what was in use before it (Linux)."""
     with open("/proc/self/clear_refs", "w") as reset:
-        reset.write("5")  # starts the high-water mark anew
+        reset.write("5")  # resets the high-water mark
     before = _status("VmRSS")
     step()
     return (_status("VmHWM") - before) / 1024
@@ -43,14 +43,14 @@ def _status(field: str) -> int:
 
 
 def in_fresh_process(script: str, *arguments: Any) -> List[float]:
-    """Runs `script --one ...` by itself and reads the numbers of the last line that it prints."""
+    """Runs `script --one ...` in a process of its own and returns the numbers in its last line."""
     command = [sys.executable, script, "--one", *map(str, arguments)]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in result.stdout.splitlines()[-1].split()]
 
 
 def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str]) -> List[str]:
-    """What --tables names, separated by commas; ends with usage where there is no such table."""
+    """The tables named by --tables, separated by commas; unknown ones are a usage error."""
     chosen = given.split(",")
     unknown = set(chosen) - set(tables)
     if unknown:
@@ -59,7 +59,7 @@ def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str]) -> 
 
 
 def machine() -> Dict[str, str]:
-    """What the numbers were measured on."""
+    """The machine and versions of a measurement."""
     model = platform.processor()
     try:
         with open("/proc/cpuinfo") as info:
@@ -76,7 +76,7 @@ def machine() -> Dict[str, str]:
 
 
 def write_json(path: str, tables: Dict[str, Any]) -> None:
-    """Writes tables, and what each was measured on. Others that the file has stay as they are."""
+    """Writes tables and the machine of each; other tables in the file are kept."""
     file = Path(path)
     earlier = json.loads(file.read_text()) if file.exists() else {}
     machines = {**earlier.get("machine", {}), **{name: machine() for name in tables}}

@@ -1,4 +1,4 @@
-"""Whole models that are measured: presets of ours with random weights, over made-up words."""
+"""Models to measure: presets with random weights, over made-up words."""
 
 import re
 from argparse import Namespace
@@ -15,7 +15,7 @@ import mega_fairseq.tasks  # noqa: F401 - all register
 
 
 def task(types: int) -> Namespace:
-    """As much of a task as building a model takes: a dictionary of so many types."""
+    """What building a model needs of a task: a dictionary with this many types."""
     words = Dictionary()
     for index in range(types - len(words)):
         words.add_symbol(f"w{index}")
@@ -23,7 +23,7 @@ def task(types: int) -> Namespace:
 
 
 def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
-    """A preset in eval mode, some of its options changed."""
+    """A preset in eval mode, with some options changed."""
     cfg = MODEL_DATACLASS_REGISTRY[name]()
     for option, value in options.items():
         setattr(cfg, option, value)
@@ -31,12 +31,12 @@ def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
 
 
 def size_of(model: BaseFairseqModel) -> int:
-    """Parameters that are used: the Transformer of fairseq 0.12.2 has a second set in its encoder's layers."""
+    """Number of parameters that are used. The Transformer of fairseq 0.12.2 has a second, unused set in its encoder."""
     unused = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
     return sum(p.numel() for name, p in model.named_parameters() if not unused.fullmatch(name))
 
 
 def as_told(words: List[str], types: int) -> BaseFairseqModel:
-    """What fairseq-train would build, over a dictionary of so many types."""
+    """The model that fairseq-train builds with these words, over a dictionary with this many types."""
     given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
     return build_model(convert_namespace_to_omegaconf(given).model, task(types))

@@ -5,8 +5,8 @@
     python benchmarks/quality.py DATA OUT --collect docs/quality.json        scores and learning curves of all runs
     python benchmarks/quality.py --plot docs/quality.json                    draws docs/quality.png
 
-A run is OUT/MODEL-SEED: train.log, checkpoint_last.pt and scores.txt. What is there is not done again, and an
-interrupted training goes on: call the command once more. On one CPU thread a run takes about half an hour.
+A run is OUT/MODEL-SEED: train.log, checkpoint_last.pt and scores.txt. Results that exist are kept, and an interrupted
+training is resumed by the same command. On one CPU thread a run takes about half an hour.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def both_sides(**sizes: int) -> List[str]:
 
 
 MEGA = ["--arch", "mega_transformer", *both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=3)]
-MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is as wide as it takes to have 2,017,760
+MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is chosen to have 2,017,760
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
     "transformer": ["--arch", "transformer_iwslt_de_en"]
@@ -56,7 +56,7 @@ def recipe(updates: int) -> List[str]:
 
 
 def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
-    """Trains and scores one model, as far as that is not done yet."""
+    """Trains and scores one model, unless that is done."""
     folder = out / f"{model}-{seed}"
     words = [*MODELS[model], *recipe(updates), "--seed", str(seed)]
     runs.train(folder, updates, str(data / "sentencepiece/bin"), *words)
@@ -80,7 +80,7 @@ def read(folder: Path, log: str) -> Dict:
 def collect(out: Path, target: Path) -> None:
     for name, found in runs.collect(out, target, read, "valid_bits_per_token").items():
         update, bits = found["valid_bits_per_token"][-1]
-        print(f"{name}: {found['parameters']:,} parameters, validation {bits} bits a token after {update} updates")
+        print(f"{name}: {found['parameters']:,} parameters, validation {bits} bits per token after {update} updates")
         print("   " + "\n   ".join(found["scores"] or ["not scored"]))
 
 
@@ -98,13 +98,13 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="what prepare.sh made")
-    parser.add_argument("out", type=Path, nargs="?", help="where runs go")
+    parser.add_argument("data", type=Path, nargs="?", help="the DATA of prepare.sh")
+    parser.add_argument("out", type=Path, nargs="?", help="folder of the runs")
     parser.add_argument("--models", default="transformer,mega-scaled", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--updates", type=int, default=1500)
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write what the runs in OUT have come to")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw FILE's curves beside it")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE beside it")
     args = parser.parse_args()
     if args.plot:
         return plot(args.plot)

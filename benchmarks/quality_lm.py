@@ -6,7 +6,7 @@
     python benchmarks/quality_lm.py --plot docs/quality_lm.json                draws docs/quality_lm.png
 
 A run is OUT/MODEL-LR-SEED: train.log, checkpoint_last.pt and one eval-*.log for each test chunk (Mega) or context
-window (Transformer). What is there is not done again, and an interrupted training goes on: call the command again.
+window (Transformer). Results that exist are kept, and an interrupted training is resumed by the same command.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MEGA = [
     *["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
     *["--arch", "mega_lm_small", "--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
-MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as it takes to have 887,816
+MODELS = {  # 888,064 parameters; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
@@ -43,7 +43,7 @@ MODELS = {  # 888,064 parameters; the Transformer's feed-forward is as wide as i
     ],
 }
 CHUNKS = (64, 128, 256, 512, 1024, 2048)
-WINDOWS = (0, 256, 384)  # tokens of context that each scored one of the Transformer's 512 has at least
+WINDOWS = (0, 256, 384)  # least context of a scored token, of the Transformer's 512
 MAIN = ("chunk 256", "window 384")  # also on valid
 
 
@@ -73,7 +73,7 @@ def recipe(lr: str, updates: int) -> List[str]:
 
 
 def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> None:
-    """Trains and scores one model, as far as that is not done yet."""
+    """Trains and scores one model, unless that is done."""
     folder = out / f"{model}-{lr}-{seed}"
     runs.train(folder, updates, str(data / "bin"), *MODELS[model], *recipe(lr, updates), "--seed", str(seed))
     for setting, options in evaluations(model):
@@ -86,7 +86,7 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
     common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
-    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # as far as it has learned
+    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # the longest that it has learned
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 
 
@@ -137,15 +137,15 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="where --prepare puts the data")
-    parser.add_argument("out", type=Path, nargs="?", help="where runs go")
+    parser.add_argument("data", type=Path, nargs="?", help="folder that --prepare writes")
+    parser.add_argument("out", type=Path, nargs="?", help="folder of the runs")
     parser.add_argument("--prepare", type=Path, metavar="FILE", help="only make DATA from this text")
     parser.add_argument("--models", default="mega,transformer", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--lr", default="5e-3", help="peak learning rates, separated by commas")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--updates", type=int, default=1500)
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write what the runs in OUT have come to")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw FILE's curves beside it")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE beside it")
     args = parser.parse_args()
     if args.plot:
         return plot(args.plot)

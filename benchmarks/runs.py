@@ -1,4 +1,4 @@
-"""Trainings side by side: each run is a folder with its train.log, done once, gone on with, collected and drawn."""
+"""Trainings to compare. Each is a folder with a train.log: resumed if interrupted, never repeated, collected, drawn."""
 
 import json
 import re
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
-WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # a Transformer's checkpoint needs it too, to go on from
+WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
 
 
 def fairseq(command: str) -> List[str]:
-    """The command of this Python's fairseq, whatever is on PATH."""
+    """The command of this Python's fairseq, not that on PATH."""
     return [sys.executable, "-m", f"fairseq_cli.{command}"]
 
 
 def train(folder: Path, updates: int, *arguments: str) -> None:
-    """fairseq-train into `folder`, unless its log says that all updates are done; what was interrupted goes on."""
+    """Runs or resumes fairseq-train in `folder`, unless its log says that all updates are done."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
     if log.exists() and f'"train_num_updates": "{updates}"' in log.read_text():
@@ -28,9 +28,9 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 
 
-def is_done(result: Path, checkpoint: Path, said: str) -> bool:
-    """Whether `result` says so, of the checkpoint as it is now."""
-    return result.exists() and said in result.read_text() and result.stat().st_mtime > checkpoint.stat().st_mtime
+def is_done(result: Path, checkpoint: Path, content: str) -> bool:
+    """Whether `result` has this content and is newer than the checkpoint."""
+    return result.exists() and content in result.read_text() and result.stat().st_mtime > checkpoint.stat().st_mtime
 
 
 def parameters(log: str) -> Optional[int]:
@@ -45,7 +45,7 @@ def curve(log: str, source: str, loss: str, updates: str) -> List[Tuple[int, flo
 
 
 def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress: str) -> Dict[str, Dict]:
-    """Writes what `read` makes of each run's folder and log, by name; without any `progress` a run has just begun."""
+    """Writes what `read` returns for each run's folder and log, by name. Runs without `progress` are left out."""
     runs = {}
     for log in sorted(out.glob("*/train.log")):
         text = log.read_text()
@@ -57,7 +57,7 @@ def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress
 
 
 def plot(source: Path, losses: str, unit: str, title: str, style: Callable[[str], Dict], **legend: Any) -> None:
-    """Losses against updates, a line for each run that `collect` wrote into `source`, drawn beside it."""
+    """Draws losses against updates beside `source`, which `collect` wrote: one line per run."""
     import matplotlib
 
     matplotlib.use("Agg")

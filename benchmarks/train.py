@@ -2,12 +2,12 @@
 
     python benchmarks/train.py                      everything (about 20 minutes): tables, and with --json a file
     python benchmarks/train.py --tables small       some of: small, base, language
-    python benchmarks/train.py --quick              a minute, at small lengths: does it all run?
+    python benchmarks/train.py --quick              a minute, at small lengths: does everything run?
 
 A step is forward, cross entropy, backward and Adam, on random tokens in sequences of one length, with dropout 0.1 of
-what layers give and no other. small and base translate, from as many tokens as they write: the models whose quality
-quality.py compares, and mega_transformer_base over 33,000 types. language is mega_lm_enwik8, in chunks of 2048. CPU
-time of one thread.
+layer outputs only. small and base are translation models, with sources and targets of the same length: the models whose
+quality quality.py compares, and mega_transformer_base over 33,000 types. language is mega_lm_enwik8, in chunks of 2048.
+CPU time of one thread.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from benchmarks.models import as_told, size_of
 
 DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
 TRANSLATION = ["--task", "translation", "--share-all-embeddings", *DROPOUT]
-MEGA = ["--hidden-dropout", "0"]  # which fairseq's have not
+MEGA = ["--hidden-dropout", "0"]  # an option that fairseq's models lack
 
 
 class Table(NamedTuple):
     types: int
     tokens: int  # a step
     lengths: List[int]
-    models: Dict[str, List[str]]  # what fairseq-train would be told
+    models: Dict[str, List[str]]  # arguments of fairseq-train
 
 
 TABLES = {
@@ -65,7 +65,7 @@ TABLES = {
 
 
 def training(model: BaseFairseqModel, length: int, tokens: int) -> Callable[[], None]:
-    """A step on as many sequences of `length` as `tokens` have room for."""
+    """A step on as many sequences of `length` as fit into `tokens`."""
     types, shape = len(model.decoder.dictionary), (tokens // length, length)
     torch.manual_seed(1)
     source, before, targets = (torch.randint(4, types, shape) for _ in range(3))
@@ -84,7 +84,7 @@ def training(model: BaseFairseqModel, length: int, tokens: int) -> Callable[[], 
 
 
 def compare(name: str, quick: bool) -> Dict:
-    """Tokens of one side per CPU second, and how much faster than the Transformer."""
+    """Tokens of one side per CPU second, and the speed relative to the Transformer."""
     types, tokens, lengths, told = TABLES[name]
     if quick:
         types, tokens, lengths = min(types, 1000), lengths[0], lengths[:1]
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="a step of one sequence each")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables that it has stay")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
