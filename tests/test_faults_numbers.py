@@ -1,4 +1,4 @@
-"""NaN and infinity: a training that has come to them ends, and an evaluation says so in place of a perplexity."""
+"""NaN and infinity: training stops when they appear, and evaluation raises an error in place of a perplexity."""
 
 import functools
 import math
@@ -27,7 +27,7 @@ from tests.commands import (
 
 pytestmark = pytest.mark.slow
 
-KAPPA = "decoder.layers.0.mixer.kappa"  # every feature of every token goes through it
+KAPPA = "decoder.layers.0.mixer.kappa"  # used for every feature of every token
 TABLE = "decoder.embed_tokens.weight"
 GRADIENTS = "FloatingPointError: gradients are Nan/Inf"
 PROBABILITIES = "FloatingPointError: the model gives probabilities that are not finite (NaN or infinity): its training"
@@ -36,7 +36,7 @@ LOSS = "FloatingPointError: the loss is nan: training has diverged; take an earl
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """Calls for a model, a translation's or a language model's with either head, after two updates."""
+    """Return a function that trains a model for two updates: translation, or a language model with either softmax."""
 
     @functools.lru_cache(maxsize=None)
     def data(kind):
@@ -54,7 +54,7 @@ def model(tmp_path_factory):
 
 
 def spoiled(model, folder, value=math.nan, name=KAPPA):
-    """The model, where one number of a parameter is another."""
+    """Copy the checkpoint and change one number of a parameter."""
     content = torch.load(model.last, weights_only=True)
     content["model"][name].view(-1)[7] = value
     torch.save(content, folder / "spoiled.pt")
@@ -64,10 +64,16 @@ def spoiled(model, folder, value=math.nan, name=KAPPA):
 # ------------------------------------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize("kind", ["translation", "softmax", "adaptive"])
-@pytest.mark.parametrize("fault", ["a parameter is NaN", "a rate is too high"])
-def test_a_training_ends_with_its_first_gradients_that_are_no_numbers(model, kind, fault, tmp_path):
-    """fairseq looks for the layer then, and at an encoder of its kind stumbles over that: its last words differ."""
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("translation", "a parameter is NaN"),
+        ("adaptive", "a parameter is NaN"),
+        ("softmax", "the learning rate is too high"),
+    ],
+)
+def test_training_stops_at_the_first_gradients_that_are_not_finite(model, kind, fault, tmp_path):
+    """fairseq then looks for the layer, which fails in another way for an encoder: its last line differs."""
     made, start = model(kind), tmp_path / "spoiled.pt"
     words = ["--finetune-from-model", start] if "NaN" in fault else ["--lr=1e30"]
     spoiled(made, tmp_path)
@@ -79,8 +85,8 @@ def test_a_training_ends_with_its_first_gradients_that_are_no_numbers(model, kin
 
 
 @pytest.mark.parametrize(("kind", "said"), [("translation", PROBABILITIES), ("softmax", LOSS), ("adaptive", LOSS)])
-def test_a_training_ends_with_a_validation_that_is_no_number(model, kind, said, tmp_path):
-    """No gradient has been looked at since the last update."""
+def test_training_stops_at_a_validation_loss_that_is_not_finite(model, kind, said, tmp_path):
+    """fairseq has not checked any gradient since the last update."""
     made = model(kind)
     words = [*made.words, "--lr=1e30", "--max-update=1", "--save-dir", tmp_path]
     assert failure("train", made.data, *words).startswith(said)
@@ -93,9 +99,8 @@ STOCK = ["--task=language_modeling", "--tokens-per-sample=100", "--sample-break-
 PREFIX = ["--gen-subset=test", "--documents=line", "--prefix-size=1", "--beam=1", "--max-len-b=90"]
 SINGLE = [*CPU, *PLUGIN, *SEARCH]
 EVALUATIONS = [
-    ("eval-lm", "softmax", LM),
-    ("eval-lm", "adaptive", LM),
     ("eval-lm", "softmax", [*LM, "--softmax-batch=16"]),
+    ("eval-lm", "adaptive", LM),
     ("eval-lm", "softmax", [*PLUGIN, "--cpu", *STOCK]),
     ("generate", "softmax", [*LM, *PREFIX]),
     ("generate", "adaptive", [*LM, *PREFIX, "--sampling"]),
@@ -106,26 +111,26 @@ EVALUATIONS = [
 
 
 @pytest.mark.parametrize(("command", "kind", "words"), EVALUATIONS)
-def test_an_evaluation_of_nan_says_so(model, command, kind, words, tmp_path):
+def test_evaluating_a_model_with_nan_is_an_error(model, command, kind, words, tmp_path):
     made = model(kind)
     assert failure(command, made.data, *words, "--path", spoiled(made, tmp_path)).startswith(PROBABILITIES)
 
 
-def test_a_validation_of_nan_says_so(model, tmp_path):
+def test_validating_a_model_with_nan_is_an_error(model, tmp_path):
     made = model("softmax")
     line = failure("validate", made.data, *LM, "--max-tokens=100", "--path", spoiled(made, tmp_path))
     assert line.startswith(LOSS)
 
 
-def test_an_ensemble_with_a_model_of_nan_says_so(model, tmp_path):
+def test_an_ensemble_with_a_model_with_nan_is_an_error(model, tmp_path):
     made = model("translation")
     line = failure("generate", made.data, *SINGLE, "--path", f"{made.last}:{spoiled(made, tmp_path)}")
     assert line.startswith(PROBABILITIES)
 
 
 @pytest.mark.parametrize("value", [math.inf, 1e38])
-def test_a_loss_beyond_all_numbers_is_none(model, value, tmp_path):
-    """fairseq would leave out tokens without any probability, and call a sum of too large ones a loss."""
+def test_infinite_and_overflowing_scores_are_an_error(model, value, tmp_path):
+    """fairseq would skip tokens with a probability of zero, and report a sum that overflows as a loss."""
     made = model("softmax")
     path = spoiled(made, tmp_path, value, TABLE)
     assert failure("eval-lm", made.data, *LM, "--path", path).startswith(PROBABILITIES)
