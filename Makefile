@@ -24,14 +24,14 @@ help: ## show this list
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
 test: $(READY) ## run all tests: 15 minutes on two cores
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(READY) ## run the tests that start no training, with fewer examples of each property: 2 minutes on two cores
-	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' $(ARGS)
+	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
 coverage: $(READY) ## run all tests and require 95% of the branches in ops and modules: 20 minutes on two cores
-	$(BIN)/python -m pytest -n $(WORKERS) \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
 demo: $(READY) ## train a translation and a language model next to a Transformer: 11 minutes on two cores
