@@ -161,8 +161,8 @@ MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
     [
         (["install"], " -m venv "),
         (["PYTHON=python3.9", "install"], "python3.9 -m venv "),
-        (["test", "ARGS=tests/ops"], r"/python -m pytest -n auto tests/ops$"),
-        (["test-fast"], "HYPOTHESIS_PROFILE=fast .*/python -m pytest -n auto -m 'not slow' $"),
+        (["test", "ARGS=tests/ops"], r"/python -m pytest -n auto --dist worksteal tests/ops$"),
+        (["test-fast"], "HYPOTHESIS_PROFILE=fast .*/python -m pytest -n auto --dist worksteal -m 'not slow' $"),
         (["coverage"], "--cov-branch --cov-fail-under=95"),
         (["demo"], "/python examples/demo/demo.py"),
         (["bench"], "/python benchmarks/layer.py"),
