@@ -1,4 +1,4 @@
-"""Trainings that are killed or run out of room end at the same model when the same command is given again.
+"""Trainings that are killed or run out of disk space end at the same model when the same command is given again.
 
 And what is no whole checkpoint, or another model's, is refused by fairseq's commands.
 """
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_is_half_copied_gives_way_to_the_newest_whole_one(trai
     assert re.search(rf"WARNING.*resuming from {tmp_path}/.*, the newest whole checkpoint: {target} is not whole", line)
 
 
-# ------------------------------------------------------------------------------------------------ no room
+# ------------------------------------------------------------------------------------------------ no disk space
 
 
 def test_a_training_without_room_says_so_and_goes_on_when_there_is_room(training, tmp_path):
@@ -200,7 +200,7 @@ def assert_resumes(training, folder, *options):
 @language_models
 @pytest.mark.parametrize("harm", ["empty", "zeros", "failed save before"])
 def test_whatever_is_not_whole_gives_way_to_what_was_saved_last(interrupted, harm):
-    """fairseq tries to save three times, into one file: where there is room again, behind what it could not end."""
+    """fairseq tries to save three times, into one file: where there is space again, behind what it could not finish."""
     training, folder = interrupted
     (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
     (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())

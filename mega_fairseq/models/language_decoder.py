@@ -40,7 +40,7 @@ class MegaLanguageDecoder(MegaDecoder):
             x = self._piece_by_piece(prev_output_tokens, target)  # (B, L)
             return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
         if not features_only and self.adaptive_softmax is None:
-            self._check_room(prev_output_tokens.numel())
+            self._check_size(prev_output_tokens.numel())
         x, extra = self.extract_features(prev_output_tokens)
         return (x if features_only else self.output_layer(x)), extra
 
@@ -76,7 +76,7 @@ class MegaLanguageDecoder(MegaDecoder):
         return found
 
     def piece_length(self, batch: int) -> int:
-        """Tokens of each row that go through at once: whole chunks where there is room for one."""
+        """Tokens of each row that go through at once: whole chunks if one fits."""
         size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
         return size if chunk == -1 or size < chunk else size - size % chunk
 
@@ -103,7 +103,7 @@ class MegaLanguageDecoder(MegaDecoder):
         elif self.adaptive_softmax is not None and sample is not None:
             found = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
         else:
-            self._check_room(x.numel() // x.size(-1))
+            self._check_size(x.numel() // x.size(-1))
             return super().get_normalized_probs(net_output, log_probs)
         check_numbers(found)
         return (found if log_probs else found.exp()).expand(*found.shape[:-1], len(self.dictionary))
@@ -116,7 +116,7 @@ class MegaLanguageDecoder(MegaDecoder):
             )
         super().make_generation_fast_(**options)
 
-    def _check_room(self, tokens: int) -> None:
+    def _check_size(self, tokens: int) -> None:
         """A stream is longer than any batch of training: scores for all of its tokens may be more than memory holds."""
         if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
             raise ValueError(
