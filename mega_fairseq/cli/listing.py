@@ -103,10 +103,10 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, the last one wrapped to the width of the terminal."""
     widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]
     indent = " " * (sum(widths) + 2 * len(widths))
-    width = max(40, shutil.get_terminal_size((120, 24)).columns - len(indent))
+    available = max(40, shutil.get_terminal_size((120, 24)).columns - len(indent))
     lines = []
     for *cells, last in rows:
         start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths))
-        text = textwrap.wrap(last, width, break_on_hyphens=False) or [""]
+        text = textwrap.wrap(last, available, break_on_hyphens=False) or [""]
         lines += [(start + text[0]).rstrip(), *(indent + more for more in text[1:])]
     return "\n".join(lines)
