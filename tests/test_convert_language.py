@@ -22,7 +22,7 @@ from tests import golden_cases as golden
 from tests import released
 from tests.configurations import task
 from tests.golden_checks import assert_outputs
-from tests.golden_models import PAD, types
+from tests.golden_models import PAD
 from tests.released import (
     checkpoint,
     convert,
@@ -331,7 +331,3 @@ REFUSED = {
 def test_other_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
     make, words = REFUSED[reason]
     refuse_content(make(), words, tmp_path, capsys)
-
-
-def test_all_cases_have_the_same_number_of_types():
-    assert {types(case) for case in released.models("language model")} == {TYPES}

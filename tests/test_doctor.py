@@ -175,11 +175,9 @@ def test_checks_that_need_a_newer_torch_are_skipped(changed):
 
 BROKEN = [
     ("fastBPE", "raise AttributeError('no such thing')", "note", "AttributeError: no such thing"),
-    ("sentencepiece", "raise OSError('libx.so: cannot open\\nand more')", "note", "OSError: libx.so: cannot open"),
     ("matplotlib", f"raise RuntimeError('{'ä' * 500}')", "note", f"RuntimeError: {'ä' * 103}..."),
     ("numpy", "raise ImportError('\\n\\nIMPORTANT:  read\\tthis')", "no", "ImportError: IMPORTANT: read this"),
     ("omegaconf", "raise ValueError", "no", "ValueError"),
-    ("hydra", "import a_package_that_is_missing", "no", "No module named 'a_package_that_is_missing'"),
     ("sacrebleu", "raise SystemExit(3)", "no", "SystemExit: 3"),
     ("torch", "__version__ = '1.13.1+cu117'", "no", "1.13.1+cu117, older than 2.4"),
 ]
@@ -221,7 +219,6 @@ def test_each_missing_package_is_reported_with_its_remedy(tmp_path):
 @pytest.mark.parametrize(
     ("source", "mark", "found"),
     [
-        ("fastBPE = __version__ = '0.1.0'", "ok", "0.1.0"),
         ("fastBPE = object", "ok", "unknown version"),
         ("__version__ = '0.1.0'", "note", "0.1.0, without the class fastBPE"),
         (None, "note", "a folder of that name, not a package"),
