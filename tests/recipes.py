@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
 from tests.commands import ROOT
 
 EXAMPLES = ROOT / "examples"
+BIBLE = EXAMPLES / "wmt16_en_de/bible"
+BIBLE_PAIRS = {"train": 100, "valid": 10, "test": 10}
 # Variables of the recipes that the environment of the tests may contain.
 FOREIGN = ("BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "SOURCES", "UNITS", "VOCABULARY")
 
@@ -75,6 +78,20 @@ class Recipe:
             least = 0 if name in ("GPUS", "WARMUP", "KEEP") else 1
             assert self.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
         assert not list(self.place.iterdir())
+
+
+def small_bible(folder: Path) -> Path:
+    """The first sentence pairs of each split of the shipped Bible, written to a folder."""
+    with tarfile.open(BIBLE / "bible-ende.tar.xz") as archive:
+        for split, size in BIBLE_PAIRS.items():
+            for language in ("en", "de"):
+                lines = archive.extractfile(f"bible-ende/{split}.{language}").read().decode().split("\n")
+                write(folder / f"{split}.{language}", lines[:size])
+    return folder
+
+
+def bible_recipe(place: Path, corpus: Path) -> Recipe:
+    return Recipe(BIBLE, place, CORPUS=corpus, VOCABULARY=300)
 
 
 def fake_python(place: Path, condition: str, action: str) -> Path:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import contenders, decode, layer, measure, models, quality
 from tests.commands import ROOT, fresh
-from tests.test_examples_wmt16 import bible_recipe, small_corpus
+from tests.recipes import bible_recipe, small_bible
 
 
 def run(script, *words):
@@ -112,7 +112,7 @@ def test_the_decode_gate_stops_a_model_that_decodes_wrongly():
 
 @pytest.mark.slow
 def test_the_quality_benchmark_trains_scores_collects_and_draws(tmp_path):
-    bible, runs_in, out = bible_recipe(tmp_path, small_corpus(tmp_path)), tmp_path / "runs", tmp_path / "quality.json"
+    bible, runs_in, out = bible_recipe(tmp_path, small_bible(tmp_path)), tmp_path / "runs", tmp_path / "quality.json"
     bible.run("prepare.sh")
     words = [bible.data, runs_in, "--models=mega-scaled", "--seeds=1", "--updates=2"]
     assert run("quality.py", *words).count("\nscoring ") == 1

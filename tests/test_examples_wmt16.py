@@ -13,13 +13,23 @@ import pytest
 import torch
 from fairseq.data.encoders import build_bpe
 
-from tests.recipes import EXAMPLES, Recipe, answering, files, half, text, write
+from tests.recipes import (
+    BIBLE,
+    BIBLE_PAIRS,
+    EXAMPLES,
+    Recipe,
+    answering,
+    bible_recipe,
+    files,
+    half,
+    small_bible,
+    text,
+    write,
+)
 
 pytestmark = pytest.mark.slow
 
 WMT = EXAMPLES / "wmt16_en_de"
-BIBLE = WMT / "bible"
-SIZES = {"train": 100, "valid": 10, "test": 10}
 # The recipe's architecture, reduced so that an update takes a fraction of a second.
 NARROW = [
     f"--{side}-{name}={size}"
@@ -29,23 +39,9 @@ NARROW = [
 SHORT_OUTPUT = ["--max-len-a=0", "--max-len-b=20"]
 
 
-def small_corpus(folder):
-    """The first sentence pairs of each split of the shipped corpus."""
-    with tarfile.open(BIBLE / "bible-ende.tar.xz") as archive:
-        for split, size in SIZES.items():
-            for language in ("en", "de"):
-                lines = archive.extractfile(f"bible-ende/{split}.{language}").read().decode().split("\n")
-                write(folder / f"{split}.{language}", lines[:size])
-    return folder
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return small_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def bible_recipe(place, corpus):
-    return Recipe(BIBLE, place, CORPUS=corpus, VOCABULARY=300)
+    return small_bible(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
@@ -85,7 +81,7 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
         torch.testing.assert_close(tensor, mean.to(tensor.dtype), rtol=0, atol=0)
 
     printed = bible.run("generate.sh", *SHORT_OUTPUT)
-    assert len(text(bible.results / "hypotheses.txt")) == SIZES["test"]
+    assert len(text(bible.results / "hypotheses.txt")) == BIBLE_PAIRS["test"]
     scores = (bible.results / "scores.txt").read_text()
     assert scores in printed
     assert re.search(r"BLEU\|nrefs:1\|case:mixed\|eff:no\|tok:13a\|.* = [\d.]+", scores)
@@ -210,7 +206,7 @@ def mirror(tmp_path_factory, corpus):
     """Small archives with the layout of the real ones."""
     folder = tmp_path_factory.mktemp("mirror")
     remaining = {
-        (split, language): text(corpus / f"{split}.{language}") for split in SIZES for language in ("en", "de")
+        (split, language): text(corpus / f"{split}.{language}") for split in BIBLE_PAIRS for language in ("en", "de")
     }
     rows = ["# a comment", ""]
     for archive, (split, *names, size) in ARCHIVES.items():
@@ -347,5 +343,5 @@ def test_an_archive_with_an_unexpected_number_of_lines_is_refused(wmt, mirror):
 def test_the_published_sources_are_the_4_5_million_pairs_of_the_paper():
     rows = [line.split() for line in text(WMT / "sources.txt") if line and not line.startswith("#")]
     assert all(len(row) == 5 for row in rows)
-    pairs = {split: sum(int(row[1]) for row in rows if row[0] == split) for split in SIZES}
+    pairs = {split: sum(int(row[1]) for row in rows if row[0] == split) for split in BIBLE_PAIRS}
     assert pairs == {"train": 4_562_102, "valid": 3000, "test": 3003}

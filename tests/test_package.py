@@ -109,6 +109,14 @@ def test_a_module_name_occurs_in_one_folder_of_the_package():
     assert {name: found for name, found in folders.items() if len(found) > 1} == {}
 
 
+def test_no_test_file_imports_another():
+    found = {
+        relative(path): [name for name in imported_names(path.read_text(), "tests") if ".test_" in name]
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert not {path: names for path, names in found.items() if names}
+
+
 def test_no_file_is_longer_than_450_lines():
     lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
