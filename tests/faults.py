@@ -48,7 +48,7 @@ def killed_in_copy(source: str, target: str) -> None:
     _in_copy(source, target, _kill)
 
 
-def no_room_for_copy(source: str, target: str) -> None:
+def no_space_for_copy(source: str, target: str) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -71,7 +71,7 @@ def killed_in_write(target: str) -> None:
     torch.save = save_or_die
 
 
-def no_room(size: int) -> None:
+def no_space(size: int) -> None:
     """Limit the size of files: writing more fails as it does on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 

@@ -20,7 +20,7 @@ import mega_fairseq
 from mega_fairseq.cli import main as command
 from mega_fairseq.models import mega_lm, mega_transformer
 from tests.commands import ROOT, Running, refused_by
-from tests.faults import killed_while_writing, no_room
+from tests.faults import killed_while_writing, no_space
 from tests.released import checkpoint, model, refuse, run, save
 
 REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force)
     if force:
         target.write_text("precious")
     overwrite = ["--force"] * force
-    process = Running("mega-fairseq", "convert", released_file, target, *overwrite, fault=partial(no_room, 10_000))
+    process = Running("mega-fairseq", "convert", released_file, target, *overwrite, fault=partial(no_space, 10_000))
     code, output = process.wait()
     refused_by("convert", (code, "", output), target, "was not written", "File too large", "free some space")
     assert target.exists() == force

@@ -281,15 +281,15 @@ MILLION = 10**6
 
 def test_a_huge_line_is_trained_on_in_segments_and_evaluated_as_one_stream(language_model, tmp_path):
     shutil.copy(language_model.data / "dict.txt", tmp_path)
-    for split, lines in (("train", [MILLION // 10]), ("valid", [9]), ("test", [3, MILLION, 1])):
+    for split, lines in (("train", [MILLION // 4]), ("valid", [9]), ("test", [3, MILLION, 1])):
         binarised(tmp_path / split, lines)
     long = ["--decoder-chunk-size=64", "--variant-block-multiple-min=16", "--variant-block-multiple-max=32"]
     words = [*LANGUAGE_MODEL, *long, "--max-tokens=32768", "--max-epoch=1", "--save-dir", tmp_path]
     said = fairseq("train", tmp_path, *words)
-    assert sum(record["wpb"] for record in records(said, "train_inner")) == MILLION // 10
+    assert sum(record["wpb"] for record in records(said, "train_inner")) == MILLION // 4
     count, loss = evaluated(tmp_path, tmp_path / "checkpoint_last.pt", "--documents=line")
     assert count == 3 + MILLION + 1
-    assert loss == pytest.approx(4, abs=0.4)  # sixteen types, equally likely
+    assert loss == pytest.approx(4, abs=0.1)  # sixteen types, equally likely
 
 
 def test_a_sentence_of_a_million_tokens_is_refused_and_skipped_only_with_a_warning(translation, tmp_path):
