@@ -168,12 +168,12 @@ def test_pads_change_neither_released_batch_statistics_nor_outputs(case):
 @each("mega", "nffn", where=lambda case: is_unpadded(case) and "batchnorm" in case.config.get("norm_type", ""))
 @pytest.mark.parametrize("prenorm", [True, False], ids=["pre", "post"])
 def test_pads_change_neither_outputs_nor_statistics_of_a_layer_with_batch_norm(case, prenorm):
-    plain, company = (golden.build(case, prenorm=prenorm).train() for _ in range(2))
+    plain, module = (golden.build(case, prenorm=prenorm).train() for _ in range(2))
     padded, padding = with_pads(case.inputs["x"])
-    y = checks.run(company, padded, padding)[~padding].view(case.inputs["x"].shape)
+    y = checks.run(module, padded, padding)[~padding].view(case.inputs["x"].shape)
     assert_outputs(y, checks.run(plain, case.inputs["x"]), "y")
     for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(dict(company.named_buffers())[name], buffer, msg=name)
+        torch.testing.assert_close(dict(module.named_buffers())[name], buffer, msg=name)
 
 
 @each("ema", "mega", where=lambda case: is_unpadded(case) and not case.truncation)
