@@ -1,4 +1,4 @@
-"""Beams follow their hypotheses: whatever order rows take and however many leave, decoding on equals starting anew."""
+"""Decoding after any reordering of beams equals decoding from the start."""
 
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ BEAMS = 3
 
 
 class Search:
-    """Plays the generator: rows with histories, their sentences, and the model's incremental state."""
+    """Acts as the generator: rows with their tokens, their sentences, and the model's incremental state."""
 
     def __init__(self, made, seed):
         self.model, self.random = made, torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def shared(name):
 @settings(max_examples=25, deadline=None)
 @given(orders=searches(), seed=st.integers(0, 99))
 @torch.no_grad()
-def test_beams_that_move_and_sentences_that_leave_decode_as_if_started_anew(name, orders, seed):
+def test_beams_that_are_reordered_and_sentences_that_finish_decode_as_if_started_anew(name, orders, seed):
     search = Search(shared(name), seed)
     search.step()
     for order in orders:
@@ -86,8 +86,8 @@ def test_beams_that_move_and_sentences_that_leave_decode_as_if_started_anew(name
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @torch.no_grad()
-def test_any_order_of_rows_at_all_decodes_as_if_started_anew(data):
-    """Rows that leave their sentence's neighbourhood get a source of their own."""
+def test_any_order_of_rows_decodes_as_if_started_anew(data):
+    """Rows that are no longer beside the others of their sentence get a source of their own."""
     search, rows = Search(shared("full"), 0), SENTENCES * BEAMS
     search.step()
     for _ in range(3):
@@ -98,16 +98,16 @@ def test_any_order_of_rows_at_all_decodes_as_if_started_anew(data):
 
 
 @torch.no_grad()
-def test_beams_of_a_sentence_share_one_projection_of_its_source_as_long_as_they_stay_together():
+def test_neighbouring_beams_share_one_projection_of_their_source():
     search = Search(shared("full"), 0)
     search.step()
     first = source_keys(search)
     assert first.size(0) == SENTENCES
     search.follow([1, 0, 2, 5, 5, 3, 8, 7, 6])
-    assert source_keys(search) is first  # not even copied
+    assert source_keys(search) is first  # not copied
     search.follow([0, 0, 1, 7, 6, 8])  # the second sentence is finished
     assert source_keys(search).size(0) == SENTENCES - 1
-    search.follow([0, 3, 1, 4])  # mixed up
+    search.follow([0, 3, 1, 4])  # in no order
     assert source_keys(search).size(0) == 4
 
 
@@ -116,7 +116,7 @@ def source_keys(search):
 
 
 @torch.no_grad()
-def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
+def test_reordering_copies_only_tokens_that_the_beams_do_not_share(monkeypatch):
     search, copied = Search(shared("full"), 0), []
     moved = KeyValues.follow
 
@@ -133,13 +133,13 @@ def test_reordering_copies_only_what_came_after_the_beams_parted(monkeypatch):
     assert set(copied) == {0}
     copied.clear()
     search.follow([1, 0, 2, 3, 4, 5, 6, 7, 8])
-    assert set(copied) == {1}  # the token from before they parted stays where it is
+    assert set(copied) == {1}  # the shared token is not copied
     search.step()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_a_search_that_forgets_to_reorder_is_caught(name):
+def test_a_search_without_reordering_is_caught(name):
     search = Search(shared(name), 0)
     search.step()
     search.follow([0, 1, 2, 3, 4, 5, 6, 7, 8])
@@ -154,7 +154,7 @@ def test_a_search_that_forgets_to_reorder_is_caught(name):
 
 
 @torch.no_grad()
-def test_the_table_of_what_beams_share_grows_with_sentences_not_with_their_square():
+def test_the_table_of_shared_tokens_grows_linearly_with_sentences():
     state = DecoderState((), 3)
     rows = 4000
     mixer = GatedAttentionState(torch.zeros(rows, 1, 1), KeyValues(torch.zeros(rows, 3, 1), torch.zeros(rows, 3, 1)))
@@ -175,7 +175,7 @@ def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
 
 @pytest.mark.parametrize("pad_left", [True, False])
 @torch.no_grad()
-def test_pads_in_a_prefix_count_for_nothing_when_fed_token_by_token(pad_left):
+def test_pads_in_a_prefix_have_no_effect_token_by_token(pad_left):
     made, state = shared("full"), {}
     tokens = torch.randint(4, TYPES, (SENTENCES, 6), generator=torch.Generator().manual_seed(5))
     tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
@@ -188,7 +188,7 @@ def test_pads_in_a_prefix_count_for_nothing_when_fed_token_by_token(pad_left):
 
 
 @torch.no_grad()
-def test_a_search_that_goes_on_with_gradients_gets_them():
+def test_a_search_can_be_differentiated():
     made, state = shared("full"), {}
     tokens, out = torch.full((SENTENCES, 4), 5), shared("full").encoder(sources())
     for step in (1, 2, 3):
@@ -200,13 +200,13 @@ def test_a_search_that_goes_on_with_gradients_gets_them():
     made.zero_grad()
 
 
-def test_retained_dropout_is_refused_rather_than_forgotten():
+def test_retained_dropout_is_refused():
     with pytest.raises(ValueError, match="--retain-dropout"):
         model().make_generation_fast_(retain_dropout=True)
 
 
 @torch.no_grad()
-def test_a_decoder_takes_the_unseen_tokens_of_a_prefix_at_once_or_one_by_one():
+def test_a_decoder_takes_new_tokens_of_a_prefix_at_once_or_one_by_one():
     made, out = shared("chunks"), shared("chunks").encoder(sources())
     tokens = torch.randint(4, TYPES, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
     whole, _ = made.decoder(tokens, encoder_out=out)
@@ -230,7 +230,7 @@ def test_a_left_padded_target_prefix_decodes_like_one_without_pads(pad_left):
 
 @pytest.mark.parametrize("need_attn", [True, False])
 @torch.no_grad()
-def test_attention_is_returned_in_the_order_of_the_given_source_and_only_to_who_asks(need_attn):
+def test_attention_is_returned_on_request_in_the_order_of_the_given_source(need_attn):
     made = model()
     made.decoder.make_generation_fast_(need_attn=need_attn)
     tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)

@@ -101,7 +101,7 @@ def test_a_compiled_ema_is_the_ema(bidirectional, truncation, mask):
 
 
 @pytest.mark.parametrize("truncation", [None, 3])
-def test_so_it_is_from_a_carried_state_and_for_one_token(truncation):
+def test_a_compiled_ema_continues_from_a_state(truncation):
     module = ready(DampedEMA(DIM, 3, truncation=truncation))
     _, state = module(inputs(2, 3, DIM))
     state = state.detach().requires_grad_()
@@ -119,21 +119,21 @@ def test_a_compiled_gated_attention_is_the_gated_attention(function, chunk_size,
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("function", "chunk_size"), [("softmax", None), ("softmax", CHUNK), ("laplace", CHUNK)])
-def test_so_it_is_with_padding(function, chunk_size, causal):
+def test_a_compiled_gated_attention_takes_padding(function, chunk_size, causal):
     module = ready(MovingAverageGatedAttention(attends(attention=function, chunk_size=chunk_size, causal=causal)))
     compare(module, inputs(2, LENGTH, DIM), padding_mask=MASK)
 
 
 @pytest.mark.parametrize("value_dim", [4, 8])  # widths at which softmax runs on the fused kernel, 8 for rotary
 @pytest.mark.parametrize("bias", POSITION_BIASES)
-def test_so_it_is_with_every_position_bias(bias, value_dim):
+def test_a_compiled_gated_attention_takes_every_position_bias(bias, value_dim):
     config = attends(shared_dim=4, value_dim=value_dim, position_bias=bias, chunk_size=CHUNK)
     compare(ready(MovingAverageGatedAttention(config)), inputs(2, LENGTH, DIM))
 
 
 @pytest.mark.parametrize("chunk_size", [None, CHUNK])
 @padding
-def test_so_it_is_from_a_carried_state(chunk_size, mask):
+def test_a_compiled_gated_attention_continues_from_a_state(chunk_size, mask):
     module = ready(MovingAverageGatedAttention(attends(chunk_size=chunk_size)))
     with torch.no_grad():
         _, state = module(inputs(2, LENGTH, DIM), None, mask)

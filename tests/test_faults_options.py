@@ -158,10 +158,13 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         # numbers that do not go together
         (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5 and --variant-block-multiple-max 4"),
         (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1, or no model was built; give --tokens-per-sample"),
-        ([*ADAPTIVE, "--adaptive-softmax-cutoff=18,10"], "--adaptive-softmax-cutoff is '18,10'; give rising numbers"),
+        (
+            [*ADAPTIVE, "--adaptive-softmax-cutoff=18,10"],
+            "--adaptive-softmax-cutoff is '18,10'; give increasing numbers",
+        ),
         (
             ["--adaptive-softmax-cutoff=9,18", "--adaptive-softmax-factor=9"],
-            "-factor is 9.0 and leaves nothing of width",
+            "-factor is 9.0, which makes the rarest types less than 1 of",
         ),
         ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "needs bands and clusters of one shape; make --adaptive-input"),
         # heads, embeddings and criteria that do not go together
@@ -170,11 +173,14 @@ def test_without_a_fault_the_data_is_looked_for(no_data, tmp_path):
         ([*ADAPTIVE, "--criterion=cross_entropy"], "--criterion cross_entropy needs the probability of every type"),
         (["--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"], "--criterion adaptive_loss needs an adaptive"),
         (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
-        (["--decoder-embed-path={}/empty"], "/empty, which holds no header and lines of words and numbers"),
-        (["--decoder-embed-path={}/foreign"], "/foreign, which knows no type of the dictionary; give a file of the"),
-        (["--decoder-embed-path={}/nan"], "/nan, which has no number or an infinite one for 'w7'; give another file"),
-        (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
-        (["--decoder-embed-path={}/scalar"], "/scalar, which has 1 numbers for 'w7', and embeddings are 32 wide; make"),
+        (["--decoder-embed-path={}/empty"], "/empty, which is not a header and lines of a word and numbers"),
+        (
+            ["--decoder-embed-path={}/foreign"],
+            "/foreign, which has none of the words in the dictionary; give a file of the",
+        ),
+        (["--decoder-embed-path={}/nan"], "/nan, which has a number that is not finite for 'w7'; give another file"),
+        (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; set"),
+        (["--decoder-embed-path={}/scalar"], "/scalar, which has 1 numbers for 'w7', and embeddings are 32 wide; set"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -192,7 +198,7 @@ def test_what_no_language_model_can_be_is_refused_before_any_data_is_looked_for(
         (["--adaptive-softmax-factor=nan"], "--adaptive-softmax-factor is nan; it must be a number of at least 1"),
         (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
         (["--decoder-embed-path={}/narrow"], "--decoder-embed-path names a second; give --encoder-embed-path alone"),
-        (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; make"),
+        (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; set"),
         (
             ["--criterion=mega_lm_cross_entropy"],
             "--criterion mega_lm_cross_entropy is for language models, not for --task",

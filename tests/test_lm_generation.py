@@ -1,4 +1,4 @@
-"""Texts that a language model goes on with: fairseq-generate, fairseq-interactive and the hub."""
+"""Texts continued by a language model: fairseq-generate, fairseq-interactive and from_pretrained."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def trained(request, text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def documents(text):
-    """The lines of the test set, each as its words."""
+    """The words of each line of the test set."""
     return [line.split() for line in (text.parent / "test.text").read_text().splitlines()]
 
 
@@ -65,7 +65,7 @@ def assert_same_texts(said, other):
 
 
 def word_scores(text, trained, *options):
-    """Each document's words and their log-probabilities as fairseq-eval-lm says them, by its number."""
+    """The words of each document and their log-probabilities from fairseq-eval-lm, by the number of the document."""
     words = [*LM, "--path", trained.last, *DOCUMENTS, "--output-word-probs", *options]
     found = re.findall(r"eval_lm(?::| \| )(\d+) (.+ \[.*)$", fairseq("eval-lm", text, *words), re.MULTILINE)
     pairs = {int(number): re.findall(r"(\S+) \[(-?[\d.]+)\]", rest) for number, rest in found}
@@ -89,9 +89,7 @@ def test_a_prefix_is_continued_in_any_batch(text, trained, documents):
     [["--min-len=9", "--max-len-b=12"], ["--beam=4"], ["--max-len-a=2", "--max-len-b=3"]],
     ids=["shorter than --min-len", "nothing at all", "--max-len-a"],
 )
-def test_a_text_is_continued_as_it_is_alone_whatever_its_company_begins_with(
-    text, trained, documents, tmp_path, options
-):
+def test_continuations_of_prefixes_of_any_lengths_are_batch_independent(text, trained, documents, tmp_path, options):
     prefixes = [" ".join(document[:count]) for count, document in enumerate(documents[:9])]
     assert "" in prefixes
     said = interact(text, trained, prefixes, tmp_path, *options, "--batch-size=64")
@@ -107,8 +105,8 @@ def test_fairseq_interactive_continues_as_fairseq_generate_does(text, trained, d
     assert_same_texts(said, interact(text, trained, prefixes, tmp_path, "--batch-size=5"))
 
 
-def test_the_scores_of_a_generated_text_are_those_that_evaluation_gives_it(text, trained, tmp_path):
-    """Token by token from carried state against all at once; a text that was cut at its longest ends like others."""
+def test_generation_and_evaluation_give_a_text_the_same_scores(text, trained, tmp_path):
+    """Token by token from a carried state and in a full pass, also for a text cut at the longest length."""
     said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
     scores = {number: [math.log(2) * float(bits) for bits in rest.split()] for number, rest in lines(said, "P")}
     texts = [found for _, found, _ in translations(said)]
@@ -142,12 +140,12 @@ def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, d
     ],
     ids=str,
 )
-def test_what_cannot_be_continued_is_refused_in_one_sentence(text, trained, options, said):
+def test_invalid_options_of_generation_are_refused_in_one_sentence(text, trained, options, said):
     line = failure("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
     assert line.startswith(said)
 
 
-def test_a_text_longer_than_its_continuation_may_be_is_not_cut_in_silence(text, trained, tmp_path):
+def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
     (tmp_path / "long").write_text("l u " * 20)
     words = [*LM, "--path", trained.last, "--input", tmp_path / "long", "--max-len-b=39"]
     line = failure("interactive", text, *words)
@@ -158,7 +156,7 @@ def test_a_text_longer_than_its_continuation_may_be_is_not_cut_in_silence(text, 
 
 
 def test_fairseq_interactive_scores_sentences_as_fairseq_eval_lm_does(text, trained, documents, tmp_path):
-    """All but the end of a sentence, which nobody typed."""
+    """Without the end of a sentence, which is not typed."""
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     said = interact(text, trained, full.values(), tmp_path, "--score-reference", "--batch-size=64")
     scores = [[math.log(2) * float(bits) for bits in rest.split()] for _, rest in lines(said, "P")]

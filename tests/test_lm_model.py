@@ -1,4 +1,4 @@
-"""The language model: the same numbers however its tokens come, and of its scores only those that are asked for."""
+"""The language model: the same numbers in pieces and steps, without scores that are not needed."""
 
 from argparse import Namespace
 
@@ -36,7 +36,7 @@ def padded(rows, left):
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
 @pytest.mark.parametrize(("bias", "head"), [*((bias, "softmax") for bias in POSITION_BIASES), ("rotary", "adaptive")])
 @torch.no_grad()
-def test_a_text_has_the_same_log_probs_in_pieces_of_any_length_alone_and_in_company(bias, chunk, head):
+def test_log_probs_are_batch_independent_and_the_same_in_pieces_of_any_length(bias, chunk, head):
     made, (sources, targets) = model(rel_pos_bias=bias, decoder_chunk_size=chunk, **HEADS[head]), texts(13, 7, 1)
     whole = pieces(made, 10**6)
     expected = [whole(s[None], target=t[None])[0].flatten() for s, t in zip(sources, targets)]
@@ -60,14 +60,14 @@ def test_without_targets_pieces_give_the_same_scores(head):
         assert extra == {"attn": [None]}
 
 
-def test_pieces_are_whole_chunks_where_there_is_room_for_one():
+def test_pieces_are_whole_chunks_if_at_least_one_fits():
     decoder = pieces(model(), 64).decoder
     assert [decoder.piece_length(batch) for batch in (1, 4, 12, 13, 64, 100)] == [60, 15, 5, 4, 1, 1]
     assert pieces(model(decoder_chunk_size=-1), 64).decoder.piece_length(4) == 16
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_text_is_trained_on_as_it_is_evaluated(head):
+def test_training_and_evaluation_give_the_same_log_probs(head):
     made, (sources, targets) = model(**HEADS[head]), texts(23, 9, 14)
     source, target = padded(sources, False), padded(targets, False)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_a_text_is_trained_on_as_it_is_evaluated(head):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_company_changes_no_loss_and_no_gradient(head):
+def test_losses_and_gradients_are_batch_independent(head):
     made, (sources, targets) = model(**HEADS[head]).train(), texts(23, 9, 14)
     criterion = MegaLMCrossEntropy(Namespace(target_dictionary=dictionary(TYPES)), sentence_avg=False)
 
@@ -109,7 +109,7 @@ def test_company_changes_no_loss_and_no_gradient(head):
 
 
 def naive_adaptive(softmax, x):
-    """(T, D) -> (T, V): every type's log-probability, from the definition."""
+    """Features (T, D) -> log-probabilities of all types (T, V), from the definition."""
     head, first = F.log_softmax(softmax.head(x), -1), softmax.cutoff[0]
     tails = [head[:, first + i, None] + F.log_softmax(tail(x), -1) for i, tail in enumerate(softmax.tail)]
     return torch.cat([head[:, :first], *tails], 1)
@@ -151,7 +151,7 @@ def test_log_probs_of_targets_in_slices_are_those_of_a_full_softmax(slices, tabl
 @pytest.mark.parametrize("options", [ADAPTIVE, TIED, {**TIED, "tie_adaptive_proj": True}])
 @pytest.mark.parametrize("types", [(0, 40), (0, 10), (10, 20), (20, 40), (39, 40), (9, 11)], ids=str)
 def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(slices, options, types):
-    """Also where no target is in a cluster, or all are."""
+    """Also with no target, or all targets, in one cluster."""
     softmax = model(**options).decoder.adaptive_softmax
     x, targets = torch.randn(31, 16), torch.randint(*types, (31,))
     torch.testing.assert_close(naive_adaptive(softmax, x).exp().sum(1), torch.ones(31))
@@ -163,7 +163,7 @@ def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(slices, optio
         torch.testing.assert_close(adaptive_log_probs(softmax, x, targets), expected[0], **CLOSE)
 
 
-def test_dropout_in_slices_is_the_same_on_the_way_back(monkeypatch):
+def test_dropout_in_slices_is_the_same_in_the_backward_pass(monkeypatch):
     monkeypatch.setattr(ops, "SCORES", 1)
     softmax = model(**ADAPTIVE, adaptive_softmax_dropout=0.5).decoder.adaptive_softmax.double().train()
     x, targets = torch.randn(3, 16, dtype=torch.double, requires_grad=True), torch.tensor([4, 15, 30])
@@ -187,8 +187,8 @@ def test_every_parameter_has_a_gradient_in_a_batch_of_frequent_types_alone(optio
 
 
 @pytest.mark.parametrize("options", [ADAPTIVE, TIED])
-def test_a_new_model_holds_nothing_that_stood_in_memory(options, monkeypatch):
-    """fairseq's tied head has a buffer that it never fills: saved, it could be NaN."""
+def test_a_new_model_has_no_uninitialised_buffer(options, monkeypatch):
+    """fairseq leaves a buffer of its tied head uninitialised, and a checkpoint could hold NaN."""
     monkeypatch.setattr(torch, "FloatTensor", lambda *shape: torch.full(shape, torch.nan))
     state = model(**options).state_dict()
     assert [name for name, tensor in state.items() if not tensor.isfinite().all()] == []
@@ -198,7 +198,7 @@ def test_a_new_model_holds_nothing_that_stood_in_memory(options, monkeypatch):
 
 
 def sample(lengths, for_scoring, types=TYPES):
-    """A batch as tasks make them: ours hands a scorer's model the targets, others do not."""
+    """A batch as tasks make it: ours passes the targets to a model that scores, others do not."""
     sources, targets = (padded(rows, False) for rows in texts(*lengths, types=types))
     net_input = {"src_tokens": sources, "src_lengths": torch.tensor(lengths)}
     if for_scoring:
@@ -215,7 +215,9 @@ def log_probs_of_a_scorer(made, batch, softmax_batch, models=1):
 @pytest.mark.parametrize("for_scoring", [True, False])
 @pytest.mark.parametrize("softmax_batch", [None, 1, 7, 1000])
 @torch.no_grad()
-def test_a_scorer_of_fairseq_reads_what_stock_modules_give_at_the_targets(options, for_scoring, softmax_batch):
+def test_fairseqs_scorer_gets_the_probabilities_that_fairseqs_modules_give_to_targets(
+    options, for_scoring, softmax_batch
+):
     made, lengths = model(**options), (23, 9, 14)
     batch = sample(lengths, for_scoring)
     features, _ = made.decoder.extract_features(batch["net_input"]["src_tokens"])
@@ -225,14 +227,14 @@ def test_a_scorer_of_fairseq_reads_what_stock_modules_give_at_the_targets(option
     else:
         every = F.log_softmax(made.decoder.output_layer(features), -1)
     at_targets = every.gather(-1, batch["target"].unsqueeze(-1)).squeeze(-1)
-    for models in (1, 2):  # an ensemble averages probabilities, where one model gives their logarithms
+    for models in (1, 2):  # an ensemble averages probabilities, one model returns log-probabilities
         found = log_probs_of_a_scorer(made, batch, softmax_batch, models)
         for row, length, scores in zip(at_targets, lengths, found):
             torch.testing.assert_close(scores, row[:length], **CLOSE)
 
 
 class Largest(TorchDispatchMode):
-    """Watches the memory behind every result that torch computes."""
+    """Records the largest tensor that torch computes."""
 
     elements = 0
 
@@ -240,7 +242,7 @@ class Largest(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(tensor, torch.Tensor):
-                opaque = tensor.layout is not torch.strided  # weights laid out for the CPU
+                opaque = tensor.layout is not torch.strided  # weights packed for the CPU
                 held = tensor.numel() if opaque else tensor.untyped_storage().nbytes() // tensor.element_size()
                 self.elements = max(self.elements, held)
         return result
@@ -257,22 +259,22 @@ def big(request):
 
 @pytest.mark.parametrize("softmax_batch", [None, 100])
 @torch.no_grad()
-def test_scoring_never_holds_a_score_for_every_token_and_type(big, softmax_batch):
-    """With an adaptive softmax not even for fairseq's own task, which does not hand the model the targets."""
+def test_scoring_allocates_no_score_for_every_token_and_type(big, softmax_batch):
+    """With an adaptive softmax also in fairseq's own task, which does not pass the targets to the model."""
     for for_scoring in [True] if big.decoder.adaptive_softmax is None else [True, False]:
         with Largest() as largest:
             log_probs_of_a_scorer(big, sample(LENGTHS, for_scoring, BIG), softmax_batch)
         assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
 
 
-def test_training_never_holds_a_score_for_every_token_and_type(big):
+def test_training_allocates_no_score_for_every_token_and_type(big):
     criterion = MegaLMCrossEntropy(Namespace(target_dictionary=big.decoder.dictionary), sentence_avg=False)
     with Largest() as largest:
         criterion(big.train(), sample(LENGTHS, True, BIG))[0].backward()
     assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
 
 
-def test_the_watch_would_see_such_scores(big):
+def test_such_scores_would_be_noticed(big):
     with Largest() as largest, torch.no_grad():
         tokens = sample(LENGTHS, True, BIG)["net_input"]["src_tokens"]
         big.eval().get_normalized_probs(big(tokens), log_probs=True)
@@ -283,7 +285,7 @@ def test_the_watch_would_see_such_scores(big):
 
 
 def stepwise(made, tokens, orders=None):
-    """Log-probabilities of every type, token by token; `orders` says how rows move after each."""
+    """Log-probabilities of all types, token by token; `orders` reorder the rows after each."""
     state, found, history = {}, [], tokens[:, :0]
     for step in range(tokens.size(1)):
         history = torch.cat([history, tokens[: history.size(0), step : step + 1]], 1)
@@ -301,7 +303,7 @@ def stepwise(made, tokens, orders=None):
 @pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
 @pytest.mark.parametrize("chunk", [CHUNK, 1, -1])
 @torch.no_grad()
-def test_a_text_grows_token_by_token_as_it_is_read_at_once_whatever_rows_follow_each_other(options, chunk):
+def test_log_probs_token_by_token_are_those_of_a_full_pass_in_any_order_of_rows(options, chunk):
     tokens = torch.randint(4, TYPES, (4, 3 * CHUNK + 2), generator=torch.Generator().manual_seed(4))
     made = model(decoder_chunk_size=chunk, **options)
     assert len(stepwise(made, tokens)) == tokens.size(1)
@@ -309,7 +311,7 @@ def test_a_text_grows_token_by_token_as_it_is_read_at_once_whatever_rows_follow_
 
 
 @torch.no_grad()
-def test_rows_that_are_finished_leave():
+def test_finished_rows_are_removed():
     tokens = torch.randint(4, TYPES, (4, 9), generator=torch.Generator().manual_seed(5))
     made, state = model(), {}
     for step, order in ((3, [0, 2, 3]), (6, [2, 0]), (9, [1])):
@@ -321,7 +323,7 @@ def test_rows_that_are_finished_leave():
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
-def test_nothing_of_the_future_is_seen(head, chunk):
+def test_no_log_prob_depends_on_later_tokens(head, chunk):
     made, (sources, targets) = model(decoder_chunk_size=chunk, **HEADS[head]), texts(17)
     source, target, place = sources[0][None], targets[0][None], 8
     changed = source.clone()
@@ -342,7 +344,7 @@ def test_nothing_of_the_future_is_seen(head, chunk):
 
 @pytest.mark.parametrize("bias", POSITION_BIASES)
 @torch.no_grad()
-def test_another_chunk_is_that_of_a_model_built_with_it(bias):
+def test_a_changed_chunk_size_gives_the_model_that_is_built_with_it(bias):
     made, tokens = model(rel_pos_bias=bias), texts(23)[0][0][None]
     before = made(tokens)[0]
     made.decoder.set_chunk_size(3)
@@ -363,12 +365,12 @@ def test_a_simple_bias_refuses_chunks_that_it_has_not_learned(chunk):
     assert "\n" not in str(caught.value)
 
 
-def test_no_chunk_of_no_token_is_taken_by_any_bias():
+def test_a_chunk_of_no_tokens_is_refused():
     with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
         model().decoder.set_chunk_size(0)
 
 
-def test_only_a_simple_bias_without_chunks_bounds_a_text():
+def test_only_a_simple_bias_without_chunks_bounds_the_length_of_a_text():
     assert model(rel_pos_bias="simple", decoder_chunk_size=-1).max_positions() == 64
     for options in ({"rel_pos_bias": "simple"}, {"decoder_chunk_size": -1}):
         assert model(**options).max_positions() >= 10**9

@@ -1,4 +1,4 @@
-"""Presets and options of the language model: counted, complete, and refused by name where they cannot be."""
+"""Presets and options of the language model: parameters, released options, and errors that name the option."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.small_models import ADAPTIVE, TIED
 from tests.small_models import language_model as model
 
 WORDS, BYTES, BPE = 267_744, 208, 33_000
-PARAMETERS = {  # types, and parameters of the model that predicts them
+PARAMETERS = {  # size of the vocabulary, and parameters with it
     "mega_lm": (BPE, 53_330_682),
     "mega_lm_wt103": (WORDS, 252_237_824),  # 252M in the paper
     "mega_lm_enwik8": (BYTES, 39_137_792),  # 39M in the paper
@@ -26,7 +26,7 @@ PARAMETERS = {  # types, and parameters of the model that predicts them
 }
 
 
-def test_every_preset_is_counted():
+def test_the_table_of_parameters_lists_every_preset():
     assert {name for name in MODEL_REGISTRY if name.startswith("mega_lm")} == set(PARAMETERS) == {"mega_lm", *PRESETS}
 
 
@@ -93,7 +93,7 @@ BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
         *(({f"{name}dropout": 1.0}, f"{name}dropout is 1.0") for name in ("", "attention_", "hidden_", "activation_")),
         # cutoffs and factors
         *(
-            ({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is {text!r}; give rising numbers")
+            ({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is {text!r}; give increasing numbers")
             for text in ("x", "", "10,", "9,5", "5,5", "0,5", "-3", "40", "10,50", "2.5")
         ),
         *(
@@ -106,7 +106,7 @@ BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
         *(({**BANDS, "adaptive_input_factor": f}, f"--adaptive-input-factor is {f}") for f in (0.0, -2.0, 9.0)),
         ({**ADAPTIVE, "adaptive_softmax_dropout": 1.0}, "--adaptive-softmax-dropout is 1.0"),
         ({**ADAPTIVE, "adaptive_softmax_dropout": -0.1}, "--adaptive-softmax-dropout is -0.1"),
-        # what does not go together
+        # conflicts
         ({"adaptive_input": True}, "--adaptive-input has no bands; give --adaptive-input-cutoff"),
         ({**BANDS, "decoder_embed_path": "x"}, "--decoder-embed-path fills one table"),
         ({"tie_adaptive_weights": True}, "--tie-adaptive-weights and --tie-adaptive-proj share"),
@@ -140,15 +140,15 @@ def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_ty
     ],
     ids=str,
 )
-def test_an_option_that_changes_nothing_is_named(given, without, caplog):
+def test_an_option_without_effect_is_named(given, without, caplog):
     model(**{"normalize_before": False, **given})
     ((name, _),) = given.items()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert caplog.messages[0].startswith(f"--{name.replace('_', '-')} changes nothing without {without}")
+    assert caplog.messages[0].startswith(f"--{name.replace('_', '-')} has no effect without {without}")
 
 
 @pytest.mark.parametrize("preset", PARAMETERS)
-def test_no_preset_has_an_option_that_changes_nothing(preset, caplog):
+def test_no_preset_has_an_option_without_effect(preset, caplog):
     with torch.device("meta"):
         build_model(parsed("--arch", preset), task(PARAMETERS[preset][0]))
     assert not caplog.messages

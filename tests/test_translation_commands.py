@@ -1,4 +1,4 @@
-"""Translation through fairseq's own command lines: what a user types, what comes out, what is left on disk."""
+"""Translation with fairseq's commands: training, generation, interactive use, hydra and from_pretrained."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 # fairseq cuts batches anew when it resumes, but not from epoch to epoch; with this it does both times.
 SAME_BATCHES = "--grouped-shuffling"
 UPDATES, HALF_WAY = 150, 90  # both within an epoch, of 20 updates
-LEARNING = [*TRAINING, "--seed=2"]  # so few updates teach a model to translate by luck, and this seed has it
+LEARNING = [*TRAINING, "--seed=2"]  # after so few updates only some seeds translate well
 # The Transformer of fairseq 0.12.2 has a fast path, which fails under torch 2, and with this option another.
 SLOW_PATH = ["--model-overrides={'checkpoint_activations': True}"]
 
@@ -64,7 +64,7 @@ def sources(corpus):
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """A model that has learned something, in a fresh process; and one from half of the way there."""
+    """A model trained in a fresh process until it translates, and its checkpoint of half way."""
     folder = tmp_path_factory.mktemp("trained")
     said = fresh(
         sys.executable, "-m", "fairseq_cli.train", corpus, *PLUGIN, *MEGA, *LEARNING, SAME_BATCHES,
@@ -92,7 +92,7 @@ def checkpoint(path):
 
 @pytest.fixture(scope="session")
 def generate(corpus, trained):
-    """Calls fairseq-generate, each call once; gives what it said."""
+    """The output of fairseq-generate; equal calls run once."""
 
     @functools.lru_cache(maxsize=None)
     def call(*options, path=trained.last, data=corpus):
@@ -114,7 +114,7 @@ def bleu(said):
 
 
 def assert_same_translations(said, other):
-    """One for each sentence of the test set, and the same by either command."""
+    """Both commands translate each sentence of the test set, and alike."""
     assert [number for number, *_ in translations(said)] == list(range(SIZES["test"]))
     assert texts(said) == texts(other)
     assert scores(said) == pytest.approx(scores(other), abs=1e-4)
@@ -129,12 +129,12 @@ def test_training_lowers_the_loss(trained):
     assert losses[-1] < losses[0] / 2
 
 
-def test_a_checkpoint_is_read_by_a_process_that_knows_nothing_of_the_plugin(trained):
+def test_a_checkpoint_loads_without_the_plugin(trained):
     program = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['cfg']['model']['_name'])"
     assert fresh(sys.executable, "-c", program, trained.last, cwd=trained.folder) == "mega_transformer\n"
 
 
-def test_a_training_that_was_interrupted_within_an_epoch_ends_at_exactly_the_same_model(corpus, trained, tmp_path):
+def test_a_training_resumed_within_an_epoch_ends_with_exactly_the_same_model(corpus, trained, tmp_path):
     said = train(corpus, tmp_path, "--restore-file", trained.half_way, SAME_BATCHES, updates=UPDATES)
     assert checkpoint(trained.half_way)["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
     whole, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
@@ -153,19 +153,15 @@ def test_validation_of_a_checkpoint_repeats_the_loss_of_its_training(corpus, tra
     assert loss == pytest.approx(records(trained.said, "valid")[-1]["valid_loss"], abs=2e-3)
 
 
-def test_sentences_beyond_the_reach_of_the_simple_bias_are_refused_before_the_first_update(corpus):
-    words = ["--max-source-positions=8", "--encoder-chunk-size=-1"]
-    line = failure("train", corpus, *PLUGIN, *MEGA, *TRAINING, "--no-save", *words)
-    assert "max_positions=(8, 1024), skip this example with --skip-invalid-size-inputs-valid-test" in line
-
-
 # ------------------------------------------------------------------------------------------------ fairseq-generate
 
 
-def test_references_longer_than_the_targets_of_training_are_refused_and_none_is_generated(corpus, tmp_path):
+def test_sentences_longer_than_the_simple_bias_was_trained_for_are_refused(corpus, tmp_path):
     longest, skip = 8, "--skip-invalid-size-inputs-valid-test"
-    words = [*PLUGIN, *MEGA, *TRAINING, f"--max-target-positions={longest}", skip, "--max-update=1"]
-    fairseq("train", corpus, *words, "--save-dir", tmp_path)
+    words = [corpus, *PLUGIN, *MEGA, *TRAINING, "--save-dir", tmp_path, "--max-update=1"]
+    said = failure("train", *words, f"--max-source-positions={longest}", "--encoder-chunk-size=-1")
+    assert f"max_positions=({longest}, 1024), skip this example with {skip}" in said
+    fairseq("train", *words, f"--max-target-positions={longest}", skip)
     words = [corpus, *PLUGIN, *CPU, *SEARCH, "--path", tmp_path / "checkpoint_last.pt"]
     for option in ("--batch-size=7", "--score-reference"):
         assert f"max_positions=(1024, {longest}), skip this example with {skip}" in failure("generate", *words, option)
@@ -181,18 +177,18 @@ def test_neither_the_batch_nor_the_side_of_padding_changes_a_translation(generat
     assert bleu(said) == bleu(alone)
 
 
-def test_what_was_learned_is_translated(generate):
+def test_a_trained_model_translates(generate):
     assert bleu(generate("--batch-size=64")) > 40
 
 
-def test_decoding_step_by_step_scores_a_reference_as_the_whole_of_it_at_once(generate):
-    """The reference as a forced prefix against fairseq's scorer; some are longer than others."""
+def test_decoding_token_by_token_gives_a_reference_the_score_of_a_full_pass(generate):
+    """References of different lengths as forced prefixes, compared with fairseq's scorer."""
     scored = generate("--batch-size=7", "--score-reference")
     assert texts(scored) == [text for _, text in sorted(lines(scored, "T"))]
     assert_same_translations(generate("--batch-size=7", "--prefix-size=40", "--max-len-b=40"), scored)
 
 
-def test_what_a_search_says_of_its_translations_is_said_of_them_as_references(generate, corpus, sources, tmp_path):
+def test_a_translation_scored_as_a_reference_has_the_score_of_its_search(generate, corpus, sources, tmp_path):
     found = generate("--batch-size=7")
     for language, sentences in (("de", sources), ("en", texts(found))):
         (tmp_path / f"test.{language}").write_text("".join(f"{sentence}\n" for sentence in sentences))
@@ -209,7 +205,7 @@ def test_a_ragged_prefix_is_kept_in_any_batch(generate):
     assert_same_translations(said, generate("--prefix-size=3", "--batch-size=1"))
 
 
-def test_the_best_of_many_is_the_best_and_scores_fall(generate):
+def test_hypotheses_are_sorted_by_score_and_the_first_is_the_best(generate):
     many = translations(generate("--batch-size=7", "--nbest=4"))
     best = generate("--batch-size=7")
     assert [text for _, text, _ in many[::4]] == texts(best)
@@ -248,7 +244,7 @@ def test_hard_alignments_point_into_the_source(generate):
         assert all(0 <= source < len(sources[number].split()) for source, _ in links)
 
 
-def test_soft_alignments_spread_each_target_over_the_source_alike_in_any_batch(generate):
+def test_soft_alignments_are_distributions_over_the_source_and_batch_independent(generate):
     spread = []
     for size in (1, 7):
         said = generate(f"--batch-size={size}", "--print-alignment=soft")
@@ -271,7 +267,7 @@ def test_an_ensemble_of_a_model_with_itself_is_that_model(generate, trained):
 
 
 @pytest.mark.parametrize("options", [["mega"], ["stock"], ["stock", "--print-alignment=hard"]], ids=" ".join)
-def test_models_of_an_ensemble_may_come_in_any_order_and_from_anywhere(generate, trained, stock, options):
+def test_an_ensemble_of_mega_and_other_models_is_the_same_in_any_order(generate, trained, stock, options):
     other = {"mega": trained.half_way, "stock": stock}[options[0]]
     options = [*options[1:], *SLOW_PATH]
     one = generate("--batch-size=7", *options, path=f"{trained.last}:{other}")
@@ -284,7 +280,7 @@ def test_models_of_an_ensemble_may_come_in_any_order_and_from_anywhere(generate,
 
 @pytest.fixture(scope="session")
 def interact(corpus, trained, tmp_path_factory):
-    """Calls fairseq-interactive with lines of text; gives what it said."""
+    """The output of fairseq-interactive for lines of text."""
     file = tmp_path_factory.mktemp("interactive") / "input"
 
     def call(sentences, *options, path=trained.last):
@@ -297,19 +293,19 @@ def interact(corpus, trained, tmp_path_factory):
 @pytest.mark.parametrize(
     "options", [[], ["--buffer-size=16", "--batch-size=5"], ["--buffer-size=64", "--batch-size=64"]]
 )
-def test_a_translation_on_demand_is_that_of_the_test_set(interact, generate, sources, options):
+def test_fairseq_interactive_translates_as_fairseq_generate_does(interact, generate, sources, options):
     assert_same_translations(interact(sources, *options), generate("--batch-size=64"))
 
 
 def test_diverse_beams_are_the_same_in_any_batch(interact, sources):
-    """Not by fairseq-generate, whose search takes a sentence's number in the corpus for its place in the batch."""
+    """With fairseq-interactive: fairseq-generate takes the number of a sentence in the corpus for its row."""
     options = ["--diverse-beam-groups=2", "--diverse-beam-strength=2", "--buffer-size=64"]
     alone, together = (interact(sources, *options, f"--batch-size={size}") for size in (1, 64))
     assert_same_translations(alone, together)
 
 
 @pytest.mark.parametrize("constraints", ["ordered", "unordered"])
-def test_constraints_are_met_by_our_model_as_by_a_stock_one(interact, sources, trained, stock, constraints):
+def test_constraints_are_met_as_by_fairseqs_transformer(interact, sources, trained, stock, constraints):
     asked = [f"{source}\tko@@ pu\tda" for source in sources[:9]]
     options = [f"--constraints={constraints}", "--beam=8", "--buffer-size=9", *SLOW_PATH]
     for path in (stock, trained.last):
@@ -327,7 +323,7 @@ def test_constraints_are_met_by_our_model_as_by_a_stock_one(interact, sources, t
 
 @pytest.fixture(scope="session")
 def hydra(corpus, tmp_path_factory):
-    """Calls fairseq-hydra-train with a preset in a YAML file, from a folder of its own; gives the checkpoint."""
+    """Trains a preset with fairseq-hydra-train from a YAML file in a separate folder; returns the checkpoint."""
     config = {
         "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
         "task": {"_name": "translation", "data": str(corpus), "source_lang": "de", "target_lang": "en"},
@@ -342,7 +338,7 @@ def hydra(corpus, tmp_path_factory):
 
     def call(folder, *overrides):
         (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
-        # hydra keeps what is said for a file
+        # hydra writes the output to a file
         words = ["--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", *overrides]
         fairseq("hydra-train", *words, f"checkpoint.save_dir={folder}", cwd=folder)
         return folder / "checkpoint_last.pt"
@@ -378,15 +374,13 @@ def test_bfloat16_trains_and_resumes_on_the_cpu(corpus, trained, tmp_path):
 
 @pytest.mark.parametrize("options", [["--memory-efficient-bf16"], ["--memory-efficient-fp16"], ["--amp"]])
 def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(corpus, trained, tmp_path, options):
-    """Not `--fp16`, which fairseq itself starts on a GPU only."""
+    """Not `--fp16`, which needs a GPU."""
     said = train(corpus, tmp_path, *options, updates=5)
     ours, exact = ([record["loss"] for record in records(each, "train_inner")] for each in (said, trained.said))
     assert ours == pytest.approx(exact[:5], rel=0.05)
 
 
-def test_the_best_checkpoint_may_be_chosen_by_bleu_and_such_a_run_resumes_and_loads_as_a_library(
-    corpus, trained, tmp_path
-):
+def test_a_run_that_chooses_its_best_checkpoint_by_bleu_resumes_and_loads(corpus, trained, tmp_path):
     pytest.importorskip("tensorboardX")
     options = [
         "--finetune-from-model", trained.last, "--lr=1e-5", "--eval-bleu", "--eval-bleu-remove-bpe",

@@ -1,4 +1,4 @@
-"""Options of the translation model that no golden case holds, and sentences in company."""
+"""Options of the translation model without a golden case, and batch independence."""
 
 from argparse import Namespace
 
@@ -26,19 +26,19 @@ def steps(made):
         return torch.cat([made.decoder(target[:, :t], out, state)[0] for t in range(1, target.size(1) + 1)], 1)
 
 
-def test_an_encoder_of_another_width_serves_the_decoder():
+def test_encoder_and_decoder_may_have_different_widths():
     made = model(encoder_embed_dim=24)
     torch.testing.assert_close(steps(made), logits(made), **CLOSE)
 
 
-def test_pre_norm_and_embedding_norm_go_together():
+def test_pre_norm_works_with_embedding_norm():
     made = model(normalize_before=True, normalize_embedding=True, normalization_type="rmsnorm")
     assert made.encoder.embed_norm is not made.decoder.embed_norm
     torch.testing.assert_close(steps(made), logits(made), **CLOSE)
 
 
 @pytest.mark.parametrize("option", ["no_scale_embedding", "share_decoder_input_output_embed", "share_all_embeddings"])
-def test_ways_to_embed_decode_as_they_train(option):
+def test_embedding_options_give_the_same_logits_token_by_token(option):
     made = model(**{option: True})
     tied = made.decoder.output_projection is None
     assert tied == (option != "no_scale_embedding")
@@ -46,7 +46,7 @@ def test_ways_to_embed_decode_as_they_train(option):
     torch.testing.assert_close(steps(made), logits(made), **CLOSE)
 
 
-def test_an_adaptive_softmax_scores_as_it_trains():
+def test_an_adaptive_softmax_gives_the_same_features_token_by_token():
     made = model(adaptive_softmax_cutoff="10,20", adaptive_softmax_factor=2.0)
     features = logits(made)
     torch.testing.assert_close(steps(made), features, **CLOSE)
@@ -54,15 +54,15 @@ def test_an_adaptive_softmax_scores_as_it_trains():
     torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(features.shape[:2]), **CLOSE)
 
 
-def test_an_adaptive_softmax_is_not_tied_in_silence(caplog):
+def test_an_adaptive_softmax_that_is_not_tied_is_named(caplog):
     made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
     assert made.encoder.embed_tokens is made.decoder.embed_tokens
     assert caplog.messages == [
-        "--share-all-embeddings ties source and target alone: the adaptive softmax has its own tables"
+        "--share-all-embeddings ties source and target only: the adaptive softmax has tables of its own"
     ]
 
 
-def test_layers_without_feed_forward_decode_as_they_train():
+def test_layers_without_feed_forward_give_the_same_logits_token_by_token():
     made = model(encoder_ffn_embed_dim=0, decoder_ffn_embed_dim=0)
     assert all(layer.feed_forward is None for layer in made.decoder.layers)
     torch.testing.assert_close(steps(made), logits(made), **CLOSE)
@@ -70,7 +70,7 @@ def test_layers_without_feed_forward_decode_as_they_train():
 
 @pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
 @pytest.mark.parametrize("pad_left", [True, False])
-def test_a_sentence_gets_its_logits_alone_in_any_batch_and_padded_on_any_side(options, pad_left):
+def test_logits_are_batch_independent_and_the_same_for_padding_on_either_side(options, pad_left):
     made, source = model(**options), sources(pad_left)
     batch = logits(made, source)
     wider = torch.cat([torch.full((SENTENCES, 4), PAD), source, torch.full((SENTENCES, 9), PAD)], 1)
@@ -80,7 +80,7 @@ def test_a_sentence_gets_its_logits_alone_in_any_batch_and_padded_on_any_side(op
         torch.testing.assert_close(batch[row], alone[0], **CLOSE)
 
 
-def test_company_changes_no_gradient():
+def test_gradients_are_batch_independent():
     made, source, target = model(), sources(), targets()
     target[1, 3:] = PAD
 
@@ -102,7 +102,7 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
     path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")
     words = dictionary(TYPES)
     made = model(decoder_embed_path=str(path))
-    # `model` adds noise to every parameter: look at the means of the rows.
+    # `model` adds noise to every parameter, so compare the means of rows.
     rows = made.decoder.embed_tokens.weight.detach()
     assert rows[words.index("w7")].mean().item() == pytest.approx(7.5, abs=0.5)
     assert abs(rows[words.index("w8")].mean().item()) < 0.5
@@ -128,7 +128,7 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
         ({"decoder_ffn_embed_dim": -4}, "--decoder-ffn-embed-dim is -4"),
         (
             {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": "9"},
-            "--share-decoder-input-output-embed ties an output projection, which an adaptive softmax has not",
+            "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none",
         ),
         ({"share_all_embeddings": True, "encoder_embed_dim": 24}, "--encoder-embed-dim is 24"),
         ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path names a second"),
@@ -159,7 +159,7 @@ def test_only_the_simple_bias_bounds_the_length():
     longest = {"max_source_positions": 50, "max_target_positions": 60}
     simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)
     assert simple.max_positions() == (50, 60)
-    assert chunked.max_positions() == (50, 60)  # that of cross attention has no chunks
+    assert chunked.max_positions() == (50, 60)  # cross attention has no chunks
     assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
     with pytest.raises(ValueError, match="rotary"):
         logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))

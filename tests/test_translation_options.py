@@ -27,7 +27,7 @@ PARAMETERS = {
 }  # with one table of embeddings for 33,000 types
 
 
-def test_every_preset_is_counted():
+def test_the_table_of_parameters_lists_every_preset():
     assert {name for name in MODEL_REGISTRY if name.startswith("mega_transformer")} == set(PARAMETERS)
 
 
@@ -44,7 +44,7 @@ def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
 
 
 def test_the_options_of_a_preset_are_pickled_by_their_name():
-    """As processes that fairseq starts for other GPUs or data loading unpickle them."""
+    """Processes that fairseq starts for other GPUs unpickle them."""
     code = "import pickle, sys, mega_fairseq.models; print(pickle.loads(sys.stdin.buffer.read()))"
     for preset in (MegaTransformerSmallConfig(dropout=0.7), MegaLMWt103Config(dropout=0.7)):
         done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(preset), capture_output=True, cwd=ROOT)
@@ -62,7 +62,7 @@ def test_fairseq_train_takes_every_option_of_the_released_models():
 
 @pytest.fixture(scope="module")
 def dictionaries(tmp_path_factory):
-    """A folder of two dictionaries that differ, and of no data."""
+    """A folder with two different dictionaries and no data."""
     folder = tmp_path_factory.mktemp("dictionaries")
     for language, size in (("de", 20), ("en", 30)):
         (folder / f"dict.{language}.txt").write_text("".join(f"w{index} 1\n" for index in range(size)))
@@ -81,7 +81,7 @@ def dictionaries(tmp_path_factory):
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_refused_in_one_sentence_before_any_data_is_looked_for(dictionaries, words, said):
+def test_invalid_options_are_refused_in_one_sentence_before_data_is_read(dictionaries, words, said):
     known = ["-s", "de", "-t", "en", "--arch=mega_transformer", "--max-tokens=9"]
     line = failure("train", dictionaries, *PLUGIN, "--cpu", *known, *words)
     assert re.match(r"(ValueError|fairseq-train: error): .*--", line)

@@ -16,23 +16,23 @@ from mega_fairseq.ops.log_probs import target_log_probs
 
 
 def cutoffs(name: str, given: str, types: int) -> List[int]:
-    """The ends of clusters but the last, which ends with the vocabulary."""
+    """The ends of all clusters but the last, which ends with the vocabulary."""
     ends = [int(part) if part.strip().isdecimal() else 0 for part in str(given).strip("[]").split(",")]
     if ends != sorted(set(ends)) or ends[0] < 1 or ends[-1] >= types:
         raise ValueError(
-            f"{name} is {given!r}; give rising numbers of types below the vocabulary's {types}, "
+            f"{name} is {given!r}; give increasing numbers of types below the vocabulary's {types}, "
             "separated by commas, as in 20000,60000"
         )
     return ends
 
 
 def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -> None:
-    """Each next band is `factor` times narrower, and the last still has a width."""
+    """Raises an error if bands that are `factor` times narrower each would leave the last one no width."""
     if not 1 <= factor < math.inf:  # NaN is in no range
         raise ValueError(f"{name} is {factor}; it must be a number of at least 1")
     if dim // factor ** len(ends) < 1:
         raise ValueError(
-            f"{name} is {factor} and leaves nothing of width {dim} to the rarest types; "
+            f"{name} is {factor}, which makes the rarest types less than 1 of {dim} wide; "
             "make it smaller, or give fewer cutoffs"
         )
 
@@ -40,7 +40,7 @@ def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -
 def adaptive_softmax(
     cfg: MegaOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
-    """The output layer where the options ask for clusters; with `tied`, its weights are those of the input."""
+    """The adaptive softmax that the options ask for, or None; with `tied`, it shares the weights of the input."""
     if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
         raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
     given = cfg.adaptive_softmax_cutoff
@@ -60,14 +60,14 @@ def adaptive_softmax(
         tie_proj=tie_projections,
     )
     if tied is not None:
-        softmax.head._float_tensor.zero_()  # fairseq never fills it, and NaN that stood in memory would be saved
+        softmax.head._float_tensor.zero_()  # fairseq leaves it uninitialised, and NaN in it would be saved
     return softmax
 
 
 def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> Tensor:
     """Features (T, D), targets (T,) -> log-probabilities (T,) in float32.
 
-    Clusters that no target is in are asked for no row, so that their parameters have a gradient in every batch.
+    Clusters without a target compute zero rows, so that their parameters have a gradient in every batch.
     """
     x = softmax.dropout_module(x)
     in_head, found = targets.clone(), []
@@ -84,5 +84,5 @@ def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> 
 
 
 def _head_weights(head: nn.Module) -> List[Tensor]:
-    """Types and then clusters: one table, or the input's and one of its own."""
+    """Weights of types and then clusters: one table, or that of the input and one of its own."""
     return [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]

@@ -1,4 +1,4 @@
-"""Mega's causal decoder behind fairseq's interface: whole targets, or token after token from a carried state."""
+"""A causal Mega decoder with fairseq's interface: whole targets, or token by token with a carried state."""
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -23,7 +23,7 @@ STATE = "state"  # key of the DecoderState in fairseq's incremental state
 
 
 class MegaDecoder(FairseqIncrementalDecoder):
-    """(B, L) target tokens and the encoder's output, where there is an encoder -> (B, L, V) scores."""
+    """Target tokens (B, L) and, in translation, the encoder's output -> scores (B, L, V)."""
 
     DICTIONARY = "the target's dictionary"
 
@@ -73,7 +73,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         incremental_state: Optional[Dict[str, Any]] = None,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
-        """(B, L) -> (B, L, D); with an incremental state, of the tokens that it has not seen yet."""
+        """Tokens (B, L) -> features (B, L, D); with an incremental state, of the tokens that are new to it."""
         carry, source = incremental_state is not None, ()
         state = self.get_incremental_state(incremental_state, STATE) if carry else None
         if state is not None:
@@ -92,7 +92,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
 
     def start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
-        """The state before the first token: the source, if any, as each layer projects it, once a sentence."""
+        """The state before the first token. In translation, each layer projects each source once."""
         source, padding = _source(encoder_out)
         if source is None:
             return DecoderState(tuple(BlockState(None) for _ in self.layers), 0)
@@ -102,11 +102,11 @@ class MegaDecoder(FairseqIncrementalDecoder):
     def _advance(
         self, tokens: Tensor, state: DecoderState, carry: bool, ready: bool = False, *source: Any
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
-        """Features of the tokens after `state`, the last layer's attention to the source if wanted, the next state."""
+        """Tokens (B, L) after `state` -> features, attention of the last layer to the source, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
         align = Alignment.where_needed(padding)
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
-        # Pads are last, where nothing that counts looks: only a state that is to be carried has to know of them.
+        # Pads come last, where no real token attends to them, so only a state that is carried needs the mask.
         mask = align.done() if align is not None and carry else None
         steps = None
         if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
@@ -155,11 +155,11 @@ class MegaDecoder(FairseqIncrementalDecoder):
             )
         found = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
         if not self.training:  # where fairseq looks at gradients
-            check_numbers(found.amin(-1))  # NaN where any of a row is
+            check_numbers(found.amin(-1))  # NaN if any score of the row is
         return found
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """(B, L, D) -> (B, L, V); an adaptive softmax takes the features themselves."""
+        """Features (B, L, D) -> scores (B, L, V), or the features themselves for an adaptive softmax."""
         if self.adaptive_softmax is not None:
             return features
         return F.linear(features, self._output_weight())
@@ -168,7 +168,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return (self.embed_tokens if self.output_projection is None else self.output_projection).weight
 
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
-        """Rows follow their beams, in place: whoever forks a search clones the incremental state's tensors first."""
+        """Row i continues row new_order[i], in place: a caller that forks a search clones the tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
         if state is not None:
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
@@ -178,12 +178,12 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target: that of the data trained on, where a layer learned a score for each distance."""
+        """The longest target that it takes: that of its training if layers learn a score for each distance."""
         bounded = self.layers[0].mixer.reach is not None or self.max_source_positions() < UNBOUNDED
         return self.cfg.max_target_positions if bounded else UNBOUNDED
 
     def max_source_positions(self) -> int:
-        """The longest source, likewise."""
+        """The longest source that it takes, likewise."""
         cross = self.layers[0].cross_attention
         return UNBOUNDED if cross is None or cross.reach is None else self.cfg.max_source_positions
 
@@ -226,11 +226,11 @@ def _in_beams(rows: Tensor, sources: int) -> bool:
 
 
 def _in_source_order(attn: Tensor, encoder_out: Dict[str, List[Any]]) -> Tensor:
-    """Attention (B, n, width) over sources with their tokens in front -> (B, n, m) over tokens as they were given."""
+    """Attention (B, n, width) over aligned sources -> (B, n, m) over sources as they were given."""
     if not encoder_out["encoder_padding_mask"]:
         return attn
     padding = encoder_out["encoder_padding_mask"][0]
     if encoder_out["rows"]:
         padding = padding.index_select(0, encoder_out["rows"][0])
-    align = Alignment.of(padding)._replace(width=attn.size(2))  # as wide as the batch was when it was aligned
+    align = Alignment.of(padding)._replace(width=attn.size(2))  # of the aligned batch
     return align.back(attn.transpose(1, 2)).transpose(1, 2)

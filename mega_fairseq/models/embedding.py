@@ -1,4 +1,4 @@
-"""What stands around the layers, alike in encoders and decoders: from tokens to the first, and behind the last."""
+"""Embeddings and norms shared by encoder and decoder."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from mega_fairseq.ops.dropout import dropped
 
 
 def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:
-    """Embeddings N(0, 1 / dim) with 0 for the pad, or those of a file for the types that it knows."""
+    """Embeddings drawn from N(0, 1 / dim), 0 for the pad; types in the file at `path` have its numbers instead."""
     embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     nn.init.zeros_(embedding.weight[dictionary.pad()])
@@ -25,25 +25,27 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
 
 
 def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tensor]:
-    """What fairseq reads from the file for the dictionary's types: `dim` numbers for each, and for one at least."""
+    """The rows of the file for the types of the dictionary, `dim` numbers each. Raises an error if there is none."""
     given = f"--encoder-embed-path or --decoder-embed-path is {path}"
     if not os.path.exists(path):
         raise ValueError(f"{given}, which does not exist; give a file of pre-trained embeddings")
     try:
         rows = utils.parse_embedding(path)
     except (OSError, StopIteration, ValueError):  # StopIteration: not even a header
-        raise ValueError(f"{given}, which holds no header and lines of words and numbers; give another file") from None
+        raise ValueError(f"{given}, which is not a header and lines of a word and numbers; give another file") from None
     known = {word: row for word, row in rows.items() if word in dictionary}
     if not known:
-        raise ValueError(f"{given}, which knows no type of the dictionary; give a file of the same units as the data")
+        raise ValueError(
+            f"{given}, which has none of the words in the dictionary; give a file of the same units as the data"
+        )
     for word, row in known.items():
         if row.numel() != dim:
             raise ValueError(
-                f"{given}, which has {row.numel()} numbers for {word!r}, and embeddings are {dim} wide; make --encoder-"
-                "embed-dim, --decoder-embed-dim or --decoder-input-dim what the file has"
+                f"{given}, which has {row.numel()} numbers for {word!r}, and embeddings are {dim} wide; set --encoder-"
+                "embed-dim, --decoder-embed-dim or --decoder-input-dim to the width of the file"
             )
         if not row.isfinite().all():
-            raise ValueError(f"{given}, which has no number or an infinite one for {word!r}; give another file")
+            raise ValueError(f"{given}, which has a number that is not finite for {word!r}; give another file")
     return known
 
 
@@ -51,14 +53,14 @@ TABLES = re.compile(r"(embeddings\.\d+\.0\.)?weight")  # one, or one for each ba
 
 
 def types_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
-    """Rows of the tables that a state dict has under this name."""
+    """The number of types in the embedding tables of a state dict."""
     start = f"{embedding}."
     tables = (t for name, t in tensors.items() if name.startswith(start) and TABLES.fullmatch(name[len(start) :]))
     return sum(sum(table.shape[:1]) for table in tables)
 
 
 def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, where: str) -> None:
-    """Refuses a checkpoint of another dictionary than the encoder's or decoder's; torch would list all its shapes."""
+    """Raises one sentence for a checkpoint of another dictionary, where torch would list the shapes of all tensors."""
     found, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
     if found not in (0, types):
         raise ValueError(
@@ -68,7 +70,7 @@ def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, wher
 
 
 class NarrowEmbedding(nn.Embedding):
-    """Embeddings narrower than the model, brought to its width."""
+    """Embeddings narrower than the model, projected to its width."""
 
     def __init__(self, dictionary: Dictionary, dim: int, out_dim: int, path: Optional[str] = None):
         super().__init__(len(dictionary), dim, _weight=token_embedding(dictionary, dim, path).weight.detach())
@@ -84,12 +86,12 @@ def embedding_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
 
 
 def final_norm(cfg: MegaOptions, dim: int, affine: bool = True) -> Optional[SequenceNorm]:
-    """Pre-norm layers leave what comes out of the last one unnormed."""
+    """The norm after the last layer of a pre-norm model."""
     return SequenceNorm(str(cfg.normalization_type), dim, affine=affine) if cfg.normalize_before else None
 
 
 def embed(stack: nn.Module, tokens: Tensor) -> Tensor:
-    """(B, L) -> (B, L, D) with the `embed_tokens`, `embed_norm` and `cfg` of an encoder or decoder."""
+    """Tokens (B, L) -> (B, L, D), by the embeddings, norm and dropout of an encoder or decoder."""
     x = stack.embed_tokens(tokens)
     if not stack.cfg.no_scale_embedding:
         x = x * math.sqrt(x.size(-1))

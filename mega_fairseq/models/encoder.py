@@ -1,4 +1,4 @@
-"""Mega's bidirectional encoder behind fairseq's interface."""
+"""A bidirectional Mega encoder with fairseq's interface."""
 
 from typing import Any, Dict, List, Optional
 
@@ -14,7 +14,7 @@ from mega_fairseq.ops.padding import Alignment, as_mask
 
 
 class MegaEncoder(FairseqEncoder):
-    """(B, L) tokens, padded on any side -> the dictionary that fairseq hands from encoder to decoder."""
+    """Tokens (B, L), padded on any side -> the dictionary that fairseq passes from encoder to decoder."""
 
     def __init__(self, cfg: MegaOptions, dictionary: Dictionary, embed_tokens: nn.Embedding, max_positions: int):
         super().__init__(dictionary)
@@ -40,21 +40,21 @@ class MegaEncoder(FairseqEncoder):
         if self.final_norm is not None:
             x = self.final_norm(x)
 
-        def outward(t: Tensor) -> Tensor:  # (B, width, D) -> (B, L, D), zero at pads
+        def in_order(t: Tensor) -> Tensor:  # (B, width, D) -> (B, L, D), zero at pads
             return t if align is None else align.back(t).masked_fill(padding.unsqueeze(-1), 0.0)
 
         return {
-            "encoder_out": [outward(x).transpose(0, 1)],  # (L, B, D), fairseq's order
+            "encoder_out": [in_order(x).transpose(0, 1)],  # (L, B, D), fairseq's order
             "encoder_padding_mask": [] if align is None else [padding],  # (B, L)
             "encoder_embedding": [],
-            "encoder_states": [outward(t).transpose(0, 1) for t in states],
+            "encoder_states": [in_order(t).transpose(0, 1) for t in states],
             "src_tokens": [],
             "src_lengths": [],
-            "rows": [],  # which sentence each row of a beam belongs to, once there are beams
+            "rows": [],  # (R,) the sentence of each row, in beam search
         }
 
     def reorder_encoder_out(self, encoder_out: Dict[str, List[Any]], new_order: Tensor) -> Dict[str, List[Any]]:
-        """Says which row is which sentence, and copies none of them: the decoder projects each sentence once."""
+        """Notes which row is which sentence and copies nothing: the decoder projects each sentence once."""
         rows = [new_order if not encoder_out["rows"] else encoder_out["rows"][0].index_select(0, new_order)]
         return {**encoder_out, "rows": rows}
 

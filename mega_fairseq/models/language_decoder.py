@@ -1,4 +1,4 @@
-"""The decoder of a language model: any length in pieces with carried state, scored where only targets are asked for."""
+"""The decoder of a language model: sequences of any length, in pieces with a carried state."""
 
 import logging
 import time
@@ -11,16 +11,16 @@ from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
 from mega_fairseq.ops.log_probs import target_log_probs
 
 logger = logging.getLogger(__name__)
-TARGETS_ONLY = "targets_only"  # a key beside what forward returns: it is log-probabilities of targets, no scores
+TARGETS_ONLY = "targets_only"  # a key of `extra` where forward returns log-probabilities of targets in place of scores
 SECONDS_BETWEEN_REPORTS = 30.0
-MOST_SCORES = 2**30  # in memory at once, where somebody asks for all: 4 GB in float32
+MOST_SCORES = 2**30  # held in memory at once: 4 GB in float32
 
 
 class MegaLanguageDecoder(MegaDecoder):
-    """(B, L) tokens -> (B, L, V) scores of the next ones; given `target` (B, L), its log-probabilities (B, L, 1).
+    """Tokens (B, L) -> scores (B, L, V); with `target` (B, L), its log-probabilities (B, L, 1).
 
-    In eval mode a sequence goes through piece by piece, however long it is: of the layers' work one piece is in
-    memory at a time, and with `target` nothing is kept of a piece but one number per token.
+    In eval mode a sequence is processed in pieces: the activations of one piece are in memory at a time, and with
+    `target` one number per token is kept.
     """
 
     DICTIONARY = "dict.txt"
@@ -51,13 +51,13 @@ class MegaLanguageDecoder(MegaDecoder):
         incremental_state: Optional[Dict[str, Any]] = None,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
-        """(B, L) -> (B, L, D)."""
+        """Tokens (B, L) -> features (B, L, D)."""
         if incremental_state is not None:
             return super().extract_features(prev_output_tokens, None, incremental_state)
         return self._piece_by_piece(prev_output_tokens), {"attn": [None]}
 
     def _piece_by_piece(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
-        """Features (B, L, D) or, with targets, their log-probabilities (B, L): the same whatever the pieces."""
+        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change them."""
         (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
         state, reported = self.start(), time.monotonic()
@@ -67,7 +67,7 @@ class MegaLanguageDecoder(MegaDecoder):
             piece = x if target is None else self.target_log_probs(x, target[:, start:stop])
             if size >= length:
                 return piece
-            if found is None:  # one place for all: many small ones would leave holes in the heap that add up
+            if found is None:  # one tensor for all pieces: many small ones would fragment the heap
                 found = piece.new_empty(batch, length, *piece.shape[2:])
             found[:, start:stop] = piece
             if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
@@ -76,12 +76,12 @@ class MegaLanguageDecoder(MegaDecoder):
         return found
 
     def piece_length(self, batch: int) -> int:
-        """Tokens of each row that go through at once: whole chunks if one fits."""
+        """The length of a piece: whole chunks if at least one fits."""
         size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
         return size if chunk == -1 or size < chunk else size - size % chunk
 
     def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
-        """(B, L, D) features, (B, L) targets -> (B, L) log-probabilities in float32, never B L V of them at once."""
+        """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a tensor of B L V."""
         x, wanted = features.flatten(0, 1), target.flatten()
         if self.adaptive_softmax is not None:
             found = adaptive_log_probs(self.adaptive_softmax, x, wanted)
@@ -92,10 +92,10 @@ class MegaLanguageDecoder(MegaDecoder):
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
     ) -> Tensor:
-        """(B, L, V); where a sample's targets are all that is asked for, only theirs are right.
+        """Probabilities (B, L, V); where only those of targets are computed, the others are not valid.
 
-        fairseq's scorers hand in a sample, look up its targets and read nothing else: one number per token, seen V
-        times without being stored V times, serves them.
+        fairseq's scorers pass a sample and read the probabilities of its targets alone. One number per token, expanded
+        to V without a copy, serves them.
         """
         x, extra = net_output[0], net_output[1]
         if TARGETS_ONLY in extra:
@@ -117,7 +117,7 @@ class MegaLanguageDecoder(MegaDecoder):
         super().make_generation_fast_(**options)
 
     def _check_size(self, tokens: int) -> None:
-        """A stream is longer than any batch of training: scores for all of its tokens may be more than memory holds."""
+        """Raises an error where scores of all types for a long stream would not fit into memory."""
         if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
             raise ValueError(
                 f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens are too many to hold; choose "

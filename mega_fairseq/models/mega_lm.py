@@ -26,24 +26,22 @@ from mega_fairseq.modules.config import check_positive
 @dataclass
 class MegaLMConfig(MegaOptions):
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim")
-    no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm behind the last layer")
+    no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm after the last layer")
     adaptive_input: bool = option(False, "narrower embeddings for rarer types")
     adaptive_input_cutoff: Optional[str] = option(
-        None, "ends of the bands of an adaptive input; not given, those of the softmax"
+        None, "ends of the bands of an adaptive input; by default those of the softmax"
     )
-    adaptive_input_factor: float = option(4.0, "how much narrower each next band is")
+    adaptive_input_factor: float = option(4.0, "each band is narrower than the one before by this factor")
     tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
     tie_adaptive_proj: bool = option(False, "share their projections too")
-    max_target_positions: int = option(
-        2048, "how far position bias simple reaches where no chunk bounds it, and so the longest sequence then"
-    )
+    max_target_positions: int = option(2048, "longest sequence of a model with position bias simple and no chunks")
     piece_tokens: int = option(
-        8192, "tokens that go through at once outside training; a longer stream goes piece by piece, with equal results"
+        8192, "tokens processed at once outside training; longer streams are processed in pieces, with equal results"
     )
 
 
 class MegaLanguageModel(MegaModel, FairseqLanguageModel):
-    """A causal Mega stack; `from_pretrained` and `--arch mega_lm` build it."""
+    """A causal Mega decoder; `--arch mega_lm` builds it and `from_pretrained` loads it."""
 
     STACKS = ("decoder",)
 
@@ -106,7 +104,7 @@ def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
 
 
 def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
-    """Options that do not go together, before a table of 267,744 types is made."""
+    """Checks options that conflict before a large table is allocated."""
     dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
     check_positive(**{"--decoder-input-dim": width})
     check_at_most(WIDEST, decoder_input_dim=width)
@@ -115,7 +113,7 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
         say_idle(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")
     if not cfg.normalize_before:
         say_idle(
-            cfg, MegaLMConfig(), "--normalize-before, which norms what leaves the last layer", "no_affine_final_norm"
+            cfg, MegaLMConfig(), "--normalize-before, which adds the norm after the last layer", "no_affine_final_norm"
         )
     if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")

@@ -1,4 +1,4 @@
-"""Translation: Mega in the place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
+"""Translation with Mega in place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
 import logging
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class MegaTransformerConfig(MegaOptions):
 
 
 class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
-    """Mega encoder and decoder; `from_pretrained` and `--arch mega_transformer` build it."""
+    """A Mega encoder and decoder; `--arch mega_transformer` builds it and `from_pretrained` loads it."""
 
     STACKS = ("encoder", "decoder")
 
@@ -94,12 +94,12 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
     if not cfg.share_all_embeddings:
         if cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
             raise ValueError(
-                "--share-decoder-input-output-embed ties an output projection, which an adaptive softmax has not; "
-                "leave out it or --adaptive-softmax-cutoff"
+                "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none; "
+                "leave out one of it and --adaptive-softmax-cutoff"
             )
         return
     if cfg.adaptive_softmax_cutoff is not None:
-        logger.warning("--share-all-embeddings ties source and target alone: the adaptive softmax has its own tables")
+        logger.warning("--share-all-embeddings ties source and target only: the adaptive softmax has tables of its own")
     if not joined:
         raise ValueError(
             "--share-all-embeddings needs one dictionary for both languages and they have two; "

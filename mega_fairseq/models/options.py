@@ -26,8 +26,8 @@ from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
 logger = logging.getLogger(__name__)
 
-UNBOUNDED = 1_000_000_000  # what a model without a longest sequence answers: fairseq wants a whole number
-WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are slips, which would be found out when all memory is full
+UNBOUNDED = 1_000_000_000  # max_positions() of a model that takes any length: fairseq needs a whole number
+WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are mistakes that would fill the memory
 
 
 def option(default: Any, help: str) -> Any:
@@ -46,13 +46,13 @@ class MegaOptions(FairseqDataclass):
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
     attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option("softmax", "attention function")
     rel_pos_bias: ChoiceEnum(list(POSITION_BIASES)) = option(
-        "simple", "relative position bias; simple reaches as far as a chunk (or the longest sequence), the others on"
+        "simple", "relative position bias; simple is limited to a chunk or the longest sequence of training"
     )
     normalization_type: ChoiceEnum(["layernorm", "scalenorm", "rmsnorm"]) = option("layernorm", "kind of norm")
-    normalize_before: bool = option(False, "norm the input of each layer (pre-norm) and what leaves the last")
+    normalize_before: bool = option(False, "norm the input of each layer (pre-norm) and the output of the last")
     normalize_embedding: bool = option(False, "norm embeddings")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
-    init: ChoiceEnum(list(INITS)) = option("released", "how weights start; scaled learns faster in small models")
+    init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
     truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
 
     dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
@@ -85,7 +85,7 @@ class MegaOptions(FairseqDataclass):
         "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
     )
     adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters")
-    adaptive_softmax_factor: float = option(4.0, "how much narrower each next cluster is")
+    adaptive_softmax_factor: float = option(4.0, "each cluster is narrower than the one before by this factor")
 
 
 def check_sizes(cfg: FairseqDataclass, side: str) -> None:
@@ -118,7 +118,7 @@ def say_idle(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: 
     """Warns about options that were given and have no effect without another."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):
-            logger.warning(f"{_typed(name)} changes nothing without {needed}")
+            logger.warning(f"{_typed(name)} has no effect without {needed}")
 
 
 Config = TypeVar("Config", bound=ModuleConfig)
