@@ -134,6 +134,7 @@ def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
     """`mega-fairseq convert` in this process must end with an error that contains these words."""
     if not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
+    capsys.readouterr()  # of conversions before this one
     code = main(["convert", *map(str, arguments)])
     refused_by("convert", (code, *capsys.readouterr()), *words)
 

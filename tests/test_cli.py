@@ -103,7 +103,8 @@ def test_options_prints_what_fairseq_parses_with_its_defaults(arch, capsys):
     assert set(printed) == own
 
 
-def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys):
+def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # no list of choices is wrapped
     out, lines = options(capsys, "mega_lm_small")
     assert lines["--decoder-layers"].split()[1:3] == ["4", "*"]
     assert lines["--attention-dropout"].split()[1:3] == ["0.0", "dropout"]
