@@ -1,4 +1,4 @@
-"""The benchmark runs as its help says, checks before it times, and writes what its plot reads."""
+"""The benchmarks of layers, decoding and training: they check before they time, and write what their plots read."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def test_the_layer_benchmark_fills_its_other_tables(tmp_path):
     assert numbers["ema"]["rows"][0]["length"] == numbers["forms"][0]["length"] == 1024
 
 
-def test_tables_are_written_beside_earlier_ones_each_with_what_it_was_measured_on(tmp_path, monkeypatch):
+def test_tables_are_added_to_earlier_ones_each_with_its_machine(tmp_path, monkeypatch):
     out = str(tmp_path / "numbers.json")
     for cpu, tables in (("old", {"a": 1, "b": 2}), ("new", {"b": 3, "c": 4})):
         monkeypatch.setattr(measure, "machine", lambda cpu=cpu: {"cpu": cpu})
@@ -70,7 +70,7 @@ def test_an_unknown_table_is_one_clear_sentence(capsys):
     assert "--tables has speed; choose from layer, flat" in capsys.readouterr().err
 
 
-def test_the_textbook_rival_is_the_recurrence_that_it_claims_to_be():
+def test_the_textbook_form_equals_the_recurrence():
     torch.manual_seed(0)
     parameters = [p.double() for p in layer.ema_parameters()]
     x = torch.randn(1, 5, contenders.DIM, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The benchmarks of language models run as their help says, check before they time, and draw what was measured."""
+"""The benchmarks of language models: they check before they time, and draw what was measured."""
 
 import json
 import lzma
@@ -9,7 +9,7 @@ import torch
 
 import mega_fairseq.criterions
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - they register themselves
+import mega_fairseq.tasks  # noqa: F401 - they register on import
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
 from mega_fairseq.cli.sweep.record import Point
 from tests.commands import ROOT, fresh, preprocess_text
@@ -51,7 +51,7 @@ def test_the_transformer_scores_every_token_once_in_its_windows():
     assert all(start == context for start in starts[window // (window - context) + 1 :])
 
 
-def test_text_is_split_into_bytes_as_enwik8_is(tmp_path):
+def test_text_is_split_into_bytes_like_enwik8(tmp_path):
     text = bytes(range(256)) * 10
     (tmp_path / "text.xz").write_bytes(lzma.compress(text))
     quality_lm.prepare(tmp_path / "text.xz", tmp_path / "data")
@@ -62,7 +62,7 @@ def test_text_is_split_into_bytes_as_enwik8_is(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_once_and_one_that_was_stopped_goes_on(tmp_path):
+def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path):
     small = ["--decoder-layers", "1", "--decoder-chunk-size", "32", "--disable-validation"]
     words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *quality_lm.recipe("5e-3", 5), *small]
     folder, log = tmp_path / "run", tmp_path / "run/train.log"
@@ -132,7 +132,7 @@ def test_language_models_of_equal_size_are_compared():
     assert max(sizes.values()) < 1.03 * min(sizes.values())
 
 
-def test_sweeps_of_several_models_are_drawn_beside_each_other(tmp_path):
+def test_sweeps_of_several_models_are_drawn_in_one_figure(tmp_path):
     points = [
         Point(chunk, cut, 1, context, 900, bits=bits)
         for chunk, cut, context, bits in (

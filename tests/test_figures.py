@@ -1,4 +1,4 @@
-"""The tables of the documents contain what was measured."""
+"""The tables in the documents agree with the raw numbers."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_tables_are_made_from_the_raw_numbers(document):
     assert tables.refreshed(text) == text
 
 
-def test_a_table_with_other_numbers_is_made_anew():
+def test_a_table_with_other_numbers_is_replaced():
     text = "before\n\n<!-- table: decode -->\n| tokens | Mega |\n|---|---|\n| 64 | 1.0 |\n\nafter\n"
     new = tables.refreshed(text)
     assert new == f"before\n\n<!-- table: decode -->\n{tables.markdown(tables.decode())}\nafter\n"
