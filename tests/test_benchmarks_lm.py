@@ -77,30 +77,6 @@ def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path):
     assert '"train_num_updates": "2"' in log.read_text()
 
 
-def test_the_quality_of_language_models_is_collected_and_drawn(tmp_path):
-    folder = tmp_path / "runs" / "mega-scaled-5e-3-1"
-    folder.mkdir(parents=True)
-    lines = ["x | INFO | fairseq_cli.train | num. shared model params: 888,064 (num. trained: 888,064)"]
-    lines += [
-        f'x | INFO | train_inner | {{"loss": "{loss}", "num_updates": "{n}"}}' for n, loss in ((50, 5.1), (100, 4.2))
-    ]
-    lines += ['x | INFO | valid | {"valid_loss": "4.3", "valid_num_updates": "100"}']
-    (folder / "train.log").write_text("\n".join(lines))
-    (folder / "eval-test-chunk-256.log").write_text("x | Loss (base 2): 2.0905, Perplexity: 4.26")
-    (folder / "eval-test-chunk-512.log").write_text("interrupted")
-    out = tmp_path / "quality_lm.json"
-    quality_lm.collect(tmp_path / "runs", out)
-    (found,) = json.loads(out.read_text()).values()
-    assert found == {
-        "parameters": 888064,
-        "train_bits": [[50, 5.1], [100, 4.2]],
-        "valid_bits": [[100, 4.3]],
-        "bits_per_byte": {"test": {"chunk 256": 2.0905}},
-    }
-    run("quality_lm.py", "--plot", out)
-    assert out.with_suffix(".png").stat().st_size > 5000
-
-
 @pytest.mark.slow
 def test_the_quality_of_language_models_goes_from_text_to_a_figure(tmp_path):
     text, data, runs_in, out = (tmp_path / name for name in ("text", "data", "runs", "quality_lm.json"))
