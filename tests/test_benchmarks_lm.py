@@ -51,6 +51,7 @@ def test_the_transformer_scores_every_token_once_in_its_windows():
     assert all(start == context for start in starts[window // (window - context) + 1 :])
 
 
+@pytest.mark.slow
 def test_text_is_split_into_bytes_like_enwik8(tmp_path):
     text = bytes(range(256)) * 10
     (tmp_path / "text.xz").write_bytes(lzma.compress(text))

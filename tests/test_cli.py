@@ -125,6 +125,7 @@ def released_file(tmp_path):
     return save(checkpoint(model("pre_softmax_simple_noffn")), tmp_path / "released.pt")
 
 
+@pytest.mark.slow
 def test_convert_prints_the_model_and_what_changed(released_file, tmp_path):
     result = run("convert", released_file, tmp_path / "ours.pt")
     assert result.returncode == 0, result.stderr

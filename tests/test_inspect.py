@@ -15,6 +15,8 @@ from tests.sweeps import CHUNK, TASK
 from tests.sweeps import SIZES as LM_SIZES
 from tests.sweeps import UPDATES as LM_UPDATES
 
+pytestmark = pytest.mark.slow
+
 DIM, ORDER, WIDTH, SHARED = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_dim", "n_dim", "hidden_dim", "z_dim"))
 FEED_FORWARD, LONGEST = MEGA_SIZES["encoder_ffn_embed_dim"], 1024
 QUANTILES = ("min", "10%", "median", "90%", "max")

@@ -11,6 +11,8 @@ from mega_fairseq.cli.main import main
 from tests.commands import refused_by
 from tests.released import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def content(sweep_folder):

@@ -11,6 +11,8 @@ from mega_fairseq.ops.position import rotate, t5_bucket
 from tests.sweeps import CHUNK
 from tests.sweeps import SIZES as LM_SIZES
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 1024  # positions that fairseq's translation task allows
 
 

@@ -12,6 +12,8 @@ from mega_fairseq.cli.sweep import evaluate, progress
 from tests.commands import fairseq
 from tests.sweeps import CHUNK, TASK, points
 
+pytestmark = pytest.mark.slow
+
 
 def eval_lm(folder, chunk, cut, model="rotary.pt", *more):
     """Loss to base 2 and perplexity, as printed by fairseq-eval-lm."""

@@ -17,6 +17,8 @@ from tests.commands import MEGA, PLUGIN, TRAINING, Running, fairseq, preprocess_
 from tests.faults import killed_after_a_point, killed_while_writing
 from tests.sweeps import points
 
+pytestmark = pytest.mark.slow
+
 refused = partial(refused_by, "sweep")
 
 

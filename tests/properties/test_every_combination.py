@@ -14,6 +14,8 @@ from tests.properties.contracts import (
 )
 from tests.properties.layers import CHUNKS, DIM, random_input, randomise, stateless, with_state
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 9
 TABLE = list(product(ATTENTION_FUNCTIONS, POSITION_BIASES, CHUNKS))
 

@@ -15,7 +15,7 @@ KINDS = [*CAUSAL, *BIDIRECTIONAL]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8)
+@settings(max_examples=min(8, settings.default.max_examples))  # each builds several modules
 @given(data=st.data(), length=st.sampled_from((1, 4, 9)), seed=seeds)
 def test_after_any_change_outputs_and_gradients_are_those_of_a_fresh_module(kind, data, length, seed):
     recipe, number = data.draw(recipes(kind)), count(seed)
