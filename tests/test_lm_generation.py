@@ -1,4 +1,4 @@
-"""Texts continued by a language model: fairseq-generate, fairseq-interactive and from_pretrained."""
+"""Texts continued by a language model, with fairseq-generate, fairseq-interactive and from_pretrained."""
 
 import json
 import math
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 LONGEST, BEAM = 30, ["--beam=3", "--max-len-b=30"]
 DOCUMENTS = ["--gen-subset=test", "--documents=line", "--valid-block=documents"]
+one_model = pytest.mark.parametrize("trained", ["adaptive"], indirect=True)  # where the kind of softmax is irrelevant
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,7 @@ def test_a_prefix_is_continued_in_any_batch(text, trained, documents):
     assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=1"))
 
 
+@one_model
 @pytest.mark.parametrize(
     "options",
     [["--min-len=9", "--max-len-b=12"], ["--beam=4"], ["--max-len-a=2", "--max-len-b=3"]],
@@ -98,6 +100,7 @@ def test_continuations_of_prefixes_of_any_lengths_are_batch_independent(text, tr
         assert all(9 <= len(found.split()) <= 12 for _, found, _ in translations(said))
 
 
+@one_model
 def test_fairseq_interactive_continues_as_fairseq_generate_does(text, trained, documents, tmp_path):
     prefixes = [" ".join(document[:3]) for document in documents]
     said = interact(text, trained, prefixes, tmp_path, "--batch-size=64")
@@ -119,6 +122,7 @@ def test_generation_and_evaluation_give_a_text_the_same_scores(text, trained, tm
     assert len(scores) == len(texts) == number + 1
 
 
+@one_model
 def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, documents):
     words = ["--prefix-size=3", "--sampling", "--sampling-topk=10", "--beam=1", "--seed"]
     samples = [[found for _, found, _ in translations(generate(text, trained, *words, seed))] for seed in (7, 7, 8)]
@@ -127,6 +131,7 @@ def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, d
         assert found.split()[: len(document[:3])] == document[:3]
 
 
+@one_model
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -145,6 +150,7 @@ def test_invalid_options_of_generation_are_refused_in_one_sentence(text, trained
     assert line.startswith(said)
 
 
+@one_model
 def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
     (tmp_path / "long").write_text("l u " * 20)
     words = [*LM, "--path", trained.last, "--input", tmp_path / "long", "--max-len-b=39"]
@@ -155,8 +161,9 @@ def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
     )
 
 
+@one_model
 def test_fairseq_interactive_scores_sentences_as_fairseq_eval_lm_does(text, trained, documents, tmp_path):
-    """Without the end of a sentence, which is not typed."""
+    """Except the end of a sentence, which is not part of the input."""
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     said = interact(text, trained, full.values(), tmp_path, "--score-reference", "--batch-size=64")
     scores = [[math.log(2) * float(bits) for bits in rest.split()] for _, rest in lines(said, "P")]
@@ -182,6 +189,7 @@ print(json.dumps({
 """
 
 
+@one_model
 def test_the_hub_samples_as_fairseq_interactive_and_scores_as_fairseq_eval_lm(text, trained, documents, tmp_path):
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     found = json.loads(
