@@ -23,7 +23,7 @@ help: ## show this list
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) ## run all tests: 15 minutes on two cores
+test: $(READY) ## run all tests: 13 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(READY) ## run the tests that start no training, with fewer examples of each property: 2 minutes on two cores
@@ -34,7 +34,7 @@ coverage: $(READY) ## run all tests and require 95% of the branches in ops and m
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
-demo: $(READY) ## train a translation and a language model next to a Transformer: 11 minutes on two cores
+demo: $(READY) ## train a translation and a language model next to a Transformer: 10 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
 bench: $(READY) ## check the layers against naive implementations, then time them: some minutes
