@@ -1,7 +1,7 @@
 """The layers that are measured: ours, torch's Transformer layer, the textbook EMA, and mega-pytorch if installed."""
 
 import math
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +38,16 @@ def layer(name: str, length: int) -> nn.Module:
     return MegaBlock(_attention(name, length), FeedForwardConfig(DIM, hidden_dim=VALUES))
 
 
-def sublayer(name: str, length: int) -> nn.Module:
+def sublayer(name: str, length: int, **options: Any) -> nn.Module:
     """Gated attention alone. The released code was measured like this, against torch's whole layer."""
     if name == "torch":
         return torch_layer(STANDARD)
-    return MovingAverageGatedAttention(_attention(name, length))
+    return MovingAverageGatedAttention(_attention(name, length, **options))
 
 
-def _attention(name: str, length: int) -> GatedAttentionConfig:
-    return GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, max_positions=length, **MEGA[name])
+def _attention(name: str, length: int, **options: Any) -> GatedAttentionConfig:
+    options = {**MEGA[name], "max_positions": length, **options}
+    return GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, **options)
 
 
 def torch_layer(hidden: int) -> nn.Module:
@@ -105,5 +106,20 @@ def training_step(module: Callable[[Tensor], Tensor], batch: int, length: int) -
         x.grad = None
         if isinstance(module, nn.Module):
             module.zero_grad(set_to_none=True)
+
+    return step
+
+
+SINGLE_TOKENS = 20  # in one call of `single_token`
+
+
+def single_token(layer: Callable, rows: int, state: Any) -> Callable[[], None]:
+    """A call that passes a token through a causal layer, `SINGLE_TOKENS` times from the same state."""
+    x = torch.randn(rows, 1, DIM)
+
+    @torch.no_grad()
+    def step() -> None:
+        for _ in range(SINGLE_TOKENS):
+            layer(x, state)
 
     return step

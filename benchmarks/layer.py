@@ -31,6 +31,7 @@ Build = Callable[[str, int], nn.Module]
 TOKENS = 8192  # a step, or one sequence where that is longer
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention would take minutes a step
+BEAM = 5  # rows of `token`
 
 
 # ------------------------------------------------------------------------------------------- correctness
@@ -187,6 +188,21 @@ def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
     return rows
 
 
+def token_table(truncation: int, repeats: int) -> Dict:
+    """One token of gated attention in beam search: milliseconds of its step and of the layer itself."""
+    steps = {}
+    for name, taps in (("recurrent EMA", None), (f"truncated to {truncation:,} taps", truncation)):
+        layer = c.sublayer(c.CHUNKED[0], truncation, truncation=taps).eval()
+        with torch.no_grad():
+            _, state = layer(torch.randn(BEAM, truncation, c.DIM))
+            steps[f"{name}, step"] = c.single_token(layer.step(), BEAM, state)
+            steps[f"{name}, layer"] = c.single_token(layer, BEAM, state)
+    found = {name: time / c.SINGLE_TOKENS for name, time in seconds(steps, repeats).items()}
+    for name, time in found.items():
+        print(f"{name}: {1e3 * time:.2f} ms", flush=True)
+    return {"rows": BEAM, "taps": truncation, "seconds": found}
+
+
 # ------------------------------------------------------------------------------------------- one process, one number
 
 
@@ -233,7 +249,7 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = "layer,sublayer,projections,flat,memory,ema,forms,rival"
+    tables = "layer,sublayer,projections,flat,memory,ema,forms,token,rival"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 128 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
@@ -267,6 +283,7 @@ def main() -> None:
         "memory": (memory_table, quadratic, tokens),
         "ema": (ema_table, [n for n in quadratic if n >= 1024], tokens, repeats),
         "forms": (forms_table, quadratic, tokens, repeats),
+        "token": (token_table, 32 if args.quick else 1024, repeats),
     }
     for name in chosen_tables(parser, args.tables, tables):
         table, *arguments = tables[name]

@@ -102,6 +102,13 @@ def forms() -> Rows:
         yield (f"{row['length']:,}", *(f"{1000 * seconds:.0f}" for seconds in row["seconds"].values()))
 
 
+def token() -> Rows:
+    found = numbers("layer")["token"]["seconds"]
+    yield "", "ms per token"
+    for name, seconds in found.items():
+        yield name, f"{1000 * seconds:.2f}"
+
+
 def decode() -> Rows:
     yield "tokens", "Transformer", "Mega", "Mega, chunks of 128"
     for row in numbers("decode")["decode"]:
@@ -270,7 +277,7 @@ def summary() -> Rows:
 TABLES = {
     table.__name__: table
     for table in (
-        *(layer, sublayer, layer_memory, flat, projections, ema, forms, decode, train, evaluation, head),
+        *(layer, sublayer, layer_memory, flat, projections, ema, forms, token, decode, train, evaluation, head),
         *(translation, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
         *(addresses_chunks, addresses_contexts, summary),
     )
