@@ -231,7 +231,7 @@ def test_a_left_padded_target_prefix_decodes_like_one_without_pads(pad_left):
 @pytest.mark.parametrize("need_attn", [True, False])
 @torch.no_grad()
 def test_attention_is_returned_on_request_in_the_order_of_the_given_source(need_attn):
-    made = model()
+    made = model(dropout=0.0)
     made.decoder.make_generation_fast_(need_attn=need_attn)
     tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)
     (left_attn,), (right_attn,) = (made.decoder(tokens, made.encoder(s))[1]["attn"] for s in (left, right))
@@ -240,6 +240,9 @@ def test_attention_is_returned_on_request_in_the_order_of_the_given_source(need_
         return
     assert not left_attn[1, :, :3].any()
     torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))
+    in_training = made.train()(left, None, tokens)[1]["attn"][0]
+    torch.testing.assert_close(in_training, left_attn, atol=2e-5, rtol=1e-4)
+    made.eval()
     rows, state = torch.arange(SENTENCES).repeat_interleave(2), {}
     out = made.encoder.reorder_encoder_out(made.encoder(left), rows)
     for step in range(1, 4):

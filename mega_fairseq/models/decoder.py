@@ -132,7 +132,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         for i in numbers:
             layer, past = self.layers[i], blocks[i]
             if self.need_attn and layer is self.layers[-1]:
-                x, after[i], attn = layer(x, past, mask, need_weights=True)
+                x, after[i], attn = layer(x, past, mask, *source, need_weights=True)
             elif steps is not None:
                 x, after[i] = steps.blocks[i](x, past)
             else:

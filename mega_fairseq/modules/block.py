@@ -64,7 +64,7 @@ class Block(nn.Module):
         source_padding_mask: Optional[Padding] = None,
         need_weights: bool = False,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
-        """`need_weights` also returns the weights of cross attention over the source of `state`: (B, L, m)."""
+        """`need_weights` also returns the weights of cross attention over the source, pads last: (B, L, m)."""
         if self.cross_attention is None and not (source is None and source_padding_mask is None):
             raise ValueError(
                 "source was given to a block without cross attention; build it with "
@@ -129,9 +129,12 @@ def _in_order(
     mixed = block.mixer(x, mixer_state, padding_mask)
     x, mixer_state = mixed if block.causal else (mixed, None)
     if block.cross_attention is not None:
+        if need_weights and cross_state is None and source is not None:
+            cross_state = block.cross_attention.project_source(source, source_padding_mask)
+        read, after = block.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
         if need_weights:
-            weights = block.cross_attention.weights(x, cross_state)
-        x, cross_state = block.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
+            weights = block.cross_attention.weights(x, cross_state, padding_mask)
+        x, cross_state = read, after
     if block.feed_forward is not None:
         x = block.feed_forward(x, padding_mask)
     return x, BlockState(mixer_state, cross_state), weights

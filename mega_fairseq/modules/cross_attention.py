@@ -158,12 +158,15 @@ class GatedCrossAttention(nn.Module):
             y = self.norm(y)
         return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), state
 
-    def weights(self, x: Tensor, state: CrossAttentionState) -> Tensor:
-        """f(Q K^T / tau + b_rel) for the tokens x after `state`: (B, n, D) -> (B, n, m)."""
-        queries, place, state = _by_position(self.queries(self.norm(x) if self.config.prenorm else x), None, state)
+    def weights(self, x: Tensor, state: CrossAttentionState, padding_mask: Optional[Padding] = None) -> Tensor:
+        """f(Q K^T / tau + b_rel) for the tokens x after `state`: (B, n, D) -> (B, n, m), zero at pads."""
+        padding_mask = as_mask(padding_mask)
+        queries = self.queries(self.norm(x) if self.config.prenorm else x)
+        queries, place, state = _by_position(queries, padding_mask, state)
         sources, length, _ = state.keys.shape
         identity = torch.eye(length, dtype=x.dtype, device=x.device).expand(sources, -1, -1)
-        return place(self._attend(queries, state._replace(values=identity)))
+        weights = place(self._attend(queries, state._replace(values=identity)))
+        return weights if padding_mask is None else weights.masked_fill(padding_mask.unsqueeze(-1), 0.0)
 
     @property
     def reach(self) -> Optional[int]:

@@ -26,10 +26,11 @@ class Buffer:
         self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
         self.used = 0
 
-    def holds(self, keys: Tensor) -> bool:
-        """Whether these keys are everything in this buffer: not a copy, not a selection of rows, not an older state."""
-        here = keys.data_ptr() == self.keys.data_ptr() and keys.size(0) == self.keys.size(0)
-        return here and keys.size(1) == self.used
+    def holds(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether these are everything in this buffer: not a copy, not a selection of rows, not an older state."""
+        stored = ((keys, self.keys), (values, self.values))  # either may have no width, and then no storage
+        here = all(t.data_ptr() == own.data_ptr() for t, own in stored)
+        return here and keys.size(0) == self.keys.size(0) and keys.size(1) == self.used
 
     def append(self, keys: Tensor, values: Tensor) -> Tuple[Tensor, Tensor]:
         start, self.used = self.used, self.used + keys.size(1)
@@ -52,7 +53,7 @@ class KeyValues(NamedTuple):
         temporary = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not the next state
         if torch.is_grad_enabled() or is_compiling() or temporary:
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
-        if buffer is None or not buffer.holds(self.keys) or buffer.keys.size(1) < total:
+        if buffer is None or not buffer.holds(self.keys, self.values) or buffer.keys.size(1) < total:
             capacity = total + max(MIN_SPARE, total // 2)  # grows geometrically, so that copies are rare
             buffer = Buffer(keys, values, capacity if chunk_size is None else min(capacity, chunk_size))
             buffer.append(self.keys, self.values)
@@ -91,12 +92,13 @@ def chunked(
 
     def piece(start: int, stop: int, count: int) -> Tensor:
         def fold(t: Tensor, begin: int, end: int) -> Tensor:
-            return t[:, begin:end].reshape(batch * count, -1, *t.shape[2:])  # (B, K c, .) -> (B K, c, .)
+            size = (end - begin) // count
+            return t[:, begin:end].reshape(batch * count, size, *t.shape[2:])  # (B, K c, .) -> (B K, c, .)
 
         pads = None if padding is None else fold(padding, start, stop)
         q_start = max(0, start - cached)
         out = attend(fold(q, q_start, stop - cached), fold(k, start, stop), fold(v, start, stop), pads)
-        return out.view(batch, stop - cached - q_start, out.size(-1))
+        return out.reshape(batch, stop - cached - q_start, out.size(-1))
 
     whole = chunk_size if cached else 0
     last = keys - keys % chunk_size

@@ -74,6 +74,16 @@ def test_selected_rows_of_a_state_do_not_write_into_its_buffer(rows):
     assert torch.equal(first.append(keys[:1], values[:1], None).keys, torch.cat([cache.keys[:1], keys[:1]], 1))
 
 
+@torch.no_grad()
+def test_selected_rows_of_a_cache_without_keys_do_not_write_into_its_buffer():
+    """Keys without width are at no address, whatever rows they are."""
+    (_, values), (_, more) = tokens(3), tokens(1, seed=7)
+    cache = KeyValues(values[..., :0], values).append(more[..., :0], more, None)
+    chosen = cache._replace(keys=cache.keys[[1, 0]], values=cache.values[[1, 0]])
+    expected = torch.cat([cache.values[[1, 0]], more], 1)
+    assert torch.equal(chosen.append(more[..., :0], more, None).values, expected)
+
+
 def test_nothing_is_written_in_place_while_gradients_are_recorded():
     cache, _ = grown([2])
     assert cache.buffer is None

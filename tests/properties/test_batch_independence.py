@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.modules import (
+    BlockState,
     GatedAttentionConfig,
     GatedCrossAttention,
     GatedCrossAttentionConfig,
@@ -80,6 +81,23 @@ def test_a_source_alone_and_in_any_padded_batch_is_read_the_same(in_block, data,
         own.square().sum().backward()
         assert_close(y[i], own[0], f"row {i}")
         assert_close(grad, alone.parameters[-1].grad[0], f"gradient of source {i}")
+
+
+@given(data=st.data(), counts=row_lengths, seed=seeds, from_source=st.booleans())
+def test_weights_over_the_source_are_those_of_the_row_alone(data, counts, seed, from_source):
+    block, mask = data.draw(recipes("decoder_block")).module(), data.draw(layouts(counts))
+    rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
+    sources = random_input(seed + 9, len(counts), 5, SOURCE_DIM)
+    x = place(rows, mask, 1e4 * random_input(seed + 8, *mask.shape, DIM))
+    start = {"source": sources}
+    if not from_source:
+        start = {"state": BlockState(None, block.cross_attention.project_source(sources))}
+    _, _, weights = block(x, padding_mask=mask, need_weights=True, **start)
+    assert not weights[mask].any()
+    for i, (row, found) in enumerate(zip(rows, take(weights, mask))):
+        if len(row):
+            _, _, alone = block(row.unsqueeze(0), source=sources[i : i + 1], need_weights=True)
+            assert_close(found, alone[0], f"row {i}")
 
 
 def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_row():
