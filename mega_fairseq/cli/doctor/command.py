@@ -3,37 +3,56 @@
 import argparse
 import sys
 import warnings
-from typing import Sequence
+from typing import Iterable, List, NamedTuple
 
-from mega_fairseq.cli.doctor import fairseq, machine, packages
-from mega_fairseq.cli.doctor.check import Row, examine
-from mega_fairseq.cli.output import quiet_output, table
+from mega_fairseq.cli.doctor import Check, Limit, Problem, machine, packages
+from mega_fairseq.cli.output import quiet_output
 
-TITLES = Row("", "thing", "found", "remedy")
-CHECKS = [*packages.CHECKS, *fairseq.CHECKS, *machine.CHECKS]
+LONGEST = 120  # characters of an error
+
+
+class Row(NamedTuple):
+    mark: str  # ok, note, or no: training or evaluation cannot work
+    thing: str
+    found: str
+    remedy: str = ""
 
 
 def run(arguments: argparse.Namespace) -> None:
+    sys.stdout.reconfigure(errors="backslashreplace")
     with quiet_output(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = examine(CHECKS)
-    rows = [Row(*map(_printable, row)) for row in rows]
-    lines = table([TITLES, *(row if row.remedy else row[:-1] for row in rows)], left=len(TITLES))
-    print(f"{lines}\n{verdict(rows)}\n", end="")  # in one write, in case the reader of a pipe stops early
-    if any(row.mark == "no" for row in rows):
+        rows = examine(packages.CHECKS)
+        if not any(row.mark == "no" for row in rows):
+            rows += examine(machine.CHECKS)
+    lines = [f"{row.mark:4}  {row.thing:13}  {'; '.join(filter(None, row[2:]))}" for row in rows]
+    broken = [row for row in rows if row.mark == "no"]
+    if broken:
+        lines.append(
+            f"Training and evaluation cannot work here; begin with {broken[0].thing}: {broken[0].remedy}; "
+            "then run this again."
+        )
+    else:
+        lines.append("Training and evaluation work here; each note names a restriction and its remedy.")
+    print("\n".join(lines))
+    if broken:
         sys.exit(1)
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    for row in rows:
-        if row.mark == "no":
-            return (
-                f"Training and evaluation cannot work here; begin with {row.thing}: {row.remedy}; then run this again."
-            )
-    return "Training and evaluation work here; each note names a restriction and its remedy."
+def examine(checks: Iterable[Check]) -> List[Row]:
+    rows = []
+    for check in checks:
+        try:
+            rows.append(Row("ok", check.thing, check.look()))
+        except (Exception, SystemExit) as error:  # a broken package may raise anything
+            mark = "no" if check.needed and not isinstance(error, Limit) else "note"
+            rows.append(Row(mark, check.thing, _summary(error), getattr(error, "remedy", "") or check.remedy))
+    return rows
 
 
-def _printable(text: str) -> str:
-    """On one line, in characters that standard output can encode."""
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return " ".join(text.split()).encode(encoding, "backslashreplace").decode(encoding)
+def _summary(error: BaseException) -> str:
+    """The first line of an error, with its type where that helps."""
+    line = next((" ".join(line.split()) for line in str(error).splitlines() if line.strip()), "")
+    if not isinstance(error, (Problem, ModuleNotFoundError)):
+        line = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
