@@ -203,14 +203,13 @@ def test_the_architecture_and_the_training_are_reported(translation, inspect):
         assert shown in out.splitlines()
     (validated,) = records(translation.said, "valid")[-1:]
     assert (seen["updates"], seen["epoch"], seen["metric"]) == (3, 1, "loss")
-    assert (seen["validation"], seen["best"]) == (pytest.approx(validated["valid_loss"]),) * 2
+    assert seen["best"] == pytest.approx(validated["valid_loss"])
     for line in (
         "model          mega_transformer, task translation, de to en",
         "decoder mixer  mega, attention softmax, position bias simple, max positions 1024, activation silu",
         "norm           layernorm, before each layer",
         "head           softmax, tied to the embedding",
-        f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, loss {seen['best']:.4g}, "
-        f"best so far {seen['best']:.4g}",
+        f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, best loss {seen['best']:.4g}",
         "precision      stored as float32, trained in float32",
     ):
         assert line in out.splitlines()
@@ -245,7 +244,7 @@ def test_precision_and_truncation_are_reported(translation, inspect, edited):
         for name in [name for name in content["model"] if name.startswith("encoder.layers.0.feed_forward")]:
             del content["model"][name]
         content["cfg"]["task"]["source_lang"] = None  # as if taken from the names of the data
-        content["extra_state"]["val_loss"] = float("nan")
+        content["extra_state"]["best"] = float("nan")
 
     out, found = inspect(edited(translation.last, change))
     assert "precision      stored as float16, trained in fp16" in out.splitlines()
@@ -253,7 +252,7 @@ def test_precision_and_truncation_are_reported(translation, inspect, edited):
     assert "no feed-forward, " in out
     assert "encoder mixer  mega, truncation 9," in out
     assert found["architecture"]["decoder"]["options"]["truncation"] == 0
-    assert found["architecture"]["validation"] is None
+    assert found["architecture"]["best"] is None
     before = row(inspect(translation.last)[1], "decoder layer 0")["median"]
     assert row(found, "decoder layer 0")["median"] == pytest.approx(before, rel=1e-2)
 

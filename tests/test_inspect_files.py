@@ -36,7 +36,7 @@ refused = partial(refused_by, "inspect")
 def test_a_diverged_model_is_an_error_that_names_a_tensor(content, call, tmp_path, number):
     content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = number
     torch.save(content, tmp_path / "any.pt")
-    refused(call(tmp_path / "any.pt"), "in 1 of", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
+    refused(call(tmp_path / "any.pt"), "in 1 of its tensors", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
 
 
 def test_a_shell_sees_tables_and_the_names_of_files(sweep_folder, tmp_path):

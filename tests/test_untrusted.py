@@ -211,8 +211,8 @@ def test_a_part_of_a_checkpoint_is_refused(content, refuses, tmp_path, capsys, h
 
 
 def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):
-    for name in ("none.pt", "."):
-        refuses(tmp_path / name, f"there is no file {tmp_path / name}")
+    for name, reason in (("none.pt", "No such file"), (".", "Is a directory")):
+        refuses(tmp_path / name, f"{tmp_path / name} cannot be read ({reason}")
 
 
 @pytest.mark.parametrize(
@@ -225,11 +225,6 @@ def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):
         (lambda content: {**content, "model": {"sparse": torch.ones(1).to_sparse()}}, "contains 'sparse'"),
         (lambda content: {**content, "model": {"meta": torch.ones(1, device="meta")}}, "contains 'meta'"),
         (lambda content: {**content, "cfg": None}, "contains no options"),
-        (lambda content: {**content, "optimizer_history": []}, "does not contain its number of updates"),
-        (
-            lambda content: {**content, "optimizer_history": [{"num_updates": "many"}]},
-            "does not contain its number of updates",
-        ),
     ],
 )
 def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, change, words):
@@ -239,8 +234,8 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"decoder_layers": 10**9}, "asks for 1000000000 layers but contains"),
-        ({"decoder_layers": "many"}, "asks for 'many' layers"),
+        ({"decoder_layers": 10**9}, "invalid model options (--decoder-layers is 1000000000"),
+        ({"decoder_layers": "many"}, "invalid model options"),
         ({"decoder_layers": 1}, "do not fit its options"),
         ({"decoder_embed_dim": 8}, "do not fit its options"),
         ({"decoder_embed_dim": -8}, "invalid model options (--decoder-embed-dim is -8"),
@@ -250,7 +245,7 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
         ({"dropout": "often"}, "invalid model options"),
         ({"rel_pos_bias": "\x1b[31mX\x1b]0;owned\x07"}, "invalid model options"),
         ({"rel_pos_bias": "${"}, "invalid model options"),
-        ({"decoder_layers": torch.zeros(2)}, "asks for"),
+        ({"decoder_layers": torch.zeros(2)}, "invalid model options"),
         ({"dropout": torch.zeros(2)}, "invalid model options"),
         ({"decoder_layers": 50, "decoder_embed_dim": 65536}, "do not fit its options"),
         ({"_name": "mega_lm_unheard_of"}, "contains the model mega_lm_unheard_of"),
@@ -267,7 +262,7 @@ def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_p
     [
         lambda tensors: tensors.pop("decoder.embed_tokens.weight"),
         lambda tensors: tensors.pop("decoder.layers.1.mixer.ema.alpha"),
-        lambda tensors: tensors.update(more=torch.zeros(2)),
+        lambda tensors: tensors.update({"more\x1b[2J": torch.zeros(2)}),
         lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": torch.zeros(2, 9)}),
         lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": tensors["decoder.layers.0.mixer.mu"].long()}),
         lambda tensors: tensors.update({"decoder.embed_tokens.weight": torch.tensor(1.0)}),
@@ -275,7 +270,7 @@ def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_p
 )
 def test_tensors_that_do_not_fit_the_options_are_refused(content, refuses, tmp_path, change):
     change(content["model"])
-    refuses(save(content, tmp_path / "any.pt"))
+    refuses(save(content, tmp_path / "any.pt"), "do not fit its options")
 
 
 # ------------------------------------------------------------------------------------------ other models

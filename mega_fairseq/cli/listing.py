@@ -16,6 +16,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import table
 
 Config = Type[FairseqDataclass]
 SIZES = {"layers": "decoder_layers", "width": "decoder_embed_dim", "chunk": "decoder_chunk_size"}
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     if name is None:
         print(overview())
     elif name in known:
-        print(table(name, known[name]))
+        print(details(name, known[name]))
     else:
         near = difflib.get_close_matches(name, known) or known
         raise UserError(f"mega_fairseq has no architecture or task {name!r}; choose one of {', '.join(near)}")
@@ -66,20 +67,17 @@ def _typed(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-# ------------------------------------------------------------------------------------------- printing
-
-
 def overview() -> str:
     """A line for each architecture and task."""
-    rows = [["--arch", *SIZES, ""]]
+    archs, lines = [["--arch", *SIZES, ""]], [["--task", ""]]
     for name, config in architectures().items():
-        rows.append([name, *(f"{getattr(config, size):,}" for size in SIZES.values()), _about(name, config)])
-    rows += [[""] * len(rows[0]), ["--task", *[""] * len(SIZES), ""]]
-    rows += [[name, *[""] * len(SIZES), _about(name, config)] for name, config in tasks().items()]
-    return f"{_columns(rows)}\n\nmega-fairseq options NAME lists the options of one of them, with their defaults."
+        archs.append([name, *(f"{getattr(config, size):,}" for size in SIZES.values()), _about(name, config)])
+    lines += [[name, _about(name, config)] for name, config in tasks().items()]
+    remark = "mega-fairseq options NAME lists the options of one of them, with their defaults."
+    return "\n\n".join([_columns(archs), _columns(lines), remark])
 
 
-def table(name: str, config: Config) -> str:
+def details(name: str, config: Config) -> str:
     """A line for each option; a preset's own defaults are marked."""
     bases = [base for base in config.__mro__[1:] if base in architectures().values()]
     inherited = options_of(bases[0]) if bases else []
@@ -101,12 +99,12 @@ def _about(name: str, config: Config) -> str:
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, the last one wrapped to the width of the terminal."""
-    widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]
-    indent = " " * (sum(widths) + 2 * len(widths))
-    available = max(40, shutil.get_terminal_size((120, 24)).columns - len(indent))
-    lines = []
-    for *cells, last in rows:
-        start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths))
-        text = textwrap.wrap(last, available, break_on_hyphens=False) or [""]
-        lines += [(start + text[0]).rstrip(), *(indent + more for more in text[1:])]
+    terminal, lines = shutil.get_terminal_size((120, 24)).columns, []
+    for start, row in zip(table([row[:-1] for row in rows], left=len(rows[0])).splitlines(), rows):
+        indent = " " * (len(start) + 2)
+        width = max(terminal, len(indent) + 40)
+        text = textwrap.fill(
+            row[-1], width, initial_indent=f"{start}  ", subsequent_indent=indent, break_on_hyphens=False
+        )
+        lines.append(text or start.rstrip())
     return "\n".join(lines)

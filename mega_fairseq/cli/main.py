@@ -18,7 +18,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         args.run(args)
         sys.stdout.flush()
     except UserError as error:
-        print(f"mega-fairseq {args.command}: {error}", file=sys.stderr)
+        text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
+        print(f"mega-fairseq {args.command}: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"mega-fairseq {args.command}: interrupted", file=sys.stderr)
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     user_dir = add("user-dir", "print the folder for fairseq's --user-dir")
     user_dir.set_defaults(run=print_user_dir)
-    add("doctor", "check what works here, with remedies: fairseq, torch, GPU, number formats, optional packages")
+    add("doctor", "check what works here, with remedies: packages, a short training, threads, GPU")
 
     options = add("options", "list the architectures and tasks, or the options of one with their defaults", "listing")
     options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
@@ -57,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess --only-source wrote")
     sweep.add_argument("--chunks", required=True, metavar="C,...", help="chunk sizes of the attention, in tokens")
     contexts = sweep.add_mutually_exclusive_group()
-    contexts.add_argument("--streams", metavar="K,...", help="cut the text into K streams (default: 1)")
+    contexts.add_argument("--streams", default="1", metavar="K,...", help="cut the text into K streams (default: 1)")
     contexts.add_argument("--contexts", metavar="N,...", help="cut the text into streams of N tokens")
     contexts.add_argument("--documents", choices=["line", "blank"], help="cut the text at each line or blank line")
     sweep.add_argument("--subset", default="test", help="split of DATA to evaluate (default: %(default)s)")

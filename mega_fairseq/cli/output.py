@@ -1,59 +1,68 @@
 """Tables that commands print, files that they write, and third-party output that they suppress."""
 
 import contextlib
+import io
 import json
 import logging
 import os
 import sys
-from typing import Callable, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from mega_fairseq.cli import UserError
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Align the first `left` columns to the left and the others to the right.
-
-    A row may have fewer cells than the first, and its last cell may then be longer than the column.
-    """
-    columns = len(rows[0])
-    widths = [max(len(row[i]) for row in rows if i < len(row) - (len(row) < columns)) for i in range(columns)]
-    lines = []
-    for row in rows:
-        start = [cell.ljust(width) for cell, width in zip(row[:left], widths)]
-        lines.append(
-            "  ".join([*start, *(cell.rjust(width) for cell, width in zip(row[left:], widths[left:]))]).rstrip()
-        )
-    return "\n".join(lines)
+    """Align the first `left` columns to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    aligned = [
+        [f"{cell:{'<' if i < left else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths))]
+        for row in rows
+    ]
+    return "\n".join(map("  ".join, aligned))
 
 
 def write(path: str, content: bytes) -> None:
     """Write the whole file or nothing: an existing `path` is replaced once the new file is complete on the disk."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(
-            f"{path} was not written ({error.strerror}); free some space or choose another folder"
+            f"{path} was not written ({error.strerror}); free some space, or choose another folder"
         ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
 
 
-def write_figure(path: str, draw: Callable[[], bytes]) -> bool:
-    """Write a figure where matplotlib is installed; the numbers are on the disk already."""
+def write_json(prefix: str, content: Dict[str, Any]) -> None:
+    write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_figure(path: str, draw: Callable[[], Any]) -> List[str]:
+    """Write matplotlib's figure if that is installed, and return the paths of what was written."""
     try:
-        write(path, draw())
+        figure = draw()
     except ImportError:
         print(f"{path} was not drawn without matplotlib; install it and run the same command again", file=sys.stderr)
-        return False
-    return True
+        return []
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write(path, buffer.getvalue())
+    return [path]
+
+
+def check_file(path: str) -> None:
+    """Check before any work that a file can be written there."""
+    folder, name = os.path.split(path)
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder; give the name of a file")
+    if folder and not os.path.isdir(folder):
+        raise UserError(f"the folder {folder} of {name} does not exist; create it or choose another")
 
 
 def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = False) -> None:
@@ -61,25 +70,17 @@ def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = Fa
 
     `key` is in each PREFIX.json that the command itself wrote.
     """
-    folder, name = os.path.split(prefix)
-    if not name:
+    if not os.path.basename(prefix):
         raise UserError(f"--out is {prefix!r}; give the beginning of file names, as in {prefix}result")
-    if folder and not os.path.isdir(folder):
-        raise UserError(f"the folder {folder} of --out does not exist; create it or choose another")
-    for path in (prefix + ending for ending in endings):
-        if os.path.isdir(path):
-            raise UserError(f"{path} is a folder; give another --out")
-        if os.path.lexists(path) and not force and not _has_key(f"{prefix}.json", key):
-            raise UserError(f"{path} exists and this command did not write it; give another --out or remove the file")
-
-
-def _has_key(path: str, key: str) -> bool:
     try:
-        with open(path) as file:
-            content = json.load(file)
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and key in content
+        with open(f"{prefix}.json") as file:
+            own = key in json.load(file)
+    except (OSError, TypeError, ValueError):
+        own = False
+    for path in (prefix + ending for ending in endings):
+        check_file(path)
+        if os.path.lexists(path) and not force and not own:
+            raise UserError(f"{path} exists and this command did not write it; give another --out or remove the file")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import re
 from typing import Any, Dict, NamedTuple, Optional
 
@@ -23,13 +22,9 @@ class Checkpoint(NamedTuple):
     progress: Dict[str, Any]  # fairseq's extra_state
     optimizer: Dict[str, Any]  # its state; empty if the checkpoint lacks it
 
-    def option(self, section: str, name: str) -> Any:
-        """An option, or None if the checkpoint lacks it."""
-        return self.cfg.get(section, {}).get(name)
-
     def word(self, section: str, name: str = "_name") -> Optional[str]:
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
-        return _word(self.option(section, name))
+        return _word(self.cfg.get(section, {}).get(name))
 
     def number(self, *keys: str) -> Optional[float]:
         """The finite number under these nested keys of `progress`, or None."""
@@ -41,15 +36,10 @@ class Checkpoint(NamedTuple):
 
 def read(path: str) -> Checkpoint:
     """Read the checkpoint at `path`, of any model."""
-    if not os.path.isfile(path):
-        raise UserError(f"there is no file {path}; give a checkpoint that {WRITER} wrote")
-    try:
-        content = untrusted.load(path, WRITER)
-        tensors = untrusted.model_tensors(content, WRITER)
-        states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state"))
-        return Checkpoint(_sections(content), tensors, _updates(content), *states)
-    except UserError as error:
-        raise UserError(f"{path} {error}") from None
+    content = untrusted.load(path, WRITER)
+    tensors = untrusted.model_tensors(content, WRITER)
+    states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state"))
+    return Checkpoint(_sections(content), tensors, _updates(content), *states)
 
 
 def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
@@ -65,11 +55,10 @@ def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def _updates(content: Dict[str, Any]) -> int:
+    """The number of updates, or 0 if it is not known."""
     history = content.get("optimizer_history")
     updates = _dict(history[-1]).get("num_updates") if isinstance(history, list) and history else None
-    if type(updates) is not int:
-        raise UserError(f"does not contain its number of updates, so it is damaged; give one that {WRITER} wrote")
-    return updates
+    return updates if type(updates) is int else 0
 
 
 def _dict(found: Any) -> Dict[str, Any]:

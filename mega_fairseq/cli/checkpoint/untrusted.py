@@ -20,29 +20,27 @@ Global = Union[type, Tuple[Any, str]]
 
 def load(path: str, writer: str) -> Any:
     """Return the tensors and plain containers in the file at `path`; raise UserError for what `writer` never writes."""
+    damaged = UserError("is not a checkpoint, or only a part of one; copy or download it again")
     try:
-        with open(path, "rb") as file:
-            return _load_plain(file, writer)
+        file = open(path, "rb")  # noqa: SIM115 - the next statement closes it
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror}); give the path of a checkpoint") from None
-
-
-def _load_plain(file: BinaryIO, writer: str) -> Any:
-    if _is_torchscript(file):
-        raise UserError(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
-    try:
-        with _allow_only(_plain_containers()):
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        requested = re.search(r"(?:GLOBAL|function|class) ([\w.]+\.[\w.]+)", str(error))
-        if requested is None:
-            raise _damaged() from None
-        raise UserError(
-            f"asks for {requested.group(1)}, which no checkpoint of {writer} needs, and was not executed; "
-            f"give a file that {writer} wrote"
-        ) from None
-    except Exception:
-        raise _damaged() from None
+    with file:
+        if _is_torchscript(file):
+            raise UserError(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
+        try:
+            with _allow_only(_plain_containers()):
+                return torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            requested = re.search(r"(?:GLOBAL|function|class) ([\w.]+\.[\w.]+)", str(error))
+            if requested is None:
+                raise damaged from None
+            raise UserError(
+                f"asks for {requested.group(1)}, which no checkpoint of {writer} needs, and was not executed; "
+                f"give a file that {writer} wrote"
+            ) from None
+        except Exception:
+            raise damaged from None
 
 
 def _is_torchscript(file: BinaryIO) -> bool:
@@ -98,10 +96,6 @@ def _plain_containers() -> List[Global]:
         return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions, codecs.encode]  # how pickle stores bytes
     names = ["numpy.ndarray", "numpy.dtype", *(name for _, name in numpy_functions())]
     return [argparse.Namespace, *((_Ignored, name) for name in names)]
-
-
-def _damaged() -> UserError:
-    return UserError("is not a checkpoint, or only a part of one; copy or download it again")
 
 
 def is_stored(tensor: Tensor) -> bool:

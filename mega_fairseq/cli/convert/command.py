@@ -1,42 +1,50 @@
-"""`mega-fairseq convert`: write a released checkpoint as one that fairseq loads with this plugin."""
+"""`mega-fairseq convert`: write a checkpoint of the released code as one that fairseq loads with this plugin."""
 
 import argparse
 import io
 import os
+from typing import Any, Dict, Tuple
 
 import torch
+from torch import Tensor
 
-from mega_fairseq.cli import UserError
+from mega_fairseq.cli import UserError, errors_of
+from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.convert.conversion import convert
-from mega_fairseq.cli.convert.released import read
-from mega_fairseq.cli.output import write
+from mega_fairseq.cli.output import check_file, write
+from mega_fairseq.models.checkpoints import takes_names
+
+WRITER = "the released code"
 
 
 def run(arguments: argparse.Namespace) -> None:
     source, target = arguments.source, arguments.target
-    _check_target(source, target, arguments.force)
-    try:
-        converted = convert(read(source))
-    except UserError as error:
-        raise UserError(f"{source} {error}") from None
+    check_file(target)
+    if os.path.lexists(target):
+        if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
+            raise UserError(f"{target} is also the input, and its optimizer state would be lost; give another name")
+        if not arguments.force:
+            raise UserError(f"{target} exists; add --force to overwrite it, or give another name")
+    with errors_of(source):
+        state, summary = convert(*read(source))
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
-    torch.save(converted.state, buffer)
+    torch.save(state, buffer)
     write(target, buffer.getbuffer())
-    print(f"{target}:", *converted.summary, sep="\n  ")
+    print(f"{target}:", *summary, sep="\n  ")
 
 
-def _check_target(source: str, target: str, force: bool) -> None:
-    """Check before any work that the target can be written."""
-    folder = os.path.dirname(target) or "."
-    if os.path.isdir(target):
-        raise UserError(f"{target} is a folder; give the name of a file in it")
-    if not os.path.isdir(folder):
+def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
+    """The options and tensors of the released checkpoint at `path`."""
+    if not takes_names():  # numpy has renamed modules since the released checkpoints were written
         raise UserError(
-            f"the folder {folder} of {os.path.basename(target)} does not exist; create it or choose another"
+            f"cannot be read by torch {torch.__version__} without executing code in it; convert it with torch 2.6 or "
+            "newer (Python 3.11 or newer): the converted checkpoint loads here"
         )
-    if not os.path.lexists(target):
-        return
-    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
-        raise UserError(f"{target} is also the input, and its optimizer state would be lost; give another name")
-    if not force:
-        raise UserError(f"{target} exists; add --force to overwrite it, or give another name")
+    content = untrusted.load(path, WRITER)
+    tensors = untrusted.model_tensors(content, WRITER)
+    if content.get("cfg") is not None or not isinstance(content.get("args"), argparse.Namespace):
+        raise UserError(
+            "was not written by the released code, which stores its options under `args`; if this plugin wrote it, use "
+            "it as it is"
+        )
+    return vars(content["args"]), tensors

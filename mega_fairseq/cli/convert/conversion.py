@@ -1,14 +1,18 @@
-"""Convert a released checkpoint to the checkpoint that fairseq-train would have written for the same model."""
+"""Convert options and tensors of a released checkpoint to what fairseq-train would have saved for the same model.
 
+Both come from an untrusted file. OmegaConf checks the types of the options, and the tensors must fill the model.
+"""
+
+import reprlib
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from dataclasses import fields
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -16,34 +20,61 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.checkpoint.build import check_layers, dictionary, invalid_options, without_memory
-from mega_fairseq.cli.convert.families import LANGUAGE, PATH, TRANSLATION, Family, choose, family_of
+from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_options
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.convert.names import translate
-from mega_fairseq.cli.convert.released import Released
-from mega_fairseq.models.embedding import types_of
 
-# Tied tensors that the release stores twice: copy -> original.
-COPIES = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
+Options = Mapping[str, Any]
 
 
-class Converted(NamedTuple):
-    state: Dict[str, Any]  # plain values and tensors, which torch.load reads with weights_only=True
-    summary: List[str]
+class Family(NamedTuple):
+    """Released architectures that convert to the same model."""
+
+    archs: Tuple[str, ...]
+    model: str  # registered name
+    task: str
+    task_options: Tuple[str, ...]
 
 
-def convert(released: Released) -> Converted:
-    family = family_of(released.options)
-    cfg = configuration(released.options, family)
-    tensors = _translated(released.tensors)
-    model = _empty_model(cfg, [_dictionary(tensors, name) for name in family.embeddings], len(tensors))
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _drop_copies(tensors, shapes)
+TRANSLATION = Family(
+    archs=("mega", "mega_wmt_en_de", "mega_wmt_en_de_big"),
+    model="mega_transformer",
+    task="translation",
+    task_options=(
+        *("data", "source_lang", "target_lang", "left_pad_source", "left_pad_target"),
+        *("max_source_positions", "max_target_positions"),
+    ),
+)
+LANGUAGE = Family(
+    archs=(
+        *("mega_lm", "mega_lm_big", "mega_lm_adaptive_base", "mega_lm_adaptive_big", "mega_lm_wiki103"),
+        *("mega_lm_enwik8_base", "mega_lm_enwik8_large"),
+    ),
+    model="mega_lm",
+    task="mega_language_modeling",
+    task_options=(
+        *("data", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
+    ),
+)
+
+
+def convert(options: Options, tensors: Mapping[str, Tensor]) -> Tuple[Dict[str, Any], List[str]]:
+    """The checkpoint, whose values torch.load reads with weights_only=True, and what to tell the user."""
+    family = family_of(options)
+    cfg = configuration(options, family)
+    dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
+    try:
+        tensors = translate(tensors)
+    except (LookupError, RuntimeError) as error:
+        raise UserError(f"contains tensors that do not fit together ({error}); get it again from its source") from None
+    plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    model = empty_model(Checkpoint(plain, tensors, updates=0, progress={}, optimizer={}))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     _tie(tensors, model)
-    tensors.update({name: torch.zeros(shape) for name, shape in shapes.items() if name.endswith("._float_tensor")})
-    _check(tensors, shapes)
+    fill(model, tensors)
     state = {
         "args": None,  # options of fairseq before 0.10
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "cfg": plain,
         "model": tensors,
         "criterion": None,
         "optimizer_history": [
@@ -56,70 +87,83 @@ def convert(released: Released) -> Converted:
         },
         "last_optimizer_state": None,
     }
-    return Converted(state, _summary(released, family, cfg, model))
+    what = f"{cfg.task.source_lang} to {cfg.task.target_lang}" if family is TRANSLATION else "language model"
+    stored = f"stored as {dtypes.most_common(1)[0][0]}"
+    return state, [f"{options['arch']}, {what}, {parameters:,} parameters, {stored}", *_changes(options, family)]
 
 
-def configuration(options: Mapping[str, Any], family: Family) -> DictConfig:
+# ------------------------------------------------------------------------------------------- options
+
+
+def family_of(options: Options) -> Family:
+    for family in (TRANSLATION, LANGUAGE):
+        if options.get("arch") in family.archs:
+            return family
+    known = ", ".join(TRANSLATION.archs + LANGUAGE.archs)
+    raise UserError(
+        f"has the architecture {reprlib.repr(options.get('arch'))}, which cannot be converted; give one of {known}"
+    )
+
+
+def configuration(options: Options, family: Family) -> DictConfig:
     """fairseq's complete configuration, with the checkpoint's options of model and task."""
-    model, task = choose(options, family.model_options), choose(options, family.task_options)
-    model.update({name: None for name, kind in family.model_options.items() if kind is PATH})  # tensors replace files
-    family.settle(model, task)
+    config, task = MODEL_DATACLASS_REGISTRY[family.model], TASK_DATACLASS_REGISTRY[family.task]
+    chosen = _choose(options, (field.name for field in fields(config)))
+    chosen.update({name: None for name in PATHS if name in chosen})  # the tensors replace files
+    if chosen.get("max_target_positions", 0) is None:
+        chosen["max_target_positions"] = options.get("tokens_per_sample")
     cfg = OmegaConf.structured(FairseqConfig)
-    cfg.task = TASK_DATACLASS_REGISTRY[family.task](**task)
-    cfg.task._name = family.task
     try:
-        cfg.model = MODEL_DATACLASS_REGISTRY[family.model](**model)
+        cfg.model, cfg.task = config(**chosen), task(**_choose(options, family.task_options))
+        cfg.criterion = _criterion(options, family)
     except ValueError as error:
         raise invalid_options(error) from None
-    cfg.model._name = family.model
-    cfg.criterion = _criterion(options, family)
+    cfg.model._name, cfg.task._name = family.model, family.task
+    _settle(cfg.model, cfg.task)
     return cfg
 
 
-def _criterion(options: Mapping[str, Any], family: Family) -> Any:
+def _settle(model: DictConfig, task: DictConfig) -> None:
+    """Adapt the options where the release differs."""
+    if model._name == TRANSLATION.model:
+        if model.truncation_length:
+            model.decoder_truncation_length = 0  # the release ignores it in generation
+        return
+    model.truncation_length = 0  # the release ignores it in evaluation
+    if model.decoder_chunk_size != -1:
+        task.tokens_per_sample = 0  # segments are multiples of the chunk
+    # The release accepts these where there is nothing to tie.
+    model.share_decoder_input_output_embed &= model.adaptive_softmax_cutoff is None
+    model.tie_adaptive_proj &= model.tie_adaptive_weights
+
+
+def _choose(options: Options, names: Iterable[str]) -> Dict[str, Any]:
+    chosen = {name: options[name] for name in names if name in options}
+    for name, value in chosen.items():
+        if isinstance(value, str) and ("${" in value or not value.isprintable()):  # ${NAME} would be looked up
+            raise UserError(f"has {reprlib.repr(value)} for the option {name}; get it again from its source")
+    return chosen
+
+
+def _criterion(options: Options, family: Family) -> Any:
     """The criterion for fairseq-validate."""
-    if family is LANGUAGE:
-        name, chosen = "mega_lm_cross_entropy", {}
-    elif options["adaptive_softmax_cutoff"] is not None:
-        name, chosen = "adaptive_loss", {}
-    elif options.get("criterion") == "label_smoothed_cross_entropy":
-        name, chosen = "label_smoothed_cross_entropy", choose(options, {"label_smoothing": float})
-    else:
-        name, chosen = "cross_entropy", {}
-    return CRITERION_DATACLASS_REGISTRY[name](_name=name, **chosen)
+    name = "mega_lm_cross_entropy" if family is LANGUAGE else options.get("criterion")
+    if name == "label_smoothed_cross_entropy":
+        return CRITERION_DATACLASS_REGISTRY[name](_name=name, **_choose(options, ["label_smoothing"]))
+    name = name if name in ("mega_lm_cross_entropy", "adaptive_loss") else "cross_entropy"
+    return CRITERION_DATACLASS_REGISTRY[name](_name=name)
 
 
-def _translated(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    try:
-        return translate(released)
-    except KeyError as missing:
-        raise UserError(f"lacks the tensor {missing}, so it is damaged; get it again from its source") from None
-    except (IndexError, RuntimeError):  # a tensor too small to be split
-        raise UserError("contains tensors of shapes that do not fit together; get it again from its source") from None
-
-
-def _empty_model(cfg: DictConfig, dictionaries: Sequence[Dictionary], tensors: int) -> nn.Module:
-    """The model that fairseq will build from these options, on the meta device."""
-    check_layers(max(cfg.model[name] for name in ("encoder_layers", "decoder_layers") if name in cfg.model), tensors)
-    with without_memory():
-        return TASK_REGISTRY[cfg.task._name](cfg.task, *dictionaries).build_model(cfg.model)
-
-
-def _dictionary(tensors: Mapping[str, Tensor], embedding: str) -> Dictionary:
-    types = types_of(tensors, embedding)
-    if not types:
-        raise UserError(f"lacks the tensor {embedding}.weight, so it is damaged; get it again from its source")
-    return dictionary(types)
-
-
-def _drop_copies(tensors: Dict[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    for copy, original in COPIES.items():
-        if copy in tensors and copy not in shapes and original in tensors and _same(tensors[copy], tensors[original]):
-            del tensors[copy]
+# ------------------------------------------------------------------------------------------- tensors
 
 
 def _tie(tensors: Dict[str, Tensor], model: nn.Module) -> None:
     """Store one tensor under all the names that the model has for it, so that it is saved once."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    tensors.update({name: torch.zeros(shape) for name, shape in shapes.items() if name.endswith("._float_tensor")})
+    copy, original = "decoder.output_projection.weight", "decoder.embed_tokens.weight"
+    if copy in tensors and copy not in shapes and original in tensors and _same(tensors[copy], tensors[original]):
+        del tensors[copy]
     names: Dict[int, List[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -139,29 +183,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
-def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    """The checkpoint must contain the model's tensors and no others."""
-    wrong = {
-        "lacks {} tensors of its model": set(shapes) - set(tensors),
-        "contains {} tensors that its model lacks": set(tensors) - set(shapes),
-        "contains {} tensors of other shapes than its model's": {
-            name for name in set(shapes) & set(tensors) if tensors[name].shape != shapes[name]
-        },
-    }
-    for problem, names in wrong.items():
-        if names:
-            raise UserError(
-                f"{problem.format(len(names))}, the first is {min(names)!r}, so its options are of another model "
-                "or it is damaged; get it again from its source"
-            )
+# ------------------------------------------------------------------------------------------- summary
 
 
-def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Module) -> List[str]:
-    parameters = sum(p.numel() for p in model.parameters())
-    ((dtype, _),) = Counter(str(t.dtype).split(".")[-1] for t in released.tensors.values()).most_common(1)
-    what = f"{cfg.task.source_lang} to {cfg.task.target_lang}" if family is TRANSLATION else "language model"
-    lines = [f"{released.options['arch']}, {what}, {parameters:,} parameters, stored as {dtype}"]
-    taps = released.options["truncation_length"]
+def _changes(options: Options, family: Family) -> List[str]:
+    """Where the converted model differs from the released one."""
+    lines, taps = [], options.get("truncation_length")
     if taps:
         ema, option = ("the EMA", "--truncation-length 0")
         if family is TRANSLATION:
@@ -171,7 +198,4 @@ def _summary(released: Released, family: Family, cfg: DictConfig, model: nn.Modu
         "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
         "with --finetune-from-model or --restore-file and these model options"
     )
-    paths = [name for name, kind in family.model_options.items() if kind is PATH and released.options[name]]
-    if paths:
-        lines.append(f"{' and '.join(paths)} dropped: the embeddings are in the checkpoint")
     return lines

@@ -4,82 +4,56 @@ Every rule is linear, so gradients translate like parameters. The released EMA s
 trailing axis of 1 and stacks both directions on one axis. Released projections of the same input are one matrix.
 """
 
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping
 
 import torch
 from torch import Tensor
 
-# Ends of names: (released, ours).
-RENAMED: Tuple[Tuple[str, str], ...] = (
-    ("norm.scalar", "norm.weight"),
-    ("move.omega", "ema.omega"),
-    ("rel_pos_bias.rel_pos_bias", "position_bias.weight"),
-    ("v_proj.weight", "values.weight"),
-    ("v_proj.bias", "values.bias"),
-    ("k_proj.weight", "keys.weight"),
-    ("k_proj.bias", "keys.bias"),
-    ("h_proj.weight", "hidden.weight"),
-    ("h_proj.bias", "hidden.bias"),
-    ("fc1.weight", "expand.weight"),
-    ("fc1.bias", "expand.bias"),
-    ("fc2.weight", "contract.weight"),
-    ("fc2.bias", "contract.bias"),
-    ("project_in_dim.weight", "embed_tokens.project.weight"),
-)
-EMA_NAMES = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
-# Parts of a model, anywhere in a name.
-PARTS = {"mega_layer": "mixer", "cross_attn": "cross_attention", "nffn": "feed_forward"}
-VERSIONS = (
-    "encoder.version",
-    "decoder.version",
-)  # read by nothing, unlike that of an adaptive softmax
+# Parts of a name, anywhere in it: released, ours.
+PARTS = {
+    "mega_layer": "mixer",
+    "cross_attn": "cross_attention",
+    "nffn": "feed_forward",
+    "move": "ema",
+    "rel_pos_bias": "position_bias",
+    "v_proj": "values",
+    "k_proj": "keys",
+    "h_proj": "hidden",
+    "fc1": "expand",
+    "fc2": "contract",
+    "project_in_dim": "embed_tokens.project",
+}
+# Last parts of a name, in the EMA, in a position bias and elsewhere.
+OF_EMA = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
+OF_BIAS = {"rel_pos_bias": "weight", "alpha": "a", "beta": "b"}
+OTHERS = {"scalar": "weight", "gamma": "kappa", "beta": "mu"}
+VERSIONS = ("encoder.version", "decoder.version")  # read by nothing, unlike that of an adaptive softmax
 
 
 def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     """Translate a released state dict, or gradients under its names, to our names and layout."""
     ours: Dict[str, Tensor] = {}
     for name, tensor in released.items():
-        prefix, _, leaf = name.rpartition(".")
+        path, _, leaf = f".{name}".rpartition(".")
+        parent, _, module = path.rpartition(".")
         if leaf == "_float_tensor" or name in VERSIONS:  # `_float_tensor` is uninitialised memory
             continue
-        stem = prefix + "." if prefix else ""
-        if prefix.endswith("move") and leaf in EMA_NAMES:
-            ours[f"{_parent(prefix)}ema.{EMA_NAMES[leaf]}"] = ema_tensor(tensor, released[f"{stem}omega"].numel())
-        elif prefix.endswith("rel_pos_bias") and leaf in ("alpha", "beta"):
-            ours[f"{_parent(prefix)}position_bias.{'a' if leaf == 'alpha' else 'b'}"] = tensor.reshape(-1)
-        elif prefix.endswith("mx_proj"):
-            update, shared, reset, candidate = tensor.split(_mx_rows(released, _parent(prefix)))
-            ours[f"{_parent(prefix)}gates.{leaf}"] = torch.cat([update, reset, candidate])
-            ours[f"{_parent(prefix)}shared.{leaf}"] = shared.clone()  # saving a view would save the whole matrix
-        elif prefix.endswith("q_proj"):
-            width = released[f"{_parent(prefix)}h_proj.bias"].numel()
+        if module == "move" and leaf in OF_EMA:
+            dim = released[f"{path}.omega"[1:]].numel()
+            ours[f"{path}.{OF_EMA[leaf]}"] = tensor.reshape(-1, dim, tensor.size(1))  # (directions, D, N)
+        elif module == "rel_pos_bias":
+            ours[f"{path}.{OF_BIAS[leaf]}"] = tensor.reshape(-1)
+        elif module == "mx_proj":
+            dim, width = released[f"{parent}.h_proj.weight"[1:]].shape
+            sizes = [dim, released[f"{parent}.gamma"[1:]].size(1), width, dim]
+            update, shared, reset, candidate = tensor.split(sizes)
+            ours[f"{parent}.gates.{leaf}"] = torch.cat([update, reset, candidate])
+            ours[f"{parent}.shared.{leaf}"] = shared.clone()  # saving a view would save the whole matrix
+        elif module == "q_proj":
+            width = released[f"{parent}.h_proj.bias"[1:]].numel()
             update, reset, queries = tensor.split([width, width, tensor.size(0) - 2 * width])
-            ours[f"{_parent(prefix)}gates.{leaf}"] = torch.cat([update, reset])
-            ours[f"{_parent(prefix)}queries.{leaf}"] = queries.clone()
-        elif leaf in ("gamma", "beta"):
-            ours[f"{stem}{'kappa' if leaf == 'gamma' else 'mu'}"] = tensor
+            ours[f"{parent}.gates.{leaf}"] = torch.cat([update, reset])
+            ours[f"{parent}.queries.{leaf}"] = queries.clone()
         else:
-            ours[_renamed(name)] = tensor
-    return {".".join(PARTS.get(part, part) for part in name.split(".")): tensor for name, tensor in ours.items()}
-
-
-def ema_tensor(tensor: Tensor, dim: int) -> Tensor:
-    """(directions D, N, 1) or (directions D, N) -> (directions, D, N)."""
-    return tensor.reshape(-1, dim, tensor.size(1))
-
-
-def _mx_rows(released: Mapping[str, Tensor], stem: str) -> Tuple[int, int, int, int]:
-    dim, width = released[f"{stem}h_proj.weight"].shape
-    return dim, released[f"{stem}gamma"].size(1), width, dim
-
-
-def _parent(prefix: str) -> str:
-    parent = prefix.rpartition(".")[0]
-    return parent + "." if parent else ""
-
-
-def _renamed(name: str) -> str:
-    for released, ours in RENAMED:
-        if name == released or name.endswith("." + released):
-            return name[: -len(released)] + ours
-    return name
+            ours[f"{path}.{OTHERS.get(leaf, leaf)}"] = tensor
+    return {".".join(PARTS.get(part, part) for part in name[1:].split(".")): t for name, t in ours.items()}

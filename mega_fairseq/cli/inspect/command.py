@@ -1,37 +1,28 @@
 """`mega-fairseq inspect`: show what a checkpoint contains, as tables, as PREFIX.json and as a figure."""
 
 import argparse
-import json
 from functools import partial
 from typing import Any, Dict, Optional, Sequence
 
-from mega_fairseq.cli import UserError
+from mega_fairseq.cli import errors_of
 from mega_fairseq.cli.checkpoint.trained import read
 from mega_fairseq.cli.inspect.figure import figure
 from mega_fairseq.cli.inspect.numbers import QUANTILES, numbers_of
-from mega_fairseq.cli.output import check_prefix, table, write, write_figure
-
-ENDINGS = (".json", ".png")
+from mega_fairseq.cli.output import check_prefix, table, write_figure, write_json
 
 
 def run(arguments: argparse.Namespace) -> None:
     path, prefix = arguments.checkpoint, arguments.out
-    check_prefix(prefix, ENDINGS, "half_lives")
-    checkpoint = read(path)
-    try:
-        numbers = numbers_of(checkpoint)
-    except UserError as error:
-        raise UserError(f"{path} {error}") from None
-    content = {"checkpoint": path, **numbers}
-    write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-    anything = numbers["half_lives"]["rows"] or numbers["position_scores"]
-    drawn = anything and write_figure(f"{prefix}.png", partial(figure, numbers))
+    check_prefix(prefix, (".json", ".png"), "half_lives")
+    with errors_of(path):
+        numbers = numbers_of(read(path))
+    write_json(prefix, {"checkpoint": path, **numbers})
+    drawn = []
+    if numbers["half_lives"]["rows"] or numbers["position_scores"]:
+        drawn = write_figure(f"{prefix}.png", partial(figure, numbers))
     parts = [architecture, parameters, half_lives, position_scores]
     print("\n\n".join(filter(None, (part(numbers) for part in parts))))
-    print("\nwrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
-
-
-# ------------------------------------------------------------------------------------------------ tables
+    print("\nwrote", ", ".join([f"{prefix}.json", *drawn]))
 
 
 def architecture(numbers: Dict[str, Any]) -> str:
@@ -61,12 +52,11 @@ def _mixer(side: Dict[str, Any]) -> str:
 
 
 def _training(found: Dict[str, Any]) -> str:
-    """A converted checkpoint has no counters, and one trained without validation has no value."""
+    """A converted checkpoint has no counters, and one trained without validation has no best value."""
     parts = [f"{found['updates']:,} updates" if found["updates"] else "number of updates unknown"]
     parts += [f"epoch {found['epoch']}"] if found["updates"] and found["epoch"] is not None else []
     parts += [f"criterion {found['criterion']}"]
-    parts += [f"{found['metric'] or 'value'} {found['validation']:.4g}"] if found["validation"] is not None else []
-    parts += [f"best so far {found['best']:.4g}"] if found["best"] is not None else ["no validation"]
+    parts += ["no validation" if found["best"] is None else f"best {found['metric']} {found['best']:.4g}"]
     return ", ".join(parts)
 
 
@@ -107,11 +97,11 @@ def position_scores(numbers: Dict[str, Any]) -> str:
     """The distances of each learned bias; nothing if no bias is learned."""
     rows = []
     for scores in numbers["position_scores"]:
-        stored = (scores["first"], scores["first"] + len(scores["values"]) - 1)
+        stored = [scores["first"], scores["first"] + len(scores["values"]) - 1]
         trained = scores["trained"]
-        rows.append([scores["name"], _range(stored), _range(trained) if trained else "none"])
+        rows.append([scores["name"], _range(stored), "unknown" if trained is None else _range(trained)])
     return table([["position scores, key minus query", "stored", "trained"], *rows]) if rows else ""
 
 
 def _range(ends: Sequence[int]) -> str:
-    return f"{ends[0]:,} to {ends[1]:,}"
+    return f"{ends[0]:,} to {ends[1]:,}" if ends else "none"

@@ -1,6 +1,5 @@
 """The figure of a checkpoint: half-lives of states by layer, and learned position scores by distance."""
 
-import io
 import re
 from typing import Any, Dict, List
 
@@ -8,8 +7,8 @@ ROW = 0.3  # inches for a layer and direction
 HEIGHT = 0.9  # of the tallest bar in its row
 
 
-def figure(numbers: Dict[str, Any]) -> bytes:
-    """A PNG of a checkpoint with either of them; raises ImportError without matplotlib."""
+def figure(numbers: Dict[str, Any]) -> Any:
+    """The matplotlib figure of a checkpoint with either of them."""
     from matplotlib.figure import Figure
 
     rows, panels = numbers["half_lives"]["rows"], {}
@@ -25,9 +24,7 @@ def figure(numbers: Dict[str, Any]) -> bytes:
         axis = drawing.add_subplot(grid[place, -1])
         _scores(axis, scores)
         axis.set_title(f"position scores, {part}", fontsize=9)
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
+    return drawing
 
 
 def _half_lives(axis: Any, rows: Any, edges: Any) -> None:
@@ -52,17 +49,19 @@ def _half_lives(axis: Any, rows: Any, edges: Any) -> None:
 
 
 def _scores(axis: Any, layers: List[Dict[str, Any]]) -> None:
-    """A line for each layer; distances that training did not reach are dotted, or beyond the panel."""
+    """A line for each layer; distances known to be untrained are dotted, or beyond the panel."""
     from matplotlib import colormaps
 
-    seen = [end for scores in layers for end in scores["trained"] or ()]
+    seen = []
     for place, scores in enumerate(layers):
         distances, values = range(scores["first"], scores["first"] + len(scores["values"])), scores["values"]
+        trained = [distances[0], distances[-1]] if scores["trained"] is None else scores["trained"]
         colour = colormaps["viridis"](place / max(1, len(layers) - 1))
         axis.plot(distances, values, color=colour, linewidth=0.5, linestyle=":")
-        if scores["trained"]:
-            start, stop = scores["trained"][0] - distances[0], scores["trained"][1] - distances[0] + 1
+        if trained:
+            start, stop = trained[0] - distances[0], trained[1] - distances[0] + 1
             axis.plot(distances[start:stop], values[start:stop], color=colour, linewidth=0.8, label=scores["name"])
+            seen += trained
     if seen:
         margin = max(1, (max(seen) - min(seen)) // 4)
         low, high = max(min(seen) - margin, distances[0]), min(max(seen) + margin, distances[-1])

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.cli.checkpoint.build import check_finite, empty_model, fill, stacks
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.inspect.scores import position_scores
 from mega_fairseq.modules import MIXERS, MixerConfig
@@ -37,7 +38,12 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
     parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
     fill(model, checkpoint.tensors)
-    check_finite(checkpoint.tensors)
+    wrong = [name for name, tensor in checkpoint.tensors.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise UserError(
+            f"contains NaN or infinity in {len(wrong)} of its tensors, the first is {wrong[0]!r}: the model has "
+            "diverged; give an earlier checkpoint"
+        )
     return {
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
@@ -63,9 +69,8 @@ def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
         "criterion": checkpoint.word("criterion"),
         "metric": checkpoint.word("checkpoint", "best_checkpoint_metric"),
         "best": checkpoint.number("best"),
-        "validation": checkpoint.number("val_loss"),
         "stored_as": dtypes.most_common(1)[0][0],
-        "trained_in": [name for name in ("fp16", "bf16", "amp") if checkpoint.option("common", name) is True],
+        "trained_in": [name for name in ("fp16", "bf16", "amp") if checkpoint.cfg.get("common", {}).get(name) is True],
     }
 
 
@@ -140,7 +145,9 @@ def _half_lives(model: nn.Module) -> Numbers:
         for direction, learned in layer.mixer.learned_decays().items()
     ]
     lives = [half_lives(learned.pop("log_decay")) for *_, learned in found]
-    edges = _edges(np.concatenate(lives)) if lives else np.empty(0)
+    finite = np.concatenate([np.empty(0), *(values[np.isfinite(values)] for values in lives)])
+    low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
+    edges = np.geomspace(low, max(high, 2 * low), BINS + 1)  # for a logarithmic scale
     rows = [
         {
             "name": name,
@@ -165,10 +172,3 @@ def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
     ordered = np.sort(values, axis=None)
     chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
     return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
-
-
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Edges of histogram bins, evenly spaced on a logarithmic scale."""
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
-    return np.geomspace(low, high, BINS + 1) if low < high else np.array([low / 2, high * 2])

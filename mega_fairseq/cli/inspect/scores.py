@@ -20,9 +20,11 @@ Shapes = Mapping[str, torch.Size]  # of parameters, in the order of the optimize
 def position_scores(
     checkpoint: Checkpoint, stacks: Sequence[Tuple[str, nn.Module]], shapes: Shapes
 ) -> List[Dict[str, Any]]:
-    """For each part with learned scores: the scores by distance (key minus query position), and the trained range."""
-    longest, moments = _longest_samples(checkpoint), _second_moments(checkpoint.optimizer, shapes)
-    found = []
+    """For each part with learned scores: the scores by distance (key minus query position), and the trained range.
+
+    The range is empty if none was trained, and None if the checkpoint does not contain Adam's state.
+    """
+    moments, found = _second_moments(checkpoint.optimizer, shapes), []
     for side, i, layer in ((side, i, layer) for side, stack in stacks for i, layer in enumerate(stack.layers)):
         for part_name, title in PARTS.items():
             part = getattr(layer, part_name)
@@ -30,17 +32,14 @@ def position_scores(
             if learned is None:
                 continue
             first, values = learned
-            queries, keys = longest[side], longest["encoder" if part_name == "cross_attention" else side]
-            distances = torch.arange(first, first + len(values))
-            trained = _reached(part, f"{side}.layers.{i}.{part_name}.", moments)
-            trained &= (distances > -(queries or MOST_POSITIONS)) & (distances < (keys or MOST_POSITIONS))
-            distances = distances[trained]
+            reached = _reached(part, f"{side}.layers.{i}.{part_name}.", moments)
+            distances = None if reached is None else (first + reached.nonzero().flatten()).tolist()
             found.append(
                 {
                     "name": f"{side} layer {i}{title}",
                     "first": first,
                     "values": [float(f"{value:.6g}") for value in values.tolist()],  # the digits of a float32
-                    "trained": [int(distances[0]), int(distances[-1])] if len(distances) else None,
+                    "trained": [distances[0], distances[-1]] if distances else distances,
                 }
             )
     return found
@@ -57,35 +56,14 @@ class _Scores(nn.Module):
         return self.part.learned_scores(MOST_POSITIONS)[1]
 
 
-def _reached(part: nn.Module, prefix: str, moments: Mapping[str, Tensor]) -> Tensor:
+def _reached(part: nn.Module, prefix: str, moments: Mapping[str, Tensor]) -> Optional[Tensor]:
     """Whether each score depends on trained entries of parameters: whether its derivative by them is not 0."""
-    parameters = {f"part.{name}": parameter for name, parameter in part.named_parameters()}
-    trained = {
-        f"part.{name}": (moments[prefix + name] > 0).to(parameter.dtype)
-        if prefix + name in moments
-        else torch.ones_like(parameter)
-        for name, parameter in part.named_parameters()
-    }
+    parameters = dict(part.named_parameters(prefix="part"))
+    found = [moments.get(name.replace("part.", prefix, 1)) for name in parameters]
+    if any(each is None for each in found):
+        return None
+    trained = {name: (each > 0).to(parameters[name].dtype) for name, each in zip(parameters, found)}
     return jvp(lambda values: functional_call(_Scores(part), values, ()), (parameters,), (trained,))[1] != 0
-
-
-def _longest_samples(checkpoint: Checkpoint) -> Dict[str, Optional[int]]:
-    """Tokens of the longest training samples that the options allow; None where they do not say."""
-
-    def number(section: str, name: str) -> Optional[int]:
-        value = checkpoint.option(section, name)
-        return value if type(value) is int and value > 0 else None
-
-    segment = None
-    if checkpoint.option("task", "tokens_per_sample") is not None:  # language modelling
-        chunk = number("task", "tokens_per_sample") or number("model", "decoder_chunk_size")
-        segment = chunk and chunk * (number("task", "variant_block_multiple_max") or 1)
-    batch = number("dataset", "max_tokens")
-    limits = {
-        "encoder": [number("task", "max_source_positions"), batch],
-        "decoder": [number("task", "max_target_positions"), segment, batch],
-    }
-    return {side: min((value for value in values if value), default=None) for side, values in limits.items()}
 
 
 def _second_moments(optimizer: Mapping[str, Any], shapes: Shapes) -> Dict[str, Tensor]:

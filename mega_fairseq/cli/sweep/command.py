@@ -6,13 +6,13 @@ import sys
 from functools import partial
 from typing import List, Sequence
 
-from mega_fairseq.cli import UserError
+from tqdm import tqdm
+
+from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.output import check_prefix, table, write_figure
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record
-
-ENDINGS = (".json", ".csv", ".png")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -21,12 +21,12 @@ def run(arguments: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
     prefix = arguments.out
-    check_prefix(prefix, ENDINGS, "points", arguments.force)
+    check_prefix(prefix, (".json", ".csv", ".png"), "points", arguments.force)
     record = _sweep(arguments, chunks, cuts)
     unit = record.origin["data"]["unit"]
     drawn = write_figure(f"{prefix}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
-    print("wrote", ", ".join(prefix + ending for ending in ENDINGS if drawn or ending != ".png"))
+    print("wrote", ", ".join([f"{prefix}.json", f"{prefix}.csv", *drawn]))
 
 
 def numbers(option: str, given: str) -> List[int]:
@@ -42,31 +42,35 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
         return [f"size:{tokens}" for tokens in numbers("--contexts", arguments.contexts)]
     if arguments.documents is not None:
         return [f"documents:{arguments.documents}"]
-    given = "1" if arguments.streams is None else arguments.streams
-    return [f"splits:{streams}" for streams in numbers("--streams", given)]
+    return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
 def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[str]) -> Record:
     split = evaluate.load_split(arguments.data, arguments.subset)
+    tokens = len(split.corpus)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
-    if most > len(split.corpus):
-        raise UserError(f"--streams has {most:,} and {arguments.subset} only {len(split.corpus):,} tokens; give fewer")
-    model, origin = evaluate.load_model(arguments.checkpoint, split, evaluate.choose_device(arguments.cpu))
-    record = Record.open(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
+    if most > tokens:
+        raise UserError(f"--streams has {most:,} and {arguments.subset} only {tokens:,} tokens; give fewer")
+    with errors_of(arguments.checkpoint):
+        model, origin = evaluate.load_model(arguments.checkpoint, split, arguments.cpu)
+    record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
 
     wanted = [(chunk, cut) for chunk in chunks for cut in cuts]
     plan = [point for point in wanted if not record.contains(*point)]
     if len(plan) < len(wanted):
         done = f"{len(wanted) - len(plan)} of {len(wanted)} points"
         print(f"{done} are in {arguments.out}.json already", file=sys.stderr)
-    limits = evaluate.Limits(arguments.max_tokens, arguments.batch_size)
+    limits = arguments.max_tokens, arguments.batch_size
     try:
-        with evaluate.Progress(len(plan), len(split.corpus)) as progress:
-            for chunk, cut in plan:
-                progress.start(f"chunk {chunk}, {cut}")
-                point = evaluate.measure(model, split, chunk, cut, limits, progress)
+        with tqdm(total=len(plan) * tokens, unit="token", unit_scale=True, disable=None) as bar:
+            for number, (chunk, cut) in enumerate(plan, 1):
+                title = f"point {number} of {len(plan)}: chunk {chunk}, {cut}"
+                bar.set_description(title)
+                point = evaluate.measure(model, split, chunk, cut, limits, bar)
                 record.add(point)
-                progress.say(point.refused or f"{point.bits:.4f} bits, perplexity {point.perplexity:.2f}")
+                bar.update(number * tokens - bar.n)  # pads, and what was left of a point that failed
+                said = point.refused or f"{point.bits:.4f} bits, perplexity {point.perplexity:.2f}"
+                bar.write(f"{title}: {said}", file=sys.stderr)
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command continues from {arguments.out}.json") from None
     if not any(record.contains(*point) for point in wanted):
@@ -75,11 +79,13 @@ def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[
 
 
 def results(points: Sequence[Point], unit: str) -> str:
-    """A table with one line for each point."""
+    """A table of the evaluated points, and a line for each of the others."""
     rows = [["chunk", "streams", "context", f"bits/{unit}", "perplexity", "tokens", "seconds"]]
-    for point in points:
-        numbers = [f"not evaluated: {point.refused}"]
-        if point.refused is None:
-            numbers = [f"{point.bits:.4f}", f"{point.perplexity:.2f}", f"{point.tokens:,}", f"{point.seconds:.1f}"]
-        rows.append([str(point.chunk), f"{point.streams:,}", f"{point.context:,}", *numbers])
-    return table(rows, left=0)
+    lines = []
+    for p in points:
+        if p.refused is not None:
+            lines.append(f"chunk {p.chunk}, {p.cut} was not evaluated: {p.refused}")
+            continue
+        sizes = [f"{p.chunk:,}", f"{p.streams:,}", f"{p.context:,}"]
+        rows.append([*sizes, f"{p.bits:.4f}", f"{p.perplexity:.2f}", f"{p.tokens:,}", f"{p.seconds:.1f}"])
+    return "\n".join([table(rows, left=0), *lines])

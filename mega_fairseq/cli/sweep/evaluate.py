@@ -5,77 +5,58 @@ import math
 import os
 import re
 import time
-from glob import escape, glob
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_REGISTRY
+from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
-from mega_fairseq.cli.sweep.progress import Progress
 from mega_fairseq.cli.sweep.record import Point
 from mega_fairseq.data.corpus import Corpus
 from mega_fairseq.data.streams import StreamDataset, stream_bounds
 from mega_fairseq.models.mega_lm import MegaLanguageModel
-from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig, MegaLanguageModelingTask
 
 TASK = "mega_language_modeling"
+Limits = Tuple[int, Optional[int]]  # tokens and streams in a batch
 MOST_BITS = 1024  # 2 to this power overflows
-PREPARE = "give a folder that fairseq-preprocess --only-source wrote"
 
 
 class Split(NamedTuple):
     """The text that all points of a sweep share."""
 
-    task: MegaLanguageModelingTask
+    dictionary: Dictionary
     corpus: Corpus
     origin: Dict[str, Any]  # how a record identifies it
 
-    def bounds(self, cut: str) -> np.ndarray:
-        """Where the streams of this cut begin, and the end of the last."""
-        kind, _, how = cut.partition(":")
-        if kind == "documents":
-            return stream_bounds("documents", self.corpus.documents(how))
-        return stream_bounds(cut, self.corpus.documents("stream"))
-
     def streams(self, cut: str) -> StreamDataset:
-        dictionary = self.task.dictionary
-        return StreamDataset(self.corpus, self.bounds(cut), dictionary.pad(), dictionary.eos()).for_scoring()
-
-
-class Limits(NamedTuple):
-    """Batch sizes, as in fairseq-eval-lm."""
-
-    max_tokens: int
-    batch_size: Optional[int]
-
-
-# ------------------------------------------------------------------------------------------------ loading
+        kind, _, how = cut.partition(":")
+        documents = self.corpus.documents(how if kind == "documents" else "stream")
+        bounds = stream_bounds("documents" if kind == "documents" else cut, documents)
+        return StreamDataset(self.corpus, bounds, self.dictionary.pad(), self.dictionary.eos()).for_scoring()
 
 
 def load_split(data: str, subset: str) -> Split:
     folder = utils.split_paths(data)[0]
-    if not os.path.exists(os.path.join(folder, "dict.txt")):
-        pair = sorted(map(os.path.basename, glob(os.path.join(escape(folder), "dict.*.txt"))))
-        if pair:
-            raise UserError(
-                f"{data} contains a translation corpus ({', '.join(pair)}) and sweep evaluates language models; "
-                f"{PREPARE}"
-            )
-        raise UserError(f"there is no {os.path.join(folder, 'dict.txt')}; {PREPARE}")
-    try:
-        task = MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig(data=data))
-        corpus = Corpus.load(os.path.join(folder, subset), task.dictionary)
-    except Exception as error:  # fairseq's readers raise anything for damaged files
+    path = os.path.join(folder, "dict.txt")
+    if not os.path.exists(path):
         raise UserError(
-            _sentence(error, f"{data} with --subset {subset} cannot be read", "run fairseq-preprocess again")
-        ) from None
-    found = hashlib.sha256("\n".join(task.dictionary.symbols).encode())
+            f"there is no {path}, the dictionary of a text for language models; give a folder that fairseq-preprocess "
+            "--only-source wrote"
+        )
+    try:
+        dictionary = Dictionary.load(path)
+        corpus = Corpus.load(os.path.join(folder, subset), dictionary)
+    except Exception as error:  # fairseq's readers raise anything for damaged files
+        own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
+        what = f"{data} with --subset {subset} cannot be read ({type(error).__name__}); run fairseq-preprocess again"
+        raise UserError(str(error) if own else what) from None
+    found = hashlib.sha256("\n".join(dictionary.symbols).encode())
     for numbers in (*corpus.parts, corpus.lines):
         found.update(str(numbers.dtype).encode())
         found.update(numbers)
@@ -83,10 +64,10 @@ def load_split(data: str, subset: str) -> Split:
         "path": data,
         "subset": subset,
         "tokens": len(corpus),
-        "unit": unit_of(task.dictionary),
+        "unit": unit_of(dictionary),
         "fingerprint": found.hexdigest(),
     }
-    return Split(task, corpus, origin)
+    return Split(dictionary, corpus, origin)
 
 
 def unit_of(dictionary: Dictionary) -> str:
@@ -96,53 +77,36 @@ def unit_of(dictionary: Dictionary) -> str:
     return "byte" if symbols and numbers else "token"
 
 
-def load_model(path: str, split: Split, device: torch.device) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
-    """The model, and how a record identifies it."""
+def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
+    """The model, on a GPU if there is one, and how a record identifies it."""
     checkpoint = trained.read(path)
     name, task = checkpoint.word("model"), checkpoint.word("task")
     if not issubclass(MODEL_REGISTRY.get(name, object), MegaLanguageModel) or task != TASK:
         raise UserError(
-            f"{path} contains the model {name} of the task {task}; give a mega_lm that was trained with --task {TASK}"
+            f"contains the model {name} of the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
-    try:
-        options = model_options(checkpoint)
-        fill(empty_model(checkpoint), checkpoint.tensors)  # checks that they fit before memory is allocated
-    except UserError as error:
-        raise UserError(f"{path} {error}") from None
-    origin = {"path": path, "model": name, "updates": checkpoint.updates}
-    origin["fingerprint"] = _fingerprint(options, checkpoint.tensors)
-    try:
-        model = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), split.task)
-        model.load_state_dict(checkpoint.tensors)
-    except ValueError as error:
-        raise UserError(_sentence(error, f"{path} cannot be loaded", "give another checkpoint")) from None
-    return model.eval().to(device), origin
+    model = fill(empty_model(checkpoint), checkpoint.tensors)
+    types = len(model.decoder.dictionary)
+    if types != len(split.dictionary):
+        raise UserError(
+            f"has {types:,} types and does not fit the {len(split.dictionary):,} types of dict.txt in "
+            f"{split.origin['path']}; give the data that it was trained on"
+        )
+    origin = {"path": path, "model": name, "updates": checkpoint.updates, "fingerprint": _fingerprint(checkpoint)}
+    model = model.float().eval()
+    return model if cpu or not torch.cuda.is_available() else model.cuda(), origin
 
 
-def choose_device(cpu: bool) -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-
-
-def _fingerprint(options: Dict[str, Any], tensors: Dict[str, torch.Tensor]) -> str:
+def _fingerprint(checkpoint: trained.Checkpoint) -> str:
     """A hash of the model's options and tensors, independent of the file's name and other content."""
-    found = hashlib.sha256(repr(sorted(options.items())).encode())
-    for name, tensor in sorted(tensors.items()):
+    found = hashlib.sha256(repr(sorted(model_options(checkpoint).items())).encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
 
 
-def _sentence(error: Exception, otherwise: str, remedy: str) -> str:
-    """The error's own message if it is one of this package, which has a remedy; else these words."""
-    words = " ".join(str(error).split())
-    own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in words
-    return words if own else f"{otherwise} ({type(error).__name__}); {remedy}"
-
-
-# --------------------------------------------------------------------------------------------- evaluating
-
-
-def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits: Limits, progress: Progress) -> Point:
+def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits: Limits, bar: tqdm) -> Point:
     """Evaluate one point; a point that cannot be evaluated has a reason in place of numbers."""
     streams, device = split.streams(cut), next(model.parameters()).device
     point = Point(chunk, cut, len(streams), int(streams.sizes.max()), int(streams.sizes.sum()))
@@ -152,7 +116,8 @@ def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits
         return point._replace(refused=str(error))
     started = time.perf_counter()
     try:
-        total = score(model, streams, streams.batch_by_size(streams.ordered_indices(), *limits), progress)
+        batches = streams.batch_by_size(streams.ordered_indices(), *limits)
+        total = score(model, streams, batches, bar)
     except torch.cuda.OutOfMemoryError:
         return point._replace(refused="the GPU ran out of memory; give a smaller --max-tokens, or --cpu")
     seconds, bits = time.perf_counter() - started, -total / point.tokens / math.log(2)
@@ -165,14 +130,17 @@ def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits
 
 
 @torch.no_grad()
-def score(model: MegaLanguageModel, streams: StreamDataset, batches: List[List[int]], progress: Progress) -> float:
+def score(model: MegaLanguageModel, streams: StreamDataset, batches: List[np.ndarray], bar: tqdm) -> float:
     """The log-probability of all tokens: float32 for each token, summed in float64."""
-    device, layer = next(model.parameters()).device, model.decoder.layers[-1]
-    total = 0.0
-    for batch in batches:
-        sample = streams.collater([streams[index] for index in batch])
-        inputs = {name: value.to(device) for name, value in sample["net_input"].items()}
-        with progress.batch(layer, sample["ntokens"]):
+    device, total = next(model.parameters()).device, 0.0
+    # A stream may be the whole split, so the bar counts the tokens of each piece that the last layer has processed.
+    hook = model.decoder.layers[-1].register_forward_hook(lambda _, __, y: bar.update(y[0].shape[:2].numel()))
+    try:
+        for batch in batches:
+            sample = streams.collater([streams[index] for index in batch])
+            inputs = {name: value.to(device) for name, value in sample["net_input"].items()}
             log_probs = model(**inputs)[0].squeeze(-1)  # (B, L)
-        total += log_probs.masked_fill(inputs["target"].eq(streams.pad), 0.0).double().sum().item()
+            total += log_probs.masked_fill(inputs["target"].eq(streams.pad), 0.0).double().sum().item()
+    finally:
+        hook.remove()
     return total

@@ -1,6 +1,5 @@
 """The figure of a sweep: bits or perplexity over context length and over chunk size (paper, figure 6)."""
 
-import io
 from typing import Any, Sequence
 
 from mega_fairseq.cli.sweep.record import Point
@@ -10,8 +9,8 @@ LABELS = {"context": "context: tokens in a stream", "chunk": "chunk: tokens that
 LEAST = {"bits": 0.1, "perplexity": 0.07}
 
 
-def figure(points: Sequence[Point], unit: str) -> bytes:
-    """A PNG of the points that were evaluated; raises ImportError without matplotlib."""
+def figure(points: Sequence[Point], unit: str) -> Any:
+    """The matplotlib figure of the points that were evaluated."""
     from matplotlib.figure import Figure
 
     points = [point for point in points if point.bits is not None]
@@ -22,9 +21,7 @@ def figure(points: Sequence[Point], unit: str) -> bytes:
     for axis, x in zip(axes, varied):
         _lines(axis, points, x, "chunk" if x == "context" else "context", value)
     axes[0].set(ylabel="bits per byte" if unit == "byte" else "perplexity", ylim=_limits(points, value))
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
+    return drawing
 
 
 def _lines(axis: Any, points: Sequence[Point], x: str, line: str, value: str) -> None:

@@ -1,5 +1,6 @@
 """The results of a sweep: PREFIX.json, from which an interrupted sweep resumes, and the same as PREFIX.csv."""
 
+import contextlib
 import csv
 import io
 import json
@@ -7,9 +8,9 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import write
+from mega_fairseq.cli.output import write, write_json
 
-IDENTITY = (("checkpoint", "fingerprint"), ("data", "fingerprint"), ("data", "subset"))
+OTHER = {"checkpoint": "another checkpoint", "data": "other data or another subset"}
 
 
 class Point(NamedTuple):
@@ -28,36 +29,33 @@ class Point(NamedTuple):
 
 
 class Record:
-    """Points of one checkpoint on one split. `add` writes each to the disk at once."""
+    """Points of one checkpoint on one split: those of PREFIX.json, and new ones, which `add` writes at once."""
 
-    def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], points: Dict[Tuple[int, str], Point]):
-        self.prefix, self.origin, self._points = prefix, origin, points
-        self._replace = False  # whether the next `add` discards what is on the disk
+    def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
+        self.prefix, self.origin = prefix, origin
+        if force:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(f"{prefix}.json")
+        self._points = self._read()
 
-    @classmethod
-    def open(cls, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False) -> "Record":
-        """Continue PREFIX.json if it is of the same checkpoint and data; with `force` start a new one."""
-        if force or not os.path.exists(f"{prefix}.json"):
-            new = cls(prefix, origin, {})
-            new._replace = force
-            return new
+    def _read(self) -> Dict[Tuple[int, str], Point]:
+        path = f"{self.prefix}.json"
+        if not os.path.exists(path):
+            return {}
         try:
-            with open(f"{prefix}.json") as file:
+            with open(path) as file:
                 found = json.load(file)
             points = [Point(**point) for point in found["points"]]
-            other = [part for part, key in IDENTITY if found[part][key] != origin[part][key]]
-            places = {part: found[part]["path"] for part in other}
+            other = [part for part in OTHER if found[part]["fingerprint"] != self.origin[part]["fingerprint"]]
+            places = [found[part]["path"] for part in other]
         except (KeyError, TypeError, ValueError):
-            raise UserError(
-                f"{prefix}.json was not written by a sweep; give another --out, or --force to replace it"
-            ) from None
+            raise UserError(f"{path} was not written by a sweep; give another --out, or --force") from None
         if other:
-            what = {"checkpoint": "another checkpoint", "data": "other data or another subset"}[other[0]]
             raise UserError(
-                f"{prefix}.json contains results of {what} ({places[other[0]]}, compared by content); give another "
-                "--out, or --force to replace it"
+                f"{path} contains results of {OTHER[other[0]]} ({places[0]}, compared by content); give another --out, "
+                "or --force to replace it"
             )
-        return cls(prefix, origin, {(point.chunk, point.cut): point for point in points})
+        return {(point.chunk, point.cut): point for point in points}
 
     @property
     def points(self) -> List[Point]:
@@ -69,12 +67,9 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        if not self._replace:  # another sweep may have written points since
-            self._points = {**Record.open(self.prefix, self.origin)._points, **self._points}
-        self._replace = False
-        self._points[point.chunk, point.cut] = point
-        content = {**self.origin, "points": [known._asdict() for known in self.points]}
-        write(f"{self.prefix}.json", (json.dumps(content, indent=1) + "\n").encode())
+        # Another sweep may have written points since.
+        self._points = {**self._read(), **self._points, (point.chunk, point.cut): point}
+        write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
         table = io.StringIO()
         lines = csv.writer(table, lineterminator="\n")
         lines.writerow(Point._fields)
