@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from tests.commands import (
     CPU,
     LM,
@@ -154,3 +155,22 @@ def test_fairseq_validate_refuses_it_too(translation):
 
 def test_overrides_of_any_section_are_accepted(trained):
     fairseq(*evaluation(trained, {"dropout": 0.3, "seed": 5, "max_epoch": 3, "checkpoint": {"no_save": True}}))
+
+
+def test_biases_of_position_are_fitted_to_smaller_chunks_and_refused_for_larger_ones(translation):
+    fairseq(*evaluation(translation, {"encoder_chunk_size": 3, "decoder_chunk_size": 2}))
+    for side, chunk in (("encoder", 9), ("decoder", -1)):
+        line = failure(*evaluation(translation, {f"{side}_chunk_size": chunk}))
+        assert line == (
+            f"ValueError: --{side}-chunk-size is {chunk} and this model's position bias 'simple' reaches 5 tokens; "
+            "evaluate at chunks of 1 to 5, or train with --rel-pos-bias rotary"
+        )
+
+
+def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
+    model = {"eval-lm": MegaLanguageModel, "generate": MegaTransformerModel}[trained.command]
+    where = str(trained.folder), LAST, str(trained.words[0])
+    hub = model.from_pretrained(*where, dropout=0.3, beam=3, generation_args={"lenpen": 2})
+    assert (hub.cfg.model.dropout, hub.cfg.generation.beam, hub.cfg.generation.lenpen) == (0.3, 3, 2)
+    with pytest.raises(ValueError, match="^from_pretrained was given 'decoder_chunck_size', .* 'decoder_chunk_size'"):
+        model.from_pretrained(*where, decoder_chunck_size=8)

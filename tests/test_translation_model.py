@@ -141,6 +141,15 @@ def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_ty
     assert "\n" not in str(caught.value)
 
 
+def test_smaller_chunks_take_the_learned_scores_of_their_distances():
+    made, smaller = (model(encoder_chunk_size=c, decoder_chunk_size=c) for c in (5, 3))
+    smaller.load_state_dict(made.state_dict())
+    for layer in (*made.encoder.layers, *made.decoder.layers):
+        layer.mixer = layer.mixer.with_chunk(3)
+    torch.testing.assert_close(logits(smaller), logits(made), **CLOSE)
+    assert not torch.allclose(logits(model(encoder_chunk_size=5, decoder_chunk_size=5)), logits(made), atol=1e-3)
+
+
 def test_sharing_all_embeddings_needs_one_dictionary():
     cfg = MegaTransformerConfig(share_all_embeddings=True, max_source_positions=9, max_target_positions=9)
     with pytest.raises(ValueError, match="--joined-dictionary"):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
+from mega_fairseq.models.overrides import check_known
 
 
 class MegaModel(BaseFairseqModel):
@@ -43,6 +44,13 @@ class MegaModel(BaseFairseqModel):
                 setattr(model_cfg, f"{side}_layers", own[side])
         return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
 
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Fits a checkpoint to the chunk sizes of this model."""
+        super().upgrade_state_dict_named(state_dict, name)
+        for side in self.STACKS:
+            for number, layer in enumerate(getattr(self, side).layers):
+                layer.mixer.adapt(state_dict, f"{side}.layers.{number}.mixer.")
+
     @classmethod
     def from_pretrained(
         cls,
@@ -53,12 +61,15 @@ class MegaModel(BaseFairseqModel):
     ) -> GeneratorHubInterface:
         """A trained model with its task, ready to translate, continue or score text; see fairseq's documentation.
 
-        It imports the tasks of this package and checks the paths first.
+        It imports the tasks of this package, checks the paths first, and refuses unknown `options`.
         """
         importlib.import_module("mega_fairseq.tasks")
         _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
         with plain_containers_allowed():
-            return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+            hub = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+        names = (name for name in options if name != "generation_args")
+        check_known("from_pretrained was given", names, hub.models[0].cfg)
+        return hub
 
 
 def _check_paths(folder: str, checkpoints: List[str], data: str) -> None:

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
-from torch import Tensor, nn
+from torch import nn
 
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
@@ -77,12 +77,6 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
         check_start(model, cfg)
         check_overrides(cfg, task)
         return model
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Fits a checkpoint to the chunk size of this model."""
-        super().upgrade_state_dict_named(state_dict, name)
-        for number, layer in enumerate(self.decoder.layers):
-            layer.mixer.adapt(state_dict, f"decoder.layers.{number}.mixer.")
 
 
 def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:

@@ -1,8 +1,9 @@
-"""`--model-overrides` of fairseq's evaluation commands: names that no option has are refused."""
+"""`--model-overrides` of fairseq's evaluation commands, and `from_pretrained`: names that no option has are refused."""
 
 import ast
 import dataclasses
 import difflib
+from typing import Iterable
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
@@ -23,12 +24,17 @@ def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
         overrides = ast.literal_eval(given or "{}")
     except (SyntaxError, ValueError):  # fairseq-eval-lm and fairseq-validate evaluate any expression
         return
-    for name in overrides:
+    check_known("--model-overrides names", overrides, cfg)
+
+
+def check_known(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None:
+    """Raise an error that begins with `where` if the checkpoint of `cfg` has no option of one of these names."""
+    for name in names:
         if name in SECTIONS or any(_has(cfg, f"{section}.{name}") for section in SECTIONS):
             continue
         similar = difflib.get_close_matches(str(name), list(cfg), n=1)
         remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
-        raise ValueError(f"--model-overrides names {name!r}, which is no option of this checkpoint; {remedy}")
+        raise ValueError(f"{where} {name!r}, which is no option of this checkpoint; {remedy}")
 
 
 def _has(cfg: FairseqDataclass, name: str) -> bool:

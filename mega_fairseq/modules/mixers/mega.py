@@ -132,7 +132,7 @@ class MovingAverageGatedAttention(Mixer):
     def with_chunk(self, chunk_size: Optional[int]) -> "MovingAverageGatedAttention":
         learned = self.position_bias.reach
         if learned is not None and (chunk_size is None or not 0 < chunk_size <= learned):
-            raise ValueError(self._beyond(-1 if chunk_size is None else chunk_size, learned))
+            raise ValueError(self._beyond(chunk_size, learned))
         return super().with_chunk(chunk_size)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
@@ -141,13 +141,14 @@ class MovingAverageGatedAttention(Mixer):
             return
         learned = (stored[key].numel() + 1) // 2
         if own > learned:
-            raise ValueError(self._beyond(self.config.chunk_size or own, learned))
+            raise ValueError(self._beyond(self.config.chunk_size, learned))
         stored[key] = stored[key][learned - own : learned + own - 1]
 
-    def _beyond(self, wanted: int, learned: int) -> str:
+    def _beyond(self, wanted: Optional[int], learned: int) -> str:
+        chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
         return (
-            f"{self.config.name('chunk_size')} is {wanted} and this model's position bias 'simple' reaches {learned} "
-            f"tokens; evaluate at chunks of 1 to {learned}, or train with {self.config.name('position_bias')} rotary"
+            f"{chunk_size} is {-1 if wanted is None else wanted} and this model's position bias 'simple' reaches "
+            f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
         )
 
     def takes_step(self, state: Optional[GatedAttentionState]) -> bool:
