@@ -58,14 +58,14 @@ clean: ## remove caches and build output, but not .venv
 ISOLATION := $$($(BIN)/python -c 'import sys; print("--no-build-isolation" * (sys.version_info >= (3, 11)))')
 
 # fastBPE is optional, so its build may fail. It contains C++ code generated for old Pythons, and only generates it
-# again if Cython is there already, so its build is not isolated either.
+# again if Cython is already installed, so its build is not isolated either.
 FASTBPE_LOG := $(VENV)/fastBPE.log
 
 $(READY): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || { echo \
-	  "'$(PYTHON)' does not run or is older than Python 3.8: name another one with make PYTHON=..." >&2; exit 1; }
+	  "'$(PYTHON)' does not run or is older than Python 3.8: choose another one with make PYTHON=..." >&2; exit 1; }
 	@command -v $(CXX) >/dev/null || { echo \
-	  "the C++ compiler '$(CXX)', which fairseq needs, was not found: install one, or name it with make CXX=..." >&2; \
+	  "the C++ compiler '$(CXX)', which fairseq needs, was not found: install it, or choose another one with make CXX=..." >&2; \
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel

@@ -1,1 +1,1 @@
-"""Comparisons with other implementations. Each checks correctness before it times."""
+"""Comparisons with other implementations. Each checks correctness before it measures time."""

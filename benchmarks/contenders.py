@@ -10,8 +10,8 @@ from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBl
 
 DIM, SHARED, VALUES, NDIM, CHUNK = 512, 128, 1024, 16, 128  # widths of mega_transformer_base
 HEADS = 8
-# Hidden width of torch's feed-forward. With the first its layer has as many parameters as a Mega block, within 2%;
-# the second is that of the Transformer's paper.
+# Hidden width of torch's feed-forward. With EQUAL its layer has as many parameters as a Mega block, within 2%; STANDARD
+# is the width of the original Transformer.
 EQUAL, STANDARD = 2144, 2048
 
 MEGA = {
@@ -39,7 +39,7 @@ def layer(name: str, length: int) -> nn.Module:
 
 
 def sublayer(name: str, length: int, **options: Any) -> nn.Module:
-    """Gated attention alone. The released code was measured like this, against torch's whole layer."""
+    """Gated attention alone. The released code was compared with torch's whole layer in this way."""
     if name == "torch":
         return torch_layer(STANDARD)
     return MovingAverageGatedAttention(_attention(name, length, **options))
@@ -51,7 +51,7 @@ def _attention(name: str, length: int, **options: Any) -> GatedAttentionConfig:
 
 
 def torch_layer(hidden: int) -> nn.Module:
-    """On torch's fused attention; without dropout, as the others."""
+    """torch's Transformer layer, on its fused attention, without dropout like the others."""
     return nn.TransformerEncoderLayer(DIM, HEADS, hidden, dropout=0.0, batch_first=True)
 
 
@@ -60,7 +60,7 @@ def size_of(module: nn.Module) -> int:
 
 
 class Projections(nn.Module):
-    """The matrix products of a Mega block without everything else: a lower bound of its time."""
+    """Only the matrix products of a Mega block: a lower bound of its time."""
 
     def __init__(self) -> None:
         super().__init__()

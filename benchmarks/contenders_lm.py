@@ -1,6 +1,6 @@
 """Language models to measure: ours, fairseq's transformer_lm of the same size, and both implementations of scoring.
 
-They read made-up words, distributed like words: Mega as one stream, the Transformer with the sliding window of
+They read random tokens, distributed like words: Mega as one stream, the Transformer with the sliding window of
 fairseq's documentation.
 """
 
@@ -35,7 +35,7 @@ WINDOW, CONTEXT = 512, 400
 
 
 def like_words(types: int, count: int) -> Tensor:
-    """Types by Zipf's law, the special ones (0-3) left out."""
+    """Random types, distributed by Zipf's law, without the special ones (0-3)."""
     chances = 1 / torch.arange(1, types - 3, dtype=torch.float64)
     torch.manual_seed(1)
     return torch.multinomial(chances, count, replacement=True) + 4
@@ -102,11 +102,11 @@ def transformer(shape: str, task: Namespace, quick: bool) -> BaseFairseqModel:
     return MODEL_REGISTRY["transformer_lm"].build_model(args, task).eval()
 
 
-# What eval_lm_dataloader of the task yields for one sequence of tokens:
+# The batches that the task's eval_lm_dataloader yields for one sequence of tokens:
 
 
 def as_stream(words: Dictionary, tokens: Tensor) -> List[Dict[str, Any]]:
-    """One batch with all of it."""
+    """One batch with the whole sequence."""
     corpus = Corpus([tokens.numpy()], np.array([len(tokens)]))
     streams = StreamDataset(corpus, np.array([0, len(tokens)]), words.pad(), words.eos()).for_scoring()
     return [streams.collater([streams[0]])]

@@ -2,8 +2,8 @@
 
     python benchmarks/decode.py                     everything (about 25 minutes): table, and with --json a file
     python benchmarks/decode.py --lengths 64,512    some lengths
-    python benchmarks/decode.py --flat              only: does a token of a long translation cost more than of a short?
-    python benchmarks/decode.py --quick             a minute, at small lengths: does everything run?
+    python benchmarks/decode.py --flat              only the time per token of a long and a short translation
+    python benchmarks/decode.py --quick             a minute, at small lengths, to check that everything runs
 
 One sentence, beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of
 one thread, encoder and fairseq's own search included. Before timing, step-by-step decoding is compared with the whole
@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
@@ -84,7 +84,7 @@ def gate(models: Dict[str, BaseFairseqModel]) -> None:
 
 
 def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
-    """CPU milliseconds per target token, and how much faster than the Transformer."""
+    """CPU milliseconds per target token, and the speedup over the Transformer."""
     models = contenders(task(vocabulary), max(lengths) + 8)
     gate(models)
     rows = []
@@ -100,7 +100,7 @@ def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
 
 
 def flat(short: int, long: int, vocabulary: int) -> Dict:
-    """CPU milliseconds per token in chunks, of a long translation timed between short ones."""
+    """CPU milliseconds per token of a long translation in chunks, timed between short ones."""
     model = mega(task(vocabulary), long + 8, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK)
     runs = {length: generation(model, length) for length in (short, long)}
     around = [seconds({"run": runs[short]}, 3)["run"] / short]
@@ -116,7 +116,7 @@ def flat(short: int, long: int, vocabulary: int) -> Dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", help="comma-separated target lengths instead of 64, 256, 512, 2048")
-    parser.add_argument("--repeats", type=int, default=3, help="timed rounds up to 512 tokens; the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds up to 512 tokens, of which the median is taken")
     parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
     parser.add_argument("--flat", action="store_true", help="only 256 against 2048 tokens, in chunks")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")

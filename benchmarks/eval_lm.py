@@ -2,14 +2,14 @@
 
     python benchmarks/eval_lm.py                          all tables (about 40 minutes); with --json a file
     python benchmarks/eval_lm.py --tables head            one of: head, evaluation, stream, sampling
-    python benchmarks/eval_lm.py --quick                  a minute, at small sizes: does everything run?
+    python benchmarks/eval_lm.py --quick                  a minute, at small sizes, to check that everything runs
 
 head: log-probabilities of targets from features, adaptive softmax of 267,744 types, targets distributed like words,
 against fairseq's scorer. evaluation: fairseq-eval-lm, tokens per second and peak memory above the weights, Mega with
 chunks of 1024 and 2048, the Transformer with the sliding window of fairseq's documentation (samples of 512, of which
 400 are context). stream: memory along one stream. sampling: 20,000 tokens one after the other.
 
-CPU time of one thread; each model in a process of its own.
+CPU time of one thread; each model in a separate process.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
@@ -36,7 +36,7 @@ from benchmarks.models import preset, task
 
 
 def head(quick: bool) -> Dict:
-    """Milliseconds per token; and how peak memory grows with the tail of the vocabulary."""
+    """Milliseconds per token, and the growth of peak memory with the tail of the vocabulary."""
     types, tokens, cutoffs = (3000, 300, [200, 600]) if quick else (c.TYPES["wt103"], 2048, [20_000, 60_000])
     steps = c.heads(types, tokens, cutoffs)
     difference = (steps["ours"]() - steps["stock"]()).abs().max().item()
@@ -72,7 +72,7 @@ def evaluation(quick: bool) -> List[Dict]:
 
 
 def stream(quick: bool) -> List[Dict]:
-    """mega_lm_small on one stream of bytes: does memory grow with its length?"""
+    """Memory of mega_lm_small on one stream of bytes, against its length."""
     rows = []
     for count in (2_000,) if quick else (50_000, 500_000, 5_000_000):
         speed, mib = in_fresh_process(__file__, "stream", count)
@@ -82,7 +82,7 @@ def stream(quick: bool) -> List[Dict]:
 
 
 def sampling(quick: bool) -> Dict:
-    """mega_lm_small: CPU milliseconds per sampled token and MiB, thousand by thousand."""
+    """CPU milliseconds per sampled token and MiB of mega_lm_small, for each thousand tokens."""
     total, step = (300, 100) if quick else (20_000, 1_000)
     of_bytes = task(c.TYPES["enwik8"])
     words = of_bytes.source_dictionary
@@ -107,7 +107,7 @@ def sampling(quick: bool) -> Dict:
     return {"ms_per_token": each, "mib": [mib for _, mib in marks]}
 
 
-# ------------------------------------------------------------------------------------------- in a process of its own
+# ------------------------------------------------------------------------------------------- in a separate process
 
 
 def score_head(name: str, types: int, tokens: int, *cutoffs: int) -> List[float]:
@@ -116,7 +116,7 @@ def score_head(name: str, types: int, tokens: int, *cutoffs: int) -> List[float]
 
 
 def evaluate(shape: str, contender: str, count: int, quick: bool) -> Tuple[float, float, int]:
-    """Tokens per second, peak MiB, and how many parameters there are."""
+    """Tokens per second, peak MiB, and the number of parameters."""
     made_up = task(3000 if quick and shape == "wt103" else c.TYPES[shape])
     words = made_up.source_dictionary
     tokens = c.like_words(len(words), count)
@@ -140,7 +140,7 @@ def evaluate(shape: str, contender: str, count: int, quick: bool) -> Tuple[float
 
 
 def read_stream(count: int) -> Tuple[float, float]:
-    """Tokens per second, making them included, and peak MiB."""
+    """Tokens per second, including the time to generate them, and peak MiB."""
     of_bytes = task(c.TYPES["enwik8"])
     words, model = of_bytes.source_dictionary, preset("mega_lm_small", of_bytes)
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""Draws several sweeps in one figure: chunks and contexts beyond those of training, one line per position bias.
+"""Draws several sweeps in one figure: chunks and contexts longer than in training, one line per position bias.
 
     mega-fairseq sweep CHECKPOINT DATA --chunks 64,128,256,512,1024 --out rotary
     mega-fairseq sweep CHECKPOINT DATA --chunks 256 --contexts 256,1024,4096,16384,65536 --out rotary
@@ -14,7 +14,7 @@ from typing import Dict, List, Tuple
 
 
 def lines(points: List[Dict], trained: int) -> Tuple[List[Tuple[int, float]], List[Tuple[int, float]]]:
-    """(chunk, bits) over the longest context, (context, bits) at the chunk of training."""
+    """(chunk, bits) with the longest context, and (context, bits) at the chunk size of training."""
     points = [point for point in points if point["bits"] is not None]
     longest = max((point["context"] for point in points), default=0)
     by_chunk = sorted((p["chunk"], p["bits"]) for p in points if p["context"] == longest)
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", help="the PNG to draw")
     parser.add_argument("sweeps", nargs="+", metavar="NAME=FILE", help="name of a line, and the JSON of its sweep")
-    parser.add_argument("--trained", type=int, default=256, help="chunk of training")
+    parser.add_argument("--trained", type=int, default=256, help="chunk size of training")
     parser.add_argument("--segments", type=int, default=1024, help="tokens of the longest training segment")
     args = parser.parse_args()
     import matplotlib
@@ -41,7 +41,7 @@ def main() -> None:
         with open(path) as file:
             by_chunk, by_context = lines(json.load(file)["points"], args.trained)
         if not by_context:
-            parser.error(f"{path} has no point at chunk {args.trained}; sweep it, or name another with --trained")
+            parser.error(f"{path} has no point at chunk {args.trained}; add it, or give another one with --trained")
         for axis, values in ((left, by_chunk), (right, by_context)):
             axis.plot(*zip(*values), marker=".", label=name)
         chunks.update(chunk for chunk, _ in by_chunk)

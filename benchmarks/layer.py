@@ -1,8 +1,8 @@
 """Speed and memory of a Mega layer against torch's Transformer layer, and of the EMA against its textbook form.
 
-    python benchmarks/layer.py                      all tables (about 40 minutes); --json keeps the numbers
+    python benchmarks/layer.py                      all tables (about 40 minutes); --json saves the numbers
     python benchmarks/layer.py --tables ema,forms   some tables: see --help
-    python benchmarks/layer.py --quick              a minute, at small lengths: does everything run?
+    python benchmarks/layer.py --quick              a minute, at small lengths, to check that everything runs
     python benchmarks/layer.py --plot FILE.json     draws FILE.png from what --json wrote
 
 `layer` compares whole layers of equal size: a Mega block with its feed-forward and nn.TransformerEncoderLayer.
@@ -19,7 +19,7 @@ from typing import Callable, Dict, Iterable, List
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import contenders as c
 from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
@@ -28,9 +28,9 @@ from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_
 
 Build = Callable[[str, int], nn.Module]
 
-TOKENS = 8192  # a step, or one sequence where that is longer
+TOKENS = 8192  # per step, or one sequence if it is longer
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
-LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention would take minutes a step
+LONGEST_QUADRATIC = 8192  # beyond it, torch's layer and full attention take minutes per step
 BEAM = 5  # rows of `token`
 
 
@@ -93,7 +93,7 @@ def speed_row(names: Iterable[str], length: int, tokens: int, repeats: int, buil
 
 
 def flat_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """The chunked layers at the same number of tokens a step: what length alone costs."""
+    """The chunked layers at the same number of tokens per step: the effect of length alone."""
     return [speed_row(c.CHUNKED, length, tokens, repeats) for length in lengths]
 
 
@@ -107,7 +107,7 @@ def projections_table(length: int, tokens: int, repeats: int) -> Dict:
 
 
 def rival_table(length: int, tokens: int, repeats: int) -> Dict:
-    """PyPI's mega-pytorch, gated attention at the same widths, full and causal; empty if it is not installed."""
+    """PyPI's mega-pytorch: full causal gated attention at the same widths; empty if it is not installed."""
     rival = c.mega_pytorch()
     if rival is None:
         print("mega-pytorch is not installed: pip install --no-deps mega-pytorch einops")
@@ -207,7 +207,7 @@ def token_table(truncation: int, repeats: int) -> Dict:
 
 
 def one(kind: str, name: str, length: int, tokens: int) -> float:
-    """Peak memory of a step, after a small step in which the libraries load what they load once."""
+    """Peak memory of a step, after a small one that makes the libraries allocate what they keep."""
     if kind == "ema":
         ema_steps(64, 256)[name]()
         return peak_mib(ema_steps(length, tokens)[name])
@@ -217,7 +217,7 @@ def one(kind: str, name: str, length: int, tokens: int) -> float:
 
 
 def plot(source: Path) -> None:
-    """Draws tokens per second and memory against length, beside a file that --json wrote."""
+    """Draws tokens per second and memory against length, next to a file that --json wrote."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -252,10 +252,10 @@ def main() -> None:
     tables = "layer,sublayer,projections,flat,memory,ema,forms,token,rival"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 128 ... 65,536")
-    parser.add_argument("--repeats", type=int, default=5, help="timed rounds, of which the median counts")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the median is taken")
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw what --json wrote, beside it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the numbers of this file, next to it")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # kind, name, length and tokens of one step
     args = parser.parse_args()
     torch.set_num_threads(1)

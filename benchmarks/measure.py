@@ -1,4 +1,4 @@
-"""Measurements: CPU time of one thread, medians, contenders in turns in one process; memory in fresh processes."""
+"""Measures CPU time of one thread (medians, in turns in one process) and memory (in fresh processes)."""
 
 import json
 import platform
@@ -25,7 +25,7 @@ def seconds(steps: Dict[str, Callable[[], None]], repeats: int, warm_up: int = 1
 
 
 def peak_mib(step: Callable[[], None]) -> float:
-    """MiB of resident memory that a step needs in addition to what was in use before it (Linux)."""
+    """Peak MiB of resident memory during a step, minus the memory in use before it (Linux)."""
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # resets the high-water mark
     before = _status("VmRSS")
@@ -43,7 +43,7 @@ def _status(field: str) -> int:
 
 
 def in_fresh_process(script: str, *arguments: Any) -> List[float]:
-    """Runs `script --one ...` in a process of its own and returns the numbers in its last line."""
+    """Runs `script --one ...` in a separate process and returns the numbers in its last line."""
     command = [sys.executable, script, "--one", *map(str, arguments)]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in result.stdout.splitlines()[-1].split()]
@@ -54,7 +54,7 @@ def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str]) -> 
     chosen = given.split(",")
     unknown = set(chosen) - set(tables)
     if unknown:
-        parser.error(f"--tables has {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
+        parser.error(f"--tables: unknown table {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
     return chosen
 
 

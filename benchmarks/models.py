@@ -1,4 +1,4 @@
-"""Models to measure: presets with random weights, over made-up words."""
+"""Models to measure: presets with random weights and an artificial dictionary."""
 
 import re
 from argparse import Namespace
@@ -11,11 +11,11 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseq
 
 import mega_fairseq.criterions
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - all register
+import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 
 
 def task(types: int) -> Namespace:
-    """What building a model needs of a task: a dictionary with this many types."""
+    """The part of a task that building a model needs: a dictionary with this many types."""
     words = Dictionary()
     for index in range(types - len(words)):
         words.add_symbol(f"w{index}")
@@ -36,7 +36,7 @@ def size_of(model: BaseFairseqModel) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if not unused.fullmatch(name))
 
 
-def as_told(words: List[str], types: int) -> BaseFairseqModel:
-    """The model that fairseq-train builds with these words, over a dictionary with this many types."""
+def from_args(words: List[str], types: int) -> BaseFairseqModel:
+    """The model that fairseq-train builds from these arguments, with a dictionary of this many types."""
     given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
     return build_model(convert_namespace_to_omegaconf(given).model, task(types))

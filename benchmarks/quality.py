@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
 
@@ -56,7 +56,7 @@ def recipe(updates: int) -> List[str]:
 
 
 def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
-    """Trains and scores one model, unless that is done."""
+    """Trains and scores one model, unless already done."""
     folder = out / f"{model}-{seed}"
     words = [*MODELS[model], *recipe(updates), "--seed", str(seed)]
     runs.train(folder, updates, str(data / "sentencepiece/bin"), *words)
@@ -85,7 +85,7 @@ def collect(out: Path, target: Path) -> None:
 
 
 def plot(source: Path) -> None:
-    """Validation loss against updates, one line a run, one colour a model."""
+    """Validation loss against updates: one line per run, one colour per model."""
     colours = dict(zip(MODELS, ("tab:orange", "tab:red", "tab:blue")))
 
     def style(name: str) -> Dict[str, str]:
@@ -104,13 +104,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE beside it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE, next to it")
     args = parser.parse_args()
     if args.plot:
         return plot(args.plot)
     unknown = set(args.models.split(",")) - set(MODELS)
     if unknown or args.out is None:
-        parser.error(f"--models has {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+        parser.error(f"--models: unknown model {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
     if args.collect:
         return collect(args.out, args.collect)
     for seed in map(int, args.seeds.split(",")):

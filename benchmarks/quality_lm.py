@@ -1,6 +1,6 @@
 """Mega against fairseq's transformer_lm on bytes of Wikipedia: equal parameters, updates and tokens.
 
-    python benchmarks/quality_lm.py DATA --prepare FILE     first, once: FILE is text, or text packed by xz
+    python benchmarks/quality_lm.py DATA --prepare FILE     first, once: FILE is text, or text compressed with xz
     python benchmarks/quality_lm.py DATA OUT --models mega,transformer --lr 5e-3 --seeds 1,2
     python benchmarks/quality_lm.py DATA OUT --collect docs/quality_lm.json    scores and curves of all runs
     python benchmarks/quality_lm.py --plot docs/quality_lm.json                draws docs/quality_lm.png
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
 
@@ -43,12 +43,12 @@ MODELS = {  # 888,064 parameters; the Transformer's feed-forward is chosen to ha
     ],
 }
 CHUNKS = (64, 128, 256, 512, 1024, 2048)
-WINDOWS = (0, 256, 384)  # least context of a scored token, of the Transformer's 512
+WINDOWS = (0, 256, 384)  # minimum context of a scored token, out of the Transformer's 512
 MAIN = ("chunk 256", "window 384")  # also on valid
 
 
 def prepare(text: Path, data: Path) -> None:
-    """Bytes -> numbers -> DATA/bin."""
+    """Splits a text, writes its bytes as numbers and binarises them in DATA/bin."""
     content = text.read_bytes()
     if text.suffix == ".xz":
         content = lzma.decompress(content)
@@ -73,7 +73,7 @@ def recipe(lr: str, updates: int) -> List[str]:
 
 
 def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> None:
-    """Trains and scores one model, unless that is done."""
+    """Trains and scores one model, unless already done."""
     folder = out / f"{model}-{lr}-{seed}"
     runs.train(folder, updates, str(data / "bin"), *MODELS[model], *recipe(lr, updates), "--seed", str(seed))
     for setting, options in evaluations(model):
@@ -86,7 +86,7 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
     common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
-    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # the longest that it has learned
+    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # learned no longer distances
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 
 
@@ -124,7 +124,7 @@ def collect(out: Path, target: Path) -> None:
 
 
 def plot(source: Path) -> None:
-    """Validation loss against updates, one line a run, one colour a model."""
+    """Validation loss against updates: one line per run, one colour per model."""
     colours = {model: f"C{i}" for i, model in enumerate(MODELS)}
 
     def style(name: str) -> Dict[str, str]:
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE beside it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE, next to it")
     args = parser.parse_args()
     if args.plot:
         return plot(args.plot)
@@ -153,7 +153,7 @@ def main() -> None:
         return prepare(args.prepare, args.data)
     unknown = set(args.models.split(",")) - set(MODELS)
     if unknown or args.out is None:
-        parser.error(f"--models has {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+        parser.error(f"--models: unknown model {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
     if args.collect:
         return collect(args.out, args.collect)
     for lr in args.lr.split(","):

@@ -1,4 +1,4 @@
-"""Trainings to compare. Each is a folder with a train.log: resumed if interrupted, never repeated, collected, drawn."""
+"""Training runs to compare. Each is a folder with a train.log; it is resumed if interrupted, and never repeated."""
 
 import json
 import re
@@ -12,12 +12,12 @@ WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
 
 
 def fairseq(command: str) -> List[str]:
-    """The command of this Python's fairseq, not that on PATH."""
+    """The command of this Python's fairseq, not the one on PATH."""
     return [sys.executable, "-m", f"fairseq_cli.{command}"]
 
 
 def train(folder: Path, updates: int, *arguments: str) -> None:
-    """Runs or resumes fairseq-train in `folder`, unless its log says that all updates are done."""
+    """Runs or resumes fairseq-train in `folder`, unless all updates are done according to its log."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
     if log.exists() and f'"train_num_updates": "{updates}"' in log.read_text():
@@ -57,7 +57,7 @@ def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress
 
 
 def plot(source: Path, losses: str, unit: str, title: str, style: Callable[[str], Dict], **legend: Any) -> None:
-    """Draws losses against updates beside `source`, which `collect` wrote: one line per run."""
+    """Draws losses against updates next to `source`, which `collect` wrote: one line per run."""
     import matplotlib
 
     matplotlib.use("Agg")

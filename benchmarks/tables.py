@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/performance.md and docs/results.md, made from the numbers that benchmarks wrote.
+"""Updates the tables of README.md, docs/performance.md and docs/results.md from the numbers that benchmarks wrote.
 
     python benchmarks/tables.py      after a benchmark has written its --json
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import contenders
 
@@ -25,8 +25,8 @@ def numbers(name: str) -> Any:
     return json.loads((DOCS / f"{name}.json").read_text())
 
 
-def times(shown: str, value: float, yardstick: float) -> str:
-    return f"{shown} ({value / yardstick:.2f}x)"
+def times(shown: str, value: float, baseline: float) -> str:
+    return f"{shown} ({value / baseline:.2f}x)"
 
 
 def ratios(values: Iterable[float]) -> str:
@@ -62,7 +62,7 @@ def layer_memory() -> Rows:
 
 
 def _compared(values: Dict[str, float], layers: Iterable[str]) -> Iterator[str]:
-    """Values and how many times torch's they are; nothing for layers that were not measured."""
+    """Values with their ratio to torch's; empty for layers that were not measured."""
     torch = values.get("torch")
     for layer in layers:
         value = values.get(layer)
@@ -136,11 +136,11 @@ def evaluation() -> Rows:
     shapes = {"wt103": "WikiText-103, 267,744 types", "enwik8": "enwik8, 208 types"}
     yield "shape", "model", "parameters", "tokens/s", "peak memory above the weights"
     for row in numbers("eval_lm")["evaluation"]:
-        shape, yardstick = shapes[row.pop("shape")], row["transformer"]["tokens_per_second"]
+        shape, baseline = shapes[row.pop("shape")], row["transformer"]["tokens_per_second"]
         for model, found in row.items():
             speed = found["tokens_per_second"]
             stock = model == "transformer"
-            shown = f"{speed:.1f}" if stock else times(f"{speed:.1f}", speed, yardstick)
+            shown = f"{speed:.1f}" if stock else times(f"{speed:.1f}", speed, baseline)
             name = "Transformer, window 512" if stock else f"Mega, {model}"
             yield shape if stock else "", name, f"{found['parameters'] / 1e6:.1f}M", shown, f"{found['mib']:,.0f} MiB"
 
@@ -182,7 +182,7 @@ RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.11
 
 
 def bytes_mega() -> Rows:
-    """The released code was measured elsewhere, once."""
+    """With a row for the released code, which was measured elsewhere."""
     chunks = (64, 128, 256, 512, 1024, 2048)
     yield ("learning rate", "seed", "valid, chunk 256", *(f"test, chunk {chunk:,}" for chunk in chunks))
     yield RELEASED_RUN
@@ -286,7 +286,7 @@ PLACE = re.compile(r"<!-- table: (.*) -->\n(?:\|.*\n)*")
 
 
 def refreshed(text: str) -> str:
-    """A document with all of its tables made anew."""
+    """The text of a document with all of its tables regenerated."""
     return PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n" + markdown(TABLES[place[1]]()), text)
 
 

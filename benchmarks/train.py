@@ -2,7 +2,7 @@
 
     python benchmarks/train.py                      everything (about 20 minutes): tables, and with --json a file
     python benchmarks/train.py --tables small       some of: small, base, language
-    python benchmarks/train.py --quick              a minute, at small lengths: does everything run?
+    python benchmarks/train.py --quick              a minute, at small lengths, to check that everything runs
 
 A step is forward, cross entropy, backward and Adam, on random tokens in sequences of one length, with dropout 0.1 of
 layer outputs only. small and base are translation models, with sources and targets of the same length: the models whose
@@ -19,13 +19,13 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs uninstalled, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from fairseq.models import BaseFairseqModel
 
 from benchmarks import contenders_lm, decode, quality
 from benchmarks.measure import chosen_tables, machine, seconds, write_json
-from benchmarks.models import as_told, size_of
+from benchmarks.models import from_args, size_of
 
 DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
 TRANSLATION = ["--task", "translation", "--share-all-embeddings", *DROPOUT]
@@ -34,7 +34,7 @@ MEGA = ["--hidden-dropout", "0"]  # an option that fairseq's models lack
 
 class Table(NamedTuple):
     types: int
-    tokens: int  # a step
+    tokens: int  # per step
     lengths: List[int]
     models: Dict[str, List[str]]  # arguments of fairseq-train
 
@@ -65,7 +65,7 @@ TABLES = {
 
 
 def training(model: BaseFairseqModel, length: int, tokens: int) -> Callable[[], None]:
-    """A step on as many sequences of `length` as fit into `tokens`."""
+    """A training step on as many sequences of `length` as fit into `tokens`."""
     types, shape = len(model.decoder.dictionary), (tokens // length, length)
     torch.manual_seed(1)
     source, before, targets = (torch.randint(4, types, shape) for _ in range(3))
@@ -85,11 +85,11 @@ def training(model: BaseFairseqModel, length: int, tokens: int) -> Callable[[], 
 
 def compare(name: str, quick: bool) -> Dict:
     """Tokens of one side per CPU second, and the speed relative to the Transformer."""
-    types, tokens, lengths, told = TABLES[name]
+    types, tokens, lengths, arguments = TABLES[name]
     if quick:
         types, tokens, lengths = min(types, 1000), lengths[0], lengths[:1]
     torch.manual_seed(0)
-    models = {contender: as_told(words, types).train() for contender, words in told.items()}
+    models = {contender: from_args(words, types).train() for contender, words in arguments.items()}
     sizes = {contender: size_of(model) for contender, model in models.items()}
     print(name + ": " + ", ".join(f"{contender} {size:,} parameters" for contender, size in sizes.items()), flush=True)
     rows = []
@@ -106,7 +106,7 @@ def compare(name: str, quick: bool) -> Dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
-    parser.add_argument("--quick", action="store_true", help="a step of one sequence each")
+    parser.add_argument("--quick", action="store_true", help="one step of one sequence per model")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")

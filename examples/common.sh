@@ -6,7 +6,7 @@ EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # ------------------------------------------------------------------------------------------------------------- help
 
-# Prints the comment at the head of the script that was called.
+# Prints the comment at the top of the script that was called.
 print_help() {
     sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"
     cat <<END
@@ -62,9 +62,9 @@ find_python() {
             return
         fi
         [ "$python" != "${PYTHON:-}" ] || die "PYTHON=$PYTHON cannot import fairseq and mega_fairseq: install them" \
-            "there as the repository's README says, or name another Python."
+            "there as the repository's README says, or choose another Python."
     done
-    die "no Python was found that has fairseq and mega_fairseq: run 'make install' in the repository," \
+    die "no Python with fairseq and mega_fairseq was found: run 'make install' in the repository," \
         "or set PYTHON to one that has them."
 }
 
@@ -138,7 +138,7 @@ remember() {
     fi
 }
 
-# Counts a last line without a newline, too.
+# Counts lines, including a last one without a newline.
 count_lines() { LC_ALL=C awk 'END {print NR}' <"$1"; }
 
 # fetch URL: downloads it to DOWNLOADS, or the file of that name from MIRROR. The file has a temporary name until it is
@@ -156,7 +156,7 @@ fetch() {
         --output "$file.part" "$url" && mv "$file.part" "$file"
 }
 
-# download_failed NAME...: stops and tells the caller what to do.
+# download_failed NAME...: stops with an error that says what to do.
 download_failed() {
     die "could not download $*: run this again if the connection was interrupted (remove" \
         "$DOWNLOADS/*.part to start over); if a link is dead, get the file of that name elsewhere, put it into" \
@@ -165,7 +165,7 @@ download_failed() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# run_training OPTIONS...: common to translation and language modelling. The recipe sets UPDATES, WARMUP, MAX_TOKENS (in
+# run_training OPTIONS...: shared by translation and language modelling. The recipe sets UPDATES, WARMUP, MAX_TOKENS (in
 # one batch on one GPU), BATCH_TOKENS (in one update over all GPUs) and PRECISION.
 run_training() {
     local gpus devices options

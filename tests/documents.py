@@ -1,4 +1,4 @@
-"""What README, docs and examples contain, and docs/options.md."""
+"""Reads the code blocks of README, docs and examples, and writes docs/options.md."""
 
 import re
 import shlex
@@ -27,9 +27,9 @@ def commands(block: str) -> List[str]:
 def paste(
     document: Path, beginning: str, place: Path, replaced: Dict[str, str], more: Dict[str, List[str]]
 ) -> List[str]:
-    """Runs fairseq's and our commands of one block in `place`, with other paths; returns their outputs.
+    """Runs fairseq's and our commands of one block in `place`, with other paths, and returns their outputs.
 
-    `beginning`: that of a command of the block. `more`: further arguments, by the name of the command.
+    The block is the one with a command that starts with `beginning`. `more`: further arguments, by name of the command.
     """
     (block,) = (block for block in blocks(document, "bash") if any(c.startswith(beginning) for c in commands(block)))
     replaced = {**replaced, '"$(mega-fairseq user-dir)"': shlex.quote(str(ROOT / "mega_fairseq"))}
@@ -54,7 +54,7 @@ are those of the model without a preset. fairseq's `--help` does not list the op
 
 
 def options_document() -> str:
-    """docs/options.md: `python -m tests.documents > docs/options.md` writes it."""
+    """The content of docs/options.md; `python -m tests.documents > docs/options.md` writes it."""
     archs = architectures()
     sections = {f"--arch {name}": archs[name] for name in ("mega_transformer", "mega_lm")}
     sections.update({f"--task {name}": config for name, config in tasks().items()})

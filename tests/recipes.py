@@ -1,4 +1,4 @@
-"""Runs the recipes of examples/ as a newcomer does, from another folder, on data small enough for a test."""
+"""Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ FOREIGN = ("BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "SOURCES", "U
 
 
 class Recipe:
-    """The scripts of one folder; everything they write is under `place`."""
+    """The scripts of one folder, which write everything under `place`."""
 
     def __init__(self, scripts: Path, place: Path, **variables: Any):
         self.scripts, self.place = scripts, place
@@ -49,14 +49,14 @@ class Recipe:
         )
 
     def run(self, script: str, *arguments: Any, **variables: Any) -> str:
-        """What the script printed to both streams; it must succeed."""
+        """Runs a script that must succeed and returns its stdout and stderr."""
         process = self.start(script, *arguments, **variables)
         printed = "".join(process.communicate())
         assert process.returncode == 0, printed
         return printed
 
     def refusal(self, script: str, *arguments: Any, **variables: Any) -> str:
-        """The one-sentence error with which the script stopped."""
+        """Runs a script that must fail and returns its one-sentence error."""
         process = self.start(script, *arguments, **variables)
         _, said = process.communicate()
         assert process.returncode == 1, said
@@ -64,7 +64,7 @@ class Recipe:
         return sentence
 
     def kill_while_segmenting(self, split: str, **variables: Any) -> None:
-        """Runs prepare.sh; kills it and its processes when it begins to segment this split."""
+        """Runs prepare.sh, and kills it and its child processes when it begins to segment this split."""
         begun = f'[ "$2" = apply ] && ls "$DATA"/*/text.tmp/{split}* >/dev/null 2>&1'
         python = fake_python(self.place, begun, "kill -KILL 0")
         process = self.start("prepare.sh", PYTHON=python, **variables)
@@ -73,7 +73,7 @@ class Recipe:
         python.unlink()
 
     def refuses_invalid_numbers(self, script: str, *names: str) -> None:
-        """Each variable must be a whole number; nothing is written otherwise."""
+        """Checks that each variable must be a whole number and that nothing is written otherwise."""
         for name, wrong in zip(names, itertools.cycle(("many", "-1", "08", "1.5"))):
             least = 0 if name in ("GPUS", "WARMUP", "KEEP") else 1
             assert self.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
@@ -95,7 +95,7 @@ def bible_recipe(place: Path, corpus: Path) -> Recipe:
 
 
 def fake_python(place: Path, condition: str, action: str) -> Path:
-    """A Python that runs a shell command instead if its arguments meet a condition."""
+    """A Python that runs a shell command instead if its arguments meet a shell condition."""
     wrapper = place / "python"
     wrapper.write_text(f"#!/bin/sh\nif {condition}; then {action}; else exec '{sys.executable}' \"$@\"; fi\n")
     wrapper.chmod(0o755)
@@ -108,7 +108,7 @@ def answering(place: Path, tool: str) -> Path:
 
 
 def text(path: Path) -> List[str]:
-    """The lines of a file, ended by newlines only."""
+    """The lines of a file, split at newlines only."""
     return path.read_bytes().decode().split("\n")[:-1]
 
 

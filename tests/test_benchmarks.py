@@ -1,4 +1,4 @@
-"""The benchmarks of layers, decoding and training: they check before they time, and write what their plots read."""
+"""Benchmarks of layers, decoding and training check correctness first and write the numbers that plots read."""
 
 import importlib.util
 import json
@@ -58,17 +58,17 @@ def test_tables_are_added_to_earlier_ones_each_with_its_machine(tmp_path, monkey
     assert json.loads(Path(out).read_text()) == {"a": 1, "b": 3, "c": 4, "machine": machines}
 
 
-def test_the_gate_stops_a_wrong_layer_before_it_is_timed(monkeypatch):
+def test_the_layer_benchmark_rejects_a_wrong_result_before_timing(monkeypatch):
     right = contenders.textbook_ema
     monkeypatch.setattr(contenders, "textbook_ema", lambda x, *parameters: right(x, *parameters) * 1.0001)
     with pytest.raises(AssertionError):
         layer.gate()
 
 
-def test_an_unknown_table_is_one_clear_sentence(capsys):
+def test_an_unknown_table_is_refused_with_the_known_ones(capsys):
     with pytest.raises(SystemExit):
         measure.chosen_tables(ArgumentParser(), "layer,speed", ["layer", "flat"])
-    assert "--tables has speed; choose from layer, flat" in capsys.readouterr().err
+    assert "--tables: unknown table speed; choose from layer, flat" in capsys.readouterr().err
 
 
 def test_the_textbook_form_equals_the_recurrence():
@@ -97,7 +97,7 @@ def test_the_decode_benchmark_compares_a_long_translation_with_short_ones():
     assert "16 tokens" in run("decode.py", "--flat", "--quick").splitlines()[-1]
 
 
-def test_the_decode_gate_stops_a_model_that_decodes_wrongly():
+def test_the_decode_benchmark_rejects_a_model_that_decodes_wrongly():
     model = decode.mega(models.task(50), 64, encoder_layers=1, decoder_layers=1)
     decode.gate({"mega": model})
     right = model.decoder.get_incremental_state
@@ -128,8 +128,8 @@ def test_the_quality_benchmark_trains_scores_collects_and_draws(tmp_path):
 
 
 def test_the_quality_benchmark_compares_models_of_equal_size():
-    """Within 3%: built as the benchmark's own options say, with a joined dictionary of its vocabulary."""
-    sizes = [models.size_of(models.as_told([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()]
+    """Within 3%, built from the benchmark's own options, with a joined dictionary of its vocabulary."""
+    sizes = [models.size_of(models.from_args([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()]
     assert max(sizes) < 1.03 * min(sizes)
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of language models: they check before they time, and draw what was measured."""
+"""Benchmarks of language models check correctness before they measure time, and draw the measurements."""
 
 import json
 import lzma
@@ -9,7 +9,7 @@ import torch
 
 import mega_fairseq.criterions
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - they register on import
+import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, runs
 from mega_fairseq.cli.sweep.record import Point
 from tests.commands import ROOT, fresh, preprocess_text
@@ -34,7 +34,7 @@ def test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers(tmp_pa
     assert len(numbers["sampling"]["ms_per_token"]) == 3
 
 
-def test_a_wrong_score_stops_the_benchmark_before_it_is_timed(monkeypatch):
+def test_the_evaluation_benchmark_rejects_wrong_scores_before_timing(monkeypatch):
     monkeypatch.setattr(contenders_lm, "adaptive_log_probs", lambda softmax, x, targets: torch.zeros(len(x)))
     with pytest.raises(AssertionError):
         eval_lm.head(quick=True)
@@ -52,7 +52,7 @@ def test_the_transformer_scores_every_token_once_in_its_windows():
 
 
 @pytest.mark.slow
-def test_text_is_split_into_bytes_like_enwik8(tmp_path):
+def test_text_is_converted_to_bytes_and_split_like_enwik8(tmp_path):
     text = bytes(range(256)) * 10
     (tmp_path / "text.xz").write_bytes(lzma.compress(text))
     quality_lm.prepare(tmp_path / "text.xz", tmp_path / "data")
@@ -79,7 +79,7 @@ def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quality_of_language_models_goes_from_text_to_a_figure(tmp_path):
+def test_the_quality_benchmark_prepares_text_trains_evaluates_collects_and_draws(tmp_path):
     text, data, runs_in, out = (tmp_path / name for name in ("text", "data", "runs", "quality_lm.json"))
     text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
     run("quality_lm.py", data, "--prepare", text)
@@ -94,8 +94,8 @@ def test_the_quality_of_language_models_goes_from_text_to_a_figure(tmp_path):
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
-def test_language_models_of_equal_size_are_compared():
-    """Within 3%: built as the benchmark's own options say, over the bytes of its text."""
+def test_the_quality_benchmark_compares_language_models_of_equal_size():
+    """Within 3%, built from the benchmark's own options, with the dictionary of its bytes."""
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -1,4 +1,4 @@
-"""`make demo` on parts of the corpora: interrupted, continued, finished, called again, and failing."""
+"""`make demo` on parts of the corpora: interrupted, resumed, finished, run again, and failing."""
 
 import importlib
 import os
@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.models import as_told, size_of
+from benchmarks.models import from_args, size_of
 from tests.commands import ROOT
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, and kilo
 
 
 def demo(out, *arguments, wait=True):
-    """What the demo prints, or without `wait` its process."""
+    """The output of the demo, or without `wait` its process."""
     process = subprocess.Popen(
         [sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
         stdout=subprocess.PIPE,
@@ -42,7 +42,7 @@ def processes():
 
 
 def put_small_corpora(out):
-    """Puts them where prepare.sh puts the shipped ones, and uses what it finds."""
+    """Writes them to the folder in which prepare.sh keeps the corpora and uses those that it finds."""
     bible, addresses = out / "bible/raw", out / "addresses/raw"
     for folder in (bible, addresses):
         folder.mkdir(parents=True)
@@ -66,7 +66,7 @@ def module(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a demo that was interrupted in its first training and run again; and what it printed each time."""
+    """The folder of a demo that was interrupted in its first training and run again, and the output of both runs."""
     out = tmp_path_factory.mktemp("demo")
     put_small_corpora(out)
     process, log = demo(out, wait=False), out / "translation-4/mega/train.log"
@@ -88,8 +88,8 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     }
     bits, chunks = zip(*re.findall(r"(\d\.\d{3}) at (\d+)", shown))
     assert chunks == ("64", "256", "1024")
-    assert all(6 < float(bit) < 10 for bit in bits)  # after four updates: about those of guessing
-    assert re.search(r"This call took \d+\.\d minutes\.$", said.strip())
+    assert all(6 < float(bit) < 10 for bit in bits)  # about as many as by chance, after four updates
+    assert re.search(r"This run took \d+\.\d minutes\.$", said.strip())
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
@@ -108,7 +108,7 @@ def test_the_demo_shows_translations_and_a_continued_text(finished):
     assert len(generated) > 50
 
 
-def test_each_step_is_reported_without_a_terminal_too(finished):
+def test_the_demo_reports_each_step_without_a_terminal(finished):
     steps = re.split(r"^== ", finished[2], flags=re.MULTILINE)[1:]
     assert steps[0].endswith("done before\n\n")
     for step in steps[1:]:
@@ -118,7 +118,7 @@ def test_each_step_is_reported_without_a_terminal_too(finished):
 def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, module):
     out, interrupted, said = finished
     assert interrupted.endswith(
-        "interrupted; trainings have saved a checkpoint, and the same command continues from there\n"
+        "interrupted; training has saved a checkpoint, and the same command resumes from there\n"
     )
     assert "preparing the corpora: done before" in said
     _, resumed = re.split(r"(?=Loaded checkpoint)", (out / "translation-4/mega/train.log").read_text(), maxsplit=1)
@@ -132,7 +132,7 @@ def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, mod
     assert str(out) not in processes()
 
 
-def test_a_finished_demo_only_shows_its_results_again(finished):
+def test_a_finished_demo_only_prints_its_results_again(finished):
     out = finished[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
     said = demo(out)
@@ -141,8 +141,8 @@ def test_a_finished_demo_only_shows_its_results_again(finished):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
 
 
-def test_a_demo_waits_for_the_processes_that_a_killed_one_has_left(finished, tmp_path):
-    """Only one training is missing."""
+def test_a_demo_refuses_to_start_while_processes_of_a_killed_one_are_running(finished, tmp_path):
+    """With all steps done except one training."""
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
     (out / "translation-4/mega/train.ended").unlink()
@@ -153,13 +153,13 @@ def test_a_demo_waits_for_the_processes_that_a_killed_one_has_left(finished, tmp
     process.kill()  # but not its training
     process.wait()
     assert str(log.parent) in processes()
-    assert demo(out) == f"another demo, or a process that a killed one has left, is running in {out}: wait, or end it\n"
+    assert demo(out) == f"another demo, or a process left by a killed one, is running in {out}: wait for it or end it\n"
     while str(out) in processes():
         time.sleep(0.1)
     assert demo(out).count(": done before") == 4
 
 
-def test_a_demo_shows_the_last_lines_of_a_command_that_fails(tmp_path):
+def test_a_demo_shows_the_last_lines_of_a_failing_command(tmp_path):
     put_small_corpora(tmp_path)
     (tmp_path / "bible/raw/train.de").unlink()
     process = demo(tmp_path, wait=False)
@@ -169,17 +169,17 @@ def test_a_demo_shows_the_last_lines_of_a_command_that_fails(tmp_path):
     assert "train.de" in said.splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------------ its parts
+# ------------------------------------------------------------------------------------------------ parts of the demo
 
 
 @pytest.mark.parametrize(("task", "types"), [("TRANSLATION", 2000), ("LANGUAGE", 208)])
-def test_the_models_of_the_demo_have_equal_sizes(task, types, module):
-    """In parameters that are used: the Transformer of fairseq 0.12.2 has others, too."""
+def test_the_models_of_the_demo_have_the_same_size(task, types, module):
+    """Counts only parameters that are used: the Transformer of fairseq 0.12.2 also has unused ones."""
     settings = module("settings")
     sizes = []
     for model in ("Mega", "Transformer"):
         _, _, _, *words = settings.training(getattr(settings, task), model, 10, "data", "folder")
-        sizes.append(size_of(as_told(words, types)))
+        sizes.append(size_of(from_args(words, types)))
     assert abs(sizes[0] / sizes[1] - 1) < 0.03
 
 
@@ -198,7 +198,7 @@ def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypat
     assert {job.environment["GPUS"] for job in built.preparing() + built.translating()} == {str(int(gpu))}
 
 
-def test_progress_counts_what_is_kept(module, tmp_path):
+def test_progress_counts_completed_work(module, tmp_path):
     jobs = module("jobs")
     assert jobs.updates("") == 0
     assert jobs.updates("Loaded checkpoint last.pt (epoch 3 @ 20 updates)\n") == 20
@@ -210,7 +210,7 @@ def test_progress_counts_what_is_kept(module, tmp_path):
     assert jobs.matches("^H-")("H-0") == 1
 
 
-def test_a_failed_command_ends_the_others_and_their_processes(tmp_path, module):
+def test_a_failing_command_ends_the_others_and_their_processes(tmp_path, module):
     jobs = module("jobs")
     child = f"{sys.executable} -c 'import time; time.sleep(300)' {tmp_path} & touch {tmp_path}/begun; wait"
     late = f"until [ -e {tmp_path}/begun ]; do sleep 0.1; done; echo the last line; exit 3"

@@ -1,4 +1,4 @@
-"""Documents are true: commands work, links and names of tests exist, options are listed."""
+"""Documented commands work, links and named tests exist, and the options page is up to date."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ def name_of(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(document):
+def test_links_have_targets(document):
     for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         place, _, anchor = link.partition("#")
         if not link.startswith("http"):
@@ -37,14 +37,14 @@ def anchors(document):
     return {heading.strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_tests_that_documents_name_exist():
+def test_tests_named_in_documents_exist():
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     for document in DOCUMENTS:
         for name in re.findall(r"\btest_\w+\b(?!\.py|/)", document.read_text()):
             assert f"def {name}(" in tests or (ROOT / "tests" / f"{name}.py").exists(), (document, name)
 
 
-def test_the_table_of_options_is_made_from_the_code():
+def test_the_options_page_matches_the_code():
     assert options_document() == (ROOT / "docs/options.md").read_text()
 
 
@@ -65,7 +65,7 @@ TEXT = {
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A folder in which both documents' translation models were trained, and what the commands printed."""
+    """A folder with the trained translation models of both documents, and the output of the commands."""
     place = tmp_path_factory.mktemp("pairs")
     preprocess_pairs(place)
     shutil.copytree(place / "bin", place / "bible/sentencepiece/bin")
@@ -125,7 +125,7 @@ def test_a_documented_command_continues_a_text(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", PYTHON, ids=name_of)
-def test_documented_python_runs_with_models_of_the_documented_commands(document, pairs, text):
+def test_documented_python_code_runs_with_models_of_the_documented_commands(document, pairs, text):
     (program,) = blocks(document, "python")
     place = pairs[0] if "/tmp/bible" in program else text[0]
     # The text of the tests is in pieces already, and its tokens are bytes.
@@ -136,7 +136,7 @@ def test_documented_python_runs_with_models_of_the_documented_commands(document,
 
 
 @pytest.mark.slow
-def test_plain_torch_trains_and_reads_in_pieces(tmp_path):
+def test_the_plain_torch_example_trains_and_evaluates_in_pieces(tmp_path):
     output = fresh(sys.executable, ROOT / "examples/plain_torch/train_few_updates.py", "--updates", 12, cwd=tmp_path)
     first, last, whole, pieces = map(float, re.findall(r"\d\.\d+(?!.* nats)", output))
     assert last < 0.9 * first
@@ -154,7 +154,7 @@ def shell(command, place):
     return result.stdout
 
 
-# Without the variables of a make that runs these tests.
+# Without the variables of the make command that runs these tests.
 MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
 
 
@@ -174,7 +174,7 @@ MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_make_sets_up_the_environment_first(words, done, tmp_path):
-    """A dry run, in a clone with nothing installed."""
+    """In a dry run, in a clone with nothing installed."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     output = shell(f"{MAKE} --dry-run {shlex.join(words)}", tmp_path)

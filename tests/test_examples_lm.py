@@ -27,7 +27,7 @@ def trained_with(recipe):
 
 
 def scores(recipe, name):
-    """The scores that evaluate.sh saved, by name; and from fairseq's log the number of tokens and their total bits."""
+    """The scores that evaluate.sh saved, by name; the number of tokens and their total bits, from fairseq's log."""
     found = {key: float(value) for key, value in re.findall(r"(.+): +([\d.]+)", (recipe.results / name).read_text())}
     said = (recipe.results / name).with_suffix(".log").read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
@@ -76,7 +76,7 @@ def addresses_recipe(place, corpus, **variables):
 
 @pytest.fixture
 def addresses(tmp_path, corpus):
-    # The space in the path finds missing quotes.
+    # The space in the path detects missing quotes.
     return addresses_recipe(tmp_path / "a place", corpus)
 
 
@@ -122,7 +122,7 @@ def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addre
         assert (addresses.results / "sweep-valid.json").exists()
 
 
-def test_an_interrupted_preparation_continues_and_gives_the_same_data(addresses, prepared):
+def test_an_interrupted_preparation_resumes_and_gives_the_same_data(addresses, prepared):
     addresses.kill_while_segmenting("valid", UNITS="bpe")
     assert not (addresses.data / "bpe/text").exists()
 
@@ -141,7 +141,7 @@ def test_data_made_with_other_settings_is_refused(prepared, corpus, tmp_path):
     assert "name another folder with DATA=" in prepared.refusal("prepare.sh", CORPUS=other)
 
 
-def test_a_corpus_that_is_damaged_or_incomplete_is_refused(addresses, corpus):
+def test_a_damaged_or_incomplete_corpus_is_refused(addresses, corpus):
     archive = addresses.place / "half.tar.xz"
     archive.write_bytes(half(SHIPPED))
     assert "half.tar.xz is truncated or not an archive" in addresses.refusal("prepare.sh", CORPUS=archive)
@@ -167,7 +167,7 @@ def test_bytes_may_be_invalid_utf8_but_pieces_may_not(addresses):
 
 
 @pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
-def test_each_script_names_the_one_to_run_first(tmp_path, recipe):
+def test_each_script_names_the_script_to_run_first(tmp_path, recipe):
     recipe = Recipe(LM / recipe, tmp_path)
     for script in ("train.sh", "evaluate.sh", "sweep.sh"):
         assert "run prepare.sh first" in recipe.refusal(script)
@@ -177,11 +177,11 @@ def test_each_script_names_the_one_to_run_first(tmp_path, recipe):
         assert "checkpoint_best.pt does not exist: run train.sh first" in recipe.refusal(script)
 
 
-def test_unknown_units_are_refused_with_the_known_ones(addresses):
+def test_unknown_units_are_refused_with_the_allowed_ones(addresses):
     assert "UNITS=words is unknown: use bytes or bpe" in addresses.refusal("prepare.sh", UNITS="words")
 
 
-def test_a_vocabulary_size_that_does_not_fit_is_refused_with_one_that_does(addresses):
+def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(addresses):
     sentence = addresses.refusal("prepare.sh", UNITS="bpe", VOCABULARY=8000)
     assert re.fullmatch(r"VOCABULARY=8000 does not fit this text: give \d+ or less\.", sentence)
 
@@ -212,7 +212,7 @@ def say(recipe, bits):
     write(recipe.place / "answers", ["Evaluated 10 tokens", f"Loss (base 2): {bits}, Perplexity: 1"])
 
 
-def test_scores_are_saved_under_the_settings_of_the_evaluation(pretended):
+def test_score_files_are_named_after_the_settings_of_the_evaluation(pretended):
     calls = {
         "": ([], {}),
         "-valid-block-size-7": (["--valid-block", "size:7"], {}),
@@ -271,7 +271,7 @@ def mirror(tmp_path_factory, corpus):
     pack(folder / "wikitext-103-v1.zip", {f"wikitext-103/wiki.{split}.tokens": texts[split] for split in SPLITS})
     rows = ["# a comment"]
     for split, content in texts.items():
-        # The cut last line counts as a line: fairseq adds its end.
+        # The truncated last line counts as a line: fairseq adds a line end.
         lines = len(content.splitlines())
         tokens = sum(len(line.split()) + 1 for line in content.splitlines())
         rows.append(f"{split} wiki.{split}.tokens {lines} {tokens}")
@@ -340,14 +340,14 @@ def test_enwik8_is_split_by_bytes_trained_as_published_and_scored_by_bytes(enwik
     assert found == {"bits per byte": pytest.approx(bits / 200, rel=1e-3)}
 
 
-def test_a_dead_link_is_reported_with_the_missing_file_and_the_folder_for_it(wikitext, enwik8, mirror):
+def test_a_dead_link_is_reported_with_the_missing_file_and_its_folder(wikitext, enwik8, mirror):
     for recipe, archive in ((wikitext, "wikitext-103-v1.zip"), (enwik8, "enwik8.zip")):
         downloads = recipe.data / "downloads"
         for dead in (f"file://{recipe.place}/nothing", "http://127.0.0.1:9"):
             sentence = recipe.refusal("prepare.sh", MIRROR=dead)
             assert f"could not download {archive}" in sentence
             assert f"put it into {downloads}" in sentence
-        # Files put there by hand are checked like downloaded ones.
+        # Files put into the folder by hand are checked like downloaded ones.
         damaged = bytearray((mirror / archive).read_bytes())
         damaged[100] ^= 255
         for content in (half(mirror / archive), damaged, b"<html>"):
@@ -374,7 +374,7 @@ def test_the_next_address_is_tried_after_a_dead_one(enwik8, mirror):
     assert (enwik8.data / "bytes/bin/train.bin").exists()
 
 
-def test_an_archive_with_unexpected_numbers_is_refused(wikitext, enwik8, mirror):
+def test_an_archive_with_unexpected_counts_is_refused(wikitext, enwik8, mirror):
     rows = [row.split() for row in text(mirror / "expected.txt")]
     for name, column in (("lines of valid", 2), ("types of the dictionary", 1)):
         wrong = [list(row) for row in rows]
@@ -387,7 +387,7 @@ def test_an_archive_with_unexpected_numbers_is_refused(wikitext, enwik8, mirror)
     assert "has 4000 bytes where 5000 are expected" in enwik8.refusal("prepare.sh", BYTES=5000)
 
 
-def test_the_published_wikitext_has_the_known_numbers():
+def test_the_expected_wikitext_counts_are_the_published_ones():
     rows = {row.split()[0]: row.split()[1:] for row in text(LM / "wikitext103/expected.txt") if row[0] != "#"}
     known = {"train": [1801350, 103227021], "valid": [3760, 217646], "test": [4358, 245569], "types": [267744]}
     assert {name: [int(number) for number in row if number.isdigit()] for name, row in rows.items()} == known

@@ -27,13 +27,13 @@ def named(path):
 
 
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "common.sh"], ids=named)
-def test_a_script_prints_its_help_and_starts_nothing(script, tmp_path):
+def test_a_script_prints_its_help_without_doing_anything_else(script, tmp_path):
     copy = tmp_path / "examples"
     for path in (script, *EXAMPLES.rglob("common.sh")):
         (copy / named(path)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy / named(path))
     before = sorted(copy.rglob("*"))
-    # Invalid variables do not matter either.
+    # Invalid variables do not matter.
     environment = {**os.environ, "PYTHON": "false", "BPE": "words", "UNITS": "words"}
     for arguments in (["--help"], ["--max-update", "3", "-h"]):
         code, said = call(copy / named(script), *arguments, cwd=tmp_path, env=environment)
@@ -56,7 +56,7 @@ def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
 @pytest.mark.parametrize(
     "program", ["lm/unzip.py", *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment"))]
 )
-def test_a_program_without_its_arguments_prints_its_usage(program):
+def test_a_program_without_arguments_prints_its_usage(program):
     for arguments in ([], ["--help"]):
         code, said = call(sys.executable, EXAMPLES / program, *arguments)
         assert code == 1

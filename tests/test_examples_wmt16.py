@@ -46,7 +46,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def bible(tmp_path, corpus):
-    # The space in the path finds missing quotes.
+    # The space in the path detects missing quotes.
     return bible_recipe(tmp_path / "a place", corpus)
 
 
@@ -90,12 +90,12 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     with_the_option = bible.refusal("generate.sh", "--remove-bpe=sentencepiece")
     assert "--remove-bpe=sentencepiece would undo the segmentation twice: leave it out" in with_the_option
 
-    # As if training had continued after averaging.
+    # As if training had been resumed after averaging.
     os.utime(bible.checkpoints / "checkpoint_last.pt")
     assert "run average.sh first" in bible.refusal("generate.sh")
 
 
-def test_an_interrupted_preparation_continues_and_gives_the_same_data(bible, prepared_bible):
+def test_an_interrupted_preparation_resumes_and_gives_the_same_data(bible, prepared_bible):
     bible.kill_while_segmenting("valid")
     assert not (bible.data / "sentencepiece/text").exists()
 
@@ -135,7 +135,7 @@ def test_a_last_line_without_a_newline_is_kept(bible, prepared_bible, corpus, tm
     assert " = 100.00 " in bible.run("generate.sh", PYTHON=wrapper, CHECKPOINT=wrapper)
 
 
-def test_a_vocabulary_size_that_does_not_fit_is_refused_with_one_that_does(bible):
+def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(bible):
     sentence = bible.refusal("prepare.sh", VOCABULARY=8000)
     assert re.fullmatch(r"VOCABULARY=8000 does not fit this text: give \d+ or less\.", sentence)
     sentence = bible.refusal("prepare.sh", VOCABULARY=10)
@@ -151,7 +151,7 @@ def test_an_invalid_number_is_refused_before_any_work(folder, tmp_path):
     Recipe(WMT, tmp_path).refuses_invalid_numbers("average.sh", "LAST")
 
 
-def test_each_script_names_the_one_to_run_first(bible):
+def test_each_script_names_the_script_to_run_first(bible):
     assert "run prepare.sh first" in bible.refusal("train.sh")
     assert "run average.sh first" in bible.refusal("generate.sh")
     assert "does not exist" in bible.refusal("../average.sh", bible.checkpoints)
@@ -159,7 +159,7 @@ def test_each_script_names_the_one_to_run_first(bible):
     assert "set LAST=1" in bible.refusal("../average.sh", bible.checkpoints, LAST=2)
 
 
-def test_an_unknown_value_is_refused_with_the_known_ones(bible, prepared_bible):
+def test_an_unknown_value_is_refused_with_the_allowed_ones(bible, prepared_bible):
     assert "use fp32 or bf16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
     assert "use fp32, fp16 or bf16" in prepared_bible.refusal("train.sh", PRECISION="half")
     assert "use sentencepiece, subword-nmt or fastbpe" in bible.refusal("prepare.sh", BPE="wordpiece")
@@ -185,7 +185,7 @@ ARCHIVES = {
 }
 # Typical web text: an empty side, long sides, different lengths, characters that some tools take for line ends.
 WEB = [("", "leer"), ("many " * 90, "viele " * 90), ("no", "nein " * 10), ("end\r of line", "Zeilen\u2028ende")]
-# The corpus has no hyphens, which splitting compounds needs.
+# The corpus has no hyphens, but splitting compounds needs some.
 HYPHENS = {"en": "Noah-like", "de": "Arche-Noah"}
 
 
@@ -234,7 +234,7 @@ def wmt(tmp_path, mirror):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, mirror):
-    """Prepares WMT once per segmentation; gives the recipe and what prepare.sh printed."""
+    """Prepares WMT once per segmentation; returns the recipe and the output of prepare.sh."""
 
     @functools.lru_cache(maxsize=None)
     def prepare(bpe):
@@ -289,7 +289,7 @@ def knowing_the_reference(recipe, place):
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_translations_are_joined_to_words_and_sorted_like_the_reference(prepared, bpe, tmp_path):
+def test_translations_are_joined_to_words_in_the_order_of_the_reference(prepared, bpe, tmp_path):
     if bpe == "fastbpe":
         pytest.importorskip("fastBPE")
     wmt, _ = prepared(bpe)
@@ -308,7 +308,7 @@ def test_translations_are_joined_to_words_and_sorted_like_the_reference(prepared
     assert not (tmp_path / "scores.txt").exists()  # scores of the earlier translation
 
 
-def test_fairseq_reads_the_codes_of_the_recipe_with_its_own_fastbpe(prepared):
+def test_fairseqs_fastbpe_can_read_the_codes_of_the_recipe(prepared):
     """As with --bpe fastbpe --bpe-codes."""
     pytest.importorskip("fastBPE")
     wmt, _ = prepared("fastbpe")
@@ -318,13 +318,13 @@ def test_fairseq_reads_the_codes_of_the_recipe_with_its_own_fastbpe(prepared):
     assert [bpe.decode(line) for line in pieces] == words
 
 
-def test_a_dead_link_is_reported_with_the_missing_file_and_the_folder_for_it(wmt, mirror):
+def test_a_dead_link_is_reported_with_the_missing_file_and_its_folder(wmt, mirror):
     downloads = wmt.data / "downloads"
     for dead in (f"file://{wmt.place}/nothing", "http://127.0.0.1:9"):
         sentence = wmt.refusal("prepare.sh", MIRROR=dead)
         assert all(archive in sentence for archive in ARCHIVES)
         assert f"put it into {downloads}" in sentence
-    # Files put there by hand are checked like downloaded ones.
+    # Files put into the folder by hand are checked like downloaded ones.
     for archive in ARCHIVES:
         shutil.copy(mirror / archive, downloads)
     (downloads / "web.tgz").write_bytes(half(mirror / "web.tgz"))

@@ -1,4 +1,4 @@
-"""The tables in the documents agree with the raw numbers."""
+"""The tables in the documents match the raw numbers."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from benchmarks import tables
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
-def test_tables_are_made_from_the_raw_numbers(document):
+def test_tables_match_the_raw_numbers(document):
     text = document.read_text()
     assert tables.PLACE.search(text)
     assert tables.refreshed(text) == text
 
 
-def test_a_table_with_other_numbers_is_replaced():
+def test_an_outdated_table_is_replaced():
     text = "before\n\n<!-- table: decode -->\n| tokens | Mega |\n|---|---|\n| 64 | 1.0 |\n\nafter\n"
     new = tables.refreshed(text)
     assert new == f"before\n\n<!-- table: decode -->\n{tables.markdown(tables.decode())}\nafter\n"

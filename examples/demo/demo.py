@@ -1,8 +1,8 @@
-"""A demonstration on two CPU cores in a few minutes: `make demo`, or this file by itself.
+"""A demonstration on two CPU cores in a few minutes: `make demo`, or run this file.
 
-Trains a translation model on the shipped Bible and a language model on the bytes of the shipped addresses, each next to
-a Transformer of equal size on equal batches for equally many updates. Translates, evaluates, lets Mega continue a text,
-and prints a table. Interrupt it at any time: trainings save a checkpoint, and the same command continues from there.
+Trains a translation model on the shipped Bible and a byte-level language model on the shipped addresses, each next to a
+Transformer with the same size, batches and number of updates. Translates, evaluates, lets Mega continue a text, and
+prints a table. Interrupt it at any time: training saves a checkpoint, and the same command resumes from there.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for all results")
     parser.add_argument(
-        "--updates", type=int, help=f"of each model (default: {TRANSLATION.updates} and {LANGUAGE.updates})"
+        "--updates", type=int, help=f"updates of each model (default: {TRANSLATION.updates} and {LANGUAGE.updates})"
     )
     args = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
@@ -35,7 +35,7 @@ def main() -> None:
     demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
     if not lock(demo.out / "lock"):
-        sys.exit(f"another demo, or a process that a killed one has left, is running in {demo.out}: wait, or end it")
+        sys.exit(f"another demo, or a process left by a killed one, is running in {demo.out}: wait for it or end it")
     try:
         run_together("preparing the corpora", demo.preparing())
         run_together("training to translate", demo.training(TRANSLATION))
@@ -45,15 +45,15 @@ def main() -> None:
     except Failed as failure:
         sys.exit(f"\n{failure}")
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; trainings have saved a checkpoint, and the same command continues from there")
+        sys.exit("\ninterrupted; training has saved a checkpoint, and the same command resumes from there")
     draw(demo.folders, demo.out / "demo.png")
     text = report(demo.folders, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text, encoding="utf-8")
-    print(f"\n{text}\nThis call took {(time.monotonic() - started) / 60:.1f} minutes.")
+    print(f"\n{text}\nThis run took {(time.monotonic() - started) / 60:.1f} minutes.")
 
 
 def lock(path: Path) -> bool:
-    """Holds the lock until this process and all processes that it has started have ended."""
+    """Acquires a lock until this process and all that it starts have ended; returns whether it was free."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
     os.set_inheritable(file, True)
     try:
@@ -64,7 +64,7 @@ def lock(path: Path) -> bool:
 
 
 class Demo:
-    """The files of the demo, and the commands that make them."""
+    """The files of the demo, and the commands that write them."""
 
     def __init__(self, out: Path, updates: Optional[int]):
         self.out = out
@@ -106,7 +106,7 @@ class Demo:
         return jobs
 
     def evaluating(self) -> List[Job]:
-        """Perplexities of both models on the test text; Mega also continues a piece of it."""
+        """Evaluates both models on the test text; Mega also continues a paragraph of it."""
         (_, mega, checkpoint), (_, transformer, other) = self._trained(LANGUAGE)
         data, prompt, sweep = self.data[LANGUAGE.name], mega / "prompt.txt", mega / "sweep"
         write_prompt(self.out / "addresses/raw/test.txt", prompt)

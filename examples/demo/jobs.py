@@ -1,4 +1,4 @@
-"""Runs commands side by side, each with a progress bar. A command that has succeeded is not run again."""
+"""Runs commands in parallel, each with a progress bar. A command that has succeeded is not run again."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ class Job(NamedTuple):
     log: Path
     total: int
     unit: str
-    done: Callable[[str], int]  # how many of `total`, given what the command has written to its log
+    done: Callable[[str], int]  # how many of `total` are done, from what the command has written to its log
     environment: Dict[str, str]
 
     @property
@@ -68,7 +68,7 @@ class Running:
         self.bar = tqdm(total=job.total, unit=job.unit, desc=job.name, position=position, disable=None)
 
     def is_running(self) -> bool:
-        """Updates the progress bar, too."""
+        """Whether the process is still running. Updates the progress bar."""
         code, job = self.process.poll(), self.job
         if code:
             last = "\n".join(job.log.read_text(errors="replace").splitlines()[-5:])
@@ -84,20 +84,20 @@ class Running:
         return not ended
 
     def _output(self) -> str:
-        """What this process has written: the log also has the output of interrupted ones."""
+        """What this process has written: the log also contains the output of interrupted runs."""
         with open(self.job.log, "rb") as log:
             log.seek(self.log_start)
             return log.read().decode(errors="replace")
 
     def _print(self, what: str) -> None:
-        """Prints a line where there is no terminal for a bar."""
+        """Prints a line if there is no terminal for a progress bar."""
         self.printed = time.monotonic()
         if self.bar.disable:
             print(f"{self.job.name}: {what} after {self.printed - self.started:.0f} s", flush=True)
 
 
 def stop(jobs: List[Running]) -> None:
-    """Ends all processes. Trainings get the time to save a checkpoint first."""
+    """Ends all processes. Training gets time to save a checkpoint first."""
     for job in jobs:
         job.bar.close()
     alive = [job.process for job in jobs if job.process.poll() is None]
@@ -108,23 +108,23 @@ def stop(jobs: List[Running]) -> None:
             process.wait(SECONDS_TO_SAVE)
     except subprocess.TimeoutExpired as late:
         print(f"had to be killed: {late.cmd[1]}")
-    finally:  # their children, and all of them if this was interrupted
+    finally:  # ends their child processes, and all processes if this was interrupted
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-# Progress, from what a command has written to its log.
+# Progress, read from the log of a command.
 
 
 def steps(output: str) -> int:
-    """How many steps a prepare.sh has completed: each begins with a line "have" or "making", the last with "ready"."""
+    """Steps that a prepare.sh has completed: each begins with a line "have" or "making", the last with "ready"."""
     return max(0, len(re.findall(r"^== (?:have|making|ready)\b", output, re.MULTILINE)) - 1)
 
 
 def updates(output: str) -> int:
-    """The last update in the output of fairseq-train, which begins with that of the checkpoint it has loaded."""
+    """Number of updates done, from the output of fairseq-train, which starts with that of the loaded checkpoint."""
     found = re.findall(r'@ (\d+) updates\)|"num_updates": "(\d+)"', output)
     return int("".join(found[-1])) if found else 0
 

@@ -14,7 +14,7 @@ from benchmarks.runs import curve, parameters
 Folders = Dict[str, Dict[str, Path]]  # by task and model
 COLOURS = {"Mega": "tab:red", "Transformer": "tab:blue"}
 WIDTH = 110
-EXAMPLES = 5  # translations that are shown, of the shortest quarter of the test set
+EXAMPLES = 5  # translations to show, from the shortest quarter of the test set
 
 
 def numbers(log: Path, pattern: str) -> List[float]:
@@ -97,7 +97,7 @@ def evaluated(model: str, folder: Path) -> Dict[str, float]:
 
 
 def report(folders: Folders, updates: Dict[str, int], out: Path) -> str:
-    """Examples, the table, what it shows and does not show, where the results are, and what to try next."""
+    """Examples, the table, what it does and does not show, where the results are, and what to try next."""
     translation, language = folders[TRANSLATION.name], folders[LANGUAGE.name]
     sections = [
         (

@@ -1,7 +1,7 @@
 """The models of the demo, their training settings and the commands that train and evaluate them.
 
-Mega and fairseq's Transformer have equal sizes and get equal batches for equally many updates. The budgets suit two CPU
-cores and some minutes; they do not show what either model can reach.
+Mega and fairseq's Transformer have the same size, batches and number of updates. The budgets suit two CPU cores and a
+few minutes; they do not show what either model can reach.
 """
 
 import sys
@@ -25,7 +25,7 @@ PROMPT, CONTINUED = 150, 300  # bytes of test text at most that Mega continues, 
 
 
 class Task(NamedTuple):
-    """What the two models of one task share, and the options in which they differ."""
+    """The common settings of the two models of a task, and the options that differ."""
 
     name: str
     updates: int
@@ -64,7 +64,7 @@ LANGUAGE = Task(
 
 
 def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
-    """fairseq-train; it continues from the last checkpoint in `folder`."""
+    """The fairseq-train command, which resumes from the last checkpoint in `folder`."""
     quarter = max(1, updates // 4)
     return [
         *[sys.executable, str(STOPPABLE), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
@@ -78,7 +78,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
 
 
 def sweeping(checkpoint: Path, data: Path, prefix: Path) -> List[str]:
-    """Evaluates Mega on the test text as one stream, with each chunk size; continues with the missing ones."""
+    """Evaluates Mega on the test text as one stream, with each chunk size; skips those already done."""
     chunks = ",".join(map(str, CHUNKS))
     command = [sys.executable, "-m", "mega_fairseq.cli", "sweep", str(checkpoint), str(data), "--out", str(prefix)]
     return [*command, "--chunks", chunks]

@@ -12,7 +12,7 @@ def main() -> None:
     cfg, process = train.convert_namespace_to_omegaconf(args), os.getpid()
 
     def stop(*_) -> None:
-        if os.getpid() != process:  # it loads data
+        if os.getpid() != process:  # a process that loads data
             os._exit(1)
         # fairseq reads both after every update: the current one becomes the last.
         cfg.optimization.max_update = 1

@@ -7,7 +7,7 @@ LM="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=examples/common.sh
 source "$LM/../common.sh"
 
-# Everything that depends on the tokens is in a folder of their name, so that bytes and pieces do not collide.
+# Everything that depends on the tokens is in a folder named after them, so that bytes and pieces do not collide.
 CHECKPOINTS=$(absolute "${CHECKPOINTS:-$HERE/checkpoints/$UNITS}")
 RESULTS=$(absolute "${RESULTS:-$HERE/results/$UNITS}")
 RAW=$DATA/raw
@@ -51,7 +51,7 @@ binarise() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: common to all recipes, which set what run_training needs. 400,000 updates are hundreds of epochs:
+# train OPTIONS...: shared by all recipes, which set the variables of run_training. 400,000 updates are hundreds of epochs:
 # only the last and the best checkpoint are kept.
 train() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
@@ -62,7 +62,7 @@ train() {
 
 # ------------------------------------------------------------------------------------------- evaluate.sh, sweep.sh
 
-# Sets CHECKPOINT and SUBSET where the caller did not, and checks that data and checkpoint exist.
+# Sets the defaults of CHECKPOINT and SUBSET, and checks that data and checkpoint exist.
 need_trained() {
     CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
     SUBSET=${SUBSET:-test}
@@ -71,8 +71,8 @@ need_trained() {
     mkdir -p "$RESULTS"
 }
 
-# evaluate OPTIONS...: evaluates SUBSET as STREAMS streams in chunks of CHUNK tokens. Sets BITS, their total, and
-# RESULT, the common prefix of the result's files.
+# evaluate OPTIONS...: evaluates SUBSET as STREAMS streams in chunks of CHUNK tokens. Sets BITS, the total of
+# all tokens, and RESULT, the common prefix of the result files.
 evaluate() {
     local log options tokens per_token
     need_trained
@@ -122,7 +122,7 @@ bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; 
 # Perplexity over words and line ends, as for a word-level language model, whatever the tokens are.
 perplexity_per_word() { score "perplexity per word" "2 ^ ($BITS / $(count_words "$RAW/$SUBSET.txt"))"; }
 
-# Counted in Python, so that white space means the same as in fairseq. The text may contain any bytes.
+# Counts in Python, which splits at the same white space as fairseq. The text may contain any bytes.
 count_words() {
     local words='sum(len(line.split()) + 1 for line in open(sys.argv[1], encoding="utf-8", errors="surrogateescape"))'
     "$PYTHON" -c "import sys; print($words)" "$1"

@@ -3,7 +3,7 @@
     python to_bytes.py < text > numbers
 
 fairseq-preprocess then makes one token of each byte and adds one line end per line: 1 token in 65,537 is not part of
-the text. Line ends of the text itself are bytes like all others.
+the text. The text's own line ends are bytes like all others.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Write one file of a zip archive to standard output: unzip.py ARCHIVE NAME. It may be in any folder of the archive.
+"""Write one file of a zip archive, in any of its folders, to standard output: unzip.py ARCHIVE NAME.
 
 Not every machine has the unzip command.
 """

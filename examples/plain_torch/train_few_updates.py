@@ -23,7 +23,7 @@ class ByteLM(nn.Module):
         self.project = nn.Linear(dim, 256)
 
     def forward(self, tokens, states=None):
-        """(B, L) -> logits (B, L, 256) and one state per layer, to be passed with the next tokens."""
+        """(B, L) -> logits (B, L, 256) and one state per layer, to pass on with the next tokens."""
         x, new_states = self.embed(tokens), []
         for block, state in zip(self.blocks, states or [None] * len(self.blocks)):
             x, state = block(x, state)

@@ -1,7 +1,7 @@
 """Average the parameters of fairseq checkpoints.
 
 OUTPUT is the last INPUT with the mean of all parameters and without the optimizer state: it is for evaluation, not for
-further training. Only one input at a time is in memory.
+further training. Inputs are loaded one at a time.
 """
 
 import argparse
@@ -19,12 +19,12 @@ def load(path: str) -> Dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        sys.exit(f"error: {path} does not exist: name the checkpoints that fairseq-train saved")
+        sys.exit(f"error: {path} does not exist: give checkpoints saved by fairseq-train")
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is empty"
         sys.exit(f"error: {path} is not a complete checkpoint of tensors, text and options ({reason}): leave it out")
     if not isinstance(state, dict) or "model" not in state:
-        sys.exit(f"error: {path} has no parameters under 'model': name a checkpoint that fairseq-train saved")
+        sys.exit(f"error: {path} has no parameters under 'model': give a checkpoint saved by fairseq-train")
     return state
 
 
@@ -35,7 +35,7 @@ def average(paths: List[str]) -> Dict[str, Any]:
         print(f"  read {path}", file=sys.stderr, flush=True)
         model = state["model"]
         if total and {name: tensor.shape for name, tensor in model.items()} != {n: t.shape for n, t in total.items()}:
-            sys.exit(f"error: {path} and {paths[0]} have different architectures: average checkpoints of one training")
+            sys.exit(f"error: {path} and {paths[0]} have different architectures: average checkpoints of one run")
         # In float64: sums in half precision would lose what averaging gains.
         total = {name: tensor.double() + total.get(name, 0) for name, tensor in model.items()}
     state["model"] = {
@@ -49,7 +49,7 @@ def average(paths: List[str]) -> Dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", metavar="OUTPUT", help="file to write")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="checkpoints of one training")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="checkpoints of one run")
     args = parser.parse_args()
     allow_plain_containers()
     torch.save(average(args.inputs), args.output)

@@ -1,8 +1,9 @@
-"""Remove training pairs that are empty, too long or of too different lengths, and print how many.
+"""Remove training pairs that are empty, too long or too different in length, and print how many.
 
 clean_pairs.py SOURCE TARGET CLEAN_SOURCE CLEAN_TARGET MAX_WORDS MAX_RATIO
 
-A pair is removed if a side is empty, has more than MAX_WORDS words, or has more than MAX_RATIO times the other's words.
+A pair is removed if a side is empty, has more than MAX_WORDS words, or has more than MAX_RATIO times as
+many words as the other.
 """
 
 import collections

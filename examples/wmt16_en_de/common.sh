@@ -13,7 +13,7 @@ sentencepiece | subword-nmt | fastbpe) ;;
 *) die "BPE=$BPE is unknown: use sentencepiece, subword-nmt or fastbpe." ;;
 esac
 
-# Everything that depends on the segmentation is in a folder of its name, so that several do not collide.
+# Everything that depends on the segmentation is in a folder named after it, so that several do not collide.
 CHECKPOINTS=$(absolute "${CHECKPOINTS:-$HERE/checkpoints/$BPE}")
 RESULTS=$(absolute "${RESULTS:-$HERE/results/$BPE}")
 RAW=$DATA/raw
@@ -104,7 +104,7 @@ prepare_from_raw() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: common to both recipes, which set KEEP and what run_training needs.
+# train OPTIONS...: shared by both recipes, which set KEEP and the variables of run_training.
 train() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
     run_training --keep-last-epochs "$KEEP" \
@@ -121,7 +121,7 @@ translate() {
     local checkpoint options argument
     for argument in "$@"; do
         case $argument in --remove-b* | --post-p*)
-            die "$argument would undo the segmentation twice: leave it out, this script undoes BPE=$BPE by itself."
+            die "$argument would undo the segmentation twice: leave it out, this script already undoes BPE=$BPE."
             ;;
         esac
     done

@@ -13,7 +13,7 @@ import lines
 
 @functools.lru_cache(maxsize=None)
 def tool(action: str, language: str) -> Callable[[str], str]:
-    """Cached, because building a tokeniser compiles hundreds of patterns."""
+    """The function for one line. Cached, because building a tokeniser compiles hundreds of patterns."""
     import sacremoses
 
     if action == "tokenize":

@@ -75,7 +75,7 @@ make_raw() {
 }
 
 need_segmentation
-need_file "$SOURCES" "name a table like sources.txt in SOURCES"
+need_file "$SOURCES" "set SOURCES to a table like sources.txt"
 remember "$RAW" "a table of sources with checksum $(rows | cksum | cut -d ' ' -f 1)"
 [ -e "$RAW" ] || download
 step "$RAW" make_raw

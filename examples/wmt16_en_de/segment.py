@@ -35,7 +35,7 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
 
 
 def advice(complaint: str) -> str:
-    """A size that works, from sentencepiece's error message."""
+    """How to change the size, from sentencepiece's error message."""
     largest = re.search(r"too high .* <= (\d+)", complaint)
     least = re.search(r"required_chars\. \d+ vs (\d+)", complaint)
     if largest:
@@ -44,7 +44,7 @@ def advice(complaint: str) -> str:
 
 
 def learn_bpe(size: int, files: List[str]) -> List[str]:
-    """A header, then merges as lines "a b", the most frequent first."""
+    """Merges as lines "a b", the most frequent first, after a header line."""
     from subword_nmt.learn_bpe import learn_bpe
 
     codes = io.StringIO()

@@ -56,7 +56,7 @@ make_bin() {
         "$(expected types 2)"
 }
 
-need_file "$EXPECTED" "name a table like expected.txt with EXPECTED=..."
+need_file "$EXPECTED" "set EXPECTED to a table like expected.txt"
 remember "$RAW" "a table of expectations with checksum $(cksum <"$EXPECTED" | cut -d ' ' -f 1)"
 [ -e "$RAW" ] || [ -e "$ARCHIVE" ] || download "${ADDRESSES[@]}"
 step "$RAW" make_raw
