@@ -1,1 +1,1 @@
-"""Functions on tensors: fast forms, with naive forms to test them against. They import only torch."""
+"""Functions on tensors: fast implementations, and naive ones to test them against. They import only torch."""

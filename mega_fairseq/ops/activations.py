@@ -1,4 +1,4 @@
-"""Activation functions by their released names, with derivatives for the operators that write their own backward."""
+"""Activation functions by their released names, with derivatives for operators that define their own backward."""
 
 from typing import Callable, NamedTuple
 

@@ -5,17 +5,17 @@ head of it. `causal` aligns the last query with the last key: query i sees keys 
 `key_padding` (G, m) bool, True = pad. A row that sees no key gives zeros.
 
 `bias` is b as a function of distance, (n + m - 1,): the score of query i and key j gains bias[j - i + n - 1]. With H
-heads it is (H, n + m - 1), and group g is of head g % H: the heads of a sequence are neighbours, as they are after
+heads it is (H, n + m - 1), and group g belongs to head g % H: the heads of a sequence are consecutive, as after
 (B, n, H, z) -> (B H, n, z). `multiplier`, of either shape, multiplies the weights after f and before dropout. Neither
-becomes a matrix of its own, and their gradients are vectors, too.
+is stored as a matrix, and their gradients are vectors too.
 
-Four forms of one function:
+Four implementations of the same function:
 
-    attention_naive   plain matrices, plain autograd: the reference for tests, and the form that compilers see
+    attention_naive   whole matrices and autograd: the reference for tests, and the form for compilers
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
-    fused             torch's scaled_dot_product_attention, for softmax wherever one of its fused kernels can run
-    tiled             tiles of rows, which backward computes again, so that nothing of size n x m outlives its tile:
-                      for laplace, relu2, multipliers, large biases, and softmax where no fused kernel takes z != e
+    fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
+    tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile: for
+                      laplace, relu2, multipliers, large biases, and softmax if no fused kernel supports z != e
 """
 
 from typing import Callable, Optional, Tuple
@@ -73,7 +73,7 @@ def attention_naive(
     scale: float = 1.0,
     multiplier: Optional[Tensor] = None,
 ) -> Tensor:
-    """The definition, in whole matrices, for q already divided by tau; `keep` (G, n, m) and `scale` are dropout's."""
+    """Attention by its definition, for q already divided by tau; `keep` (G, n, m) and `scale` are for dropout."""
     (_, queries, _), keys = q.shape, k.size(1)
     scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
     if bias is not None:
@@ -98,7 +98,7 @@ def _by_index(vectors: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def _with_vectors(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, per_head: Tensor) -> Tensor:
-    """x (G, n, m) combined with what is the same for all groups, (n, m), or for those of a head, (H, n, m)."""
+    """Combines x (G, n, m) with one matrix for all groups, (n, m), or with one per head, (H, n, m)."""
     if per_head.dim() < 3:
         return operation(x, per_head)
     return operation(x.unflatten(0, (-1, per_head.size(0))), per_head).flatten(0, 1)
@@ -114,13 +114,13 @@ def weights_at_one_position(
 ) -> Tensor:
     """The weights of queries (G, n, z) that are all at one position, such as the beams of a sentence: (G, n, m).
 
-    bias and multiplier (m,) or (H, m) have one number for each key. The weights are in float32 or better, for
+    bias and multiplier, (m,) or (H, m), have one number per key. The weights are in float32 or better, for
     `weighted_sum`.
     """
     dtype = product_dtype(q.device.type, q.dtype)
     q, k = q.to(dtype), k.to(dtype)
     q, rest = scaled_queries(q, temperature(q[:, :1], k, function, False, key_padding))
-    # Tall times narrow: for a few queries the CPU's product is twice as fast this way round.
+    # For a few queries, the CPU's product is twice as fast in this order, tall times narrow.
     scores = torch.bmm(k, q.transpose(1, 2)).transpose(1, 2).to(at_least_float32(q.dtype))
     if rest is not None:
         scores = scores * rest
@@ -137,9 +137,9 @@ def weights_at_one_position(
 
 
 def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0) -> bool:
-    """Whether torch's fused softmax attention takes these tensors: on CUDA always, on the CPU where widths agree.
+    """Whether torch's fused softmax attention supports these tensors: on CUDA always, on the CPU if widths are equal.
 
-    The CPU's adds up gradients in half precision, which at 16,384 keys is an error of 1% in bfloat16.
+    The CPU kernel sums gradients in half precision, which gives an error of 1% in bfloat16 at 16,384 keys.
     """
     if function != "softmax" or q.device.type == "cuda":
         return function == "softmax"
@@ -162,7 +162,7 @@ def attention_fused(
     square = causal and q.size(1) == k.size(1) and bias is None and key_padding is None
     mask = None if square else visible_keys(q, k, causal, key_padding)
     if key_padding is not None:
-        blind = ~mask.any(-1, keepdim=True)  # rows without any key: see all, then give zeros
+        blind = ~mask.any(-1, keepdim=True)  # rows without any key see all keys here, and give zeros below
         mask = mask | blind
     heads = 1 if bias is None or bias.dim() == 1 else bias.size(0)
     if mask is not None and mask.dim() == 3:
@@ -187,7 +187,7 @@ def attention(
     dropout: float = 0.0,
     multiplier: Optional[Tensor] = None,
 ) -> Tensor:
-    """Attention in the form that is fastest here: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e).
+    """Attention in the fastest form for these inputs: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e).
 
     `columns` (n, r), (m, r) are extra columns of q and k: a bias that is an inner product of positions.
     """
@@ -220,13 +220,13 @@ def attention(
 def _with_heads(
     q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor]
 ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """Both as (H, n + m - 1), for as many heads as the one that has more."""
+    """Expands both to (H, n + m - 1), where H is the larger number of heads."""
     given = {"bias": bias, "multiplier": multiplier}
     heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in given.values())
     for name, t in given.items():
         if t is not None and t.dim() == 2 and (t.size(0) not in (1, heads) or q.size(0) % heads):
             raise ValueError(
-                f"{name} has {t.size(0)} heads, attention {heads} and q {q.size(0)} groups; give every head a row of "
-                "bias and multiplier, and a group for each head and sequence"
+                f"{name} has {t.size(0)} heads, attention {heads} and q {q.size(0)} groups; give bias and multiplier "
+                "one row per head, and q one group per head and sequence"
             )
     return tuple(None if t is None else t.expand(heads, -1) for t in given.values())

@@ -1,4 +1,4 @@
-"""Scores, weights and products of attention: what all of its forms share."""
+"""Scores, weights and products that all forms of attention share."""
 
 import math
 from typing import Optional, Tuple, Union
@@ -37,7 +37,7 @@ def weights_of(scores: Tensor, function: str) -> Tensor:
 
 
 def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: str) -> Tensor:
-    """From the gradient of the weights, which may be overwritten, to that of the scores."""
+    """The gradient of the scores, from that of the weights, which may be overwritten."""
     if function == "softmax":
         return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
     if function == "relu2":
@@ -51,7 +51,7 @@ def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: st
 def temperature(
     q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor]
 ) -> Union[float, Tensor]:
-    """1 / tau: sqrt(z) for softmax, else the number of keys that each row sees; a number, or shaped to multiply q."""
+    """1 / tau, to multiply q by: tau is sqrt(z) for softmax, else the number of keys that each row sees."""
     queries, keys = q.size(1), k.size(1)
     if function == "softmax":
         return q.size(-1) ** -0.5
@@ -68,18 +68,17 @@ def temperature(
 
 
 def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) -> Tuple[Tensor, Optional[Tensor]]:
-    """q times `factor`, or, where half precision would lose digits, q times a part of it and the float32 rest.
+    """q times `factor`; in half precision, q times a part of the factor, and the rest of it in float32.
 
-    The rest (broadcast to (G, n, 1)) multiplies the scores. Divided by thousands of keys, queries underflow in float16;
-    products with 1 / tau would be rounded in bfloat16. `apart=False` asks for no rest.
+    The rest, (G, n, 1), multiplies the scores. Divided by thousands of keys, queries would underflow in float16;
+    products with 1 / tau would be rounded in bfloat16. With `apart=False` there is no rest.
     """
     if q.dtype == at_least_float32(q.dtype):
         return q * factor, None
     if not apart:
         return (q * factor).to(q.dtype), None
-    part = 2.0 ** -round(
-        math.log2(q.size(-1)) / 2
-    )  # about 1 / sqrt(z), so that scores fit float16; a power of 2: exact
+    # About 1 / sqrt(z), so that scores fit into float16; a power of 2, so that the product is exact.
+    part = 2.0 ** -round(math.log2(q.size(-1)) / 2)
     rest = torch.as_tensor(factor / part, dtype=torch.float32, device=q.device)
     return q * part, rest.expand(q.size(0), q.size(1), 1)
 
@@ -118,9 +117,9 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tenso
 
 
 def scaled_rows(x: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Optional[Tensor]]:
-    """x (G, n, m) in `dtype`, and what its rows were divided by (G, n, 1), in float32: only float16 needs that.
+    """x (G, n, m) in `dtype`; for float16, with rows divided by float32 numbers (G, n, 1), which are also returned.
 
-    Rows with an L1 norm of 1 neither underflow there nor give products that overflow.
+    Rows with an L1 norm of 1 neither underflow nor give products that overflow.
     """
     if dtype != torch.float16:
         return x.to(dtype), None

@@ -1,7 +1,7 @@
-"""Attention in tiles of rows and of groups that fit the cache: `tiled_attention`.
+"""Attention in tiles of rows and groups that fit into the cache: `tiled_attention`.
 
-Backward computes a tile's scores again, so that nothing of size n x m outlives its tile. In half precision, products
-are in half precision and everything else is in float32: scores, weights, their gradients, and sums over tiles.
+Backward recomputes a tile's scores, so that nothing of size n x m outlives its tile. For half-precision inputs,
+products are in half precision and everything else is in float32: scores, weights, their gradients, and sums over tiles.
 """
 
 from typing import Iterator, NamedTuple, Optional, Tuple
@@ -27,11 +27,11 @@ class _Tile(NamedTuple):
     groups: slice
     rows: slice
     keys: slice
-    heads: slice  # of the vectors over distances; the tile's groups are a whole number of times these heads
+    heads: slice  # of the vectors over distances; the number of groups in the tile is a multiple of theirs
 
 
 class _Inputs(NamedTuple):
-    """What a tile's weights depend on; optional ones as in `attention_naive`."""
+    """The tensors that a tile's weights depend on; optional ones as in `attention_naive`."""
 
     q: Tensor
     k: Tensor
@@ -78,7 +78,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint asks for
+        v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint requires
         inputs = _Inputs(*inputs)
         q, k, bias, multiplier, _, keep, rest = inputs
         dq = torch.empty_like(q)
@@ -89,7 +89,7 @@ class _Tiled(torch.autograd.Function):
         with without_autocast(q):
             for tile in _tiles(inputs, ctx.causal):
                 groups, rows, keys, _ = tile
-                # The first tile of a group reaches every key and so starts the sums of dk and dv.
+                # The first tile of a group covers every key, so it initialises the sums of dk and dv.
                 first = rows.stop == q.size(1)
                 scores, weights = _tile_weights(inputs, ctx.function, ctx.causal, tile)
                 grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
@@ -149,7 +149,7 @@ def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> 
     count = rows.stop - rows.start
     if bias is not None:
         _by_head(scores, tile).add_(_matrices(bias, inputs, tile))
-    if causal and count > 1:  # only the last `count` keys can lie in a row's future
+    if causal and count > 1:  # only the last `count` keys can be in a row's future
         future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
         scores[..., keys.stop - count :].masked_fill_(future, MASKED)
     if key_padding is not None:
@@ -158,7 +158,7 @@ def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> 
     weights = weights_of(scores, function)
     if key_padding is not None:
         weights.masked_fill_(padding, 0.0)
-        if causal and count > 1:  # a padded row sees nothing, not evenly its future
+        if causal and count > 1:  # a row that sees only pads has no weights
             weights[..., keys.stop - count :].masked_fill_(future, 0.0)
     return scores, weights
 
@@ -210,7 +210,7 @@ def _add_transposed(target: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         return
     rows, size = scaled_rows(a, b.dtype)
     largest = None
-    if size is not None:  # what the rows of a were divided by multiplies those of b, which are to keep their size
+    if size is not None:  # b takes over the scale of a's rows, and is divided by its largest value to fit float16
         b = b * size
         largest = b.abs().amax((1, 2), keepdim=True).clamp_min_(torch.finfo(b.dtype).tiny)
         b = (b / largest).to(rows.dtype)

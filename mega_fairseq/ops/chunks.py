@@ -1,7 +1,7 @@
 """Attention inside chunks, for any length, from any carried state (paper, section 3.3: Mega-chunk).
 
-A causal stack is a recurrent model: of an unfinished chunk, it must remember the keys and values. `KeyValues` holds
-them. Any split of a sequence gives the same outputs, because every piece first completes the chunk that the previous
+A causal stack is a recurrent model: it must remember the keys and values of an unfinished chunk, in `KeyValues`.
+Any split of a sequence gives the same outputs, because every piece first completes the chunk that the previous
 piece left unfinished.
 """
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
 from mega_fairseq.ops.precision import is_compiling
 
-MIN_SPARE = 8  # tokens that a new buffer has space for beyond those it holds; small, since each row pays for them
+MIN_SPARE = 8  # minimum spare capacity of a new buffer, in tokens; small, since every row allocates it
 
 # (queries, keys, values, key padding) of whole groups -> outputs; if causal, the last query is at the last key
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
 
 
 class Buffer:
-    """Storage with spare capacity for keys and values. Of the states that share it, only the longest may append."""
+    """Storage with spare capacity for keys and values. Of the states that share it, only the longest can append."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int):
         self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
@@ -40,15 +40,15 @@ class Buffer:
 
 
 class KeyValues(NamedTuple):
-    """The unfinished chunk, or everything so far where attention is not chunked."""
+    """The keys and values of the unfinished chunk, or all of them if attention is not chunked."""
 
     keys: Tensor  # (B, m, z)
     values: Tensor  # (B, m, e)
-    padding: Optional[Tensor] = None  # (B, m) bool, True = unused: only where rows are at different positions
+    padding: Optional[Tensor] = None  # (B, m) bool, True = unused; only if rows are at different positions
     buffer: Optional[Buffer] = None  # the storage of keys and values, if more tokens can be appended in place
 
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
-        """These and n more, (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
+        """Appends n tokens: (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
         buffer, total = self.buffer, self.keys.size(1) + keys.size(1)
         temporary = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not the next state
         if torch.is_grad_enabled() or is_compiling() or temporary:
@@ -60,11 +60,11 @@ class KeyValues(NamedTuple):
         return KeyValues(*buffer.append(keys, values), self.padding, buffer)
 
     def select(self, order: Tensor) -> "KeyValues":
-        """Row i continues row order[i]."""
+        """Replaces row i by row order[i]."""
         return KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
 
     def follow(self, order: Tensor, last: int) -> "KeyValues":
-        """The same in place, for rows that differ from those they continue in their last tokens alone."""
+        """Like `select`, in place, if each row and its replacement differ only in their `last` tokens."""
         if self.padding is not None or self.keys.requires_grad:
             return self.select(order)
         first = max(0, self.keys.size(1) - last)
@@ -83,7 +83,7 @@ def chunked(
 ) -> Tensor:
     """q (B, n, z) against k (B, m + n, z) and v (B, m + n, e), m < chunk_size keys before the first query -> (B, n, e).
 
-    The unfinished chunk, the whole chunks and the remainder are separate calls of `attend`: no caller pads to a chunk.
+    The unfinished chunk, the whole chunks and the remainder are separate calls of `attend`, without padding to a chunk.
     """
     if chunk_size is None:
         return attend(q, k, v, padding)
@@ -120,7 +120,7 @@ def causal_chunked(
     cache: Optional[KeyValues] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, KeyValues]:
-    """One piece of a sequence: q, k (B, n, z), v (B, n, e) after `cache` -> outputs (B, n, e) and the next cache.
+    """Attention of a piece that follows `cache`: q, k (B, n, z), v (B, n, e) -> outputs (B, n, e) and the next cache.
 
     `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query sees them.
     """
@@ -156,7 +156,7 @@ def _rest(
         return KeyValues(k[:, start:].clone(), v[:, start:].clone())  # a view would keep all of k and v alive
     width = min(total, total if chunk_size is None else chunk_size - 1)
     if chunk_size is None and not is_compiling():
-        width = max(1, int(lengths.max()))  # pads of this piece are not kept
+        width = max(1, int(lengths.max()))  # does not keep the pads of this piece
     start = torch.zeros_like(lengths) if chunk_size is None else lengths - lengths % chunk_size
     index = start.unsqueeze(1) + torch.arange(width, device=k.device)  # (B, width)
     padding = index >= lengths.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Dropout masks. They are drawn first and passed to the operators, which are then functions of their inputs."""
+"""Dropout masks. They are drawn first and passed to the operators, which are thus deterministic functions."""
 
 from typing import Optional, Sequence, Tuple
 
@@ -12,7 +12,7 @@ SHARES = 2**16  # on the CPU, probabilities are multiples of 1 / SHARES
 
 
 def keep_mask(shape: Sequence[int], dropout: float, device: torch.device) -> Tuple[Optional[Tensor], float]:
-    """A bool mask of what is kept, and the factor that preserves the mean; (None, 1) for no dropout."""
+    """A bool mask of the entries to keep, and the factor that preserves the mean; (None, 1) without dropout."""
     if dropout == 0.0:
         return None, 1.0
     if device.type == "cpu" and not is_compiling():

@@ -7,9 +7,9 @@ For each of D channels, with an N-dimensional hidden state (x_t a scalar of that
 
 which is also a convolution with the kernel K_t = sum_n eta_n alpha_n beta_n phi_n^t (eq. 25).
 
-Five forms of the same function, all float32 inside (float64 for float64 inputs):
+Five implementations of the same function, all computed in float32 (float64 for float64 inputs):
 
-    ema_naive   one step after the other, as written above: the reference for tests
+    ema_naive   step by step, as written above: the reference for tests
     ema_step    one token, for decoding
     ema_scan    blocks of C steps: a C x C Toeplitz product inside a block, N-dimensional states between blocks
     ema_fft     the convolution theorem, with a kernel from two levels of powers (`geometric_sum`)
@@ -70,10 +70,10 @@ def ema(
     truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """Causal EMA in the form that is fastest here: x (B, L, D) -> y (B, L, D) in x's dtype, final state.
+    """Causal EMA in the fastest form for these inputs: x (B, L, D) -> y (B, L, D) in x's dtype, final state.
 
-    `skip` (D) is omega. `lengths` (B,) marks right padding: padded outputs are zero and padded steps leave the state as
-    it is, so that the final state of a row does not depend on the batch. `truncation` None or 0 means none.
+    `skip` (D) is omega. `lengths` (B,) marks right padding: padded outputs are zero and padded steps do not change
+    the state, so the final state of a row does not depend on the batch. `truncation` None or 0 means none.
     """
     dtype = x.dtype
     with without_autocast(x):
@@ -103,7 +103,7 @@ def bidirectional_ema(
     truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
 ) -> Tensor:
-    """Forward plus backward EMA; lag 0 counts in both: x (B, L, D) -> (B, L, D), in x's dtype."""
+    """Sum of a forward and a backward EMA, both including lag 0: x (B, L, D) -> (B, L, D) in x's dtype."""
     dtype = x.dtype
     with without_autocast(x):
         x = x.to(c.log_decay.dtype)

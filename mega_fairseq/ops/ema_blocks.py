@@ -18,7 +18,7 @@ from mega_fairseq.ops.ema_recurrence import (
 )
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 
-# Measured by `python benchmarks/layer.py --tables forms` (docs/performance.md, "Which form when").
+# Measured by `python benchmarks/layer.py --tables forms` (docs/performance.md, "The EMA alone").
 BLOCK = 64  # steps in a block on the CPU: a larger one has more Toeplitz work, fewer scan steps and states
 BLOCK_GPU = 128  # fewer, larger products, since each launch costs time; chosen by launch count, not measured on a GPU
 
@@ -75,7 +75,7 @@ def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = Fal
 
 
 def _scan_by_doubling(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
-    """`_scan` in log2 K steps over all of u: more work, but few launches and no in-place operation."""
+    """`_scan` in log2 K steps over all of u: more work, but few kernel launches and no in-place operation."""
     if reverse:
         return _scan_by_doubling(u.flip(0), decay, first).flip(0)
     h = torch.cat([(torch.zeros_like(u[0]) if first is None else first).unsqueeze(0), u[:-1]])
@@ -140,7 +140,7 @@ class _BlockScan(torch.autograd.Function):
             dys = _channels_first(dy, size)
             dh = torch.bmm(dys, t.spread.transpose(1, 2)).view(dim, x.size(0), -1, states).permute(2, 1, 0, 3)
             dh[-1, ..., :forward] += dlast
-            # Gradients flow against the states: du_k is the whole gradient of the state after block k.
+            # Gradients flow in the opposite direction: du_k is the total gradient of the state after block k.
             du = scan(dh[..., :forward], t.decay[:, :forward], None, reverse=True)
             dinitial = torch.addcmul(dh[0, ..., :forward], t.decay[:, :forward], du[0])
             if states > forward:
@@ -167,7 +167,7 @@ def _run_blocks(x: Tensor, t: _BlockTables, initial: Tensor) -> Tuple[Tensor, Te
 
 
 class _OneBlock(torch.autograd.Function):
-    """`_block_scan` of one block without an initial state, as for most sentences: a Toeplitz product."""
+    """`_block_scan` of one block without an initial state, such as most sentences: one Toeplitz product."""
 
     @staticmethod
     def forward(ctx, x, within):
@@ -217,11 +217,11 @@ def ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip
 
 
 def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
-    """The first T taps in blocks: Toeplitz products for the first and last lags, states for the lags between.
+    """The EMA of T taps in blocks: Toeplitz products for the first and last lags, states for those in between.
 
-    Outputs depend on the T inputs that they should and on no other, which cheaper ways do not achieve: by the rounding
-    of an FFT, a large input changes outputs before it; an EMA minus its delayed copy keeps rounding errors of inputs
-    that are out of reach.
+    Outputs depend on the T inputs within reach and on no others. Cheaper methods do not achieve this: through the
+    rounding of an FFT, a large input changes earlier outputs; an EMA minus its delayed copy keeps rounding errors of
+    inputs out of reach.
     """
     size = min(x.size(1), taps, _block_size(x))
     xs = _channels_first(_pad_to_multiple(x, size), size).view(x.size(2), x.size(0), -1, size)  # (D, B, K, C)
@@ -277,7 +277,7 @@ def ema_window(
     if lengths is not None:
         window = end_aligned(window, lengths + (window.size(1) - length))
     window = F.pad(window, (0, 0, max(0, reach - window.size(1)), 0))
-    return y, window[:, window.size(1) - reach :].transpose(1, 2).contiguous()  # a view would keep all of the window
+    return y, window[:, window.size(1) - reach :].transpose(1, 2).contiguous()  # a view would keep all of `window`
 
 
 def window_taps(c: EMACoefficients, truncation: int) -> Tensor:
@@ -288,7 +288,7 @@ def window_taps(c: EMACoefficients, truncation: int) -> Tensor:
 def ema_window_step(x: Tensor, taps: Tensor, state: Tensor, skip: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """One token of a truncated EMA: x (B, D), taps (D, T), state (B, D, T - 1) -> y (B, D) in x's dtype, next state.
 
-    `taps` are `window_taps(c, truncation)`, computed once for a whole generation.
+    `taps` are `window_taps(c, truncation)`, computed once per generation.
     """
     wide = x.to(taps.dtype)
     window = torch.cat([state, wide.unsqueeze(-1)], -1)  # (B, D, T)

@@ -10,7 +10,7 @@ from mega_fairseq.ops.ema_recurrence import EMACoefficients, ema_kernel, final_s
 
 
 def _fft_length(n: int) -> int:
-    """The smallest 2^a 3^b 5^c >= n: an FFT is fast for such lengths."""
+    """The smallest 2^a 3^b 5^c >= n, a length for which the FFT is fast."""
     best = _doubled(1, n)
     five = 1
     while five < best:

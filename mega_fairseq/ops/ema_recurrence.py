@@ -1,4 +1,4 @@
-"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step and a loop of steps."""
+"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step, and a loop over steps."""
 
 import math
 from typing import NamedTuple, Optional, Tuple
@@ -21,9 +21,9 @@ class EMACoefficients(NamedTuple):
 
 
 def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
-    """The coefficients from the logits of alpha and delta, and from beta and eta, all (..., N).
+    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (..., N).
 
-    log phi is computed in the way that keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
+    log phi is computed so that it keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
     log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. Thus phi does not round to 1 in slow
     channels, nor to 0 at large logits, where its log would be infinite. eta is scaled by sqrt(1/N).
     """
@@ -32,7 +32,7 @@ def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) ->
     product = weight * damping
     complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
     slow = product < 0.5
-    # Where a branch is not taken it gets a constant, so that its gradient is 0 there and not NaN.
+    # The branch that is not taken gets a constant, so that its gradient is 0 and not NaN.
     log_decay = torch.where(
         slow,
         torch.log1p(-torch.where(slow, product, 0.25)),
@@ -73,7 +73,7 @@ def ema_step(x: Tensor, c: EMACoefficients, state: Tensor) -> Tuple[Tensor, Tens
 
 
 def ema_naive(x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The definition, step after step: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
+    """The definition, step by step: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
     h = zero_state(x, c) if state is None else state
     ys = []
     for t in range(x.size(1)):
@@ -91,25 +91,25 @@ def no_skip(c: EMACoefficients) -> Tensor:
 
 
 def collecting(c: EMACoefficients, steps: int) -> Tensor:
-    """From each input of `steps` steps to the state after them: (D, C, N)."""
+    """The weights from each of `steps` inputs to the state after them: (D, C, N)."""
     return (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, steps)).flip(-1).transpose(1, 2)
 
 
 def spreading(c: EMACoefficients, steps: int) -> Tensor:
-    """From the state before `steps` steps to each of their outputs: (D, N, C)."""
+    """The weights from a state to each of the next `steps` outputs: (D, N, C)."""
     return c.project.unsqueeze(-1) * powers(c.log_decay, 1, steps)
 
 
 def final_state(
     x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
 ) -> Tensor:
-    """The state after each row's last token, without outputs, by the identity that `geometric_sum` uses."""
+    """The state after each row's last token, without computing outputs, by the identity that `geometric_sum` uses."""
     batch, length, dim = x.shape
     inner = min(length, INNER)
     outer = -(-length // inner)
     if lengths is not None:
         x = end_aligned(x, lengths)
-    x = F.pad(x, (0, 0, outer * inner - length, 0))  # zeros before a zero state change nothing
+    x = F.pad(x, (0, 0, outer * inner - length, 0))  # leading zeros do not change a zero state
     blocks = x.reshape(-1, dim).t().reshape(dim, batch * outer, inner)  # (D, B A, C)
     collect = collecting(c, inner)
     collected = torch.bmm(blocks, collect).view(dim, batch, outer, -1)  # (D, B, A, N)

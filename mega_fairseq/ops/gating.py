@@ -1,8 +1,8 @@
 """The position-wise part of the layer: activated projections (eq. 7, 10) and the gates of its output (eq. 12-15).
 
-Both fast forms process the rows in tiles that fit the cache. A tile's activations and gradients are used at once and
-never become tensors of the whole sequence, which costs less memory and, on the CPU, less time: allocating 32 MiB there
-takes several times as long as an elementwise pass over them.
+Both fast forms process the rows in tiles that fit into the cache. A tile's activations and gradients are used at once
+and never stored for the whole sequence, which takes less memory and, on the CPU, less time: allocating 32 MiB there
+takes several times as long as an elementwise operation on them.
 """
 
 from typing import Iterator, Optional, Tuple
@@ -27,13 +27,13 @@ def _tiles(x: Tensor) -> Iterator[slice]:
 
 
 def _flat(*tensors: Tensor) -> Tuple[Tensor, ...]:
-    """(B, L, D) -> (B L, D), in autocast's dtype where autocast is on."""
+    """(B, L, D) -> (B L, D), in autocast's dtype if autocast is on."""
     dtype = autocast_dtype(tensors[0].device.type)
     return tuple((t if dtype is None else t.to(dtype)).flatten(0, -2) for t in tensors)
 
 
 def _sums(weight: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
-    """Zeros for the gradients of a weight and its bias: in float32 or better where tiles of x are added up."""
+    """Zeros for the gradients of a weight and its bias: in float32 or better if several tiles are summed."""
     dtype = at_least_float32(weight.dtype) if x.size(0) > _rows_together(x) else weight.dtype
     return torch.zeros_like(weight, dtype=dtype), torch.zeros_like(weight[:, 0], dtype=dtype)
 
@@ -104,12 +104,12 @@ def gated_output_naive(
     keep: Optional[Tensor] = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Y = u H + (1 - u) X with the gates read off one projection of X' (eq. 12-15), all (..., width):
+    """Y = u H + (1 - u) X with the gates from one projection of X' (eq. 12-15), all (..., width):
 
     u = sigmoid(X' W_u + b_u), r = silu(X' W_r + b_r), H = activation(X' W_h + (r O) U_h + b_h).
 
-    gates: weight and bias of (u, r, h), rows D + E + D, or of (u, r) alone where H takes nothing from X' (cross
-    attention). hidden: U_h and its bias. keep, scale: dropout on H. Y has the dtype of X, under autocast, too.
+    gates: weight and bias of (u, r, h), rows D + E + D, or only of (u, r) if H does not depend on X' (cross
+    attention). hidden: U_h and its bias. keep, scale: dropout on H. Y has the dtype of X, also under autocast.
     """
     dim, width = residual.size(-1), attended.size(-1)
     base = F.linear(gate_input, *gates)

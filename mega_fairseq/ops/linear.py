@@ -1,9 +1,9 @@
 """Projections that are prepared once and used many times on a few rows each, as in decoding.
 
-A step of beam search multiplies every weight of the model with a handful of rows. On the CPU the usual product then
-takes two to four times as long as reading the weights; oneDNN's takes as long as reading weights that are packed for
-it. Packing costs about as much as ten such products, and a copy. It is therefore done for one generation at a time,
-and the packed weights are thrown away afterwards, so that they cannot go stale.
+A step of beam search multiplies every weight of the model by a few rows. On the CPU the usual product then takes two to
+four times as long as reading the weights; oneDNN's takes as long as reading weights that are packed for it. Packing
+costs a copy and about as much time as ten such products. It is therefore done once per generation, and the packed
+weights are discarded afterwards, so that they cannot become stale.
 """
 
 from typing import Callable, Optional
@@ -16,7 +16,7 @@ Projection = Callable[[Tensor], Tensor]  # (R, in) -> (R, out)
 
 
 def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
-    """x -> x W^T + b without gradients, in the form that is fastest here for a few rows x."""
+    """Returns the fastest function x -> x W^T + b for a few rows x, without gradients."""
     return _packed_linear(weight, bias) if packing_runs(weight) else lambda x: F.linear(x, weight, bias)
 
 
@@ -41,4 +41,4 @@ def _packing_works() -> bool:
     return torch.equal(products[0], x + 1) and torch.equal(products[1], x)
 
 
-PACKING_WORKS = _packing_works()  # tried on import, where no mode of torch that traces tensors is active
+PACKING_WORKS = _packing_works()  # tested on import, when no torch mode that traces tensors is active

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype
 
-# Scores in memory at once. On a CPU, 16 MB are enough for products at full speed and few enough for the allocator to
-# reuse them; a GPU needs larger products.
+# Scores in memory at once. On a CPU, 16 MB are enough for products at full speed and small enough for the allocator to
+# reuse; a GPU needs larger products.
 SCORES, SCORES_GPU = 2**22, 2**26
 TYPES = 2**15  # types in a block: its weights stay in the cache while all tokens are processed
-PACK_FROM = 256  # tokens from which on packing weights for the CPU's products pays
+PACK_FROM = 256  # number of tokens from which packing weights for the CPU pays off
 
 
 def naive_target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -29,12 +29,12 @@ def naive_target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor
 
 
 def target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """The same in float32 or better, with the scores of some rows, or of some types, in memory at a time."""
+    """The same in float32 or better, with only the scores of some rows or some types in memory at once."""
     return (_by_rows if torch.is_grad_enabled() else _by_types)(x, weights, targets)
 
 
 def _by_rows(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """With gradients: the scores of a slice are computed again in backward instead of being kept."""
+    """With gradients: the scores of a slice are recomputed in backward instead of being kept."""
     rows = max(1, _scores_at_once(x) // sum(weight.size(0) for weight in weights))
     if x.size(0) <= rows:
         return _log_probs(x, targets, *weights)
@@ -49,7 +49,7 @@ def _log_probs(x: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _by_types(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """Without gradients: log-sum-exp over one block of types after the other, for vocabularies of any size."""
+    """Without gradients: log-sum-exp over blocks of types, for vocabularies of any size."""
     dtype = at_least_float32(x.dtype)
     total = x.new_full((x.size(0),), -torch.inf, dtype=dtype)
     score = torch.zeros_like(total)  # of the target

@@ -1,7 +1,7 @@
-"""Converts padding on any side to padding on the right, where a sequence starts at index 0 and has a length.
+"""Converts padding on any side to padding on the right, so that each sequence starts at index 0 and has a length.
 
-Chunk borders, carried states and relative positions then count the tokens of a sequence and not its pads. Masks are
-bool (B, L), True = pad, everywhere.
+Chunk borders, carried states and relative positions then count the tokens of a sequence and not its pads. All masks are
+bool (B, L), True = pad.
 """
 
 from typing import NamedTuple, Optional, Tuple, Union
@@ -31,12 +31,12 @@ class Alignment(NamedTuple):
 
     lengths: Tensor  # (B,)
     width: int  # of the aligned batch: L, or the longest length
-    order: Optional[Tensor] = None  # (B L,) where each aligned row comes from; None if all are at the front already
+    order: Optional[Tensor] = None  # (B L,) the source of each aligned row; None if already aligned
     inverse: Optional[Tensor] = None  # (B L,)
 
     @classmethod
     def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
-        """`of` with `crop`, or None if there is no pad; under a compiler, which cannot know, always an alignment."""
+        """`of` with `crop`, or None if there are no pads; always an alignment when compiling, where that is unknown."""
         return cls.of(padding_mask, crop=True) if is_compiling() or padding_mask.any() else None
 
     @classmethod
@@ -71,7 +71,7 @@ class Alignment(NamedTuple):
 
 
 # What a layer takes as `padding_mask`: bool (B, L), True = pad, on any side; or the alignment (`done`) of a batch that
-# is aligned already and zero at its pads.
+# is already aligned, with zeros at pads.
 Padding = Union[Tensor, Alignment]
 
 

@@ -46,7 +46,7 @@ def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:
 
 
 def t5_bucket(distances: Tensor, causal: bool) -> Tensor:
-    """T5's buckets: one for each small distance, logarithmic ones up to 128, and one for all beyond."""
+    """T5's buckets: one for each small distance, logarithmic ones up to 128, and one for all larger ones."""
     buckets = T5_BUCKETS
     if causal:
         offset, reach = torch.zeros_like(distances), (-distances).clamp_min(0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def is_compiling() -> bool:
-    """True while torch.compile or torch.export traces: plain forms run then, and the compiler fuses them."""
+    """True while torch.compile or torch.export traces. Plain forms then run, which the compiler fuses."""
     compiler = getattr(torch, "compiler", None)
     if hasattr(compiler, "is_compiling"):
         return compiler.is_compiling()
@@ -16,7 +16,7 @@ def is_compiling() -> bool:
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """Autocast's dtype on this type of device, or None where autocast is off."""
+    """Autocast's dtype on this type of device, or None if autocast is off."""
     if device_type not in ("cpu", "cuda"):
         return None
     if hasattr(torch, "get_autocast_dtype"):
@@ -41,8 +41,8 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def product_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype to multiply matrices of `dtype` in.
 
-    float16 becomes float32 where torch's products in it are slower (on the CPU, five to sixty times), and where a
-    compiler sees plain forms, which do not scale for float16's small range.
+    float16 becomes float32 where torch's float16 products are slower (on the CPU, five to sixty times), and when
+    compiling, since the plain forms do not scale values to float16's small range.
     """
     plain = dtype == torch.float16 and (device_type == "cpu" or is_compiling())
     return torch.float32 if plain else dtype
