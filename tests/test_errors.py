@@ -1,4 +1,4 @@
-"""Contract 10, errors speak: one sentence that names the option, its value and the remedy, before any work starts."""
+"""Contract 10: an error is one sentence that names the option, its value and the remedy, before any work starts."""
 
 import re
 
@@ -39,7 +39,7 @@ def layer(**options):
 
 
 def refuses(call, *parts, error=ValueError):
-    """`call` raises one sentence that says each of `parts`."""
+    """Checks that `call` raises an error of one sentence that contains each of `parts`."""
     with pytest.raises(error) as caught:
         call()
     sentence = str(caught.value)
@@ -88,7 +88,7 @@ def test_a_width_with_a_default_may_be_zero_but_not_negative(make, option):
         refuses(lambda value=value: make(**{option: value}), f"{option} is {value!r}", WHOLE)
 
 
-def test_configs_that_are_made_from_options_name_the_options():
+def test_errors_of_configs_made_from_options_name_the_options():
     refuses(lambda: attends(side="decoder", ndim=0), "--decoder-n-dim is 0", WHOLE)
     refuses(lambda: crosses(side="decoder", hidden_dropout=1.0), "--hidden-dropout is 1.0", PROBABILITY)
     refuses(lambda: attends(side="encoder", causal=False, truncation=-2), "--encoder-truncation-length is -2")
@@ -99,7 +99,7 @@ def test_configs_that_are_made_from_options_name_the_options():
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0])
-def test_an_ema_refuses_bad_sizes_by_itself(value):
+def test_an_ema_refuses_invalid_sizes(value):
     refuses(lambda: DampedEMA(DIM, ndim=value), f"ndim is {value!r}", WHOLE)
     refuses(lambda: DampedEMA(value), f"dim is {value!r}", WHOLE)
 
@@ -121,15 +121,15 @@ def test_an_ema_refuses_bad_sizes_by_itself(value):
     ids=lambda value: getattr(value, "__name__", None),
 )
 @pytest.mark.parametrize("value", ["sofmax", "", None])
-def test_an_unknown_name_is_answered_with_the_known_ones(make, option, remedy, value):
+def test_an_unknown_name_is_refused_with_the_known_ones(make, option, remedy, value):
     refuses(lambda: make(**{option: value}), f"{option} is {value!r}", "choose one of", remedy)
 
 
-def test_an_unknown_norm_is_refused_by_the_norm_itself():
+def test_an_unknown_norm_is_refused_by_the_norm_module():
     refuses(lambda: SequenceNorm("batch", DIM), "norm is 'batch'", "choose one of layernorm, scalenorm")
 
 
-def test_an_unknown_attention_function_is_refused_by_the_op_itself():
+def test_an_unknown_attention_function_is_refused_by_the_operator():
     refuses(lambda: attention(X, X, X, "sofmax"), "'sofmax'", "choose one of softmax, relu2, laplace")
 
 
@@ -151,7 +151,7 @@ def test_a_dropout_out_of_range_is_refused(make, option, value):
 
 
 @pytest.mark.parametrize("value", [-1, True, 2.5, "3"])
-def test_a_truncation_that_is_no_number_of_taps_is_refused(value):
+def test_an_invalid_truncation_is_refused(value):
     for make in (lambda: attends(truncation=value), lambda: DampedEMA(DIM, truncation=value)):
         refuses(make, f"truncation is {value!r}", "number of kernel taps to keep, or 0 for all")
 
@@ -214,7 +214,7 @@ def test_masks_of_another_dtype_are_refused(name):
 
 
 @every_module
-def test_masks_that_are_no_tensors_are_refused(name):
+def test_masks_that_are_not_tensors_are_refused(name):
     mask = [[False] * 5] * 2
     refuses(lambda: MODULES[name]()(X, padding_mask=mask), "padding_mask is a list", "bool", error=TypeError)
 
@@ -230,21 +230,21 @@ def test_masks_of_another_shape_are_refused(name):
 
 @pytest.mark.parametrize("name", [name for name in MODULES if "ema" not in name])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
-def test_inputs_of_a_dtype_that_the_parameters_do_not_have_are_refused(name, dtype):
+def test_inputs_of_another_dtype_than_the_parameters_are_refused(name, dtype):
     refuses(lambda: MODULES[name]()(X.to(dtype)), f"x has dtype {dtype}", "torch.float32", error=TypeError)
 
 
-def test_the_simple_bias_refuses_what_it_has_not_learned_and_names_the_ways_out():
+def test_the_simple_bias_refuses_unlearned_distances_with_remedies():
     for call in (
         lambda: layer(max_positions=4)(X),
         lambda: layer(max_positions=4, causal=False)(X),
         lambda: GatedCrossAttention(crosses(max_positions=4))(X, SOURCE),
     ):
-        refuses(call, "position_bias 'simple'", "below 4", "asked for 5", "larger max_positions", "'rotary'")
+        refuses(call, "position_bias 'simple'", "below 4", "5 are needed", "larger max_positions", "'rotary'")
     streaming = layer(max_positions=6)
     _, state = streaming(X)
     _, state = streaming(X[:, :1], state)
-    refuses(lambda: streaming(X[:, :1], state), "position_bias 'simple'", "below 6", "asked for 7")
+    refuses(lambda: streaming(X[:, :1], state), "position_bias 'simple'", "below 6", "7 are needed")
     layer(max_positions=2, chunk_size=5)(X)  # a chunk bounds the distances
 
 
@@ -291,11 +291,11 @@ def test_a_cache_of_another_batch_width_or_chunk_is_refused():
     ):
         refuses(lambda cache=cache: module(X, state._replace(cache=cache)), "state", str(shape), "must be")
     other = state._replace(cache=chunkless.cache)
-    refuses(lambda: module(X, other), "state.cache.keys has 9 keys", "chunk_size is 7", "go on with the chunk_size")
+    refuses(lambda: module(X, other), "state.cache.keys has 9 keys", "chunk_size is 7", "use the chunk_size")
 
 
 @pytest.mark.parametrize("name", ["ema", "attention", "block"])
-def test_a_state_of_another_kind_is_refused_and_the_mask_gets_its_place_named(name):
+def test_a_state_of_another_type_is_refused_and_masks_are_directed_to_padding_mask(name):
     module = MODULES[name]()
     _, state = layer()(X)
     mask = torch.zeros(2, 5, dtype=torch.bool)
@@ -337,6 +337,6 @@ def test_a_source_of_another_batch_is_refused_with_a_remedy():
         refuses(call, "sequences", "source", "; ")
 
 
-def test_a_source_that_nobody_reads_is_refused_rather_than_dropped():
+def test_a_source_is_refused_by_a_block_without_cross_attention():
     for block in (MegaBlock(attends(), feeds()), MegaBlock(attends(causal=False), feeds())):
         refuses(lambda block=block: block(X, source=SOURCE), "source", "cross_attention")

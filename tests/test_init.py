@@ -1,4 +1,4 @@
-"""How weights start: the released scale by default, the scale of the width where that is asked for."""
+"""Weight initialisation: at the released scale by default, at the scale of the width with `scaled`."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def projections(made):
 
 
 @pytest.mark.parametrize("init", [{}, {"init": "released"}])
-def test_released_projections_start_at_002_and_attention_nearly_even(init):
+def test_released_projections_and_kappa_start_with_standard_deviation_002(init):
     made = block(**init)
     for layer in projections(made):
         assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -30,7 +30,7 @@ def test_released_projections_start_at_002_and_attention_nearly_even(init):
     assert made.mixer.kappa.std().item() == pytest.approx(0.02, rel=0.3)
 
 
-def test_scaled_projections_keep_the_size_of_what_they_read():
+def test_scaled_projections_preserve_the_scale_of_their_input():
     made = block(init="scaled")
     for layer in projections(made):
         assert layer.weight.std().item() == pytest.approx(layer.in_features**-0.5, rel=0.05)

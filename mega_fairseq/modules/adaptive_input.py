@@ -15,8 +15,8 @@ class AdaptiveInput(nn.Module):
         ends = [*cutoffs, types]
         if ends != sorted(set(ends)) or not 0 <= padding_idx < ends[0]:
             raise ValueError(
-                f"cutoffs is {list(cutoffs)!r} for {types} types with padding_idx {padding_idx}; give rising numbers "
-                "below the types, the first above padding_idx"
+                f"cutoffs is {list(cutoffs)!r} for {types} types with padding_idx {padding_idx}; give increasing "
+                "numbers below the number of types, the first above padding_idx"
             )
         self.starts, self.padding_idx = [0, *cutoffs], padding_idx
         bands = []
@@ -24,8 +24,8 @@ class AdaptiveInput(nn.Module):
             width = int(dim // factor**i)
             if width < 1:
                 raise ValueError(
-                    f"factor is {factor} and leaves no width of {dim} for band {i}; "
-                    "make it smaller, or give fewer cutoffs"
+                    f"factor is {factor}, which reduces the width of {dim} to 0 for band {i}; "
+                    "give a smaller factor or fewer cutoffs"
                 )
             table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)
             nn.init.normal_(table.weight, std=width**-0.5)
@@ -36,8 +36,8 @@ class AdaptiveInput(nn.Module):
             self.embeddings[0][0].weight[padding_idx] = 0.0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # Every band looks up every token and zeros those of other bands while rows are narrow. So there is no host
-        # synchronisation for a count, and each parameter has a gradient in each batch, as distributed training needs.
+        # Every band looks up every token, and zeros those of other bands before projecting. This needs no host
+        # synchronisation, and each parameter gets a gradient in each batch, as distributed training requires.
         x = None
         for start, (table, project) in zip(self.starts, self.embeddings):
             local = tokens - start
@@ -48,6 +48,6 @@ class AdaptiveInput(nn.Module):
         return x
 
     def weights_for_band(self, band: int) -> Tuple[Tensor, Tensor]:
-        """The tables that fairseq's adaptive softmax shares."""
+        """The weights that fairseq's adaptive softmax can share."""
         table, project = self.embeddings[band]
         return table.weight, project.weight

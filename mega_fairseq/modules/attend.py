@@ -38,8 +38,8 @@ def attend(
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0.
 
-    Where a fused kernel runs, a bias that has the form of columns of q and k takes that form, because such a kernel
-    would need any other bias as a matrix. Elsewhere the bias is a vector over distances.
+    If a fused kernel can run, a bias that has the form of extra columns of q and k is used as such, since the kernel
+    would need any other bias as a matrix. Otherwise the bias is a vector over distances.
     """
     queries, keys = q.size(1), k.size(1)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
@@ -67,7 +67,7 @@ def weigh_at_one_position(
 
 
 class TabledBias:
-    """A position bias with a table of scores, for the kinds that would compute all of them again for each token."""
+    """A position bias with a table of its scores, so that they are not recomputed for each token."""
 
     def __init__(self, bias: PositionBias):
         self.bias, self.rotate = bias, bias.rotate
@@ -75,7 +75,7 @@ class TabledBias:
         self.table: Optional[Tensor] = None
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
-        if self.bias.reach is not None:  # this kind has a table already
+        if self.bias.reach is not None:  # the bias is already a table
             return self.bias(first, stop, device)
         if first < self.first or stop > self.stop:
             self.first, self.stop = min(2 * first, self.first), max(2 * stop, self.stop)

@@ -1,4 +1,4 @@
-"""A block: a token mixer, cross attention where there is a source, and a feed-forward layer (paper, section 3.4)."""
+"""A block: a token mixer, cross attention if there is a source, and a feed-forward layer (paper, section 3.4)."""
 
 from typing import NamedTuple, Optional, Tuple, Union
 
@@ -15,16 +15,16 @@ from mega_fairseq.ops.precision import autocast_dtype
 
 
 class BlockState(NamedTuple):
-    """The state of a causal block: that of its mixer and, in a translation decoder, the projected source."""
+    """The state of a causal block: its mixer's state and, in a translation decoder, the projected source."""
 
     mixer: Optional[MixerState]  # None before the first token
     cross: Optional[CrossAttentionState] = None
 
     def follow(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
-        """Row i continues row order[i]. The caller gives this state up.
+        """Replaces row i by row order[i]; this state must not be used afterwards.
 
-        `last`: rows differ from those they continue in their last tokens alone; None where they may differ in all.
-        `sources`: the sources that are left, None for all.
+        `last`: rows differ from their replacements only in this many last tokens; None if they may differ in all.
+        `sources`: the sources that remain, None for all.
         """
         mixer = select(self.mixer, order) if last is None else follow(self.mixer, order, last)
         return BlockState(mixer, None if self.cross is None else self.cross.follow(order, sources))
@@ -44,7 +44,7 @@ class Block(nn.Module):
             if config is not None and config.dim != mixer.dim:
                 raise ValueError(f"{name}.dim is {config.dim} and mixer.dim {mixer.dim}; a block has one width")
         if cross_attention is not None and not mixer.causal:
-            raise ValueError("cross_attention belongs to a decoder block; give it a mixer with causal=True")
+            raise ValueError("cross_attention needs a causal block; build the mixer with causal=True")
         if mixer.causal and feed_forward is not None and feed_forward.norm in BATCH_NORMS:
             raise ValueError(
                 f"feed_forward.norm is {feed_forward.norm!r}, whose statistics over all positions would let a causal "
@@ -73,7 +73,7 @@ class Block(nn.Module):
         if self.causal:
             check_state_type(state, BlockState)
         elif state is not None:
-            raise ValueError("state was given to a bidirectional block; only causal=True carries one")
+            raise ValueError("state was given to a bidirectional block; only a block with causal=True has one")
         x, state, weights = _in_order(self, x, state, padding_mask, source, source_padding_mask, need_weights)
         if not self.causal:
             return x
@@ -82,7 +82,7 @@ class Block(nn.Module):
     def takes_step(self, state: BlockState) -> bool:
         """Whether a single token after `state` may go through `step()`.
 
-        That takes no gradient and no dropout, and all rows at one position.
+        A step computes no gradients and no dropout, and all rows must be at the same position.
         """
         if self.training or torch.is_grad_enabled() or autocast_dtype(next(self.parameters()).device.type) is not None:
             return False
@@ -99,8 +99,8 @@ MegaBlock = Block  # with GatedAttentionConfig, the block of the paper
 class BlockStep:
     """A block for one token at a time, in generation: `y, state = step(x, state)` for x (R, 1, D).
 
-    It equals the block. Projections are packed for a few rows and coefficients computed when it is made, so it belongs
-    to one generation, in which no weight may change.
+    It gives the same outputs as the block. Projections are packed and coefficients computed when it is created, so it
+    is valid for one generation, in which no weight may change.
     """
 
     causal = True
@@ -123,7 +123,7 @@ def _in_order(
     source_padding_mask: Optional[Padding] = None,
     need_weights: bool = False,
 ) -> Tuple[Tensor, BlockState, Optional[Tensor]]:
-    """The order of a block's parts: whole sequences and single tokens go through the same one."""
+    """Applies the parts of a block in their order, for whole sequences as well as single tokens."""
     mixer_state, cross_state = (None, None) if state is None else state
     weights = None
     mixed = block.mixer(x, mixer_state, padding_mask)

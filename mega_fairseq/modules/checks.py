@@ -1,4 +1,4 @@
-"""Checks of the tensors that modules are given: each error is one sentence."""
+"""Checks of the inputs of modules, with errors of one sentence."""
 
 from typing import Optional, Sequence, Union
 
@@ -10,7 +10,7 @@ from mega_fairseq.ops.precision import autocast_dtype
 
 
 def check_sequence(name: str, x: Tensor, dim: int, parameter: Tensor) -> None:
-    """x (B, L, dim) in the dtype of the module's parameters (autocast casts both)."""
+    """Checks that x is (B, L, dim) in the dtype of the module's parameters (autocast casts both)."""
     if x.dim() != 3 or x.size(-1) != dim or x.size(1) == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {dim}) with length at least 1")
     if x.dtype != parameter.dtype and (autocast_dtype(x.device.type) is None or not x.is_floating_point()):
@@ -24,7 +24,7 @@ def check_padding_mask(mask: Optional[Padding], x: Tensor, name: str = "padding_
         if mask.width != x.size(1) or mask.lengths.size(0) != x.size(0) or mask.order is not None:
             raise ValueError(
                 f"{name} is an alignment of {mask.lengths.size(0)} sequences up to {mask.width} and x has shape "
-                f"{tuple(x.shape)}; give align.done() along with align.front(x)"
+                f"{tuple(x.shape)}; give align.done() with align.front(x)"
             )
         return
     if not isinstance(mask, Tensor):
@@ -38,8 +38,8 @@ def check_padding_mask(mask: Optional[Padding], x: Tensor, name: str = "padding_
 def check_state_type(state: object, kind: type) -> None:
     if state is not None and not isinstance(state, kind):
         raise TypeError(
-            f"state is a {type(state).__name__}; it must be the {kind.__name__} that the last call returned, "
-            "and a mask goes to padding_mask"
+            f"state is a {type(state).__name__}; it must be the {kind.__name__} that the last call returned "
+            "(give masks as padding_mask)"
         )
 
 
@@ -49,5 +49,5 @@ def check_state_shape(name: str, state: Tensor, expected: Sequence[Union[int, st
     if len(sizes) != len(expected) or any(e != s for e, s in zip(expected, sizes) if not isinstance(e, str)):
         wanted = ", ".join(map(str, expected))
         raise ValueError(
-            f"{name} has shape {sizes}; it must be ({wanted}): go on with the same sequences and the same module"
+            f"{name} has shape {sizes}; it must be ({wanted}): continue with the same sequences and the same module"
         )

@@ -1,4 +1,4 @@
-"""The base of all module configs: fields with help text and option name, and checks with one-sentence errors."""
+"""The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Iterable, Optional
@@ -17,16 +17,16 @@ def setting(default: Any, help: str, option: Optional[str] = None, symbol: Optio
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """Options of one module, checked when the config is made."""
+    """Options of one module, checked when the config is created."""
 
     dim: int = field(metadata={"help": "width of the model", "option": "{side}_embed_dim", "symbol": "D"})
     norm: str = setting("layernorm", "kind of norm", "normalization_type")
     prenorm: bool = setting(True, "norm the input; otherwise the output", "normalize_before")
     norm_affine: bool = setting(True, "learned scale and offset in the norm")
     dropout: float = setting(0.0, "dropout on the output", "dropout")
-    feature_dropout: bool = setting(False, "drop whole channels in place of single entries", "feature_dropout")
+    feature_dropout: bool = setting(False, "drop whole channels instead of single entries", "feature_dropout")
     init: str = setting("released", "weight initialisation: released, or scaled to the input width", "init")
-    # "encoder" or "decoder" for a config that was made from a model's options: errors then name these options.
+    # "encoder" or "decoder" for a config made from a model's options, which errors then name.
     side: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class ModuleConfig:
         self.check_probability("dropout")
 
     def name(self, field_name: str) -> str:
-        """The name for error messages: the option that was typed, or the field itself."""
+        """The name for error messages: the command-line option, or the field itself."""
         option = self.options().get(field_name) if self.side else None
         return field_name if option is None else f"--{option.format(side=self.side)}".replace("_", "-")
 

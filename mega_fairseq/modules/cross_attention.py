@@ -25,7 +25,7 @@ from mega_fairseq.ops.gating import activated_linear, gated_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
-LONG_SOURCE = 256  # tokens from which on packing a source's values pays
+LONG_SOURCE = 256  # number of source tokens from which packing the values pays off
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GatedCrossAttentionConfig(ModuleConfig):
     source_dim: int = setting(0, "width of the encoder's output")  # 0: dim
     attention: str = setting("softmax", "attention function", "attention_activation_fn")
     position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")
-    max_positions: int = setting(1024, "how far position bias simple reaches")
+    max_positions: int = setting(1024, "reach of position bias simple")
     activation: str = setting("silu", "activation of values and candidate", "activation_fn")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
@@ -58,21 +58,21 @@ class GatedCrossAttentionConfig(ModuleConfig):
 class CrossAttentionState(NamedTuple):
     """The projected sources, and the position of each target.
 
-    S sources serve B targets, B / S neighbours each: the beams of a sentence share its keys and values.
+    B targets share S sources, B / S consecutive ones each: the beams of a sentence share its keys and values.
     """
 
     keys: Tensor  # (S, m, z)
     values: Tensor  # (S, m, d)
     padding: Optional[Tensor]  # (S, m) bool, True = pad, at the end of each source
-    position: int  # the most target tokens that a row has seen
-    lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, where they differ
+    position: int  # the largest number of target tokens that a row has seen
+    lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, if they differ
 
     @property
     def sources(self) -> int:
         return self.keys.size(0)
 
     def follow(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
-        """Targets in a new order; `sources` (S',) picks the sources that they share from now on, by default all."""
+        """Reorders the targets; `sources` (S',) selects the sources that remain, by default all."""
         state = self if self.lengths is None else self._replace(lengths=self.lengths.index_select(0, order))
         if sources is None:
             return state
@@ -85,8 +85,8 @@ class GatedCrossAttention(nn.Module):
 
     Y = u silu(W_h (r O)) + (1 - u) X. The gates u, r and the queries are projections of the (normed) target, keys and
     values of the source. The relative bias depends on target position minus source position; pads are not counted.
-    A state holds the projected source, and `source` may then be None. `project_source` makes a first state. It may have
-    fewer sources than there are targets: neighbouring targets then share a source.
+    A state contains the projected source, so `source` may then be None. `project_source` returns a first state. It may
+    have fewer sources than there are targets: consecutive targets then share a source.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
@@ -121,23 +121,21 @@ class GatedCrossAttention(nn.Module):
         check_padding_mask(padding_mask, x)
         check_state_type(state, CrossAttentionState)
         if source_padding_mask is not None and source is None:
-            raise ValueError(
-                "source_padding_mask was given without source; give both, or neither where there is a state"
-            )
+            raise ValueError("source_padding_mask was given without source; give both, or neither if there is a state")
         if state is None:
             if source is None:
                 raise ValueError("source is None and there is no state; the first call needs the encoder's output")
             if source.size(0) != x.size(0):
                 raise ValueError(
-                    f"x is of {x.size(0)} sequences and the source of {source.size(0)}; give each target its own "
-                    "source, or share sources out by state=project_source(source)"
+                    f"x has {x.size(0)} sequences and source has {source.size(0)}; give each target its own source, or "
+                    "share sources with state=project_source(source)"
                 )
             state = self.project_source(source, source_padding_mask)
         sources = state.sources
         if sources == 0 or x.size(0) % sources:
             raise ValueError(
-                f"x is of {x.size(0)} sequences and the state of {sources} sources, which cannot be shared out evenly; "
-                "select the same rows of both"
+                f"x has {x.size(0)} sequences, not a multiple of the {sources} sources of the state; select the "
+                "same rows of both"
             )
         check_state_shape("state.keys", state.keys, (sources, "source length", c.shared_dim))
         check_state_shape("state.values", state.values, (sources, state.keys.size(1), c.dim))
@@ -170,7 +168,7 @@ class GatedCrossAttention(nn.Module):
 
     @property
     def reach(self) -> Optional[int]:
-        """The longest source and target that it takes; None for any."""
+        """The longest source and target that it can process; None for any length."""
         return self.position_bias.reach
 
     def takes_step(self, state: CrossAttentionState) -> bool:
@@ -202,7 +200,7 @@ class GatedCrossAttention(nn.Module):
 
 
 def _one_each(source: Optional[Tensor], targets: int) -> Optional[Tensor]:
-    """(S, ...) -> (B, ...): a source for each target."""
+    """(S, ...) -> (B, ...): one source per target."""
     if source is None or source.size(0) == targets:
         return source
     return source.repeat_interleave(targets // source.size(0), 0)
@@ -225,9 +223,9 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
 
 
 class CrossAttentionStep:
-    """Gated cross attention for one token at a time, with one projection of it for the queries and both gates.
+    """Gated cross attention for one token at a time, with one projection for the queries and both gates.
 
-    Weights are read when it is made.
+    It reads the weights when it is created.
     """
 
     def __init__(self, module: GatedCrossAttention):
@@ -236,7 +234,7 @@ class CrossAttentionStep:
         self.projection = side_by_side(module.queries, module.gates)
         self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
         self.position_bias = TabledBias(module.position_bias)
-        self.values: Optional[Tensor] = None  # those that `products` multiply with
+        self.values: Optional[Tensor] = None  # the values packed in `products`
         self.products: List[Projection] = []
 
     def __call__(
@@ -255,7 +253,7 @@ class CrossAttentionStep:
         return y.unsqueeze(1), state._replace(position=state.position + 1)
 
     def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
-        """(S, n, m) times (S, m, d); the values of long sources are packed, again when there are others."""
+        """(S, n, m) times (S, m, d); packs the values of long sources whenever they change."""
         if values.size(1) < LONG_SOURCE or not packing_runs(values):
             return weighted_sum(weights, values)
         if self.values is not values:

@@ -1,4 +1,4 @@
-"""The EMA sub-layer: silu(EMA(x) + omega x) (paper eq. 3-5; omega and silu are the released code's)."""
+"""The EMA sub-layer: silu(EMA(x) + omega x) (paper eq. 3-5; omega and silu are from the released code)."""
 
 from typing import Optional, Tuple, Union
 
@@ -47,7 +47,7 @@ class DampedEMA(nn.Module):
         nn.init.normal_(self.alpha, std=0.2)
         nn.init.normal_(self.delta, std=0.2)
         nn.init.normal_(self.beta, std=0.02)
-        with torch.no_grad():  # +1, -1, +1, ... : neighbours in the hidden state start on different sides
+        with torch.no_grad():  # +1, -1, +1, ...: alternating signs in the hidden state
             self.beta[..., 0::2] += 1.0
             self.beta[..., 1::2] -= 1.0
         nn.init.normal_(self.eta)
@@ -71,11 +71,11 @@ class DampedEMA(nn.Module):
     def aligned(
         self, x: Tensor, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """The same for a batch that is padded on the right, up to `lengths`."""
+        """`forward` for a batch that is padded on the right only, with rows of these `lengths`."""
         omega = self.omega.to(at_least_float32(self.omega.dtype))
         if self.bidirectional:
             if state is not None:
-                raise ValueError("a bidirectional EMA carries no state; build it with bidirectional=False to stream")
+                raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
             y = bidirectional_ema(x, self.coefficients(0), self.coefficients(1), omega, self.truncation, lengths)
             return F.silu(y)
         self.check_state(state, x)
@@ -87,7 +87,7 @@ class DampedEMA(nn.Module):
             check_state_shape("the EMA state", state, (x.size(0), *self.state_shape()))
 
     def state_shape(self) -> Tuple[int, int]:
-        """Of one row: D x N; of a truncated EMA the inputs that its taps still reach."""
+        """The shape for one row: (D, N), or (D, T - 1) for the inputs that T taps still reach."""
         return self.dim, self.truncation - 1 if self.truncation else self.ndim
 
     def extra_repr(self) -> str:

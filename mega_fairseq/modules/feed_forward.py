@@ -48,7 +48,7 @@ class NormalizedFeedForward(nn.Module):
         check_padding_mask(padding_mask, x)
         activation_dropout, dropout = (c.activation_dropout, c.dropout) if self.training else (0.0, 0.0)
         padding_mask = as_mask(padding_mask)
-        if padding_mask is not None:  # whatever pads hold, NaN too, stays out of sums over positions
+        if padding_mask is not None:  # keeps values at pads, even NaN, out of sums over positions
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         residual = x
         if c.prenorm:
@@ -65,7 +65,7 @@ class NormalizedFeedForward(nn.Module):
 
 
 class FeedForwardStep:
-    """The layer for one token at a time, (R, 1, D) -> (R, 1, D): weights are read when it is made."""
+    """The layer for one token at a time, (R, 1, D) -> (R, 1, D). It reads the weights when it is created."""
 
     def __init__(self, module: NormalizedFeedForward):
         self.prenorm, self.norm = module.config.prenorm, module.norm

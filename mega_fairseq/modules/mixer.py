@@ -1,11 +1,11 @@
-"""The token mixer contract: all that a block, a decoder, a beam search and `inspect` use of a mixer.
+"""The token mixer interface, which blocks, decoders, beam search and `inspect` use.
 
-A mixer is one file of `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state that this carries and, where
-it has one, a faster `MixerStep` for single tokens. `mixers.MIXERS` lists them by name. Nothing outside a mixer's own
-file names one of its fields.
+A mixer is one file in `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state of that mixer and, optionally,
+a faster `MixerStep` for single tokens. `mixers.MIXERS` lists them by name. Code outside a mixer's file does not use its
+fields.
 
-A state is a value: a NamedTuple of batch-first tensors, of `KeyValues` for what grows token by token, and of such
-tuples. `select` and `follow` walk its fields, so that a new state needs neither written for it.
+A state is a value: a NamedTuple of batch-first tensors, of `KeyValues` for tensors that grow token by token, and of
+such tuples. `select` and `follow` apply to every field, so a new kind of state needs no code for them.
 """
 
 from copy import copy
@@ -20,7 +20,7 @@ from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.padding import Padding, to_front
 
-MixerState = Tuple[Any, ...]  # each mixer has a NamedTuple of its own
+MixerState = Tuple[Any, ...]  # each mixer has its own NamedTuple
 Shape = Tuple[Union[int, str], ...]  # a word matches any size
 
 
@@ -28,14 +28,14 @@ Shape = Tuple[Union[int, str], ...]  # a word matches any size
 
 
 def select(state: MixerState, order: Tensor) -> MixerState:
-    """Row i of the result continues row order[i]; rows may be repeated and left out."""
+    """Row i of the result is row order[i] of `state`; rows may be repeated or left out."""
     return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.select(order))
 
 
 def follow(state: MixerState, order: Tensor, last: int) -> MixerState:
-    """`select` for rows that differ from the row they continue in their last `last` tokens alone.
+    """`select` for rows that differ from their replacements only in the `last` tokens.
 
-    Caches move those tokens in place and copy no others: the caller gives `state` up.
+    Caches copy only those tokens, in place, so `state` must not be used afterwards.
     """
     return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.follow(order, last))
 
@@ -63,7 +63,7 @@ def _walk(part: Any, on_tensor: Callable[[Tensor], Tensor], on_cache: Callable[[
 class MixerConfig(ModuleConfig):
     """Options of every token mixer; subclasses add their own."""
 
-    causal: bool = setting(True, "see nothing from the future, and carry a state")
+    causal: bool = setting(True, "use only the past, and carry a state")
     chunk_size: Optional[int] = setting(
         None, "chunk size of attention; -1 attends to everything", "{side}_chunk_size", "chunk"
     )
@@ -78,7 +78,7 @@ class MixerConfig(ModuleConfig):
         if self.causal and self.norm in BATCH_NORMS:
             raise ValueError(
                 f"{self.name('norm')} {self.norm!r} takes statistics over all positions, so a causal layer would see "
-                "the future and a carried state could not repeat it; use layernorm, scalenorm or rmsnorm, or "
+                "the future, and splitting a sequence would change outputs; use layernorm, scalenorm or rmsnorm, or "
                 "causal=False"
             )
 
@@ -90,11 +90,11 @@ class MixerConfig(ModuleConfig):
 
 
 class Batch(NamedTuple):
-    """What `Mixer.mix` takes beside its input: a batch whose real tokens come first."""
+    """The other arguments of `Mixer.mix`, for a batch in which real tokens come first."""
 
     residual: Tensor  # (B, L, D) the input before the norm
     state: Optional[MixerState]
-    lengths: Optional[Tensor]  # (B,) where there are pads
+    lengths: Optional[Tensor]  # (B,) if there are pads
     padding: Optional[Tensor]  # (B, L) bool, True = pad
 
 
@@ -130,7 +130,7 @@ class Mixer(nn.Module):
         return (y, state) if c.causal else y
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
-        """From the (normed) input x (B, L, D) to the output with its residual, and the next state if causal."""
+        """Maps the (normed) input x (B, L, D) to the output, residual included, and the next state if causal."""
         raise NotImplementedError
 
     def rate(self, dropout: float) -> float:
@@ -138,17 +138,17 @@ class Mixer(nn.Module):
 
     @property
     def reach(self) -> Optional[int]:
-        """The longest sequence that it takes; None for any."""
+        """The longest sequence that it can process; None for any length."""
         return None
 
     def state_shapes(self) -> Dict[str, Shape]:
-        """The tensors of a state by their path in it, as in "cache.keys", and their shapes without the batch."""
+        """Shapes of a state's tensors, without the batch, by their path in it, such as "cache.keys"."""
         raise NotImplementedError
 
     def check_state(self, state: MixerState, x: Tensor) -> None:
-        """Refuses a state of another module or batch."""
+        """Raises an error for a state of another module or batch."""
         if not self.config.causal:
-            raise ValueError("state was given to a bidirectional layer; only causal=True carries one")
+            raise ValueError("state was given to a bidirectional layer; only a layer with causal=True has one")
         check_state_type(state, self.State)
         for path, shape in self.state_shapes().items():
             tensor = state
@@ -157,33 +157,33 @@ class Mixer(nn.Module):
             check_state_shape(f"state.{path}", tensor, (x.size(0), *shape))
 
     def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
-        """A mixer of the same parameters with another chunk size; a ValueError says why where that is impossible."""
+        """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""
         twin = copy(self)
         twin.config = replace(self.config, chunk_size=chunk_size)
         return twin
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        """Fits the tensors of a checkpoint to this mixer's chunk size, in place; a ValueError says why it cannot."""
+        """Fits a checkpoint's tensors to this mixer's chunk size, in place; raises ValueError if that is impossible."""
 
     def takes_step(self, state: Optional[MixerState]) -> bool:
         """Whether a single token after `state` may go through `step()`."""
         return state is not None
 
     def step(self) -> Optional["MixerStep"]:
-        """A faster form for single tokens, or None: then `forward` serves."""
+        """A faster form for single tokens, or None to use `forward`."""
         return None
 
     def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
-        """What is learned about time, by direction ("" where there is one) and then by name.
+        """Learned decays, by direction ("" if there is only one) and then by name.
 
-        "log_decay" is the logarithm of what one token leaves of each state; other names are quantities to show with it.
+        "log_decay" is the logarithm of the factor that a token multiplies each state by; others are shown with it.
         """
         return {}
 
     def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        """What is learned about distances: the first one (key minus query position) and a score for each from there.
+        """Learned position scores: the first distance (key minus query position) and a score for each from there on.
 
-        At most `most` positions are looked at; None where nothing of the kind is learned.
+        Covers at most `most` positions; None if no such scores are learned.
         """
         return None
 
@@ -191,8 +191,8 @@ class Mixer(nn.Module):
 class MixerStep:
     """A mixer for one token at a time: `y, state = step(x, state)` for x (R, 1, D).
 
-    What does not depend on the token is computed when the step is made. So it belongs to one generation, in which no
-    weight may change.
+    Everything that does not depend on the token is computed when the step is created, so it is valid for one
+    generation, in which no weight may change.
     """
 
     def __init__(self, mixer: Mixer):
@@ -204,5 +204,5 @@ class MixerStep:
         return (y if self.config.prenorm else self.norm(y)).unsqueeze(1), state
 
     def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        """From the (normed) token x (R, D) to its output with the residual, and the next state."""
+        """Maps the (normed) token x (R, D) to its output, residual included, and the next state."""
         raise NotImplementedError

@@ -13,9 +13,9 @@ from mega_fairseq.ops import position as ops
 
 
 class PositionBias(nn.Module):
-    """No bias, and the base of the other kinds. `dim` is the width z of queries and keys."""
+    """The base class of position biases; it adds no bias itself. `dim` is the width z of queries and keys."""
 
-    reach: Optional[int] = None  # the longest sequence that it covers; None for any
+    reach: Optional[int] = None  # the longest sequence that it covers; None for any length
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -29,13 +29,13 @@ class PositionBias(nn.Module):
         return None
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
-        """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated where the kind does so."""
+        """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated by the biases that do so."""
         return x
 
     def learned_scores(self, positions: int, causal: bool) -> Optional[Tuple[int, Tensor]]:
-        """The first distance that so many positions have between them, and a score for each from there.
+        """The first distance between so many positions and a score for each distance from there on.
 
-        None where nothing is learned.
+        None if nothing is learned.
         """
         if not list(self.parameters()):
             return None
@@ -44,7 +44,7 @@ class PositionBias(nn.Module):
 
 
 class SimpleBias(PositionBias):
-    """One learned score per distance, up to a fixed reach that no chunk may exceed."""
+    """One learned score per distance, up to a fixed reach that chunks must not exceed."""
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
@@ -56,14 +56,14 @@ class SimpleBias(PositionBias):
         needed = max(-first, stop - 1) + 1
         if needed > self.reach:
             raise ValueError(
-                f"position_bias 'simple' has learned distances below {self.reach} and was asked for {needed}: "
+                f"position_bias 'simple' covers distances below {self.reach}, but {needed} are needed: "
                 "use shorter chunks or sequences, a larger max_positions in training, or position_bias 'rotary'"
             )
         return self.weight[self.reach - 1 + first : self.reach - 1 + stop]
 
 
 class RotaryBias(PositionBias):
-    """b_ij = <R_i a, R_j b> with learned a and b: depends on the distance alone and works at any length."""
+    """b_ij = <R_i a, R_j b> with learned a and b: depends only on the distance and works at any length."""
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
@@ -81,7 +81,7 @@ class RotaryBias(PositionBias):
 
 
 class RotaryEmbedding(PositionBias):
-    """RoPE: queries and keys are rotated, no bias is added."""
+    """RoPE: rotates queries and keys, and adds no bias."""
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
         return ops.rotate(x, torch.arange(first, first + x.size(1), device=x.device))
@@ -95,7 +95,7 @@ class AlibiBias(PositionBias):
 
 
 class T5Bias(PositionBias):
-    """T5: one learned score per bucket of distances; buckets of far distances are logarithmic."""
+    """T5: one learned score per bucket of distances; buckets of large distances are logarithmic."""
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)

@@ -1,13 +1,13 @@
-"""Projections and how their weights start: as released, or scaled to the width they read."""
+"""Projections and their initialisation: as released, or scaled to the width of the input."""
 
 import torch
 from torch import nn
 
 from mega_fairseq.ops.linear import Projection, ready_linear
 
-# N(0, 0.02) everywhere, kappa too, as the release has it; or N(0, 1/in) with kappa = 1, so that scores start at order
-# 1. The released scale was chosen for widths of 512 and more and hundreds of thousands of updates: docs/results.md
-# shows what it does to a small model that has a thousand.
+# N(0, 0.02) for all, including kappa, as in the release; or N(0, 1/in) with kappa = 1, so that scores start at order 1.
+# The released scale is for widths of at least 512 and hundreds of thousands of updates: docs/results.md shows its
+# effect on a small model after a thousand updates.
 INITS = ("released", "scaled")
 RELEASED_STD = 0.02
 
@@ -21,5 +21,5 @@ def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
 
 
 def side_by_side(first: nn.Linear, second: nn.Linear) -> Projection:
-    """Two projections of one input as one product, prepared for a few rows."""
+    """Combines two projections of the same input in one product, packed for a few rows."""
     return ready_linear(torch.cat([first.weight, second.weight]), torch.cat([first.bias, second.bias]))

@@ -1,4 +1,4 @@
-"""The token mixers by name: one file each. Options, property tests, benchmarks and `inspect` walk this table."""
+"""The token mixers by name, one file each. Options, property tests and `inspect` use this table."""
 
 from typing import Dict, Type
 

@@ -34,8 +34,8 @@ class GatedAttentionConfig(MixerConfig):
     truncation: Optional[int] = setting(None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length")
     attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
     position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
-    max_positions: int = setting(1024, "how far position bias simple reaches where no chunk bounds it")
-    activation: str = setting("silu", "activation of values and candidate; the gates keep theirs", "activation_fn")
+    max_positions: int = setting(1024, "reach of position bias simple without chunks")
+    activation: str = setting("silu", "activation of values and candidate, not of the gates", "activation_fn")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,14 +50,14 @@ class GatedAttentionConfig(MixerConfig):
 
 
 class GatedAttentionState(NamedTuple):
-    """The state of a causal layer: O(D N) numbers of EMA and one unfinished chunk."""
+    """The state of a causal layer: O(D N) numbers of the EMA and one unfinished chunk."""
 
     ema: Tensor  # (B, D, N)
     cache: KeyValues  # keys (B, m, z), values (B, m, v)
 
 
 class MovingAverageGatedAttention(Mixer):
-    """Mega's token mixer, gates and residual included."""
+    """Mega's token mixer, including its gates and residual connection."""
 
     State = GatedAttentionState
     PARTS = {"ema": "EMA"}
@@ -99,7 +99,7 @@ class MovingAverageGatedAttention(Mixer):
         return y, GatedAttentionState(ema_state, cache) if c.causal else None
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """Attention inside groups, with the last query at the position of the last key."""
+        """Attention within groups, with the last query at the position of the last key."""
         c = self.config
         first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
         return attend(q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout)
@@ -126,7 +126,7 @@ class MovingAverageGatedAttention(Mixer):
         if chunk is not None and keys.size(1) >= chunk:
             raise ValueError(
                 f"state.cache.keys has {keys.size(1)} keys and chunk_size is {chunk}: an unfinished chunk has "
-                "up to chunk_size - 1; go on with the chunk_size that the state was made with"
+                "up to chunk_size - 1; use the chunk_size that the state was made with"
             )
 
     def with_chunk(self, chunk_size: Optional[int]) -> "MovingAverageGatedAttention":
@@ -209,6 +209,6 @@ class GatedAttentionStep(MixerStep):
         attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
         hidden = self.hidden(F.silu(reset) * attended)
         y = torch.lerp(residual, self.activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
-        if cache.keys.size(1) == c.chunk_size:  # the chunk is finished: later tokens do not look into it
+        if cache.keys.size(1) == c.chunk_size:  # the chunk is complete: later tokens do not attend to it
             cache = KeyValues(keys.new_empty(len(keys), 0, c.shared_dim), values.new_empty(len(keys), 0, c.value_dim))
         return y, GatedAttentionState(ema_state, cache)
