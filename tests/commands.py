@@ -1,7 +1,7 @@
-"""Run the commands of fairseq with real command lines, each in its own process, and read their output.
+"""Runs fairseq's commands with real command lines, each in its own process, and reads their output.
 
-Importing fairseq takes longer than most commands of the tests. So processes are forked from one that has imported
-fairseq, but neither the plugin nor a command; `fresh` starts a new process, as a shell does.
+Importing fairseq takes longer than most of the tests' commands. Therefore processes are forked from one that has
+imported fairseq, but neither the plugin nor a command; `fresh` starts a new process, as a shell does.
 """
 
 import atexit
@@ -51,7 +51,7 @@ SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
 
 
 def write_corpus(folder: Path) -> None:
-    """Write sentences of words with one or two pieces, and translations, which repeat every word that ends in `a`."""
+    """Writes sentences of words with one or two pieces; their translations repeat every word that ends in `a`."""
     for split, size in SIZES.items():
         chance, pairs = random.Random(split), []
         for _ in range(size):
@@ -86,13 +86,13 @@ LM_LINES = {"train": 280, "valid": 31, "test": 11}
 
 
 def write_text(folder: Path) -> None:
-    """Write lines of letters, some words repeated, with a blank line at the end of some documents."""
+    """Writes lines of letters with some repeated words, and a blank line at the end of some documents."""
     for split, size in LM_LINES.items():
         chance, lines = random.Random(split), []
         for _ in range(size):
             words = ["".join(chance.choices(SYLLABLES, k=chance.choice([1, 2]))) for _ in range(chance.randint(1, 6))]
-            said = "_".join(f"{word}_{word}" if word.endswith("a") else word for word in words)
-            lines.append(" ".join(said) + "\n" * chance.choice([1, 1, 1, 2]))
+            spoken = "_".join(f"{word}_{word}" if word.endswith("a") else word for word in words)
+            lines.append(" ".join(spoken) + "\n" * chance.choice([1, 1, 1, 2]))
         (folder / f"{split}.text").write_text("".join(lines))
 
 
@@ -103,11 +103,11 @@ LIMIT = 300  # seconds for one command
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo"]
-)  # torch's optimizers import the last
+)  # torch's optimizers import torch._dynamo
 
 
 class Running:
-    """A command in a process of its own: fairseq-COMMAND, or mega-fairseq. `fault` is called there first."""
+    """A command in a separate process: fairseq-COMMAND, or mega-fairseq. The process calls `fault` first."""
 
     def __init__(
         self, command: str, *arguments: Any, cwd: Optional[Path] = None, fault: Optional[Callable[[], None]] = None
@@ -119,7 +119,7 @@ class Running:
         self.process.start()
 
     def wait(self) -> Tuple[Optional[int], str]:
-        """Exit code, and the output on both streams."""
+        """Waits for the process; returns its exit code, and its stdout and stderr together."""
         self.process.join(LIMIT)
         if self.process.is_alive():
             self.process.kill()
@@ -151,7 +151,7 @@ def _entry_point(command: str) -> Callable[[], Optional[int]]:
 
 
 def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
-    """Output of a command, which must succeed."""
+    """Runs a command that must succeed and returns its output."""
     code, output = Running(command, *arguments, cwd=cwd).wait()
     assert code == 0, output
     return output
@@ -159,7 +159,7 @@ def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "tempfile.TemporaryDirectory[str]":
-    """A folder with the text that `write` writes, and `bin`: made once per test process, and copied from then on."""
+    """A folder with the text of `write`, binarised in `bin`. Made once per test process and then copied."""
     folder = tempfile.TemporaryDirectory()
     write(Path(folder.name))
     files = [f"--{split}pref={folder.name}/{split}{suffix}" for split in ("train", "valid", "test")]
@@ -168,20 +168,20 @@ def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "t
 
 
 def preprocess_text(folder: Path) -> Path:
-    """Put the text of `write_text` into a folder, and binarise it with fairseq-preprocess."""
+    """Puts the text of `write_text` into a folder and binarises it with fairseq-preprocess."""
     shutil.copytree(_preprocessed(write_text, ".text", "--only-source").name, folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
 def preprocess_pairs(folder: Path) -> Path:
-    """Put the sentences of `write_corpus` into a folder, and binarise them with one dictionary."""
+    """Puts the sentences of `write_corpus` into a folder and binarises them with one dictionary."""
     words = ("--source-lang=de", "--target-lang=en", "--joined-dictionary")
     shutil.copytree(_preprocessed(write_corpus, "", *words).name, folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
 def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
-    """Output of any program in a new process, which must succeed."""
+    """Runs any program, which must succeed, in a new process and returns its output."""
     result = subprocess.run(
         list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
     )
@@ -190,14 +190,14 @@ def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
 
 
 def failure(command: str, *arguments: Any) -> str:
-    """Last line of the output of a command, which must fail."""
+    """Runs a command that must fail and returns the last line of its output."""
     code, output = Running(command, *arguments).wait()
     assert code, output
     return output.splitlines()[-1]
 
 
 def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
-    """`mega-fairseq COMMAND` must have failed with one sentence on stderr that contains these words and a remedy."""
+    """Checks that `mega-fairseq COMMAND` failed with one sentence on stderr with these words and a remedy."""
     code, out, err = result
     assert (code, out) == (1, ""), err
     assert err.startswith(f"mega-fairseq {command}: ")
@@ -226,16 +226,16 @@ def start_two_processes(
     faults: Tuple[Optional[Callable[[], None]], ...] = (None, None),
     own: Tuple[List[Any], ...] = ([], []),
 ) -> List[Running]:
-    """Start a command of fairseq in two processes on CPUs, with `own` arguments of each."""
-    together = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
+    """Starts a command of fairseq in two processes on CPUs; `own` are the arguments of each process alone."""
+    shared = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
     return [
-        Running(command, *arguments, *together, "--distributed-rank", rank, *own[rank], fault=fault)
+        Running(command, *arguments, *shared, "--distributed-rank", rank, *own[rank], fault=fault)
         for rank, fault in enumerate(faults)
     ]
 
 
 def train_in_two_processes(*arguments: Any) -> str:
-    """Output of the first of two processes of fairseq-train on CPUs, which must both succeed."""
+    """Runs fairseq-train, which must succeed, in two processes on CPUs and returns the output of the first."""
     ends = [process.wait() for process in start_two_processes(*arguments)]
     assert [code for code, _ in ends] == [0, 0], ends
     return ends[0][1]

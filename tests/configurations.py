@@ -1,4 +1,4 @@
-"""Model configurations as fairseq makes them from a command line and under hydra, and a task to build models."""
+"""Model configurations as fairseq makes them from a command line and with hydra, and a task to build models."""
 
 from argparse import Namespace
 from typing import Any, Dict

@@ -21,7 +21,7 @@ def sweep_folder(tmp_path_factory):
 
 @pytest.fixture
 def sweep(sweep_folder, tmp_path, capsys):
-    """Run the command in this process, on the CPU, into `tmp_path`; returns exit code, stdout and stderr."""
+    """Runs the command in this process, on the CPU, with results in `tmp_path`; returns exit code, stdout, stderr."""
 
     def call(*arguments, model="rotary.pt", data="data", device=("--cpu",)):
         files = [str(sweep_folder / model), str(sweep_folder / data), f"--out={tmp_path / 'out'}"]
@@ -32,7 +32,7 @@ def sweep(sweep_folder, tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def translation(tmp_path_factory):
-    """A translation model after three updates, validated once, and the output of its training."""
+    """A translation model after three updates and one validation, and the output of its training."""
     folder = tmp_path_factory.mktemp("inspected")
     few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
     said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
@@ -41,7 +41,7 @@ def translation(tmp_path_factory):
 
 @pytest.fixture
 def inspect(tmp_path, capsys):
-    """Run the command in this process; returns stdout and PREFIX.json."""
+    """Runs the command in this process; returns stdout and the content of PREFIX.json."""
 
     def call(path):
         code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
@@ -53,7 +53,7 @@ def inspect(tmp_path, capsys):
 
 @pytest.fixture
 def edited(tmp_path):
-    """Write a checkpoint after applying `change` to its content."""
+    """Writes a checkpoint after applying `change` to its content."""
 
     def make(path, change):
         content = torch.load(path, weights_only=False)
@@ -66,7 +66,7 @@ def edited(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The calls of matplotlib's methods by a figure of `inspect`."""
+    """The arguments with which a figure of `inspect` calls matplotlib's methods."""
     axes = pytest.importorskip("matplotlib.axes").Axes
     calls = {"fill_between": [], "vlines": [], "plot": [], "set_title": [], "set_xlim": []}
 

@@ -1,4 +1,4 @@
-"""Faults for commands of fairseq: each is called in the command's process before it starts (`fault` of `Running`)."""
+"""Faults to inject into commands: each is called in the process before the command starts (`fault` of `Running`)."""
 
 import errno
 import io
@@ -13,12 +13,12 @@ from fairseq.trainer import Trainer
 
 
 def _kill() -> None:
-    """Like `kill -9`: nothing is flushed or closed."""
+    """Kills the process like `kill -9`: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_in_update(number: int) -> None:
-    """Kill the process between backward and step of its n-th update."""
+    """Kills the process between backward and step of its n-th update."""
     clip, calls = Trainer.clip_grad_norm, []
 
     def clip_or_die(self: Trainer, *limits: Any) -> Any:
@@ -31,7 +31,7 @@ def killed_in_update(number: int) -> None:
 
 
 def _in_copy(source: str, target: str, fault: Callable[[], None]) -> None:
-    """Call `fault` when half of the checkpoint `source` has been copied to `target`."""
+    """Calls `fault` when half of the checkpoint `source` has been copied to `target`."""
     copy = shutil.copyfile
 
     def copy_or_die(src: str, dst: str, **options: Any) -> str:
@@ -56,7 +56,7 @@ def no_space_for_copy(source: str, target: str) -> None:
 
 
 def killed_in_write(target: str) -> None:
-    """Kill the process when half of the checkpoint `target` has been written."""
+    """Kills the process when half of the checkpoint `target` has been written."""
     save = torch.save
 
     def save_or_die(state: Any, file: Any) -> None:
@@ -72,17 +72,17 @@ def killed_in_write(target: str) -> None:
 
 
 def no_space(size: int) -> None:
-    """Limit the size of files: writing more fails as it does on a full disk."""
+    """Limits the size of files, so that writing more fails as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def killed_while_writing() -> None:
-    """Kill the process when a file of `mega-fairseq` is complete but not yet renamed."""
+    """Kills the process when a file of `mega-fairseq` is complete but not yet renamed."""
     os.fsync = lambda number: _kill()
 
 
 def killed_after_a_point() -> None:
-    """Kill a sweep when its first point is on the disk."""
+    """Kills a sweep when its first point has been saved."""
     from mega_fairseq.cli.sweep.record import Record
 
     add = Record.add

@@ -1,4 +1,4 @@
-"""Golden cases: numbers of the released implementation, read from .npz files, and our modules with their weights.
+"""Golden cases: outputs of the released implementation, read from .npz files, and our modules with their weights.
 
 The prefix of a file's name gives the kind of a case; sizes, options and masks come from its config and arrays.
 tests/golden/README.md describes the layout. The files are length-first, the tensors returned here batch-first.
@@ -29,9 +29,9 @@ from mega_fairseq.modules import (
 )
 
 FOLDER = Path(__file__).resolve().parent / "golden"
-VARIABLE = "MEGA_GOLDEN"  # folders to read in place of tests/golden, separated like those of PATH
+VARIABLE = "MEGA_GOLDEN"  # folders to read instead of tests/golden, separated like those of PATH
 
-# Prefix of a file name -> kind of case. The longest matching prefix counts, so mega_lm_ is not mega_.
+# Prefix of a file name -> kind of case. The longest matching prefix applies, so mega_lm_ is not mega_.
 KINDS = {
     "activations": "activations",
     "cross_": "cross",
@@ -48,7 +48,7 @@ KINDS = {
 SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "ema_out"}
 SEQUENCES |= {"step_raw", "step_ema", "onestep_ema"}
 
-# Where a module that was recorded alone is inside other modules: (released, our) prefix.
+# The (released, our) prefix, inside other modules, of a module that was recorded alone.
 PLACES = {
     "ema": ("move.", "ema."),
     "relbias": ("rel_pos_bias.", "position_bias."),
@@ -61,15 +61,15 @@ class Case:
     name: str
     kind: str
     config: Dict[str, Any]
-    parameters: Dict[str, Tensor]  # and buffers, under their released names
+    parameters: Dict[str, Tensor]  # and buffers, by released name
     inputs: Dict[str, Tensor]
     outputs: Dict[str, Tensor]
-    gradients: Dict[str, Tensor]  # of parameters, under their released names
+    gradients: Dict[str, Tensor]  # of parameters, by released name
     input_gradients: Dict[str, Tensor]
 
     @property
     def padding(self) -> Optional[Tensor]:
-        """(B, L) bool, True = pad; in cross attention, of the source."""
+        """(B, L) bool, True = pad; of the source in cross attention."""
         mask = self.inputs.get("key_padding_mask" if self.kind == "cross" else "padding_mask")
         return None if mask is None else mask.bool()
 
@@ -95,14 +95,14 @@ class Case:
 
     @property
     def segments(self) -> List[int]:
-        """Lengths of the pieces in which a stream was recorded; one token each if the case does not say."""
+        """Lengths of the pieces in which a stream was recorded; single tokens if not specified."""
         if self.config.get("segments"):
             return list(self.config["segments"])
         return self.inputs["segments"].tolist() if "segments" in self.inputs else [1]
 
     @property
     def gradients_of_training(self) -> bool:
-        """Whether its gradients are of a training pass, as in every case with a training output (batch norm)."""
+        """Whether its gradients come from a training pass, as in every case with a training output (batch norm)."""
         mode = self.config.get("grads_in")
         return "y_train" in self.outputs if mode is None else mode.startswith("train")
 
@@ -154,12 +154,12 @@ def _batch_first(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 
 def state_dict(case: Case) -> Dict[str, Tensor]:
-    """The parameters and buffers of a case under our names."""
+    """The parameters and buffers of a case by our names."""
     return _translated(case, case.parameters)
 
 
 def released_gradients(case: Case) -> Dict[str, Tensor]:
-    """The gradients that a case records, under our names; fails if one has no parameter of ours."""
+    """The recorded gradients of a case by our names; fails if one has no parameter of ours."""
     recorded = {n: g for n, g in case.gradients.items() if n.rpartition(".")[2] != "_float_tensor"}
     # Translating names needs all parameters; the flags tell which of them have a recorded gradient.
     values = _translated(case, {**case.parameters, **recorded})

@@ -1,4 +1,4 @@
-"""Shared by the golden tests: running a module in pieces, which released outputs are right, comparisons."""
+"""Helpers of the golden tests: running modules in pieces, deciding which released outputs are right, comparisons."""
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from mega_fairseq.ops.attention import attention
 from tests.golden_cases import Case, build, cases, released_gradients
 
-OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute, as they came with the cases
+OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute, specified with the cases
 UNIT_ROUNDOFF = 2**-24  # of single precision
 INPUTS = ("x", "query", "key")
 
-Loss = Callable[..., Tensor]  # of a module and its inputs, by name
+Loss = Callable[..., Tensor]  # (module, inputs by name) -> scalar
 
 
 def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
-    """Parametrize a test over the cases of these kinds that satisfy `where`."""
+    """Parametrizes a test over the cases of these kinds that satisfy `where`."""
     fitting = [case for case in cases(*kinds) if where(case)]
     return pytest.mark.parametrize("case", fitting, ids=[case.name for case in fitting])
 
@@ -41,14 +41,14 @@ def pieces(length: int, sizes: Sequence[int]) -> List[Tuple[int, int]]:
 
 
 def splits(case: Case, length: int) -> List[List[int]]:
-    """Sizes of pieces: as recorded, single tokens, uneven, all but the last token, the first token alone, all."""
+    """Sizes of pieces: as recorded, single tokens, uneven, a single last token, a single first token, one piece."""
     return [case.segments, [1], [3, 5, 1, 8, 2], [max(1, length - 1), 1], [1, length], [length]]
 
 
 def in_pieces(
     module: nn.Module, x: Tensor, padding: Optional[Tensor], sizes: Sequence[int]
 ) -> Tuple[Tensor, List[Any]]:
-    """Run a causal module over x in pieces: outputs (B, L, D) and the state after each piece."""
+    """Runs a causal module over x in pieces: outputs (B, L, D) and the state after each piece."""
     state, ys, states = None, [], []
     for start, stop in pieces(x.size(1), sizes):
         y, state = module(x[:, start:stop], state, None if padding is None else padding[:, start:stop])
@@ -60,7 +60,7 @@ def in_pieces(
 def cross_in_pieces(
     module: nn.Module, query: Tensor, state: Any, sizes: Sequence[int], padding: Optional[Tensor] = None
 ) -> Tensor:
-    """Run gated cross attention over the target in pieces, with an already projected source."""
+    """Runs gated cross attention over the target in pieces, with an already projected source."""
     ys = []
     for start, stop in pieces(query.size(1), sizes):
         mask = None if padding is None else padding[:, start:stop]
@@ -81,7 +81,7 @@ def cross_weights(module: nn.Module, query: Tensor, keys: Tensor, padding: Optio
 
 
 def leading_pads(padding: Tensor) -> Tensor:
-    """(B,) number of pads before the first real token; 0 in a row of pads only."""
+    """(B,) number of pads before the first real token; 0 for a row without real tokens."""
     return padding.int().cumprod(1).sum(1) % padding.size(1)
 
 
@@ -93,7 +93,7 @@ def trailing_pads(padding: Optional[Tensor], x: Tensor) -> Tensor:
 
 
 def wrong_rows(case: Case) -> Tensor:
-    """(B,) bool: sentences with wrong released outputs at real tokens (docs/paper-deviations.md)."""
+    """(B,) bool: sentences whose released outputs at real tokens are wrong (docs/paper-deviations.md)."""
     if case.padding is None:
         return torch.zeros(case.real.size(0), dtype=torch.bool)
     length, leading = case.real.size(1), leading_pads(case.padding)
@@ -113,7 +113,7 @@ def wrong_rows(case: Case) -> Tensor:
 
 
 def right(case: Case) -> Tensor:
-    """(B, L) bool: the real tokens whose released outputs are right."""
+    """(B, L) bool: real tokens whose released outputs are right."""
     return case.real & ~wrong_rows(case).unsqueeze(1)
 
 
@@ -123,7 +123,7 @@ def pads_in_batch_statistics(case: Case) -> bool:
 
 
 def released_gradients_are_right(case: Case) -> bool:
-    """A gradient is a sum over the batch, so one wrong sentence or a NaN at a pad makes it wrong."""
+    """Whether all gradients are right: one wrong sentence or a NaN at a pad makes these sums over the batch wrong."""
     recorded = [*case.gradients.values(), *case.input_gradients.values()]
     if not recorded or wrong_rows(case).any() or not all(g.isfinite().all() for g in recorded):
         return False
@@ -139,10 +139,10 @@ def assert_outputs(ours: Tensor, released: Tensor, what: str, tolerance: float =
 
 
 def assert_released_gradients(case: Case, loss: Loss) -> None:
-    """Compare every recorded gradient of parameters and inputs.
+    """Compares every recorded gradient of parameters and inputs.
 
-    In double precision, where the result does not depend on the order of additions and so on the processor. Single
-    precision is then compared with double precision.
+    The comparison is in double precision, where results do not depend on the order of additions, and so not on the
+    processor. Single precision is then compared with double precision.
     """
     exact = gradients_of(case, loss, torch.float64)
     for name, released in {**released_gradients(case), **case.input_gradients}.items():
@@ -151,10 +151,10 @@ def assert_released_gradients(case: Case, loss: Loss) -> None:
 
 
 def assert_single_precision(case: Case, loss: Loss, exact: Dict[str, Tensor]) -> None:
-    """Gradients in single precision are `exact` to 1e-5 of the largest entry, or of 1.
+    """Checks that gradients in single precision are `exact` to 1e-5 of the largest entry, or of 1.
 
-    In an ill-conditioned case the bound is 4 times the change that rounding its parameters and inputs makes. That is
-    computed in double precision, so this bound does not depend on the processor either.
+    In an ill-conditioned case the bound is 4 times the change caused by rounding parameters and inputs. It is computed
+    in double precision, so it does not depend on the processor either.
     """
     rounded = [gradients_of(case, loss, torch.float64, seed) for seed in range(3)]
     for name, ours in gradients_of(case, loss, torch.float32).items():
@@ -167,7 +167,7 @@ def assert_single_precision(case: Case, loss: Loss, exact: Dict[str, Tensor]) ->
 def gradients_of(case: Case, loss: Loss, precision: torch.dtype, seed: Optional[int] = None) -> Dict[str, Tensor]:
     """Gradients of loss(module, inputs) for all parameters and inputs, by name, as float64.
 
-    With a seed, each value is first moved by one unit roundoff of single precision, up or down at random.
+    With a seed, each value is first changed by one unit roundoff of single precision, up or down at random.
     """
     module = build(case).to(precision)
     inputs = {name: case.inputs[name].to(precision, copy=True) for name in INPUTS if name in case.inputs}
@@ -182,7 +182,7 @@ def gradients_of(case: Case, loss: Loss, precision: torch.dtype, seed: Optional[
 
 
 def assert_batch_statistics(case: Case, module: nn.Module) -> None:
-    """Compare every running mean and variance recorded after the training pass."""
+    """Compares every running mean and variance recorded after the training pass."""
     buffers: Dict[str, Tensor] = {name.rpartition(".")[2]: b for name, b in module.named_buffers()}
     for name, released in case.outputs.items():
         if name.startswith("running_"):

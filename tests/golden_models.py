@@ -26,7 +26,7 @@ def dictionary(size: int) -> Dictionary:
 
 
 def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
-    """Our options for the released options of a case; `changes` replace some."""
+    """Our options from the released options of a case; `changes` replace some."""
     known = {f.name for f in fields(kind)}
     recorded = {name: value for name, value in case.config.items() if name in known}
     return kind(**{**recorded, **changes})
@@ -57,7 +57,7 @@ def types(case: Case) -> int:
 
 
 def complete(state: Dict[str, Tensor], model: torch.nn.Module) -> Dict[str, Tensor]:
-    """The released state with the names of the model: the release may store a tied tensor once or twice."""
+    """The released state with the model's names, since the release may store a tied tensor once or twice."""
     return {name: state[name] for name in model.state_dict()}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in the form of the released code, made from golden cases, and `mega-fairseq convert` for tests."""
+"""Checkpoints in the format of the released code, made from golden cases, and `mega-fairseq convert` for tests."""
 
 import subprocess
 import sys
@@ -17,8 +17,8 @@ from tests.commands import refused_by
 READS_SAFELY = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 NEEDS_TORCH = "convert needs torch 2.6"
 ROOT = Path(__file__).resolve().parent.parent
-REMARKS = ("gen", "src_left_pad", "evals")  # entries of a case's config that are no options
-# Some of the 150 options in each released checkpoint; the converter ignores some of these.
+REMARKS = ("gen", "src_left_pad", "evals")  # entries of a case's config that are not options
+# Some of the 150 options in each released checkpoint, including ones that the converter ignores.
 OF_TRANSLATION = {
     "task": "translation",
     "source_lang": "de",
@@ -62,7 +62,7 @@ def model(name: str, kind: str = "mega_model") -> golden.Case:
 
 
 def checkpoint(case: golden.Case, **options: Any) -> Dict[str, Any]:
-    """What the released code would have saved for this model, with these options replaced or added."""
+    """The checkpoint that the released code would save for this model, with these options replaced or added."""
     config = {name: value for name, value in case.config.items() if name not in REMARKS}
     return {
         "args": Namespace(**{**config, **OF_TRAINING, **OF_TASK[case.kind], **options}),
@@ -94,14 +94,14 @@ def save(content: Any, path: Path, **how: Any) -> Path:
 
 
 def convert(content: Any, folder: Path, name: str = "released.pt", **how: Any) -> Path:
-    """Convert in this process and return the path of the result."""
+    """Converts in this process and returns the path of the result."""
     target = folder / f"ours-{name}"
     assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
     return target
 
 
 def load(path: Path, data: Path, **overrides: Any) -> Tuple[torch.nn.Module, Any]:
-    """Load model and configuration with fairseq."""
+    """Loads model and configuration with fairseq."""
     models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data), **overrides})
     return models[0].eval(), cfg
 
@@ -123,7 +123,7 @@ def without_option(content: Dict[str, Any], name: str) -> Dict[str, Any]:
 
 
 def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
-    """Run `mega-fairseq` in a new process, after the Python code `program`."""
+    """Runs `mega-fairseq` in a new process, after the Python code `program`."""
     if "convert" in arguments and not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
     start = f"{program}\nimport sys\nfrom mega_fairseq.cli.main import main\nsys.exit(main())"
@@ -131,23 +131,23 @@ def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
 
 
 def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
-    """`mega-fairseq convert` in this process must end with an error that contains these words."""
+    """Checks that `mega-fairseq convert`, in this process, fails with an error that contains these words."""
     if not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
-    capsys.readouterr()  # of conversions before this one
+    capsys.readouterr()  # discards the output of earlier conversions
     code = main(["convert", *map(str, arguments)])
     refused_by("convert", (code, *capsys.readouterr()), *words)
 
 
 def refuse_content(content: Any, words: str, folder: Path, capsys: Any) -> None:
-    """`mega-fairseq convert` must refuse a checkpoint of this content and write nothing."""
+    """Checks that `mega-fairseq convert` refuses a checkpoint with this content and writes nothing."""
     source = save(content, folder / "any.pt")
     refuse(capsys, source, folder / "ours.pt", words=[f"convert: {source} ", words])
     assert [path.name for path in folder.iterdir()] == ["any.pt"]
 
 
 def converter(folder: Path) -> Callable[[golden.Case], Path]:
-    """A function that converts golden models, each once, and returns the path of the result."""
+    """A function that converts each golden model once and returns the path of the result."""
     paths: Dict[str, Path] = {}
 
     def path_of(case: golden.Case) -> Path:

@@ -1,4 +1,4 @@
-"""Small translation and language models with random weights, and input for them."""
+"""Small translation and language models with random weights, and inputs for them."""
 
 from argparse import Namespace
 from typing import Any, List, Tuple
@@ -14,7 +14,7 @@ SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4,
 
 
 def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
-    """In eval mode, with weights that differ from layer to layer: zero or equal ones would hide errors."""
+    """The model in eval mode, with weights that differ from layer to layer, since zero or equal ones hide errors."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_((adaptive if "adaptive" in name else scale) * torch.randn_like(parameter))

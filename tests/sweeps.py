@@ -1,4 +1,4 @@
-"""Data and models for the tests of sweeps: a text of doubled letters, and one model for each of two position biases."""
+"""Data and models for tests of sweeps: a text of doubled letters, and models with two position biases."""
 
 import json
 import random
@@ -19,7 +19,7 @@ UPDATES = [
 
 
 def make_models(place: Path) -> None:
-    """Write `data`, binarised, and `rotary.pt` and `simple.pt`, trained for a few updates."""
+    """Writes the binarised `data`, and `rotary.pt` and `simple.pt`, trained for a few updates."""
     chance = random.Random(1)
     for split, lines in (("train", 60), ("test", 23), ("other", 7)):
         words = [[chance.choice("abcdefghij") for _ in range(chance.randint(0, 30))] for _ in range(lines)]

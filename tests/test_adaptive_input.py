@@ -1,4 +1,4 @@
-"""Adaptive input: equal to fairseq's, tied to an adaptive softmax, and invalid options are rejected."""
+"""Adaptive input equals fairseq's, can be tied to an adaptive softmax, and refuses invalid options."""
 
 from contextlib import nullcontext
 
@@ -30,13 +30,13 @@ def test_adaptive_input_equals_fairseqs_in_values_and_gradients():
 @pytest.mark.parametrize(
     ("bands", "said"), [(([20, 10], 2.0), "cutoffs"), (([1], 2.0), "cutoffs"), (([9], 99.0), "factor")]
 )
-def test_invalid_bands_are_rejected(bands, said):
+def test_invalid_bands_are_refused(bands, said):
     with pytest.raises(ValueError, match=f"^{said} is .*; "):
         AdaptiveInput(TYPES, PAD, 16, 12, *bands)
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_too_many_scores_are_refused_and_scores_of_targets_alone_are_not(monkeypatch, head):
+def test_too_many_scores_are_refused_unless_only_targets_are_scored(monkeypatch, head):
     monkeypatch.setattr(language_decoder, "MOST_SCORES", 9 * TYPES)
     made, (sources, targets) = model(**HEADS[head]), texts(9, 10)
     for source, allowed in zip(sources, (True, False)):

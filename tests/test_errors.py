@@ -1,4 +1,4 @@
-"""Contract 10: an error is one sentence that names the option, its value and the remedy, before any work starts."""
+"""An error is one sentence that names the option, its value and the remedy, before any work starts."""
 
 import re
 

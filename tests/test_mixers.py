@@ -1,4 +1,4 @@
-"""The token mixer contract: what each mixer of MIXERS says of itself is true, and nobody asks for more than that."""
+"""The token mixer interface: every mixer in MIXERS implements it, and other code uses nothing else."""
 
 import ast
 from dataclasses import fields
@@ -32,7 +32,7 @@ def tensor_at(state, path):
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_every_field_of_a_config_has_a_help_text_and_every_option_is_one_of_the_models(name):
+def test_config_fields_have_help_texts_and_name_options_of_the_models(name):
     config, options = MIXERS[name], {field.name for field in fields(MegaTransformerConfig)}
     assert all(config.help(field.name) for field in fields(config) if field.name != "side")
     for side in ("encoder", "decoder"):
@@ -41,7 +41,7 @@ def test_every_field_of_a_config_has_a_help_text_and_every_option_is_one_of_the_
 
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
-def test_a_state_has_the_tensors_and_shapes_that_the_mixer_says(name):
+def test_a_state_has_the_tensors_and_shapes_of_state_shapes(name):
     made = mixer(name)
     _, state = made(torch.randn(BATCH, CHUNK + 1, DIM))
     assert isinstance(state, made.State)
@@ -56,7 +56,7 @@ def test_a_state_has_the_tensors_and_shapes_that_the_mixer_says(name):
 
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
-def test_another_chunk_size_is_that_of_a_mixer_built_with_it_and_leaves_the_first_alone(name):
+def test_with_chunk_equals_a_mixer_built_with_that_chunk_size_and_does_not_change_the_original(name):
     made, x = mixer(name), torch.randn(BATCH, 11, DIM)
     before, _ = made(x)
     built = mixer(name, chunk_size=CHUNK - 1)
@@ -72,7 +72,7 @@ def test_another_chunk_size_is_that_of_a_mixer_built_with_it_and_leaves_the_firs
 
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
-def test_what_inspect_shows_is_one_number_for_each_state_or_distance(name):
+def test_learned_decays_and_scores_have_one_number_per_state_or_distance(name):
     for causal in (True, False):
         made = mixer(name, causal=causal)
         for learned in made.learned_decays().values():
@@ -84,7 +84,7 @@ def test_what_inspect_shows_is_one_number_for_each_state_or_distance(name):
             assert scores.shape == (3 if causal else 5,)
 
 
-def test_no_file_outside_a_mixer_names_one_of_its_fields():
+def test_no_code_outside_a_mixer_uses_its_fields():
     interface = {name for name in dir(Mixer) if not name.startswith("_")} | {"config", "norm"}
     common = {field.name for field in fields(MixerConfig)} | set(dir(MixerConfig))
     asked = []
@@ -102,7 +102,7 @@ def test_no_file_outside_a_mixer_names_one_of_its_fields():
     assert asked == []
 
 
-def test_a_mixer_without_a_step_of_its_own_decodes_by_its_forward_form():
+def test_a_mixer_without_its_own_step_decodes_with_forward():
     class Plain(MIXERS["mega"]):
         def build(self):
             made = super().build()

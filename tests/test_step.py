@@ -1,4 +1,4 @@
-"""Generation's fast path: one token at a time, on weights made ready once, is the block itself."""
+"""The fast path of generation, one token at a time with packed weights, equals the block."""
 
 from itertools import product
 
@@ -45,7 +45,7 @@ def start(made, length=7):
     return state, x[:, 1:]
 
 
-def same_all_the_way(made, state, x):
+def assert_steps_equal_block(made, state, x):
     step, stepped = made.step(), state
     for t in range(x.size(1)):
         token = x[:, t : t + 1]
@@ -63,27 +63,27 @@ def same_all_the_way(made, state, x):
     list(product(["softmax", "relu2", "laplace"], POSITION_BIASES, [None, 4], [True, False])),
 )
 @torch.no_grad()
-def test_a_step_is_the_block_for_one_token(attention, bias, chunk_size, prenorm):
+def test_a_step_equals_the_block_for_one_token(attention, bias, chunk_size, prenorm):
     made = block(attention=attention, position_bias=bias, chunk_size=chunk_size, prenorm=prenorm)
-    same_all_the_way(made, *start(made))
+    assert_steps_equal_block(made, *start(made))
 
 
 @pytest.mark.parametrize(
     "options", [{"truncation": 3}, {"source": False}, {"feed_forward": False}, {"norm": "rmsnorm"}]
 )
 @torch.no_grad()
-def test_a_step_is_the_block_whatever_its_parts(options):
+def test_a_step_equals_the_block_with_any_parts(options):
     made = block(**options)
-    same_all_the_way(made, *start(made))
+    assert_steps_equal_block(made, *start(made))
 
 
 @torch.no_grad()
-def test_a_step_is_the_block_for_long_sources_also_when_some_of_them_leave():
+def test_a_step_equals_the_block_for_long_sources_even_if_some_are_removed():
     made = block(position_bias="rotary")
     state, x = start(made, LONG_SOURCE + 3)
-    same_all_the_way(made, state, x[:, :2])
+    assert_steps_equal_block(made, state, x[:, :2])
     step = made.step()
-    step(x[:, :1], state)  # has laid out the values of three sources
+    step(x[:, :1], state)  # packs the values of three sources
     cross, mixer = state.cross, state.mixer
     rows = torch.tensor([2, 3, 4, 5])
     fewer = BlockState(
@@ -96,7 +96,7 @@ def test_a_step_is_the_block_for_long_sources_also_when_some_of_them_leave():
     torch.testing.assert_close(step(x[rows, :1], fewer)[0], made(x[rows, :1], fewer)[0], **CLOSE)
 
 
-def test_a_step_is_not_for_training_gradients_ragged_rows_or_a_start():
+def test_a_step_is_not_used_for_training_gradients_ragged_rows_or_first_tokens():
     made = block()
     with torch.no_grad():
         state, x = start(made)
@@ -112,8 +112,8 @@ def test_a_step_is_not_for_training_gradients_ragged_rows_or_a_start():
 
 
 @torch.no_grad()
-def test_a_step_reads_the_weights_when_it_is_made():
-    """Nothing goes stale as long as it lives no longer than its generation: the module itself keeps none of it."""
+def test_a_step_reads_the_weights_when_it_is_created():
+    """The module itself caches nothing, so steps created later use the new weights."""
     made = block()
     state, x = start(made)
     made.step()(x[:, :1], state)

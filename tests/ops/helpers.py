@@ -1,4 +1,4 @@
-"""Helpers of the operators' tests: gradients by name, tensors that an operator creates, tensors that it keeps."""
+"""Helpers of the operators' tests: gradients by name, tensors created by an operator, tensors saved for backward."""
 
 from typing import Callable, Dict, List
 
@@ -24,7 +24,7 @@ def with_gradients(function: Callable[..., object], inputs: Dict[str, Tensor], s
 
 
 def assert_same(ours: Dict[str, Tensor], truth: Dict[str, Tensor], rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    """Equal names, and equal values to about the precision of float64."""
+    """Checks that names are equal, and values to about the precision of float64."""
     assert ours.keys() == truth.keys()
     for name, value in truth.items():
         mine, value = (torch.zeros(()) if t is None else t for t in (ours[name], value))
@@ -36,12 +36,12 @@ def assert_close(ours: Tensor, truth: Tensor, name: str = "", rtol: float = 1e-9
 
 
 def relative_error(y: Tensor, truth: Tensor) -> float:
-    """Root mean square of the error, relative to that of the truth."""
+    """Root mean square of the error divided by that of the truth."""
     return ((y.double() - truth).square().mean() / truth.square().mean()).sqrt().item()
 
 
 class Recorder(TorchDispatchMode):
-    """Records every tensor that is created, forward and backward, except for views and in-place results."""
+    """Records all tensors created in forward and backward, except views and in-place results."""
 
     def __init__(self):
         super().__init__()

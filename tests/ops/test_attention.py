@@ -1,4 +1,4 @@
-"""The forms of attention: equal to the definition in values and all gradients, dropout, memory."""
+"""All forms of attention equal the definition in values and all gradients; dropout; memory."""
 
 import math
 
@@ -55,7 +55,7 @@ def padding_of(kind, groups, keys):
 
 
 def definition(function, causal, padding=None):
-    """Equation 11, one query after the other."""
+    """Equation 11, one query at a time."""
 
     def by_head(vectors, g):
         return vectors if vectors.dim() == 1 else vectors[g % vectors.size(0)]
@@ -162,7 +162,7 @@ def test_queries_at_one_position_equal_single_queries_in_values_and_all_gradient
 @pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_inner_products_of_columns_are_added_to_the_scores(function, causal, values):
+def test_inner_products_of_extra_columns_are_added_to_the_scores(function, causal, values):
     for queries, keys in SHAPES:
         inputs = qkv(queries, keys, bias=False, columns=2, values=values)
         ours = with_gradients(chosen(function, causal), inputs)
@@ -176,7 +176,7 @@ def test_inner_products_of_columns_are_added_to_the_scores(function, causal, val
     ("groups", "heads", "queries", "keys"),
     [(1, None, 255, 257), (4, 4, 513, 513), (9, 3, 257, 300), (70, 7, 128, 128)],  # 8, 3, 6, 32 groups fit into a tile
 )
-def test_many_tiles_equal_whole_matrices_in_values_and_all_gradients(
+def test_several_tiles_equal_whole_matrices_in_values_and_all_gradients(
     groups, heads, queries, keys, function, causal, padding
 ):
     pads = padding_of(padding, groups, keys)
@@ -186,7 +186,7 @@ def test_many_tiles_equal_whole_matrices_in_values_and_all_gradients(
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
-def test_a_bias_matrix_holds_the_bias_of_each_distance(queries, keys):
+def test_a_bias_matrix_contains_the_bias_of_each_distance(queries, keys):
     bias = torch.stack([torch.arange(queries + keys - 1), torch.zeros(queries + keys - 1)])
     matrix = bias_matrix(bias, queries, keys)
     distances = torch.arange(keys) - torch.arange(queries).unsqueeze(1)
@@ -194,7 +194,7 @@ def test_a_bias_matrix_holds_the_bias_of_each_distance(queries, keys):
     assert torch.equal(bias_matrix(bias[0], queries, keys), matrix[0])
 
 
-def test_numbers_of_heads_that_do_not_match_are_refused():
+def test_mismatched_numbers_of_heads_are_refused():
     with pytest.raises(ValueError, match="bias has 2 heads, attention 2 and q 3 groups"):
         attention(**qkv(5, 5, 3, heads=2))
     inputs = {**qkv(5, 5, 6, heads=2), "multiplier": noise(3, 9)}

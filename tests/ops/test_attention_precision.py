@@ -1,4 +1,4 @@
-"""Attention in half precision: errors of outputs and gradients against float64 of the same inputs."""
+"""Attention in half precision: errors of outputs and gradients, compared with float64 on the same inputs."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ NAMES = ["all", "causal", "causal, bias"]
 @pytest.mark.slow
 @pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(function, causal, bias):
+def test_outputs_and_gradients_over_8192_keys_are_accurate_to_one_percent(function, causal, bias):
     given = tensors(8192, 8192, WIDTH + 4, bias)
     truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
     for dtype in HALF:
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_over_8192_keys_are_right_within_a_percent(functio
 @pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 def test_products_in_float16_do_not_underflow(monkeypatch, function, causal, bias):
-    """Products in float16, as on a GPU; the CPU multiplies float16 in float32."""
+    """With products in float16, as on a GPU; the CPU multiplies float16 in float32."""
     given = tensors(600, 2048, WIDTH + 4, bias)
     truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
     monkeypatch.setattr(ops, "product_dtype", lambda device_type, dtype: dtype)
@@ -79,7 +79,7 @@ def test_weights_in_float16_do_not_overflow(monkeypatch):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 @torch.no_grad()
-def test_one_position_is_right_within_a_percent_over_8192_keys(monkeypatch, function, dtype):
+def test_attention_at_one_position_over_8192_keys_is_accurate_to_one_percent(monkeypatch, function, dtype):
     given = tensors(1, 8192, 64, bias=False)
     expected = chosen(function, False)(**in_dtype(given, torch.float64))
     for _ in range(2):

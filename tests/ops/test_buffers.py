@@ -1,4 +1,4 @@
-"""Caches grow in place and are values all the same: older states, copies and selected rows never change."""
+"""Caches grow in place but behave as values: older states, copies and selected rows never change."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def grown(counts, chunk_size=None):
 
 @pytest.mark.parametrize("counts", [[1] * 70, [5, 1, 200, 1, 1], [64, 1], [63, 1, 1], [130]])
 @torch.no_grad()
-def test_a_cache_that_grows_in_place_holds_what_was_appended(counts):
+def test_a_cache_that_grows_in_place_contains_all_appended_tokens(counts):
     cache, expected = grown(counts)
     assert torch.equal(cache.keys, expected)
 
@@ -45,7 +45,7 @@ def test_a_buffer_is_never_larger_than_a_chunk():
 
 
 @torch.no_grad()
-def test_a_piece_that_finishes_a_chunk_gets_no_buffer():
+def test_a_piece_that_completes_a_chunk_gets_no_buffer():
     cache, expected = grown([3, 500], chunk_size=12)
     assert cache.buffer is None
     assert torch.equal(cache.keys, expected)
@@ -64,7 +64,7 @@ def test_appending_to_an_older_state_leaves_newer_states_unchanged():
 @pytest.mark.parametrize("rows", [[1, 0], [0], [1, 1, 0], [0, 1]])
 @torch.no_grad()
 def test_selected_rows_of_a_state_do_not_write_into_its_buffer(rows):
-    """Selected rows keep the field `buffer`, which is no longer the storage of their keys and values."""
+    """Selected rows keep the field `buffer`, although it is no longer the storage of their keys and values."""
     cache, _ = grown([3])
     chosen = cache._replace(keys=cache.keys[rows], values=cache.values[rows])
     keys, values = tokens(1, batch=len(rows), seed=7)

@@ -1,4 +1,4 @@
-"""Attention inside chunks: any length, any split, rows at different positions."""
+"""Attention within chunks: any length, any split, rows at different positions."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_a_sequence_of_any_length_attends_inside_its_chunks_in_values_and_all_gr
 @pytest.mark.parametrize("function", ["softmax", "laplace"])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_padding_is_applied_to_the_chunk_that_it_is_in(length, chunk_size, function):
+def test_padding_applies_to_its_own_chunk(length, chunk_size, function):
     padding = torch.arange(length) >= torch.tensor([[length], [(length + 1) // 2], [0]])
     run, inputs = attend(False, function), qkv(length)
     ours = with_gradients(lambda q, k, v: chunked(run, q, k, v, chunk_size, padding), inputs)
@@ -85,7 +85,7 @@ def test_any_split_gives_the_outputs_and_gradients_of_the_whole_sequence(functio
 
 @pytest.mark.parametrize("sizes", [[1], [3, 5, 1], [4], [13]])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_a_cache_holds_the_unfinished_chunk_and_no_more(chunk_size, sizes):
+def test_a_cache_contains_only_the_unfinished_chunk(chunk_size, sizes):
     inputs = qkv(13)
     _, caches = in_pieces(inputs, sizes, chunk_size)
     for cache, (_, stop) in zip(caches, pieces(13, sizes)):
@@ -111,7 +111,7 @@ def test_rows_at_different_positions_give_the_same_outputs_as_alone(function, ch
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_a_cache_of_rows_at_different_positions_holds_the_unfinished_chunk_of_each_and_marks_the_rest(chunk_size):
+def test_a_cache_of_rows_at_different_positions_contains_each_unfinished_chunk_and_masks_the_rest(chunk_size):
     lengths, inputs = torch.tensor([9, 4, 0]), qkv(9)
     _, cache = causal_chunked(attend(True), inputs["q"], inputs["k"], inputs["v"], chunk_size, None, lengths)
     for row, length in enumerate(lengths.tolist()):

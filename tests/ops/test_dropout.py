@@ -34,7 +34,7 @@ def test_dropout_preserves_the_mean(features):
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.3, 0.5, 0.999])
-def test_a_mask_keeps_the_right_share_and_the_factor_preserves_the_mean(dropout):
+def test_a_mask_keeps_the_expected_fraction_and_the_factor_preserves_the_mean(dropout):
     torch.manual_seed(0)
     keep, scale = keep_mask((1000, 1001), dropout, CPU)
     assert (keep.dtype, keep.shape) == (torch.bool, (1000, 1001))
@@ -57,7 +57,7 @@ def test_a_tiny_dropout_keeps_almost_everything(dropout):
 
 
 def test_entries_of_a_mask_are_independent():
-    """Four neighbours are made from the same random bits."""
+    """Four consecutive entries are drawn from the same random bits."""
     torch.manual_seed(0)
     keep = keep_mask((250_000, 4), 0.3, CPU)[0].double() - 0.7
     together = keep.t() @ keep / len(keep)  # covariances

@@ -1,4 +1,4 @@
-"""The forms of the EMA: equal to the definition in values and all gradients, states, truncation, padding, cost."""
+"""All forms of the EMA equal the definition in values and all gradients; states, truncation, padding, cost."""
 
 import math
 
@@ -165,7 +165,7 @@ def test_a_step_of_a_truncated_ema_equals_the_first_of_several_tokens_in_values_
     }
     ours = with_gradients(of(with_taps), inputs)
 
-    # `ema_window` computes two tokens in another way than one.
+    # `ema_window` computes two tokens differently from one.
     def first_of_two(x, c, state, skip):
         y, end = ema_window(torch.cat([x, x], 1), c, truncation, state, skip, torch.ones(BATCH, dtype=torch.long))
         return y[:, :1], end
@@ -349,12 +349,12 @@ def test_no_form_creates_a_state_for_every_step(form):
 
 
 def every_state(x, c):
-    """What no form may do: expand the input to N states at every step."""
+    """Expands the input to N states at every step, which no form may do."""
     return (c.expand * x.unsqueeze(-1)).sum(-1)
 
 
 @pytest.mark.parametrize("form", ["scan", "chosen"])
-def test_a_scan_keeps_little_more_than_its_input_for_backward(form):
+def test_a_scan_saves_little_more_than_its_input_for_backward(form):
     dim, ndim, length = 4, 16, 16384
     p = [noise(dim, ndim, seed=i, grad=True, dtype=torch.float32) for i in range(4)]
     x = noise(1, length, dim, grad=True, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Precision of the EMA: half precision inputs, slow decays, huge logits, autocast."""
+"""Precision of the EMA: half-precision inputs, slow decays, huge logits, autocast."""
 
 import itertools
 
@@ -24,7 +24,7 @@ HUGE = [30.0, -30.0, 100.0, -100.0, 1e4, -1e4]
 
 
 def slow_logits(dtype, dim=4, ndim=16):
-    """A decay by 1/6000 per step: alpha, the released `delta`, is -8. All rounded to the dtype."""
+    """Logits of a decay by 1/6000 per step (alpha, the released `delta`, is -8), rounded to the dtype."""
     delta, beta, eta = (noise(dim, ndim, seed=i).to(dtype) for i in range(3))
     return torch.full_like(delta, -8.0), delta, beta, eta
 
@@ -53,7 +53,7 @@ def truth(x, parameters):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_slow_decays_over_8192_steps_are_right_within_a_percent_for_half_precision_inputs(form, dtype):
+def test_slow_decays_over_8192_steps_are_accurate_to_one_percent_for_half_precision_inputs(form, dtype):
     parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
     with torch.no_grad():
         y, state = FORMS[form](x, ema_coefficients(*parameters))
@@ -66,7 +66,7 @@ def test_slow_decays_over_8192_steps_are_right_within_a_percent_for_half_precisi
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_a_recurrence_in_half_precision_is_wrong_by_more_than_a_percent(dtype):
+def test_a_recurrence_in_half_precision_is_wrong_by_more_than_one_percent(dtype):
     parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
     alpha, delta, beta, eta = parameters
     phi = 1 - torch.sigmoid(alpha) * torch.sigmoid(delta)  # rounds to 1
@@ -75,7 +75,7 @@ def test_a_recurrence_in_half_precision_is_wrong_by_more_than_a_percent(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_bidirectional_slow_decays_are_right_within_a_percent_for_half_precision_inputs(dtype):
+def test_bidirectional_slow_decays_are_accurate_to_one_percent_for_half_precision_inputs(dtype):
     parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
     c = ema_coefficients(*parameters)
     expected = truth(x, parameters)[0] + truth(x.flip(1), parameters)[0].flip(1)
@@ -83,7 +83,7 @@ def test_bidirectional_slow_decays_are_right_within_a_percent_for_half_precision
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_gradients_of_slow_decays_are_right_within_a_percent_for_half_precision_inputs(dtype):
+def test_gradients_of_slow_decays_are_accurate_to_one_percent_for_half_precision_inputs(dtype):
     def gradients(cast):
         parameters = [p.to(cast).requires_grad_() for p in slow_logits(dtype)]
         x = noise(1, LENGTH, 4, seed=5).to(dtype).to(cast).requires_grad_()
@@ -96,7 +96,7 @@ def test_gradients_of_slow_decays_are_right_within_a_percent_for_half_precision_
 
 
 @pytest.mark.parametrize("truncation", [8, 64, 1024])
-def test_a_truncated_ema_in_float32_is_right_to_five_digits_over_8192_steps(truncation):
+def test_a_truncated_ema_in_float32_is_accurate_to_five_digits_over_8192_steps(truncation):
     parameters, x = slow_logits(torch.float32), noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
     y, _ = ema(x, ema_coefficients(*parameters), truncation=truncation)
     exact = ema_coefficients(*(p.double() for p in parameters))
@@ -107,7 +107,7 @@ def test_a_truncated_ema_in_float32_is_right_to_five_digits_over_8192_steps(trun
 
 
 @pytest.mark.parametrize("form", ["chosen", "fft", "scan"])
-def test_float32_is_right_to_five_digits_over_8192_steps_of_any_decay(form):
+def test_float32_is_accurate_to_five_digits_over_8192_steps_of_any_decay(form):
     parameters = [p.float() for p in slow_logits(torch.float64)]
     parameters[0] = torch.linspace(-8.0, 8.0, 64).view(4, 16)  # slow and fast
     x = noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
@@ -119,7 +119,7 @@ def test_float32_is_right_to_five_digits_over_8192_steps_of_any_decay(form):
 
 
 def runs(x, c, back):
-    """All forms and options."""
+    """The outputs of all forms and options, by name."""
     yield "scan", ema_scan(x.float(), c)[0]
     yield "fft", ema_fft(x.float(), c)[0]
     yield "steps", one_step_after_the_other(x, c)[0]

@@ -1,4 +1,4 @@
-"""Activated projections and gates: equal to their naive forms in values and all gradients, precision, memory."""
+"""Activated projections and gates equal their naive forms in values and all gradients; precision; memory."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_an_activated_projection_equals_its_naive_form_in_values_and_all_gradien
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4)])
-def test_an_activated_projection_takes_any_leading_shape(shape):
+def test_an_activated_projection_accepts_any_leading_shape(shape):
     ours = with_gradients(activated_linear, linear_inputs(*shape))
     assert_same(ours, with_gradients(activated_linear_naive, linear_inputs(*shape)))
 
@@ -84,7 +84,7 @@ def test_gradcheck_of_an_activated_projection(activation):
     assert torch.autograd.gradcheck(lambda *i: activated_linear(*i, activation), inputs)
 
 
-def test_an_activated_projection_takes_inputs_that_are_not_contiguous():
+def test_an_activated_projection_accepts_inputs_that_are_not_contiguous():
     inputs = linear_inputs(4, 6)
     turned = {**inputs, "x": inputs["x"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()}
     assert not turned["x"].is_contiguous()
@@ -170,7 +170,7 @@ def test_a_closed_update_gate_returns_the_residual_unchanged_under_autocast(dtyp
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_gradients_of_weights_over_16384_rows_are_as_exact_as_plain_products(dtype):
-    """If sums over tiles of 512 rows were in half precision, the error would be up to 2.4 times as large."""
+    """With sums over tiles of 512 rows in half precision, the error would be up to 2.4 times as large."""
     given = {**gate_inputs(1, 16384, True, dim=16, width=24), "input_weight": noise(24, 16, seed=8, grad=True)}
     given["input_bias"] = noise(24, seed=9, grad=True)
     rounded = {name: t.detach().to(dtype).requires_grad_() for name, t in given.items()}
@@ -188,7 +188,7 @@ def test_half_precision_gradients_of_weights_over_16384_rows_are_as_exact_as_pla
         assert relative_error(ours, truth[name]) < 1.25 * relative_error(plain[name], truth[name]), name
 
 
-def test_the_gates_keep_one_projection_of_the_input_for_backward():
+def test_the_gates_save_only_one_projection_of_the_input_for_backward():
     inputs = gate_inputs(2, 2000, True)
     rows, base = 4000, DIM + WIDTH + DIM
     inputs_kept = DIM + WIDTH + DIM

@@ -1,4 +1,4 @@
-"""Projections that are prepared for a few rows equal plain ones, with and without oneDNN's packed products."""
+"""Projections packed for a few rows equal plain ones, with and without oneDNN's packed products."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ PRIVATE = ["_reorder_linear_weight", "_linear_pointwise"]
 @pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_ready_projection_is_the_projection(monkeypatch, packing, dtype, rows):
+def test_a_ready_projection_equals_the_plain_projection(monkeypatch, packing, dtype, rows):
     monkeypatch.setattr(ops, "PACKING_WORKS", packing and ops.PACKING_WORKS)
     weight, bias, x = (torch.randn(*shape).to(dtype) for shape in ((30, 16), (30,), (rows, 16)))
     for b in (bias, None):
@@ -22,13 +22,13 @@ def test_a_ready_projection_is_the_projection(monkeypatch, packing, dtype, rows)
     torch.testing.assert_close(ready_linear(transposed)(x), F.linear(x, weight))
 
 
-def test_packed_products_are_used_for_float32_where_onednn_is():
+def test_packed_products_are_used_for_float32_if_onednn_is_available():
     assert packing_runs(torch.randn(3, 4)) == torch.backends.mkldnn.is_available()
     assert not packing_runs(torch.randn(3, 4).double())
 
 
 @pytest.mark.parametrize("missing", PRIVATE)
-def test_packing_is_not_used_where_an_operator_that_it_calls_is_missing(monkeypatch, missing):
+def test_packing_is_not_used_if_one_of_its_operators_is_missing(monkeypatch, missing):
     class Operators:
         pass
 
@@ -41,7 +41,7 @@ def test_packing_is_not_used_where_an_operator_that_it_calls_is_missing(monkeypa
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not built with oneDNN"), TypeError("other arguments")], ids=repr)
-def test_packing_is_not_used_where_an_operator_that_it_calls_refuses(monkeypatch, error):
+def test_packing_is_not_used_if_one_of_its_operators_raises_an_error(monkeypatch, error):
     class Operators:
         _reorder_linear_weight = staticmethod(lambda weight: weight)
 

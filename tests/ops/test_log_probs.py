@@ -16,7 +16,7 @@ def tables(width, sizes, dtype=torch.float64, grad=True):
 
 
 def targets_of(tokens, sizes):
-    """Random types, among them the first and the last one."""
+    """Random types, including the first and the last one."""
     last = sum(sizes) - 1
     chosen = torch.randint(0, last + 1, (tokens,), generator=torch.Generator().manual_seed(3))
     chosen[:1], chosen[1:2] = last, 0
@@ -74,7 +74,7 @@ def test_half_precision_scores_are_summed_in_float32(dtype):
 
 
 @torch.no_grad()
-def test_no_more_scores_than_those_of_a_slice_are_in_memory(monkeypatch):
+def test_only_the_scores_of_one_slice_are_in_memory(monkeypatch):
     monkeypatch.setattr(ops, "SCORES", 4096)
     monkeypatch.setattr(ops, "PACK_FROM", 1000)  # a Recorder cannot handle packed weights
     x, weights = noise(900, 4, dtype=torch.float32), tables(4, [500, 3], torch.float32, grad=False)
@@ -86,7 +86,7 @@ def test_no_more_scores_than_those_of_a_slice_are_in_memory(monkeypatch):
     assert recorder.largest == 900 * 503
 
 
-def test_scores_of_slices_are_not_kept_for_the_backward_pass(monkeypatch):
+def test_scores_of_slices_are_not_saved_for_backward(monkeypatch):
     monkeypatch.setattr(ops, "SCORES", 4096)
     x, weights = noise(900, 4, grad=True), tables(4, [500, 3])
     targets = targets_of(900, [500, 3])

@@ -1,4 +1,4 @@
-"""Padding anywhere is converted to padding on the right, and back."""
+"""Padding on any side is converted to padding on the right, and back."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_cropping_removes_columns_of_padding_and_back_restores_the_length():
     assert torch.equal(x.grad[~mask], weight[~padding_from_lengths(align.lengths, 2)])
 
 
-def test_cropping_a_batch_of_pads_alone_leaves_one_column():
+def test_cropping_a_batch_of_only_pads_leaves_one_column():
     assert Alignment.of(torch.ones(2, 5, dtype=torch.bool), crop=True).width == 1
 
 

@@ -14,7 +14,7 @@ FAR = 10**6
 
 
 def rotated(x, position):
-    """Pair (i, i + half) of x, rotated by position / 10000^(i / half), one pair after the other."""
+    """Pair (i, i + half) of x, rotated by position / 10000^(i / half), one pair at a time."""
     half, y = x.size(0) // 2, torch.empty_like(x)
     for i in range(half):
         angle = position * 10000.0 ** (-i / half)
@@ -58,7 +58,7 @@ def test_scores_of_rotated_queries_and_keys_depend_on_distance_only():
         assert_close(scores, rotate(q, torch.tensor([3, 10])) @ rotate(k, torch.tensor([3, 10])).T, rtol=1e-7)
 
 
-def test_rotations_beyond_position_one_million_are_right_in_float32():
+def test_rotations_beyond_position_one_million_are_accurate_in_float32():
     x, positions = noise(8), torch.tensor([FAR, FAR + 1])
     single = rotate(x.float(), positions)
     assert single.dtype == torch.float32

@@ -1,6 +1,6 @@
-"""Layers with one deliberate mistake each, the kind that is easily made, for test_controls.py.
+"""Layers with one deliberate, plausible mistake each, for test_controls.py.
 
-Each is built around a healthy layer, or has a healthy twin, so that a rejection is due to the mistake alone.
+Each wraps a correct layer, or has a correct counterpart, so that it can only be rejected because of the mistake.
 """
 
 from typing import Any, Optional, Tuple
@@ -20,7 +20,7 @@ def forgets_its_state(layer: Layer) -> Layer:
 
 
 def detaches_its_state(layer: Layer) -> Layer:
-    """Truncated back-propagation that nobody asked for: values are right, gradients stop at each cut."""
+    """Unintended truncated back-propagation: values are right, but gradients stop at each cut."""
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         y, state = layer.step(x, state, mask)
@@ -30,7 +30,7 @@ def detaches_its_state(layer: Layer) -> Layer:
 
 
 def writes_into_its_state(ema: DampedEMA) -> Layer:
-    """Reuses the buffer that it was given, as a decoder that saves an allocation would."""
+    """Overwrites the given state, as a decoder might do to save an allocation."""
 
     def step(x: Tensor, state: Optional[Tensor], mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         y, new = ema(x, state, mask)
@@ -43,14 +43,14 @@ def writes_into_its_state(ema: DampedEMA) -> Layer:
 
 
 class KeepsItsStateAsAnAttribute:
-    """What is passed on is only a token; the numbers stay in the layer."""
+    """Returns only a placeholder as state; the numbers stay in the layer."""
 
     def __init__(self, ema: DampedEMA):
         self.ema, self.kept = ema, None
 
     def __call__(self, x: Tensor, state: Optional[str], mask: Optional[Tensor]) -> Tuple[Tensor, str]:
         y, self.kept = self.ema(x, self.kept if state else None, mask)
-        return y, "begun"
+        return y, "started"
 
 
 class _Box:
@@ -59,7 +59,7 @@ class _Box:
 
 
 def hides_its_state(ema: DampedEMA) -> Layer:
-    """A state in an object of its own, where no reordering of tensors reaches it."""
+    """Wraps its state in an object, so that reordering tensors does not affect it."""
 
     def step(x: Tensor, box: Optional[_Box], mask: Optional[Tensor]) -> Tuple[Tensor, _Box]:
         y, state = ema(x, None if box is None else box.state, mask)
@@ -69,7 +69,7 @@ def hides_its_state(ema: DampedEMA) -> Layer:
 
 
 def ages_at_pads(ema: DampedEMA) -> Layer:
-    """Zeroes padded inputs, yet lets the state decay there."""
+    """Zeroes padded inputs, but lets the state decay at pads."""
 
     def step(x: Tensor, state: Optional[Tensor], mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         if mask is None:
@@ -100,7 +100,7 @@ def leaves_padded_outputs(layer: Layer) -> Layer:
 
 
 def leaks_gradients_into_pads(layer: Layer) -> Layer:
-    """Right values, but a padded input still gets a gradient."""
+    """Values are right, but padded inputs get gradients."""
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         y, state = layer.step(x, state, mask)
@@ -111,7 +111,7 @@ def leaks_gradients_into_pads(layer: Layer) -> Layer:
 
 
 def chunked_means(chunk_size: int, counts_pads: bool = False, looks_ahead: bool = False) -> Layer:
-    """Attention with equal weights inside chunks, whose borders should count a sequence's own tokens."""
+    """Attention with equal weights within chunks, whose borders should count only real tokens."""
 
     def step(x: Tensor, state: None, mask: Optional[Tensor]) -> Tuple[Tensor, None]:
         real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
@@ -130,7 +130,7 @@ def chunked_means(chunk_size: int, counts_pads: bool = False, looks_ahead: bool 
 
 
 def normalises_over_time(layer: Layer) -> Layer:
-    """A norm whose statistics run over all positions of all sequences."""
+    """Uses norm statistics over all positions of all sequences."""
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         y, state = layer.step(x - x.mean((0, 1), keepdim=True), state, mask)
@@ -140,7 +140,7 @@ def normalises_over_time(layer: Layer) -> Layer:
 
 
 def shows_the_next_input(layer: Layer, values: bool, gradients: bool) -> Layer:
-    """Mixes in the next token, by value alone or by gradient alone."""
+    """Adds the next input, only to values or only to gradients."""
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         y, state = layer.step(x, state, mask)
@@ -155,7 +155,7 @@ def shows_the_next_input(layer: Layer, values: bool, gradients: bool) -> Layer:
 
 
 def drops_the_unfinished_chunk(layer: Layer, chunk_size: int) -> Layer:
-    """Works on whole chunks and passes on what is left over unchanged."""
+    """Processes whole chunks and returns the remainder unchanged."""
 
     def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
         whole = x.size(1) - x.size(1) % chunk_size
@@ -171,7 +171,7 @@ def drops_the_unfinished_chunk(layer: Layer, chunk_size: int) -> Layer:
 
 
 class PlainEMA(nn.Module):
-    """A causal EMA by its kernel; `log_of` is how log phi is found, `keep` when the kernel is kept, by mistake."""
+    """A causal EMA by its kernel. `log_of`: how log phi is computed; `keep`: when the kernel is cached, by mistake."""
 
     def __init__(self, dim: int = DIM, ndim: int = 2, log_of: str = "safe", keep: str = "never"):
         super().__init__()
@@ -206,13 +206,13 @@ class PlainEMA(nn.Module):
         return torch.einsum("dts,bsd->btd", matrix, x), None
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        if self.keep == "in evaluation":  # remembers the one way that parameters change, and none of the others
+        if self.keep == "in evaluation":  # handles one way of changing parameters and no other
             self.kept = None
         return super().load_state_dict(*args, **kwargs)
 
 
 class _SpoilsWhatItSaved(torch.autograd.Function):
-    """x^2 with a backward that works in place on what forward saved."""
+    """x^2 with a backward that overwrites what forward saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

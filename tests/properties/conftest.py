@@ -1,7 +1,7 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE.
 
-The default draws the same examples in every run, so that a failure is reproducible. "fast" draws few of them, for
-`make test-fast`; "explore" draws new ones, and more.
+The default draws the same examples in every run, so that failures are reproducible. "fast" draws few examples, for
+`make test-fast`; "explore" draws more and new ones.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""The contracts of docs/architecture.md as checks that raise AssertionError, for any mixer, block or model.
+"""The contracts of causal and padded layers, as checks that raise AssertionError, for any mixer, block or model.
 
 A model under test is a `Layer`: a callable `y, state = step(x, state, padding_mask)` with x (B, L, ...) batch-first,
-padding_mask bool (B, L) with True = pad, and state any nest of tuples of batch-first tensors (None: nothing yet).
-A layer without memory answers with state None. `parameters` are the tensors whose gradients are compared.
+padding_mask bool (B, L) with True = pad, and state any nested tuple of batch-first tensors (None at the start).
+A layer without memory returns None as state. `parameters` are the tensors whose gradients are compared.
 
-Inputs may be vectors, whose gradients are compared too, or token ids. Sequences of different lengths come as `rows`,
-one tensor (n_i, ...) each, possibly empty, and `masks` give the places of their tokens in a padded batch.
-Every check is run over broken layers as well, in test_controls.py: a check that accepts them would prove nothing.
+Inputs may be vectors, whose gradients are compared too, or token ids. Sequences of different lengths are given as
+`rows`, one tensor (n_i, ...) each, possibly empty; `masks` define the positions of their tokens in a padded batch.
+test_controls.py also runs every check on broken layers, which it must reject.
 """
 
 from copy import deepcopy
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 State = Any
 Step = Callable[[Tensor, State, Optional[Tensor]], Tuple[Tensor, State]]
 
-TOLERANCE = 1e-9  # of float64 results of two different orders of summation
-EXACT = 1e-12  # where nothing but rounding in one and the same computation may differ
+TOLERANCE = 1e-9  # for float64 results that differ in the order of summation
+EXACT = 1e-12  # for float64 results of the same computation
 
 
 def _nothing() -> None:
@@ -29,7 +29,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the checks look at; `start` makes the state before the first token, for all rows of the batch."""
+    """The subject of a check; `start` returns the state before the first token, for all rows of the batch."""
 
     step: Step
     parameters: Sequence[Tensor] = ()
@@ -50,7 +50,7 @@ def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
 
 
 def select_rows(state: State, order: Sequence[int]) -> State:
-    """What a beam search does to a state: rows are reordered, repeated and dropped."""
+    """Reorders, repeats and drops rows of a state, like beam search."""
     return map_state(lambda t: t.index_select(0, torch.tensor(list(order), device=t.device)), state)
 
 
@@ -83,19 +83,19 @@ def assert_same_state(actual: State, expected: State, what: str, tolerance: floa
 
 
 def _leaf(x: Tensor) -> Tensor:
-    """A copy whose gradient can be asked for, where there is such a thing."""
+    """A copy that requires gradients, unless it contains token ids."""
     x = x.detach().clone()
     return x.requires_grad_() if x.is_floating_point() else x
 
 
 def _probe(y: Tensor) -> Tensor:
-    """A scalar that depends on every entry of y (n, ...), by weights that belong to the token's place in its row."""
+    """A scalar that depends on every entry of y (n, ...), with weights by position."""
     weights = torch.cos(1.0 + 1.7 * torch.arange(y.numel(), dtype=torch.float64))
     return (y * weights.view(y.shape).to(y.dtype)).sum()
 
 
 def gradients(loss: Tensor, of: Sequence[Tensor]) -> List[Tensor]:
-    """d loss / d t for each tensor, zeros where there is none."""
+    """d loss / d t for each tensor, with zeros for tensors without a gradient."""
     asked = [t for t in of if t.requires_grad]
     if not asked or not loss.requires_grad:
         return [torch.zeros_like(t) for t in asked]
@@ -115,19 +115,19 @@ def _assert_same_gradients(layer: Layer, actual: Tuple[Tensor, Sequence[Tensor]]
 
 
 def place(rows: Sequence[Tensor], mask: Tensor, filler: Tensor) -> Tensor:
-    """The rows' tokens, in order, where mask (B, L) is False, and `filler` (B, L, ...) elsewhere."""
+    """(B, L, ...) with the rows' tokens in order where `mask` (B, L) is False, and `filler` elsewhere."""
     out = filler.clone()
     out[~mask] = torch.cat(list(rows))
     return out
 
 
 def take(y: Tensor, mask: Tensor) -> List[Tensor]:
-    """The way back: each row's real outputs."""
+    """The inverse of `place`: each row's real outputs."""
     return [row[~pads] for row, pads in zip(y, mask)]
 
 
 def _garbage(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """(B, L, ...) of numbers far beyond any real input; ones for token ids."""
+    """(B, L, ...) of numbers much larger than any real input; ones for token ids."""
     filler = torch.ones((*mask.shape, *rows[0].shape[1:]), dtype=rows[0].dtype)
     if not filler.is_floating_point():
         return filler
@@ -135,7 +135,7 @@ def _garbage(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
 
 
 def _alone(layer: Layer, rows: Sequence[Tensor]) -> Tuple[List[Tensor], List[State]]:
-    """Each row's outputs and state by itself, with nothing around it."""
+    """Each row's outputs and state when it is processed alone."""
     outputs, states, start = [], [], layer.start()
     for i, row in enumerate(rows):
         state = select_rows(start, [i])
@@ -156,7 +156,7 @@ def _assert_rows(actual: Sequence[Tensor], expected: Sequence[Optional[Tensor]],
 
 
 def _assert_continues(layer: Layer, state: State, alone: Sequence[State], tails: Tensor, what: str) -> None:
-    """Two states are the same if nothing that follows can tell them apart."""
+    """Checks that a state of several rows gives the same outputs for `tails` as the states of the rows alone."""
     together, _ = layer.step(tails, state, None)
     for i, own in enumerate(alone):
         assert_close(together[i], layer.step(tails[i : i + 1], own, None)[0][0], f"{what}, row {i}")
@@ -166,11 +166,11 @@ def _loss(outputs: Sequence[Optional[Tensor]]) -> Tensor:
     return sum((_probe(y) for y in outputs if y is not None and len(y)), torch.zeros(()))
 
 
-# ------------------------------------------------------------------------------------------- 2: split anywhere
+# ------------------------------------------------------------------------------------------- any split
 
 
 def check_split_anywhere(layer: Layer, x: Tensor, pieces: Sequence[int]) -> None:
-    """Outputs, final state and all gradients over pieces with carried state are those of the whole x (B, L, ...)."""
+    """Outputs, final state and all gradients over pieces with carried state equal those of the whole x (B, L, ...)."""
     assert sum(pieces) == x.size(1)
     whole, split = _leaf(x), _leaf(x)
     expected, expected_state = layer.step(whole, layer.start(), None)
@@ -190,10 +190,10 @@ def check_split_anywhere(layer: Layer, x: Tensor, pieces: Sequence[int]) -> None
 
 
 def check_ragged_pieces(layer: Layer, rows: Sequence[Tensor], masks: Sequence[Tensor], tails: Tensor) -> None:
-    """The same where each row of the batch takes another number of tokens from each piece.
+    """The same if rows of a batch have different numbers of tokens in each piece.
 
-    masks[p] (B, L_p) gives the places of the tokens of piece p; a row's unpadded places over all pieces are its length.
-    `tails` (B, n, ...) is what follows, for the comparison of final states.
+    masks[p] (B, L_p) is the mask of piece p; a row's unpadded positions over all pieces add up to its length.
+    `tails` (B, n, ...) are the tokens that follow, to compare final states.
     """
     whole, split = [_leaf(row) for row in rows], [_leaf(row) for row in rows]
     expected, expected_states = _alone(layer, whole)
@@ -214,7 +214,7 @@ def check_ragged_pieces(layer: Layer, rows: Sequence[Tensor], masks: Sequence[Te
 
 
 def check_state_is_a_value(layer: Layer, x: Tensor, other: Tensor, cut: int) -> None:
-    """A state may be used again after it was passed on, for any branch, and nothing that follows changes it."""
+    """A state can be used again after it was passed on, for any branch, and later calls do not change it."""
     first, state = layer.step(x[:, :cut], layer.start(), None)
     kept = map_state(lambda t: t.detach().clone(), state)
     expected, _ = layer.step(x[:, cut:], state, None)
@@ -241,16 +241,16 @@ def check_reordering(layer: Layer, rows: Sequence[Tensor], mask: Tensor, tails: 
         assert_close(actual[i], y[0, len(rows[origin]) :], f"row {i} continues sequence {origin}")
 
 
-# ------------------------------------------------------------------------------------------- 3: batch-independent
+# ------------------------------------------------------------------------------------------- batch independence
 
 
 def check_batch_independence(
     layer: Layer, rows: Sequence[Tensor], mask: Tensor, tails: Optional[Tensor] = None, filler: Optional[Tensor] = None
 ) -> None:
-    """Outputs, gradients and states of each row alone are those in the batch that mask (B, L) lays out.
+    """Outputs, gradients and states of each row are the same alone and in the batch that mask (B, L) defines.
 
-    Padded outputs are zero, padded inputs (`filler`, by default large numbers) get no gradient. `tails` (B, n, ...)
-    continues a layer with memory, to compare states.
+    Padded outputs are zero; padded inputs (`filler`, by default large numbers) get no gradient. `tails` (B, n, ...)
+    are the tokens that follow in a layer with memory, to compare states.
     """
     own, shared = [_leaf(row) for row in rows], [_leaf(row) for row in rows]
     filler = _leaf(_garbage(rows, mask) if filler is None else filler)
@@ -267,13 +267,13 @@ def check_batch_independence(
         _assert_continues(layer, state, expected_states, tails, "after a batch")
 
 
-# ------------------------------------------------------------------------------------------- 4: the future
+# ------------------------------------------------------------------------------------------- causality
 
 
 def check_nothing_from_the_future(
     layer: Layer, x: Tensor, other: Tensor, cut: int, mask: Optional[Tensor] = None
 ) -> None:
-    """Outputs before `cut` are those for any inputs from `cut` on (`other` has some), and have no gradient there."""
+    """Outputs before `cut` depend on no input from `cut` on, by value (changed to `other`) or by gradient."""
     x = _leaf(x)
     y, _ = layer.step(x, layer.start(), mask)
     changed, _ = layer.step(torch.cat([x[:, :cut], other[:, cut:]], 1), layer.start(), mask)
@@ -284,13 +284,13 @@ def check_nothing_from_the_future(
         )
 
 
-# ------------------------------------------------------------------------------------------- 5: any length
+# ------------------------------------------------------------------------------------------- any length
 
 
 def check_equals_reference(
     layer: Layer, reference: Callable[[Tensor, Optional[Tensor]], Tensor], x: Tensor, mask: Optional[Tensor] = None
 ) -> None:
-    """Values and gradients are those of `reference(x, mask)`, a readable form over the same parameters."""
+    """Values and gradients equal those of `reference(x, mask)`, a readable form with the same parameters."""
     ours, theirs = _leaf(x), _leaf(x)
     actual, _ = layer.step(ours, layer.start(), mask)
     expected = reference(theirs, mask)
@@ -300,11 +300,11 @@ def check_equals_reference(
     )
 
 
-# ------------------------------------------------------------------------------------------- 6: stable numbers
+# ------------------------------------------------------------------------------------------- numerical stability
 
 
 def check_finite(layer: Layer, x: Tensor, mask: Optional[Tensor] = None) -> None:
-    """No NaN and no infinity in outputs, state and gradients."""
+    """Outputs, state and gradients contain no NaN and no infinity."""
     x = _leaf(x)
     y, state = layer.step(x, layer.start(), mask)
     tensors = [("output", y), *(("state", t) for t in leaves(state) if isinstance(t, Tensor))]
@@ -314,7 +314,7 @@ def check_finite(layer: Layer, x: Tensor, mask: Optional[Tensor] = None) -> None
 
 
 def check_near(layer: Layer, exact: Layer, x: Tensor, tolerance: float, mask: Optional[Tensor] = None) -> None:
-    """Outputs are within a relative RMS error of the `exact` layer's, which runs in float64 from the same numbers."""
+    """Outputs have at most this relative RMS error, compared with the layer `exact` in float64."""
     y, _ = layer.step(x, layer.start(), mask)
     truth, _ = exact.step(x.double(), exact.start(), mask)
     assert y.dtype == x.dtype, f"output has dtype {y.dtype}, not {x.dtype}"
@@ -323,17 +323,17 @@ def check_near(layer: Layer, exact: Layer, x: Tensor, tolerance: float, mask: Op
     assert error <= tolerance, f"relative RMS error {error:.3g}, more than {tolerance:.3g}"
 
 
-# ------------------------------------------------------------------------------------------- 7: nothing stale
+# ------------------------------------------------------------------------------------------- no stale caches
 
 
 def check_nothing_is_stale(make: Callable[[], nn.Module], layer_of: Callable[[nn.Module], Layer], x: Tensor) -> None:
-    """After any change, a module that has been used is what a fresh one with the same parameters is.
+    """After any change, a module that has been used equals a fresh one with the same parameters.
 
-    `make` builds a module, with new random parameters at each call; `layer_of` looks at it as a layer.
+    `make` builds a module with new random parameters at each call; `layer_of` converts it to a Layer.
     """
     module = make()
     for name, change in _changes(make):
-        for mode in (False, True):  # used in both modes before, and looked at in both after
+        for mode in (False, True):  # used in both modes before the change, and compared in both after it
             with torch.no_grad():
                 layer = layer_of(module.train(mode))
                 layer.step(x.to(next(module.parameters()).dtype), layer.start(), None)
@@ -369,7 +369,7 @@ def _changes(make: Callable[[], nn.Module]) -> List[Tuple[str, Callable[[nn.Modu
         parameter.data = parameter.data * 1.3
 
     return [
-        ("a first look", lambda module: module),
+        ("no change", lambda module: module),
         ("load_state_dict", load),
         ("an update in place", in_place(lambda p: p.mul_(0.8))),
         ("an optimiser's step", optimise),

@@ -1,6 +1,6 @@
-"""Layers to test against the contracts: every kind of module, with every option, in hypothesis strategies.
+"""Hypothesis strategies for the layers to test: every kind of module, with every option.
 
-Parameters are drawn far from their initial values: layers that start near zero would forgive nearly any mistake.
+Parameters are far from their initial values, because layers with weights near zero hide most mistakes.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXE
 
 
 def randomise(module: nn.Module, seed: int) -> nn.Module:
-    """Float64 parameters of a size at which every term matters."""
+    """Sets random float64 parameters that are large enough for every term to matter."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(t: Tensor, scale: float) -> Tensor:
@@ -64,17 +64,17 @@ def random_input(seed: int, *shape: int) -> Tensor:
 
 
 def with_state(module: nn.Module) -> Layer:
-    """For modules that are called as `y, state = module(x, state, padding_mask)`."""
+    """The Layer of a module that is called as `y, state = module(x, state, padding_mask)`."""
     return Layer(module, list(module.parameters()))
 
 
 def stateless(module: nn.Module) -> Layer:
-    """For modules that are called as `y = module(x, padding_mask=...)`."""
+    """The Layer of a module that is called as `y = module(x, padding_mask=...)`."""
     return Layer(lambda x, state, mask: (module(x, padding_mask=mask), None), list(module.parameters()))
 
 
 def reading(module: nn.Module, source: Tensor, source_mask: Optional[Tensor]) -> Layer:
-    """Gated cross attention, or a block that has it: the projected source is the state before the first token."""
+    """The Layer of gated cross attention, or of a block with it: its first state is the projected source."""
     source = source.detach().clone().requires_grad_()
     in_block = isinstance(module, Block)
     cross = module.cross_attention if in_block else module
@@ -91,7 +91,7 @@ def reading(module: nn.Module, source: Tensor, source_mask: Optional[Tensor]) ->
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to build a module, readable in hypothesis' report of a failure."""
+    """A description of a module that is readable when hypothesis reports a failure."""
 
     kind: str
     options: Dict[str, Any]
@@ -137,7 +137,7 @@ seeds = st.integers(0, 2**20)
 
 
 def _attends(norms: Sequence[str]) -> Dict[str, st.SearchStrategy]:
-    """Options that self-attention and cross attention share; widths 4 and 4 or 8 reach the fused kernel too."""
+    """Options shared by self-attention and cross attention. With equal widths the fused kernel is used too."""
     return {
         "dim": st.just(DIM),
         "shared_dim": st.sampled_from((2, 4)),
@@ -169,7 +169,7 @@ def mega_options(causal: bool) -> st.SearchStrategy:
     )
 
 
-# Each mixer's options, causal or not: a mixer that is missing here fails every test.
+# Each mixer's options, causal or not. Tests fail for a mixer that is missing here.
 MIXER_OPTIONS: Dict[str, Callable[[bool], st.SearchStrategy]] = {"mega": mega_options}
 
 
@@ -225,7 +225,7 @@ def recipes(kind: str) -> st.SearchStrategy:
 
 @st.composite
 def pieces_of(draw: Callable[[st.SearchStrategy], Any], length: int) -> List[int]:
-    """A sequence cut anywhere: whole, one token at a time, and all between."""
+    """Sizes of pieces of a sequence: whole, single tokens, or anything in between."""
     if draw(st.booleans()) and draw(st.booleans()):
         return [1] * length
     cuts = [0, *sorted(draw(st.sets(st.integers(1, length - 1), max_size=6)) if length > 1 else []), length]
@@ -234,7 +234,7 @@ def pieces_of(draw: Callable[[st.SearchStrategy], Any], length: int) -> List[int
 
 @st.composite
 def layouts(draw: Callable[[st.SearchStrategy], Any], counts: Sequence[int]) -> Tensor:
-    """A mask (B, L) with counts[i] real places in row i: padded left, right, scattered, or each row its own way."""
+    """A mask (B, L) with counts[i] real tokens in row i; each row is padded left, right or anywhere."""
     length = max(1, max(counts) + draw(st.integers(0, 4)))
     mask = torch.ones(len(counts), length, dtype=torch.bool)
     for i, count in enumerate(counts):
@@ -249,6 +249,6 @@ def layouts(draw: Callable[[st.SearchStrategy], Any], counts: Sequence[int]) -> 
 
 @st.composite
 def ragged(draw: Callable[[st.SearchStrategy], Any], batch: int, most: int = 8) -> List[Tensor]:
-    """Masks of up to four pieces, of which each row takes as many tokens as it likes, perhaps none."""
+    """Masks of up to four pieces in which each row has any number of tokens, even none."""
     count = draw(st.integers(1, 4))
     return [draw(layouts(draw(st.lists(st.integers(0, most), min_size=batch, max_size=batch)))) for _ in range(count)]

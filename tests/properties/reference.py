@@ -1,6 +1,6 @@
-"""The layers once more, from the equations of the paper and nothing else: one sequence, one token, one key at a time.
+"""Reference layers, written only from the paper's equations: one sequence, one token, one key at a time.
 
-Slow and obvious. Each function takes a module for its parameters and its config alone, and calls none of its code.
+They are slow and simple. They use only the parameters and the config of a module, and none of its code.
 """
 
 import math
@@ -15,7 +15,7 @@ silu = torch.nn.functional.silu
 
 
 def per_sequence(layer: Callable[..., Tensor], *modules: nn.Module) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
-    """`layer(*modules, row)` for each row's real tokens (n, D), laid out again as x (B, L, D) was."""
+    """Applies `layer(*modules, row)` to each row's real tokens (n, D), with outputs in the layout of x (B, L, D)."""
 
     def batched(x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         out = torch.zeros_like(x)
@@ -81,7 +81,7 @@ def _bias(module: nn.Module, kind: str, query: int, key: int, causal: bool):
     """b_rel for two positions."""
     bias = module.position_bias
     if kind == "simple":
-        return bias.weight[len(bias.weight) // 2 + key - query]  # distance 0 stands in the middle
+        return bias.weight[len(bias.weight) // 2 + key - query]  # distance 0 is in the middle
     if kind == "rotary":
         return (_rotated(bias.a, query) * _rotated(bias.b, key)).sum()
     if kind == "alibi":

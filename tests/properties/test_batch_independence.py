@@ -1,4 +1,4 @@
-"""Contract 3, batch-independent: a sequence gives the same alone and in any batch, padded anywhere."""
+"""Batch independence: a sequence has the same outputs alone and in any batch, with any padding."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ row_lengths = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), counts=row_lengths, seed=seeds)
-def test_a_sequence_alone_and_in_any_padded_batch_is_the_same(kind, data, counts, seed):
+def test_a_sequence_has_the_same_outputs_and_gradients_alone_and_in_any_padded_batch(kind, data, counts, seed):
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     tails = random_input(seed + 9, len(counts), 3, DIM) if kind in CAUSAL else None
@@ -52,7 +52,7 @@ def test_a_sequence_alone_and_in_any_padded_batch_is_the_same(kind, data, counts
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), counts=row_lengths, seed=seeds)
-def test_every_layer_takes_the_alignment_of_a_batch_in_place_of_its_mask(kind, data, counts, seed):
+def test_every_layer_accepts_the_alignment_of_a_batch_instead_of_its_mask(kind, data, counts, seed):
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     layer, x = recipe.layer(len(counts)), random_input(seed, *mask.shape, DIM)
     y, _ = layer.step(x, layer.start(), mask)
@@ -64,7 +64,7 @@ def test_every_layer_takes_the_alignment_of_a_batch_in_place_of_its_mask(kind, d
 
 @pytest.mark.parametrize("in_block", [False, True], ids=["cross_attention", "decoder_block"])
 @given(data=st.data(), counts=st.lists(st.integers(1, 12), min_size=1, max_size=3), seed=seeds)
-def test_a_source_alone_and_in_any_padded_batch_is_read_the_same(in_block, data, counts, seed):
+def test_a_source_has_the_same_effect_alone_and_in_any_padded_batch(in_block, data, counts, seed):
     module = data.draw(recipes("decoder_block" if in_block else "cross_attention")).module()
     mask = data.draw(layouts(counts))
     sources = [random_input(seed + i, n, SOURCE_DIM) for i, n in enumerate(counts)]
@@ -100,7 +100,7 @@ def test_weights_over_the_source_are_those_of_the_row_alone(data, counts, seed, 
             assert_close(found, alone[0], f"row {i}")
 
 
-def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_row():
+def test_a_source_of_only_pads_gives_finite_outputs_and_does_not_change_other_rows():
     for function in ("softmax", "relu2", "laplace"):
         module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=4, attention=function)), 3)
         source, x = random_input(1, 2, 5, DIM), random_input(2, 2, 4, DIM)
@@ -114,7 +114,7 @@ def test_a_row_whose_source_is_all_padding_stays_finite_and_disturbs_no_other_ro
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), counts=row_lengths, seed=seeds, bad=st.sampled_from((float("nan"), float("inf"))))
-def test_nan_and_infinity_in_padded_inputs_stay_there(kind, data, counts, seed, bad):
+def test_nan_and_infinity_in_padded_inputs_change_nothing(kind, data, counts, seed, bad):
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     filler = torch.full((*mask.shape, DIM), bad, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_padding_of_a_source_does_not_use_up_the_reach_of_the_simple_bias():
 
 @pytest.mark.parametrize("kind", NORMS)
 @given(data=st.data(), counts=row_lengths, seed=seeds, affine=st.booleans())
-def test_a_norm_treats_a_token_the_same_in_any_batch(kind, data, counts, seed, affine):
+def test_a_norm_of_a_token_is_the_same_in_any_batch(kind, data, counts, seed, affine):
     mask = data.draw(layouts(counts))
     norm = randomise(SequenceNorm(kind, DIM, affine=affine), seed).eval()
 

@@ -1,4 +1,4 @@
-"""Contract 4, nothing from the future: no causal output depends on a later input, by value or by gradient."""
+"""Causality: no causal output depends on a later input, by value or by gradient."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ batches = st.integers(1, 3)
 
 @pytest.mark.parametrize("kind", CAUSAL)
 @given(data=st.data(), batch=batches, length=st.integers(2, 24), seed=seeds)
-def test_outputs_neither_change_with_later_inputs_nor_have_a_gradient_there(kind, data, batch, length, seed):
+def test_outputs_do_not_depend_on_later_inputs_by_value_or_gradient(kind, data, batch, length, seed):
     layer = data.draw(recipes(kind)).layer(batch)
     x, other = random_input(seed, batch, length, DIM), random_input(seed + 1, batch, length, DIM)
     check_nothing_from_the_future(layer, x, other, data.draw(st.integers(1, length - 1)))
@@ -20,7 +20,7 @@ def test_outputs_neither_change_with_later_inputs_nor_have_a_gradient_there(kind
 
 @pytest.mark.parametrize("kind", CAUSAL)
 @given(data=st.data(), batch=batches, seed=seeds)
-def test_the_same_holds_for_padded_batches(kind, data, batch, seed):
+def test_outputs_of_padded_batches_do_not_depend_on_later_inputs(kind, data, batch, seed):
     mask = data.draw(layouts(data.draw(st.lists(st.integers(0, 12), min_size=batch, max_size=batch))))
     layer = data.draw(recipes(kind)).layer(batch)
     x, other = random_input(seed, *mask.shape, DIM), random_input(seed + 1, *mask.shape, DIM)
@@ -29,7 +29,7 @@ def test_the_same_holds_for_padded_batches(kind, data, batch, seed):
 
 @pytest.mark.parametrize("kind", CAUSAL)
 @given(data=st.data(), length=st.integers(2, 24), seed=seeds, scale=st.sampled_from((1e3, 1e6)))
-def test_even_huge_later_inputs_leave_earlier_outputs_alone(kind, data, length, seed, scale):
+def test_huge_later_inputs_do_not_change_earlier_outputs(kind, data, length, seed, scale):
     layer = data.draw(recipes(kind)).layer(1)
     x, other = random_input(seed, 1, length, DIM), scale * random_input(seed + 1, 1, length, DIM)
     check_nothing_from_the_future(layer, x, other, data.draw(st.integers(1, length - 1)))

@@ -1,4 +1,4 @@
-"""Negative controls: each check of contracts.py accepts a healthy layer and rejects its deliberately broken twin."""
+"""Negative controls: each check of contracts.py accepts a correct layer and rejects a deliberately broken one."""
 
 from typing import Any, Callable
 
@@ -46,7 +46,7 @@ def rejects(check: Callable[..., None], healthy: Layer, twin: Layer, *args: Any,
         check(twin, *args)
 
 
-# ------------------------------------------------------------------------------------------- 2: split anywhere
+# ------------------------------------------------------------------------------------------- any split
 
 
 def test_a_layer_that_forgets_its_state_is_rejected():
@@ -83,7 +83,7 @@ def test_a_wrong_final_state_is_rejected():
     rejects(check_split_anywhere, healthy, Layer(step, healthy.parameters), X, [8, 1], saying="state after pieces")
 
 
-def test_a_state_that_ages_at_pads_is_rejected_in_ragged_pieces():
+def test_a_state_that_decays_at_pads_is_rejected_in_ragged_pieces():
     module = ema()
     masks = [RIGHT, torch.zeros(2, 1, dtype=torch.bool)]
     rows = [torch.cat([row, row[:1]]) for row in ROWS]
@@ -105,14 +105,14 @@ def test_a_state_kept_as_an_attribute_is_rejected():
     rejects(check_state_is_a_value, with_state(module), twin, X, OTHER, 4, saying="a state used before")
 
 
-def test_a_state_that_reordering_cannot_reach_is_rejected():
+def test_a_state_that_cannot_be_reordered_is_rejected():
     module = ema()
     twin = broken.hides_its_state(module)
     args = (ROWS, RIGHT, TAILS, [1, 0])
     rejects(check_reordering, with_state(module), twin, *args, saying="row 0 continues sequence 1")
 
 
-# ------------------------------------------------------------------------------------------- 3: batch-independent
+# ------------------------------------------------------------------------------------------- batch independence
 
 
 def test_a_layer_that_ignores_the_mask_is_rejected():
@@ -133,7 +133,7 @@ def test_gradients_of_padded_inputs_are_rejected():
     rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="has a gradient")
 
 
-def test_chunk_borders_that_count_pads_are_rejected_where_padding_is_on_the_left():
+def test_chunk_borders_that_count_pads_are_rejected_with_left_padding():
     healthy, twin = broken.chunked_means(4), broken.chunked_means(4, counts_pads=True)
     check_batch_independence(twin, ROWS, RIGHT)
     rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="outputs in a batch, row 1")
@@ -153,16 +153,16 @@ def test_a_state_that_depends_on_padding_is_rejected():
     rejects(check_batch_independence, with_state(module), twin, ROWS, RIGHT, TAILS, saying="after a batch, row 1")
 
 
-# ------------------------------------------------------------------------------------------- 4: the future
+# ------------------------------------------------------------------------------------------- causality
 
 
-def test_a_norm_over_time_is_rejected_as_a_view_of_the_future():
+def test_a_norm_over_time_is_rejected_as_not_causal():
     healthy = with_state(ema())
     twin = broken.normalises_over_time(healthy)
     rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 4, saying="when the rest changes")
 
 
-def test_a_bidirectional_layer_is_rejected_as_a_causal_one():
+def test_a_bidirectional_layer_is_rejected_as_not_causal():
     for healthy, twin in (
         (with_state(ema()), stateless(ema(bidirectional=True))),
         (with_state(attention()), stateless(attention(causal=False))),
@@ -171,17 +171,17 @@ def test_a_bidirectional_layer_is_rejected_as_a_causal_one():
         rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 5, saying="when the rest changes")
 
 
-def test_a_leak_by_value_alone_or_by_gradient_alone_is_rejected():
+def test_a_leak_of_only_values_or_only_gradients_is_rejected():
     healthy = with_state(ema())
     for values, gradients, saying in ((True, False, "when the rest changes"), (False, True, "gradient of outputs")):
         twin = broken.shows_the_next_input(healthy, values, gradients)
         rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 4, saying=saying)
 
 
-# ------------------------------------------------------------------------------------------- 5: any length
+# ------------------------------------------------------------------------------------------- any length
 
 
-def test_dropping_the_unfinished_chunk_is_rejected_at_lengths_around_the_chunk_alone():
+def test_dropping_the_unfinished_chunk_is_rejected_except_at_multiples_of_the_chunk_size():
     module = attention(chunk_size=4)
     slow = reference.per_sequence(reference.gated_attention, module)
     twin = broken.drops_the_unfinished_chunk(with_state(module), 4)
@@ -190,12 +190,12 @@ def test_dropping_the_unfinished_chunk_is_rejected_at_lengths_around_the_chunk_a
         rejects(check_equals_reference, with_state(module), twin, slow, X[:, :length], saying=f"at length {length}")
 
 
-def test_attention_across_a_chunk_edge_is_rejected_from_one_token_past_it():
+def test_attention_across_a_chunk_edge_is_rejected_one_token_past_it():
     module, wide = attention(chunk_size=4, position_bias="rotary"), attention(chunk_size=None, position_bias="rotary")
     slow = reference.per_sequence(reference.gated_attention, module)
     named = dict(module.named_parameters())
 
-    def step(x, state, mask):  # the same parameters, so that gradients arrive at the same place
+    def step(x, state, mask):  # with the same parameters, so that gradients can be compared
         return torch.func.functional_call(wide, named, (x, state, mask))
 
     twin = Layer(step, list(module.parameters()))
@@ -215,7 +215,7 @@ def test_a_parameter_without_its_gradient_is_rejected():
     rejects(check_equals_reference, with_state(module), twin, slow, X, saying="gradient")
 
 
-# ------------------------------------------------------------------------------------------- 6: stable numbers
+# ------------------------------------------------------------------------------------------- numerical stability
 
 
 def extreme(log_of: str, logit: float) -> Layer:
@@ -227,7 +227,7 @@ def extreme(log_of: str, logit: float) -> Layer:
 
 
 @pytest.mark.parametrize(("log_of", "saying"), [("naive", "output"), ("where", "gradient")])
-def test_infinite_logs_of_decays_are_rejected_even_where_only_their_slope_shows(log_of, saying):
+def test_infinite_logs_of_decays_are_rejected_even_if_only_their_gradient_is_not_finite(log_of, saying):
     check_finite(extreme(log_of, 1.0), X)
     rejects(check_finite, extreme("safe", 1e4), extreme(log_of, 1e4), X, saying=f"{saying} .* is not finite")
 
@@ -244,18 +244,18 @@ def test_half_precision_decays_are_rejected():
     rejects(check_near, with_state(exact), with_state(half), with_state(exact), x, 1e-2, saying="relative RMS error")
 
 
-# ------------------------------------------------------------------------------------------- 7: nothing stale
+# ------------------------------------------------------------------------------------------- no stale caches
 
 
 @pytest.mark.parametrize(
     ("keep", "saying"), [("always", "after"), ("in evaluation", "output or gradient after an update in place")]
 )
-def test_a_kernel_kept_over_a_change_of_parameters_is_rejected(keep, saying):
+def test_a_kernel_cached_across_a_change_of_parameters_is_rejected(keep, saying):
     check_nothing_is_stale(broken.PlainEMA, with_state, X)
     with pytest.raises(AssertionError, match=saying):
         check_nothing_is_stale(lambda: broken.PlainEMA(keep=keep), with_state, X)
 
 
-def test_a_backward_pass_that_spoils_what_it_needs_is_rejected():
+def test_a_backward_pass_that_overwrites_saved_tensors_is_rejected():
     with pytest.raises(AssertionError, match="second backward pass"):
         check_nothing_is_stale(broken.SpoilsItsGraph, with_state, X)

@@ -1,4 +1,4 @@
-"""Every attention function with every position bias, chunked and not, causal and not: none forgotten."""
+"""All combinations of attention functions and position biases, with and without chunks, causal and bidirectional."""
 
 from itertools import product
 
@@ -36,7 +36,7 @@ def layer_of(function, bias, chunk_size, causal):
 
 
 @pytest.mark.parametrize(("function", "bias", "chunk_size"), TABLE)
-def test_causal_layers_stream_one_token_at_a_time_and_in_pieces_and_never_look_ahead(function, bias, chunk_size):
+def test_causal_layers_work_in_pieces_and_do_not_depend_on_later_inputs(function, bias, chunk_size):
     layer = layer_of(function, bias, chunk_size, True)
     x, other = random_input(1, 2, LENGTH, DIM), random_input(2, 2, LENGTH, DIM)
     for pieces in ([1] * LENGTH, [4, 1, 4], [LENGTH - 1, 1]):

@@ -1,4 +1,4 @@
-"""Contract 5, any length: no caller pads to a chunk, and at each length a layer is what the paper's equations say."""
+"""Any length: no caller pads to a chunk, and at each length a layer equals the paper's equations."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), length=lengths, seed=seeds)
-def test_values_and_gradients_are_those_of_the_equations(kind, data, length, seed):
+def test_values_and_gradients_equal_those_of_the_equations(kind, data, length, seed):
     recipe = data.draw(recipes(kind))
     module = recipe.module()
     slow = reference.per_sequence(KINDS[kind], module)
@@ -65,7 +65,7 @@ CHUNK = 3
 @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11])
 @pytest.mark.parametrize("chunk_size", [1, CHUNK, 50])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_every_length_around_a_chunk_edge_works_for_every_function_and_bias(length, chunk_size, causal):
+def test_lengths_around_a_chunk_edge_work_with_every_function_and_bias(length, chunk_size, causal):
     for function in FUNCTIONS:
         for bias in BIASES:
             config = GatedAttentionConfig(
@@ -84,8 +84,8 @@ def test_every_length_around_a_chunk_edge_works_for_every_function_and_bias(leng
             check_equals_reference(layer, slow, random_input(length, 1, length, DIM))
 
 
-def test_the_comparison_sees_each_parameter():
-    """No parameter is idle: a reference that forgot one would differ from the layer."""
+def test_every_parameter_affects_the_outputs():
+    """So a reference that ignored a parameter would differ from the layer."""
     for function in FUNCTIONS:
         for bias in BIASES:
             module = randomise(
@@ -97,4 +97,4 @@ def test_the_comparison_sees_each_parameter():
             y, _ = module(random_input(3, 1, 7, DIM))
             named = dict(module.named_parameters())
             for name, grad in zip(named, gradients(y.square().sum(), list(named.values()))):
-                assert grad.abs().max() > 1e-6, f"{name} does nothing with {function} and {bias}"
+                assert grad.abs().max() > 1e-6, f"{name} has no effect with {function} and {bias}"

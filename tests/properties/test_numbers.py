@@ -1,4 +1,4 @@
-"""Contract 6, stable numbers: finite for any finite parameters, near float64 in half precision."""
+"""Numerical stability: finite for any finite parameters, and close to float64 in half precision."""
 
 from copy import deepcopy
 
@@ -35,7 +35,7 @@ SUBLAYERS = {"block": 2, "bidirectional_block": 2, "decoder_block": 3}
 
 
 def half_precision_error(kind, dtype):
-    """The relative RMS error to allow: six roundings for each layer on the way."""
+    """The relative RMS error to allow: six roundings per layer."""
     return 6 * torch.finfo(dtype).eps * SUBLAYERS.get(kind, 1)
 
 
@@ -58,7 +58,7 @@ def test_any_finite_ema_parameters_give_finite_outputs_states_and_gradients(
 
 
 @given(data=st.data(), length=st.sampled_from((1, 9, 24)), seed=seeds, causal=st.booleans(), dtype=dtypes)
-def test_any_finite_ema_logits_give_a_finite_gated_attention(data, length, seed, causal, dtype):
+def test_any_finite_ema_logits_give_finite_gated_attention(data, length, seed, causal, dtype):
     config = GatedAttentionConfig(**data.draw(mega_options(causal)))
     module = randomise(MovingAverageGatedAttention(config), seed).to(dtype).eval()
     for parameter in (module.ema.alpha, module.ema.delta):
@@ -82,7 +82,7 @@ def test_layers_with_large_or_zero_parameters_and_all_padded_rows_stay_finite(ki
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), seed=seeds)
-def test_half_precision_layers_stay_near_float64(kind, dtype, data, seed):
+def test_half_precision_layers_are_close_to_float64(kind, dtype, data, seed):
     recipe = data.draw(recipes(kind))
     module = recipe.module().to(dtype)
     exact = deepcopy(module).double()
@@ -92,7 +92,7 @@ def test_half_precision_layers_stay_near_float64(kind, dtype, data, seed):
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), seed=seeds)
-def test_layers_under_autocast_stay_near_float64(kind, data, seed):
+def test_layers_under_autocast_are_close_to_float64(kind, data, seed):
     recipe = data.draw(recipes(kind))
     module = recipe.module().float()
     exact = deepcopy(module).double()
@@ -110,7 +110,7 @@ def test_layers_under_autocast_stay_near_float64(kind, data, seed):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_slow_decays_over_8192_steps_keep_their_digits_in_half_precision(dtype):
+def test_slow_decays_over_8192_steps_are_accurate_in_half_precision(dtype):
     module = DampedEMA(DIM, 4)
     with torch.no_grad():
         module.alpha.fill_(-2.0)
@@ -136,7 +136,7 @@ def test_the_ema_state_is_float32_in_half_precision_from_the_first_token_on(dtyp
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("bias", BIASES)
-def test_half_precision_stays_finite_with_gradients_at_ordinary_scales(function, bias):
+def test_half_precision_outputs_and_gradients_are_finite_at_ordinary_scales(function, bias):
     for dtype in HALVES:
         for chunk_size in (None, 4):
             torch.manual_seed(0)

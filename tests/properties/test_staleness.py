@@ -1,4 +1,4 @@
-"""Contract 7, nothing goes stale: a module is its parameters, whatever happened to it before."""
+"""No stale caches: the outputs of a module depend only on its current parameters, whatever happened before."""
 
 import io
 from itertools import count
@@ -17,7 +17,7 @@ KINDS = [*CAUSAL, *BIDIRECTIONAL]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=min(8, settings.default.max_examples))  # each builds several modules
 @given(data=st.data(), length=st.sampled_from((1, 4, 9)), seed=seeds)
-def test_after_any_change_outputs_and_gradients_are_those_of_a_fresh_module(kind, data, length, seed):
+def test_after_any_change_a_module_equals_a_fresh_one_with_its_parameters(kind, data, length, seed):
     recipe, number = data.draw(recipes(kind)), count(seed)
 
     def make():
@@ -29,7 +29,7 @@ def test_after_any_change_outputs_and_gradients_are_those_of_a_fresh_module(kind
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=5)
 @given(data=st.data(), seed=seeds)
-def test_a_saved_and_loaded_module_is_the_module(kind, data, seed):
+def test_a_saved_and_loaded_module_has_the_same_outputs(kind, data, seed):
     recipe = data.draw(recipes(kind))
     module, x = recipe.module(), random_input(seed, 2, 7, DIM)
     file = io.BytesIO()

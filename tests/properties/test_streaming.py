@@ -1,4 +1,4 @@
-"""Contract 2, split anywhere: training, streaming evaluation, prefix decoding and beam search are one code path."""
+"""Any split: training, streaming evaluation, prefix decoding and beam search share one code path."""
 
 import pytest
 import torch
@@ -24,16 +24,14 @@ lengths = st.integers(1, 24)
 
 @pytest.mark.parametrize("kind", CAUSAL)
 @given(data=st.data(), batch=batches, length=lengths, seed=seeds)
-def test_any_pieces_with_carried_state_give_the_outputs_state_and_gradients_of_the_whole(
-    kind, data, batch, length, seed
-):
+def test_pieces_with_carried_state_give_the_outputs_state_and_gradients_of_the_whole(kind, data, batch, length, seed):
     layer = data.draw(recipes(kind)).layer(batch)
     check_split_anywhere(layer, random_input(seed, batch, length, DIM), data.draw(pieces_of(length)))
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
 @given(data=st.data(), batch=batches, seed=seeds)
-def test_rows_may_take_different_numbers_of_tokens_from_each_piece(kind, data, batch, seed):
+def test_rows_may_have_different_numbers_of_tokens_in_each_piece(kind, data, batch, seed):
     masks = data.draw(ragged(batch))
     layer = data.draw(recipes(kind)).layer(batch)
     counts = torch.stack([(~mask).sum(1) for mask in masks]).sum(0).tolist()
@@ -51,7 +49,7 @@ def test_a_state_that_was_passed_on_can_be_used_again(kind, data, batch, length,
 
 @pytest.mark.parametrize("kind", STREAMING)
 @given(data=st.data(), batch=batches, seed=seeds)
-def test_a_state_can_be_reordered_repeated_and_thinned_out_like_beams(kind, data, batch, seed):
+def test_rows_of_a_state_can_be_reordered_repeated_and_dropped_like_beams(kind, data, batch, seed):
     layer = data.draw(recipes(kind)).layer(batch)
     if data.draw(st.booleans()):
         mask = data.draw(layouts(data.draw(st.lists(st.integers(0, 12), min_size=batch, max_size=batch))))
@@ -65,15 +63,15 @@ def test_a_state_can_be_reordered_repeated_and_thinned_out_like_beams(kind, data
 @pytest.mark.parametrize("name", MIXERS)
 @given(data=st.data(), length=st.integers(1, 12), rows=st.integers(1, 4), seed=seeds)
 @torch.no_grad()
-def test_a_mixer_state_follows_beams_in_place_as_if_its_rows_were_selected(name, data, length, rows, seed):
+def test_reordering_a_mixer_state_in_place_equals_selecting_its_rows(name, data, length, rows, seed):
     mixer = data.draw(recipes(name)).module()
     last = data.draw(st.integers(0, length))
     order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=rows, max_size=rows)))
     x = random_input(seed, rows, length, DIM)
-    x[:, : length - last] = x[:1, : length - last]  # rows differ in their last tokens alone
+    x[:, : length - last] = x[:1, : length - last]  # rows differ only in their last tokens
     states = [mixer(x)[1] for _ in range(2)]
     assert batch_size(states[0]) == rows
     tail = random_input(seed + 1, rows, 3, DIM)
     expected, _ = mixer(tail, select(states[0], order))
     actual, _ = mixer(tail, follow(states[1], order, last))
-    assert_close(actual, expected, "outputs after a state was moved in place")
+    assert_close(actual, expected, "outputs after a state was reordered in place")
