@@ -19,7 +19,7 @@ BEAMS = 3
 
 
 class Search:
-    """Acts as the generator: rows with their tokens, their sentences, and the model's incremental state."""
+    """A minimal generator: the tokens and the sentence of each row, and the model's incremental state."""
 
     def __init__(self, made, seed):
         self.model, self.random = made, torch.Generator().manual_seed(seed)
@@ -30,11 +30,11 @@ class Search:
 
     def step(self):
         logits, _ = self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)
-        anew, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
-        torch.testing.assert_close(logits[:, -1], anew[:, -1], atol=2e-5, rtol=1e-4)
+        fresh, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
+        torch.testing.assert_close(logits[:, -1], fresh[:, -1], atol=2e-5, rtol=1e-4)
 
     def follow(self, order):
-        """Rows continue the rows `order`, each with a word of its own."""
+        """Replaces the rows by the rows `order`, and appends a random word to each."""
         order = torch.tensor(order)
         self.model.decoder.reorder_incremental_state_scripting(self.state, order)
         self.out = self.model.encoder.reorder_encoder_out(self.out, order)
@@ -45,7 +45,7 @@ class Search:
 
 @st.composite
 def within_sentences(draw, sentences):
-    """An order of beams inside each of the sentences that stay."""
+    """An order of beams within each of the remaining sentences."""
     staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
     return [s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)], len(staying)
 
@@ -75,7 +75,7 @@ def shared(name):
 @settings(max_examples=25, deadline=None)
 @given(orders=searches(), seed=st.integers(0, 99))
 @torch.no_grad()
-def test_beams_that_are_reordered_and_sentences_that_finish_decode_as_if_started_anew(name, orders, seed):
+def test_decoding_with_reordered_beams_and_finished_sentences_equals_decoding_from_the_start(name, orders, seed):
     search = Search(shared(name), seed)
     search.step()
     for order in orders:
@@ -86,8 +86,8 @@ def test_beams_that_are_reordered_and_sentences_that_finish_decode_as_if_started
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @torch.no_grad()
-def test_any_order_of_rows_decodes_as_if_started_anew(data):
-    """Rows that are no longer beside the others of their sentence get a source of their own."""
+def test_decoding_after_any_reordering_of_rows_equals_decoding_from_the_start(data):
+    """Rows that are separated from the other rows of their sentence get their own copy of the source."""
     search, rows = Search(shared("full"), 0), SENTENCES * BEAMS
     search.step()
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_any_order_of_rows_decodes_as_if_started_anew(data):
 
 
 @torch.no_grad()
-def test_neighbouring_beams_share_one_projection_of_their_source():
+def test_beams_of_a_sentence_share_one_projection_of_the_source():
     search = Search(shared("full"), 0)
     search.step()
     first = source_keys(search)
@@ -107,7 +107,7 @@ def test_neighbouring_beams_share_one_projection_of_their_source():
     assert source_keys(search) is first  # not copied
     search.follow([0, 0, 1, 7, 6, 8])  # the second sentence is finished
     assert source_keys(search).size(0) == SENTENCES - 1
-    search.follow([0, 3, 1, 4])  # in no order
+    search.follow([0, 3, 1, 4])  # beams of a sentence are separated
     assert source_keys(search).size(0) == 4
 
 
@@ -129,7 +129,7 @@ def test_reordering_copies_only_tokens_that_the_beams_do_not_share(monkeypatch):
     search.follow([0, 0, 0, 3, 3, 3, 6, 6, 6])  # all beams of a sentence come from one
     for _ in range(5):
         search.step()
-        search.follow(list(range(9)))  # nothing moves, nothing is copied
+        search.follow(list(range(9)))  # no reordering, no copies
     assert set(copied) == {0}
     copied.clear()
     search.follow([1, 0, 2, 3, 4, 5, 6, 7, 8])
@@ -139,7 +139,7 @@ def test_reordering_copies_only_tokens_that_the_beams_do_not_share(monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_a_search_without_reordering_is_caught(name):
+def test_the_checks_detect_a_search_that_does_not_reorder(name):
     search = Search(shared(name), 0)
     search.step()
     search.follow([0, 1, 2, 3, 4, 5, 6, 7, 8])
@@ -206,7 +206,7 @@ def test_retained_dropout_is_refused():
 
 
 @torch.no_grad()
-def test_a_decoder_takes_new_tokens_of_a_prefix_at_once_or_one_by_one():
+def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
     made, out = shared("chunks"), shared("chunks").encoder(sources())
     tokens = torch.randint(4, TYPES, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
     whole, _ = made.decoder(tokens, encoder_out=out)

@@ -1,4 +1,4 @@
-"""The command `mega-fairseq`: its command line, and the files of `convert`."""
+"""The command line of `mega-fairseq`, and the files that `convert` writes."""
 
 import importlib.metadata
 import os
@@ -53,7 +53,7 @@ def test_user_dir_prints_the_package_folder_without_importing_torch():
     assert result.stderr.strip() == "set()"
 
 
-def test_a_closed_pipe_is_not_a_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "mega_fairseq.cli", "user-dir"]
@@ -75,7 +75,7 @@ def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
 
 
 def options(capsys, *arguments):
-    """The output of `mega-fairseq options`, and its lines by their first words without the rest of wrapped texts."""
+    """The output of `mega-fairseq options`, and its lines by their first words, without wrapped texts."""
     assert command.main(["options", *arguments]) == 0
     out = capsys.readouterr().out
     return out, {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
@@ -90,7 +90,7 @@ def test_options_lists_every_registered_architecture_and_task(capsys):
 
 
 @pytest.mark.parametrize("arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_language_modeling"])
-def test_options_prints_what_fairseq_parses_with_its_defaults(arch, capsys):
+def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsys):
     _, lines = options(capsys, arch)
     task = "translation" if "transformer" in arch else "mega_language_modeling"
     arguments = ["data", f"--task={task}", f"--arch={'mega_lm' if arch == task else arch}"]

@@ -49,7 +49,7 @@ def crosses(**options):
 
 
 def ready(module):
-    """In float64, with parameters at which every term matters."""
+    """The module in float64, with parameters that are large enough for every term to matter."""
     torch.manual_seed(1)
     module.double()
     with torch.no_grad():
@@ -63,14 +63,14 @@ def inputs(*shape):
 
 
 def flat(result):
-    """The tensors of an output and its state, and everything else."""
+    """All leaves of an output and its state, tensors and others."""
     if isinstance(result, tuple):
         return [leaf for part in result for leaf in flat(part)]
     return [result]
 
 
 def compare(module, *args, backend="eager", **kwargs):
-    """Values, states and gradients of the compiled module are those of the eager one."""
+    """Checks that values, states and gradients of the compiled module equal those of the eager one."""
     tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.requires_grad]
     asked = [*module.parameters(), *tensors]
     compiled = torch.compile(module, fullgraph=True, backend=backend)
@@ -96,7 +96,7 @@ padding = pytest.mark.parametrize("mask", [None, MASK], ids=["unpadded", "padded
 @padding
 @pytest.mark.parametrize("truncation", [None, 3])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
-def test_a_compiled_ema_is_the_ema(bidirectional, truncation, mask):
+def test_a_compiled_ema_equals_the_eager_one(bidirectional, truncation, mask):
     compare(ready(DampedEMA(DIM, 3, bidirectional, truncation)), inputs(2, LENGTH, DIM), padding_mask=mask)
 
 
@@ -112,28 +112,28 @@ def test_a_compiled_ema_continues_from_a_state(truncation):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("chunk_size", [None, CHUNK])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_a_compiled_gated_attention_is_the_gated_attention(function, chunk_size, causal):
+def test_compiled_gated_attention_equals_the_eager_one(function, chunk_size, causal):
     module = ready(MovingAverageGatedAttention(attends(attention=function, chunk_size=chunk_size, causal=causal)))
     compare(module, inputs(2, LENGTH, DIM))
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("function", "chunk_size"), [("softmax", None), ("softmax", CHUNK), ("laplace", CHUNK)])
-def test_a_compiled_gated_attention_takes_padding(function, chunk_size, causal):
+def test_compiled_gated_attention_supports_padding(function, chunk_size, causal):
     module = ready(MovingAverageGatedAttention(attends(attention=function, chunk_size=chunk_size, causal=causal)))
     compare(module, inputs(2, LENGTH, DIM), padding_mask=MASK)
 
 
-@pytest.mark.parametrize("value_dim", [4, 8])  # widths at which softmax runs on the fused kernel, 8 for rotary
+@pytest.mark.parametrize("value_dim", [4, 8])  # widths with which softmax uses the fused kernel, 8 for rotary
 @pytest.mark.parametrize("bias", POSITION_BIASES)
-def test_a_compiled_gated_attention_takes_every_position_bias(bias, value_dim):
+def test_compiled_gated_attention_supports_every_position_bias(bias, value_dim):
     config = attends(shared_dim=4, value_dim=value_dim, position_bias=bias, chunk_size=CHUNK)
     compare(ready(MovingAverageGatedAttention(config)), inputs(2, LENGTH, DIM))
 
 
 @pytest.mark.parametrize("chunk_size", [None, CHUNK])
 @padding
-def test_a_compiled_gated_attention_continues_from_a_state(chunk_size, mask):
+def test_compiled_gated_attention_continues_from_a_state(chunk_size, mask):
     module = ready(MovingAverageGatedAttention(attends(chunk_size=chunk_size)))
     with torch.no_grad():
         _, state = module(inputs(2, LENGTH, DIM), None, mask)
@@ -143,7 +143,7 @@ def test_a_compiled_gated_attention_continues_from_a_state(chunk_size, mask):
 
 @padding
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_a_compiled_cross_attention_is_the_cross_attention(function, mask):
+def test_compiled_cross_attention_equals_the_eager_one(function, mask):
     module = ready(GatedCrossAttention(crosses(attention=function)))
     source_mask = None if mask is None else mask[:, -7:]
     compare(module, inputs(2, LENGTH, DIM), inputs(2, 7, DIM), None, mask, source_mask)
@@ -154,14 +154,14 @@ def test_a_compiled_cross_attention_is_the_cross_attention(function, mask):
 
 @padding
 @pytest.mark.parametrize("norm", ["layernorm", "scalenorm", "rmsnorm", "batchnorm"])
-def test_a_compiled_feed_forward_layer_is_the_feed_forward_layer(norm, mask):
+def test_a_compiled_feed_forward_layer_equals_the_eager_one(norm, mask):
     module = ready(NormalizedFeedForward(FeedForwardConfig(DIM, hidden_dim=6, norm=norm)))
     compare(module.eval() if norm == "batchnorm" else module, inputs(2, LENGTH, DIM), mask)
 
 
 @padding
 @pytest.mark.parametrize("kind", ["causal", "bidirectional", "decoder"])
-def test_a_compiled_block_is_the_block(kind, mask):
+def test_a_compiled_block_equals_the_eager_one(kind, mask):
     attention = attends(chunk_size=CHUNK, causal=kind != "bidirectional")
     module = ready(MegaBlock(attention, FeedForwardConfig(DIM, hidden_dim=6), crosses() if kind == "decoder" else None))
     source = inputs(2, 7, DIM) if kind == "decoder" else None
@@ -169,7 +169,7 @@ def test_a_compiled_block_is_the_block(kind, mask):
 
 
 @pytest.mark.parametrize("kind", ["causal", "bidirectional"])
-def test_the_backward_pass_is_traced_as_well(kind):
+def test_the_backward_pass_is_traced_too(kind):
     attention = attends(attention="laplace", chunk_size=CHUNK, causal=kind == "causal")
     cross = crosses() if kind == "causal" else None
     module = ready(MegaBlock(attention, FeedForwardConfig(DIM, hidden_dim=6), cross))
@@ -178,7 +178,7 @@ def test_the_backward_pass_is_traced_as_well(kind):
 
 
 @pytest.mark.parametrize("kind", ["bidirectional_ema", "truncated_ema", "causal", "bidirectional"])
-def test_a_compiled_layer_takes_another_length(kind):
+def test_a_compiled_layer_supports_other_lengths(kind):
     if kind.endswith("ema"):
         module = ready(DampedEMA(DIM, 2, kind == "bidirectional_ema", 3 if kind == "truncated_ema" else None))
     else:

@@ -1,6 +1,6 @@
-"""`mega-fairseq convert` with translation models: released numbers, and options that fairseq loads.
+"""`mega-fairseq convert` with translation models: released outputs, and options that fairseq loads.
 
-The checkpoints are golden models in the form of the released code (tests/released.py).
+The checkpoints are golden models in the format of the released code (tests/released.py).
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def each_model():
 
 @each_model()
 def test_a_converted_model_computes_the_released_logits_of_each_sentence(case, converted, data):
-    # In the truncated case the release decodes with another model than it trains: see the next tests.
+    # In the truncated case the release trains and decodes different models: see the next tests.
     overrides = {"decoder_truncation_length": -1} if case.name.endswith("trunc4") else {}
     ours, _ = load(converted(case), data, **overrides)
     y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"])
@@ -84,9 +84,8 @@ def test_a_converted_model_computes_the_released_logits_of_incremental_decoding(
     ours, _ = load(converted(case), data)
     released = case.outputs["logits_incremental"]
     y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"][:, : released.size(1)])
-    right = ~torch.tensor(
-        [bool(row[0] == 1) for row in case.inputs["src_tokens"]]
-    )  # the release shifts the bias by left pads
+    # The release shifts the bias by left pads.
+    right = ~torch.tensor([bool(row[0] == 1) for row in case.inputs["src_tokens"]])
     assert right.any()
     assert_outputs(y[right], released[right], "logits step by step")
 
@@ -120,7 +119,7 @@ def test_a_half_precision_checkpoint_keeps_its_precision(how, tmp_path, data):
 # -------------------------------------------------------------------------------------- content of the file
 
 
-def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(converted):
+def test_a_converted_checkpoint_is_plain_data_in_the_format_of_fairseq_train(converted):
     path = converted(model(POST))
     assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
     state = torch.load(path, weights_only=True)
@@ -152,7 +151,7 @@ def test_tied_tensors_are_saved_once(tmp_path):
 
 
 def with_other_norms(case, kind, **options):
-    """The case with all norms of another kind, and with norms of embeddings if the options say so."""
+    """A checkpoint of the case with norms of another kind, and with embedding norms if the options enable them."""
     content = checkpoint(case, normalization_type=kind, **options)
     tensors = content["model"]
     if options.get("normalize_embedding"):
@@ -204,7 +203,7 @@ def test_files_of_pretrained_embeddings_are_not_needed(tmp_path, data):
     load(convert(checkpoint(model(PRE), encoder_embed_path="/gone/embeddings.txt"), tmp_path), data)
 
 
-def test_a_training_log_with_bleu_of_any_numpy_is_read(tmp_path, capsys):
+def test_a_training_log_with_bleu_statistics_of_any_numpy_is_read(tmp_path, capsys):
     content = checkpoint(model(PRE))
     content["extra_state"]["metrics"]["valid"] = [(100, "_bleu_counts", "AverageMeter", {"sum": np.arange(4)})]
     source = save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)  # stores names as lines
@@ -217,7 +216,7 @@ def test_a_training_log_with_bleu_of_any_numpy_is_read(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- options
 
 
-DIAGNOSTICS = {"report_ema_alpha", "write_out_alpha"}  # which only print
+DIAGNOSTICS = {"report_ema_alpha", "write_out_alpha"}  # they only print
 FAMILIES = {"mega": (TRANSLATION, MegaTransformerConfig), "mega_lm": (LANGUAGE, MegaLMConfig)}
 
 
@@ -274,13 +273,13 @@ REFUSED = {
     "missing option": (lambda: without_option(normal(), "encoder_z_dim"), "encoder.layers.0.mixer"),
     "option of another type": (lambda: normal(dropout="often"), "invalid model options (Value 'often'"),
     "option that is an array": (lambda: normal(normalize_before=np.arange(2)), "invalid model options"),
-    "option of no choice": (lambda: normal(activation_fn="sine"), "sine"),
-    "option that makes no model": (lambda: normal(encoder_n_dim=-3), "--encoder-n-dim"),
-    "option that code would be read from": (
+    "option with an unknown choice": (lambda: normal(activation_fn="sine"), "sine"),
+    "option of an invalid model": (lambda: normal(encoder_n_dim=-3), "--encoder-n-dim"),
+    "option that contains code": (
         lambda: normal(adaptive_softmax_cutoff="__import__('os').abort()"),
         "--adaptive-softmax-cutoff",
     ),
-    "option that is filled in later": (lambda: normal(source_lang="${oc.env:HOME}"), "source_lang"),
+    "option with an interpolation": (lambda: normal(source_lang="${oc.env:HOME}"), "source_lang"),
     "missing tensor": (lambda: without(normal(), "decoder.final_norm.norm.bias"), "decoder.final_norm.norm.bias"),
     "missing tensor that others need": (lambda: without(normal(), OMEGA), OMEGA),
     "missing embeddings": (lambda: without(normal(), "encoder.embed_tokens.weight"), "encoder.embed_tokens.weight"),
@@ -289,11 +288,11 @@ REFUSED = {
         lambda: with_tensors(normal(), encoder__final_norm__norm__bias=torch.ones(3)),
         "final_norm",
     ),
-    "tensor too small to take apart": (
+    "tensor too small to be split": (
         lambda: with_tensors(normal(), encoder__layers__0__mega_layer__mx_proj__weight=torch.ones(3, 32)),
         "do not fit together",
     ),
-    "more layers than options say": (lambda: normal(decoder_layers=1), "decoder.layers.1"),
+    "more layers than in the options": (lambda: normal(decoder_layers=1), "decoder.layers.1"),
     "tied embeddings that differ": (
         lambda: normal(share_decoder_input_output_embed=True),
         "decoder.output_projection.weight",
@@ -302,7 +301,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_other_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
+def test_unsupported_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
     make, words = REFUSED[reason]
     refuse_content(make(), words, tmp_path, capsys)
 
@@ -345,7 +344,7 @@ def test_fairseq_generate_translates_with_a_converted_model(converted, binarised
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
-def test_fairseq_train_continues_from_a_converted_model(option, converted, binarised, tmp_path):
+def test_fairseq_train_starts_from_a_converted_model(option, converted, binarised, tmp_path):
     case = model(PRE)
     sizes = [
         argument

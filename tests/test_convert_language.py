@@ -1,7 +1,7 @@
-"""`mega-fairseq convert` with language models: released numbers, and options that fairseq loads.
+"""`mega-fairseq convert` with language models: released outputs, and options that fairseq loads.
 
-The checkpoints are golden models in the form of the released code (tests/released.py); test_fork_lm.py has one that the
-released code wrote.
+The checkpoints are golden models in the format of the released code (tests/released.py); test_fork_lm.py has one that
+the released code saved.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def test_a_converted_model_computes_the_released_log_probabilities(case, convert
 
 
 @each_model()
-def test_with_truncation_restored_a_converted_model_is_the_trained_one(case, converted, data):
+def test_with_truncation_restored_a_converted_model_equals_the_trained_one(case, converted, data):
     ours, _ = load(converted(case), data, decoder_truncation_length=case.config["truncation_length"])
     assert_log_probs(case, ours, "whole_chunk8")
 
@@ -124,7 +124,7 @@ def tied(stock, **options):
 
 
 @pytest.mark.parametrize("tie_proj", [True, False])
-def test_a_tied_adaptive_softmax_computes_the_same_as_fairseqs_module(tie_proj, tmp_path, data):
+def test_a_tied_adaptive_softmax_equals_fairseqs_module(tie_proj, tmp_path, data):
     case, stock = model(ADAPTIVE), stock_adaptive(tie_proj)
     target, features = case.inputs["target"], case.outputs["logits_or_features"]  # inputs of the softmax
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_missing_names_of_tied_tensors_are_added(tmp_path, data):
 # -------------------------------------------------------------------------------------- content of the file
 
 
-def test_a_converted_checkpoint_is_plain_data_in_the_form_of_fairseq_train(converted):
+def test_a_converted_checkpoint_is_plain_data_in_the_format_of_fairseq_train(converted):
     path = converted(model(SHARED))
     assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
     cfg = torch.load(path, weights_only=True)["cfg"]
@@ -207,7 +207,7 @@ def test_without_max_target_positions_the_length_of_samples_is_used(tmp_path, da
     assert cfg.model.max_target_positions == 8
 
 
-def test_switches_without_effect_in_the_release_are_accepted(tmp_path, data):
+def test_options_without_effect_in_the_release_are_accepted(tmp_path, data):
     idle = {"share_decoder_input_output_embed": True, "tie_adaptive_proj": True}
     ours, _ = load(convert(checkpoint(model(ADAPTIVE), **idle), tmp_path), data)
     assert_log_probs(model(ADAPTIVE), ours, "whole_chunk8")

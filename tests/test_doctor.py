@@ -15,7 +15,7 @@ from mega_fairseq.cli.doctor import machine, packages
 from mega_fairseq.cli.doctor.command import examine
 from tests.commands import FORKS, LIMIT, ROOT
 
-BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # only with packages on PYTHONPATH
+BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
 CHECKS = [*packages.CHECKS, *machine.CHECKS]
 NEEDED = {"numpy", "torch", "omegaconf", "hydra", "sacrebleu", "fairseq"}
 
@@ -36,7 +36,7 @@ class Report:
 
 
 def doctor(path, **environment):
-    """Run the command in a new process with only the packages under `path`; it must print nothing on stderr."""
+    """Runs the command in a new process with only the packages under `path`; it must print nothing on stderr."""
     places = os.pathsep.join([str(path), str(ROOT)])
     result = subprocess.run(
         BARE, cwd=path, env={**os.environ, "PYTHONPATH": places, **environment}, capture_output=True, timeout=LIMIT
@@ -67,7 +67,7 @@ def _main(program, output):
 
 @pytest.fixture
 def changed(tmp_path):
-    """Run the command in a process that has imported fairseq and executed `program`."""
+    """Runs the command in a process that has imported fairseq and executed `program`."""
 
     def call(program=""):
         number, output = tempfile.mkstemp(dir=tmp_path)
@@ -230,7 +230,7 @@ def test_a_torch_that_was_built_for_another_numpy_is_a_no(monkeypatch):
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """Two listed GPUs, which compute on the CPU."""
+    """Two fake GPUs, which compute on the CPU."""
     properties = SimpleNamespace(name="Tesla T4", total_memory=15 << 30)
     monkeypatch.setattr(torch.version, "cuda", "12.4")
     monkeypatch.setattr(torch, "device", lambda *_: "cpu")
@@ -249,7 +249,7 @@ def test_gpus_are_counted_and_their_number_formats_checked(two_gpus, monkeypatch
     assert row("GPU")[::2] == ("ok", "2 x Tesla T4 with 15 GiB")
 
 
-def test_a_gpu_that_cannot_compute_is_a_note(two_gpus, monkeypatch):
+def test_a_gpu_that_cannot_compute_is_reported_as_a_note(two_gpus, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("CUDA error: no kernel image is available\nand more")
 
@@ -271,7 +271,7 @@ def test_the_reason_for_no_gpu_is_reported(monkeypatch, tmp_path):
     [
         (4, "4", 4, "max 100000", 0.1, "ok"),
         (4, None, 4, "max 100000", 0.1, "note"),  # a second process would take the same CPUs
-        (2, "2", 2, "max 100000", 2.0, "note"),  # another process has taken them
+        (2, "2", 2, "max 100000", 2.0, "note"),  # another process uses them
         (1, None, 2, "max 100000", 2.0, "ok"),
         (4, "4", 4, "150000 100000", 0.0, "note"),  # a container with 1.5 CPUs
     ],

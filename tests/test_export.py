@@ -1,4 +1,4 @@
-"""torch.export takes whole models as they are, for one shape, and a step of decoding for all: with the same numbers."""
+"""torch.export supports whole models for one shape, and decoding steps for any shape, with the same outputs."""
 
 import io
 
@@ -36,7 +36,7 @@ def test_an_exported_translation_model_gives_its_logits(case, strict):
 
 
 def loaded(exported):
-    """What another program reads from the file."""
+    """The exported program after saving and loading."""
     file = io.BytesIO()
     torch.export.save(exported, file)
     file.seek(0)
@@ -53,7 +53,7 @@ def loaded(exported):
     ],
 )
 @torch.no_grad()
-def test_an_exported_step_continues_any_batch_as_the_whole_model_scores_it(make, options):
+def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, options):
     model, random = make(**options), torch.Generator().manual_seed(2)
     step = loaded(export_step(model))
     for batch, prefix, length, width in ((2, 3, 14, 9), (1, 1, 6, 1), (3, 2, 40, 12)):

@@ -1,4 +1,4 @@
-"""Data that is missing, damaged, tiny, huge or of another dictionary: every token is used, or an error says why not."""
+"""Missing, damaged, tiny or huge data, or another dictionary: every token is used, or an error says why not."""
 
 import io
 import random
@@ -47,7 +47,7 @@ CONTINUE = ["--gen-subset=test", "--documents=line", "--prefix-size=1", "--beam=
 
 
 def trained(data, folder, words):
-    """Train a model for two updates."""
+    """Trains a model for two updates."""
     fairseq("train", data, *words, "--max-update=2", "--disable-validation", "--save-dir", folder)
     return SimpleNamespace(data=data, words=words, last=folder / "checkpoint_last.pt")
 
@@ -65,7 +65,7 @@ def translation(tmp_path_factory):
 
 
 def harmed(data, folder, files, harm):
-    """Copy the data and remove, empty or cut these files of the copy."""
+    """Copies the data and removes, empties or truncates these files of the copy."""
     copy = folder / "harmed"
     shutil.copytree(data, copy)
     for path in copy.glob(files):
@@ -78,7 +78,7 @@ def harmed(data, folder, files, harm):
 
 
 def call(command, data, model, folder, *options):
-    """Run a command of fairseq on this data; returns its exit code and output."""
+    """Runs a command of fairseq on this data; returns its exit code and output."""
     words = {
         "train": [*model.words, "--max-epoch=1", "--save-dir", folder],
         "eval-lm": [*LM, "--path", model.last, "--gen-subset=test"],
@@ -88,19 +88,19 @@ def call(command, data, model, folder, *options):
 
 
 def sweep(model, data, folder, capsys):
-    """Sweep over this data; returns the error message."""
+    """Runs a sweep, which must fail, on this data; returns the error message."""
     assert main(["sweep", str(model.last), str(data), "--chunks=8", f"--out={folder / 'out'}", "--cpu"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
 
 def tokens(data, split):
-    """Return the number of tokens in a split of a language model: each has two bytes."""
+    """The number of tokens in a split of a language model; each has two bytes."""
     return (data / f"{split}.bin").stat().st_size // 2
 
 
 def evaluated(data, model, *options):
-    """Return tokens and loss of the test set as fairseq-eval-lm logs them."""
+    """Tokens and loss of the test set, as fairseq-eval-lm logs them."""
     said = fairseq("eval-lm", data, *LM, "--path", model, "--gen-subset=test", *options)
     count, loss = re.search(r"Evaluated ([\d,]+) tokens .*Loss \(base 2\): ([\d.]+),", said, re.DOTALL).groups()
     return int(count.replace(",", "")), float(loss)
@@ -134,7 +134,7 @@ def test_damaged_text_is_refused_in_one_sentence(language_model, command, split,
 
 
 @pytest.mark.parametrize(("kind", "harm", "said"), [("bin", "empty", MISMATCH), ("idx", "half", NO_INDEX)])
-def test_damaged_text_is_not_swept(language_model, kind, harm, said, tmp_path, capsys):
+def test_a_sweep_refuses_damaged_text(language_model, kind, harm, said, tmp_path, capsys):
     data = harmed(language_model.data, tmp_path, f"test.{kind}", harm)
     assert re.search(rf"^mega-fairseq sweep: {data}/test{said}", sweep(language_model, data, tmp_path, capsys))
 
@@ -147,7 +147,7 @@ def test_damaged_text_is_not_swept(language_model, kind, harm, said, tmp_path, c
     ],
 )
 def test_damaged_sentences_are_refused_by_fairseq(translation, command, file, harm, said, tmp_path):
-    """At the latest where the file ends: no epoch is completed."""
+    """At the latest at the end of the file, so no epoch is completed."""
     code, heard = call(command, harmed(translation.data, tmp_path, file, harm), translation, tmp_path)
     assert code == 1
     assert re.search(f"^{said}", heard, re.MULTILINE)
@@ -165,7 +165,7 @@ def test_an_empty_text_is_refused(language_model, tmp_path):
 
 
 def preprocessed(known, texts, folder):
-    """Binarise pairs of text with the dictionaries of `known`."""
+    """Binarises pairs of text with the dictionaries of `known`."""
     for name, text in texts.items():
         (folder / name).write_text(text)
     dictionaries = [f"--srcdict={known / 'dict.de.txt'}", f"--tgtdict={known / 'dict.en.txt'}"]
@@ -175,7 +175,7 @@ def preprocessed(known, texts, folder):
 
 
 def test_fairseq_refuses_data_without_sentences(translation, tmp_path):
-    """With a message of its own, which the documentation explains."""
+    """With fairseq's own message, which the documentation explains."""
     texts = {f"{name}.{side}": "ba be\n" * (name != "train") for name in SIZES for side in ("de", "en")}
     code, said = call("train", preprocessed(translation.data, texts, tmp_path), translation, tmp_path)
     assert code == 1, said
@@ -186,7 +186,7 @@ def test_fairseq_refuses_data_without_sentences(translation, tmp_path):
 
 
 def with_types(data, folder, change):
-    """Copy the data and add types to its dictionaries, or remove some."""
+    """Copies the data and adds types to its dictionaries, or removes some."""
     copy = folder / "other"
     shutil.copytree(data, copy)
     for path in copy.glob("dict.*"):
@@ -237,7 +237,7 @@ def test_a_sweep_refuses_types_outside_the_dictionary(language_model, tmp_path, 
 
 @pytest.mark.parametrize("documents", ["line", "blank"])
 def test_documents_of_one_token_are_trained_on_and_evaluated(language_model, documents, tmp_path):
-    """Empty lines are one token, the end of the line; they are at the start, in the middle and at the end."""
+    """Empty lines, of one token, are at the start, in the middle and at the end."""
     text = "\n" + "a b a\n\nb\n\n\n\na\n" * 9 + "\n\n"
     for split in ("train", "test"):
         (tmp_path / split).write_text(text)
@@ -255,7 +255,7 @@ def test_documents_of_one_token_are_trained_on_and_evaluated(language_model, doc
 
 
 def test_sentences_of_one_token_are_trained_on_and_translated(translation, tmp_path):
-    """An empty line is one token, its end."""
+    """An empty line has one token, the end of the line."""
     texts = {f"{split}.{side}": "ba\n\nbe\n" * 6 for split in SIZES for side in ("de", "en")}
     data = preprocessed(translation.data, texts, tmp_path)
     all_of_them = "--required-batch-size-multiple=1"
@@ -268,7 +268,7 @@ def test_sentences_of_one_token_are_trained_on_and_translated(translation, tmp_p
 
 
 def binarised(path, lines, types=20):
-    """Write lines of these lengths as fairseq-preprocess does, which takes a minute for a line of a million words."""
+    """Writes lines of these lengths; fairseq-preprocess would take a minute for a line of a million words."""
     chance = np.random.default_rng(1)
     builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
     for length in lines:
@@ -292,7 +292,7 @@ def test_a_huge_line_is_trained_on_in_segments_and_evaluated_as_one_stream(langu
     assert loss == pytest.approx(4, abs=0.1)  # sixteen types, equally likely
 
 
-def test_a_sentence_of_a_million_tokens_is_refused_and_skipped_only_with_a_warning(translation, tmp_path):
+def test_a_sentence_of_a_million_tokens_is_refused_or_skipped_with_a_warning(translation, tmp_path):
     for path in translation.data.glob("dict.*"):
         shutil.copy(path, tmp_path)
     for language in ("de", "en"):
@@ -330,11 +330,11 @@ def test_preprocessing_refuses_text_that_is_not_utf_8(language_model, tmp_path):
 
 
 def typed(path, errors):
-    """Make the file standard input, read in a locale that accepts bytes other than UTF-8 or does not."""
+    """Replaces standard input by the file, read with these `errors` for bytes that are not UTF-8."""
     sys.stdin = io.TextIOWrapper(path.open("rb"), encoding="utf-8", errors=errors)
 
 
-def test_input_that_is_not_utf_8_ends_fairseq_interactive_or_is_one_unknown_word(translation, tmp_path):
+def test_input_that_is_not_utf_8_stops_fairseq_interactive_or_becomes_an_unknown_word(translation, tmp_path):
     (tmp_path / "input").write_bytes(NO_TEXT)
     words = [translation.data, *PLUGIN, *SEARCH, "--cpu", "--path", translation.last, "--buffer-size=9"]
     code, said = Running("interactive", *words, fault=partial(typed, tmp_path / "input", "strict")).wait()

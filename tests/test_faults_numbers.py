@@ -1,4 +1,4 @@
-"""NaN and infinity: training stops when they appear, and evaluation raises an error in place of a perplexity."""
+"""NaN and infinity: training stops when they appear, and evaluation raises an error instead of reporting a score."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ LOSS = "FloatingPointError: the loss is nan: training has diverged; take an earl
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """Return a function that trains a model for two updates: translation, or a language model with either softmax."""
+    """A function that trains a model for two updates: translation, or a language model with either softmax."""
 
     @functools.lru_cache(maxsize=None)
     def data(kind):
@@ -54,7 +54,7 @@ def model(tmp_path_factory):
 
 
 def spoiled(model, folder, value=math.nan, name=KAPPA):
-    """Copy the checkpoint and change one number of a parameter."""
+    """Copies the checkpoint and changes one number of a parameter."""
     content = torch.load(model.last, weights_only=True)
     content["model"][name].view(-1)[7] = value
     torch.save(content, folder / "spoiled.pt")
@@ -73,7 +73,7 @@ def spoiled(model, folder, value=math.nan, name=KAPPA):
     ],
 )
 def test_training_stops_at_the_first_gradients_that_are_not_finite(model, kind, fault, tmp_path):
-    """fairseq then looks for the layer, which fails in another way for an encoder: its last line differs."""
+    """fairseq then searches for the layer, which fails differently for an encoder, so the last line differs."""
     made, start = model(kind), tmp_path / "spoiled.pt"
     words = ["--finetune-from-model", start] if "NaN" in fault else ["--lr=1e30"]
     spoiled(made, tmp_path)
@@ -86,7 +86,7 @@ def test_training_stops_at_the_first_gradients_that_are_not_finite(model, kind, 
 
 @pytest.mark.parametrize(("kind", "said"), [("translation", PROBABILITIES), ("softmax", LOSS), ("adaptive", LOSS)])
 def test_training_stops_at_a_validation_loss_that_is_not_finite(model, kind, said, tmp_path):
-    """fairseq has not checked any gradient since the last update."""
+    """fairseq does not check gradients after the last update."""
     made = model(kind)
     words = [*made.words, "--lr=1e30", "--max-update=1", "--save-dir", tmp_path]
     assert failure("train", made.data, *words).startswith(said)
@@ -111,26 +111,26 @@ EVALUATIONS = [
 
 
 @pytest.mark.parametrize(("command", "kind", "words"), EVALUATIONS)
-def test_evaluating_a_model_with_nan_is_an_error(model, command, kind, words, tmp_path):
+def test_evaluating_a_model_with_nan_raises_an_error(model, command, kind, words, tmp_path):
     made = model(kind)
     assert failure(command, made.data, *words, "--path", spoiled(made, tmp_path)).startswith(PROBABILITIES)
 
 
-def test_validating_a_model_with_nan_is_an_error(model, tmp_path):
+def test_validating_a_model_with_nan_raises_an_error(model, tmp_path):
     made = model("softmax")
     line = failure("validate", made.data, *LM, "--max-tokens=100", "--path", spoiled(made, tmp_path))
     assert line.startswith(LOSS)
 
 
-def test_an_ensemble_with_a_model_with_nan_is_an_error(model, tmp_path):
+def test_evaluating_an_ensemble_that_contains_nan_raises_an_error(model, tmp_path):
     made = model("translation")
     line = failure("generate", made.data, *SINGLE, "--path", f"{made.last}:{spoiled(made, tmp_path)}")
     assert line.startswith(PROBABILITIES)
 
 
 @pytest.mark.parametrize("value", [math.inf, 1e38])
-def test_infinite_and_overflowing_scores_are_an_error(model, value, tmp_path):
-    """fairseq would skip tokens with a probability of zero, and report a sum that overflows as a loss."""
+def test_infinite_and_overflowing_scores_raise_an_error(model, value, tmp_path):
+    """fairseq would skip tokens with a probability of zero, and report an overflowing sum as the loss."""
     made = model("softmax")
     path = spoiled(made, tmp_path, value, TABLE)
     assert failure("eval-lm", made.data, *LM, "--path", path).startswith(PROBABILITIES)

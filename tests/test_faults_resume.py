@@ -1,4 +1,4 @@
-"""A training is resumed as the model that it was, and overrides name options that there are: by real command lines."""
+"""Training only resumes as the same model, and overrides must name existing options, on real command lines."""
 
 import re
 from types import SimpleNamespace
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.slow
 LAST = "checkpoint_last.pt"
 
 
-# ------------------------------------------------------------------------------------------------ what all share
+# ------------------------------------------------------------------------------------------------ shared fixtures
 
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
-    """One update of a language model with a learned position bias, whose weights are as many as a chunk needs."""
+    """One update of a language model with a learned position bias, whose size depends on the chunk size."""
     folder = tmp_path_factory.mktemp("language_model")
     words = [preprocess_text(folder), *LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--rel-pos-bias=simple"]
     fairseq("train", *words, "--max-update=1", "--save-dir", folder)
@@ -78,13 +78,13 @@ WAS_SOFTMAX = "--attention-activation-fn is laplace and was softmax"
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_training_is_not_resumed_as_another_model(language_model, options, changes):
+def test_language_model_training_is_not_resumed_as_another_model(language_model, options, changes):
     line = failure("train", *language_model.words, "--save-dir", language_model.folder, *options)
     assert line.startswith(f"ValueError: {language_model.last} is of another model: {changes}; give the values of the")
 
 
-def test_a_training_of_translation_is_not_resumed_as_another_model_either(translation):
-    """The values are those of the command line: --share-all-embeddings ties the output projection, too."""
+def test_translation_training_is_not_resumed_as_another_model(translation):
+    """Values are compared as on the command line, although --share-all-embeddings also ties the output projection."""
     options = ["--attention-activation-fn=laplace", "--restore-file", translation.last, "--max-source-positions=300"]
     line = failure("train", *translation.words, *options)
     assert f"{translation.last} is of another model: {WAS_SOFTMAX}, --max-source-positions is 300 and was 1024;" in line
@@ -101,14 +101,14 @@ def test_a_training_of_translation_is_not_resumed_as_another_model_either(transl
     ],
     ids=["free", "the data and limits"],
 )
-def test_a_training_is_resumed_with_other_dropouts_and_warned_of_other_data(language_model, options, warned, tmp_path):
+def test_training_resumes_with_other_dropouts_and_warns_of_other_data(language_model, options, warned, tmp_path):
     where = ["--restore-file", language_model.last, "--save-dir", tmp_path, "--max-update=2"]
     said = fairseq("train", *language_model.words, *where, *options)
     assert [record["num_updates"] for record in records(said, "train_inner")] == [2]
     assert warnings(said) == warned
 
 
-def test_a_new_training_may_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
+def test_a_new_training_can_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
     where = ["--save-dir", tmp_path, "--max-update=1", "--finetune-from-model", trained.last]
     said = fairseq("train", *trained.words, *where, "--attention-activation-fn=laplace")
     assert f"loading pretrained model from {trained.last}" in said
@@ -121,7 +121,7 @@ def test_a_new_training_may_start_from_the_weights_of_another_model_if_they_fit(
     )
 
 
-def test_a_pruned_model_is_trained_on_and_resumed_by_one_command(language_model, tmp_path):
+def test_a_pruned_model_is_trained_further_and_resumed_by_the_same_command(language_model, tmp_path):
     words = ["train", *language_model.words, "--decoder-layers=3"]
     fairseq(*words, "--max-update=1", "--save-dir", tmp_path / "whole")
     start = ["--finetune-from-model", tmp_path / "whole" / LAST, "--save-dir", tmp_path / "pruned"]
@@ -139,7 +139,7 @@ def evaluation(trained, overrides):
     return trained.command, trained.words[0], *task, "--path", trained.last, f"--model-overrides={overrides}"
 
 
-def test_an_override_of_no_option_is_refused_with_the_one_that_was_meant(trained):
+def test_an_override_of_an_unknown_option_is_refused_with_a_similar_one(trained):
     line = failure(*evaluation(trained, {"decoder_chunck_size": 8}))
     assert line == (
         "ValueError: --model-overrides names 'decoder_chunck_size', which is no option of this checkpoint; "
@@ -147,7 +147,7 @@ def test_an_override_of_no_option_is_refused_with_the_one_that_was_meant(trained
     )
 
 
-def test_fairseq_validate_refuses_it_too(translation):
+def test_fairseq_validate_refuses_an_override_of_an_unknown_option(translation):
     words = [translation.words[0], *PLUGIN, *CPU, "--task=translation", "--max-tokens=600", "--path", translation.last]
     line = failure("validate", *words, "--model-overrides={'no option': 1}")
     assert line.endswith("--model-overrides names 'no option', which is no option of this checkpoint; leave it out")

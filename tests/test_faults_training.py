@@ -1,6 +1,6 @@
-"""A training that is killed, or stopped by a full disk, ends at the same model when its command is given again.
+"""Training that is killed, or stopped by a full disk, gives the same model after running the command again.
 
-Broken checkpoints, and those of other models, are refused by fairseq's commands.
+fairseq's commands refuse broken checkpoints and those of other models.
 """
 
 import json
@@ -39,7 +39,7 @@ from tests.commands import (
 
 pytestmark = pytest.mark.slow
 
-# Checkpoints are saved after 6, 12 and 18 updates: within the first epoch, and each is better than the one before.
+# Checkpoints are saved after 6, 12 and 18 updates, within the first epoch; each is better than the one before.
 SAVING = ["--save-interval-updates=6", "--max-update=18"]
 FIRST, SECOND, LAST, BEST = "checkpoint_1_6.pt", "checkpoint_1_12.pt", "checkpoint_last.pt", "checkpoint_best.pt"
 KILLED = -9
@@ -50,7 +50,7 @@ KILLED = -9
 
 @pytest.fixture(scope="session")
 def translation(tmp_path_factory):
-    """A training of a translation model that is not interrupted."""
+    """An uninterrupted training of a translation model."""
     place = tmp_path_factory.mktemp("translation")
     words = [*PLUGIN, *MEGA, *TRAINING, "--lr=0.005", "--grouped-shuffling"]  # same batches after resuming
     evaluate = ["generate", preprocess_pairs(place), *PLUGIN, *CPU, "--max-len-b=5"]
@@ -59,7 +59,7 @@ def translation(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def language_model(tmp_path_factory):
-    """A training of a language model that is not interrupted."""
+    """An uninterrupted training of a language model."""
     place = tmp_path_factory.mktemp("language_model")
     words = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING]
     evaluate = ["eval-lm", preprocess_text(place), *LM, "--gen-subset=valid"]
@@ -68,11 +68,11 @@ def language_model(tmp_path_factory):
 
 @pytest.fixture(params=["translation", "language_model"])
 def training(request):
-    """Each of them."""
+    """Each of the two."""
     return request.getfixturevalue(request.param)
 
 
-# How fairseq saves and what it loads does not depend on the model: most tests take one of the two.
+# How fairseq saves and loads does not depend on the model, so most tests use one of the two.
 language_models = pytest.mark.parametrize("training", ["language_model"], indirect=True)
 translations = pytest.mark.parametrize("training", ["translation"], indirect=True)
 
@@ -84,7 +84,7 @@ def trained(model, place, words, evaluate):
 
 
 def train(training, folder, *options, fault=None, code=0):
-    """Run the same training, with a fault or without; returns its output."""
+    """Runs the same training, with or without a fault; returns its output."""
     ended, said = Running("train", *training.words, "--save-dir", folder, *options, fault=fault).wait()
     assert ended == code, said
     return said
@@ -99,7 +99,7 @@ def losses(said):
 
 
 def broken(folder):
-    """Return the names of the checkpoints that torch cannot load."""
+    """The names of the checkpoints that torch cannot load."""
     names = []
     for path in folder.glob("checkpoint*.pt"):
         try:
@@ -110,7 +110,7 @@ def broken(folder):
 
 
 def assert_ends_like(training, folder, after):
-    """Run the command again: it resumes after this update, to the same losses and checkpoints; returns its output."""
+    """Runs the command again and checks that it resumes after this update, to the same losses and checkpoints."""
     said = train(training, folder)
     assert losses(said) == {update: loss for update, loss in losses(training.said).items() if update > after}
     assert {path.name for path in folder.iterdir()} == {path.name for path in training.folder.iterdir()}
@@ -151,8 +151,8 @@ def test_a_half_copied_best_checkpoint_is_copied_again(training, tmp_path):
     [("translation", SECOND, LAST), ("language_model", FIRST, BEST)],
     indirect=["training"],
 )
-def test_the_newest_whole_checkpoint_replaces_a_half_copied_one(training, name, target, tmp_path):
-    """The first time, the best checkpoint is copied before there is a last one."""
+def test_the_newest_complete_checkpoint_replaces_a_half_copied_one(training, name, target, tmp_path):
+    """At the first save, the best checkpoint is copied before the last one exists."""
     train(training, tmp_path, fault=partial(faults.killed_in_copy, name, target), code=KILLED)
     assert broken(tmp_path) == [target]
     said = assert_ends_like(training, tmp_path, after=int(re.findall(r"\d+", name)[-1]))
@@ -174,7 +174,7 @@ def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(training,
 
 
 @translations
-def test_a_training_stopped_by_a_full_disk_while_it_copies_resumes_when_there_is_space(training, tmp_path):
+def test_a_training_stopped_by_a_full_disk_while_copying_resumes_when_there_is_space(training, tmp_path):
     said = train(training, tmp_path, fault=partial(faults.no_space_for_copy, SECOND, LAST), code=1)
     assert said.splitlines()[-1] == "OSError: [Errno 28] No space left on device"
     assert broken(tmp_path) == [LAST]
@@ -185,7 +185,7 @@ def test_a_training_stopped_by_a_full_disk_while_it_copies_resumes_when_there_is
 
 
 def harmed(path, harm="half"):
-    """Return a checkpoint's content after this harm."""
+    """The content of a damaged checkpoint."""
     content = path.read_bytes()
     half = content[: len(content) // 2]
     return {"half": half, "empty": b"", "failed save before": half + content}[harm]
@@ -193,8 +193,8 @@ def harmed(path, harm="half"):
 
 @pytest.fixture
 def interrupted(training, tmp_path):
-    """A training, and a copy of its folder with a broken last checkpoint and two whole ones, the later with an earlier
-    file time."""
+    """A training, and a copy of its folder with a broken last checkpoint and two complete ones; the later of these has
+    the earlier file time."""
     for name in (FIRST, SECOND):
         shutil.copy(training.folder / name, tmp_path)
     os.utime(tmp_path / SECOND, (0, 0))
@@ -209,8 +209,8 @@ def assert_resumes(training, folder, *options):
 
 @language_models
 @pytest.mark.parametrize("harm", ["empty", "failed save before"])
-def test_the_newest_whole_checkpoint_replaces_any_broken_one(interrupted, harm):
-    """fairseq tries to save three times into one file: a successful try follows the bytes of those that failed."""
+def test_the_newest_complete_checkpoint_replaces_any_broken_one(interrupted, harm):
+    """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
     training, folder = interrupted
     (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
     (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())
@@ -218,7 +218,7 @@ def test_the_newest_whole_checkpoint_replaces_any_broken_one(interrupted, harm):
 
 
 @language_models
-def test_without_a_last_checkpoint_a_new_training_starts_and_names_the_others(interrupted):
+def test_without_a_last_checkpoint_a_new_training_starts_with_a_warning_about_the_others(interrupted):
     training, folder = interrupted
     (folder / LAST).unlink()
     said = train(training, folder, "--max-update=1")
@@ -244,7 +244,7 @@ def test_checkpoints_with_a_suffix_are_left_to_fairseq(interrupted):
 
 
 @language_models
-def test_a_training_under_hydra_resumes_too(interrupted):
+def test_a_training_with_hydra_resumes_too(interrupted):
     training, folder = interrupted
     least, most = LM_MULTIPLES
     config = {
@@ -273,9 +273,9 @@ def test_a_training_under_hydra_resumes_too(interrupted):
 
 @language_models
 def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(interrupted, tmp_path_factory):
-    """The second sees a folder without checkpoints. fairseq compares their gradients.
+    """The second one has a folder without checkpoints. fairseq compares their gradients.
 
-    Their epoch starts again, since one process alone had saved it.
+    The epoch starts again, since a single process had saved it.
     """
     training, folder = interrupted
     own = [["--save-dir", each] for each in (folder, tmp_path_factory.mktemp("empty"))]
@@ -287,8 +287,8 @@ def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(int
     assert "resuming" not in second
 
 
-def test_only_a_training_looks_for_checkpoints(training, tmp_path):
-    """A checkpoint's options name the folder of its training, which now holds only a broken checkpoint."""
+def test_only_training_searches_for_other_checkpoints(training, tmp_path):
+    """The options of the checkpoint contain the folder of its training, which now has a broken last checkpoint."""
     state = checkpoint(training.folder / LAST)
     state["cfg"]["checkpoint"]["save_dir"] = str(tmp_path)
     torch.save(state, tmp_path / "kept.pt")
@@ -305,14 +305,14 @@ def test_only_a_training_looks_for_checkpoints(training, tmp_path):
     [("translation", "--restore-file"), ("language_model", "--finetune-from-model")],
     indirect=["training"],
 )
-def test_a_training_does_not_start_from_half_a_checkpoint(training, option, tmp_path):
+def test_a_training_does_not_start_from_a_truncated_checkpoint(training, option, tmp_path):
     (tmp_path / "half.pt").write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path, option, tmp_path / "half.pt")
     assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a whole checkpoint; give another")
 
 
 @language_models
-def test_a_training_does_not_resume_without_a_whole_checkpoint(training, tmp_path):
+def test_a_training_does_not_resume_without_a_complete_checkpoint(training, tmp_path):
     for name in (FIRST, LAST):
         (tmp_path / name).write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path)
@@ -320,7 +320,7 @@ def test_a_training_does_not_resume_without_a_whole_checkpoint(training, tmp_pat
     assert "remove it to train from the start, or give --restore-file" in line
 
 
-def test_half_a_checkpoint_is_not_evaluated(training, tmp_path):
+def test_a_truncated_checkpoint_is_not_evaluated(training, tmp_path):
     """fairseq logs which file it reads, and torch raises the error."""
     path = tmp_path / LAST
     path.write_bytes(harmed(training.folder / LAST))

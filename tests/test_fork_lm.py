@@ -1,7 +1,7 @@
-"""A language model trained and saved by the released command line: converted, it evaluates as the release did.
+"""A language model trained by the released command line gives the released evaluation after conversion.
 
-tests/golden/fork_lm holds its checkpoint, its binarised text and what the released evaluation printed for the test
-split (tests/golden/README.md). The commands are real: `mega-fairseq convert` and stock fairseq-eval-lm.
+tests/golden/fork_lm contains its checkpoint, its binarised text and the output of the released evaluation on the test
+split (tests/golden/README.md). The tests run `mega-fairseq convert` and stock fairseq-eval-lm.
 """
 
 import re
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
 FORK = golden.FOLDER / "fork_lm"
 DATA, CHECKPOINT = FORK / "data-bin", FORK / "checkpoint_last.pt"
 TOKENS = 371  # of the test split
-# Streams of the released evaluation at chunk 16: a quarter of the split each, cut at the end of a line.
+# Streams of the released evaluation with chunks of 16: a quarter of the split each, cut at the end of a line.
 STREAMS = [85, 82, 81, 87, 36]
 
 
@@ -46,7 +46,7 @@ def evaluate(converted, chunk, data=DATA, *options):
 
 
 def printed(chunk):
-    """The words of each stream as the release printed them, chunk by chunk."""
+    """The words of each stream that the release printed, chunk by chunk."""
     words = {}
     for stream, text in re.findall(r"^S-(\d+) (.*)$", (FORK / f"word_probs_chunk{chunk}.txt").read_text(), re.M):
         words.setdefault(int(stream), []).extend(_words(text))
@@ -64,12 +64,12 @@ def assert_same(ours, released):
         np.testing.assert_allclose([n for _, n in ours[stream]], [n for _, n in words], rtol=0, atol=1e-4)
 
 
-def test_one_stream_has_the_released_loss_and_log_probabilities_at_both_chunk_sizes(converted):
+def test_one_stream_has_the_released_losses_at_two_chunk_sizes_and_log_probabilities_at_one(converted):
     for chunk, released in ((16, 3.2051), (32, 3.2075)):
         loss, words = evaluate(converted, chunk)
         assert [len(stream) for stream in words.values()] == [TOKENS]
         assert round(loss, 4) == released
-    assert_same(words, printed(32))  # of chunk 16 only the loss was recorded
+    assert_same(words, printed(32))  # for chunks of 16 only the loss was recorded
 
 
 @pytest.fixture
