@@ -1,4 +1,4 @@
-"""Full passes of every module against the released numbers: outputs to 1e-5, every gradient to 1e-4, absolute.
+"""Full passes of every module equal the released ones: outputs to 1e-5, every gradient to 1e-4, absolute.
 
 EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where the release is wrong,
 test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
@@ -41,12 +41,12 @@ COMPARED = {
     | {"logits", "logits_alone_*", "logits_full_T", "logits_incremental"}
     | {f"beam{beam}_{what}" for beam in (1, 5) for what in ("tokens", "scores", "positional_scores")},
 }
-# ... and those that follow from them: sums of outputs, and differences within the release.
+# ... and those derived from them: sums of outputs, and differences within the release.
 DERIVED = {"loss", "max_abs_diff", "max_abs_diff_full_vs_incremental"}
 DERIVED |= {"maxdiff_alone_vs_batch_*", "maxdiff_incremental", "seq_chunk*_nums*_maxdiff_vs_whole"}
 
 
-def test_the_golden_folders_hold_cases():
+def test_the_golden_folders_contain_cases():
     assert golden.paths(), f"no .npz file in tests/golden or in the folders that {golden.VARIABLE} names"
 
 
@@ -70,7 +70,7 @@ def test_a_file_with_an_unknown_prefix_has_no_kind(name, tmp_path):
     ("name", "kind"),
     [("mega_lm_ce", "language model"), ("mega_model_pre", "translation model"), ("mega_softmax", "mega")],
 )
-def test_the_longest_prefix_gives_the_kind(name, kind, tmp_path):
+def test_the_longest_matching_prefix_gives_the_kind(name, kind, tmp_path):
     assert golden.kind_of(tmp_path / f"{name}.npz") == kind
 
 
@@ -146,7 +146,7 @@ def test_the_ema_inside_gated_attention_gives_the_released_outputs(case):
 
 
 @each("mega", where=lambda case: "rel_pos_bias" in case.outputs)
-def test_the_position_bias_inside_gated_attention_is_the_released_matrix(case):
+def test_the_position_bias_inside_gated_attention_equals_the_released_matrix(case):
     released = case.outputs["rel_pos_bias"]
     size = released.size(-1)
     bias = golden.build(case).position_bias(1 - size, size, released.device)
@@ -154,7 +154,7 @@ def test_the_position_bias_inside_gated_attention_is_the_released_matrix(case):
 
 
 @each("mega", where=lambda case: "attn_weights" in case.outputs and not checks.wrong_rows(case).any())
-def test_attention_weights_are_the_released_ones(case):
+def test_attention_weights_equal_the_released_ones(case):
     released = case.outputs["attn_weights"]  # (B, K, c, c)
     size = released.size(-1)
     module, x = golden.build(case), case.inputs["x"]
@@ -190,7 +190,7 @@ def test_cross_attention_gives_every_released_gradient(case):
 
 
 @each("cross", where=lambda case: "attn_weights" in case.outputs)
-def test_cross_attention_weights_are_the_released_ones(case):
+def test_cross_attention_weights_equal_the_released_ones(case):
     module, rows = golden.build(case), ~checks.wrong_rows(case)
     state = module.project_source(case.inputs["key"], case.padding)
     weights = checks.cross_weights(module, case.inputs["query"], state.keys, state.padding)[rows]

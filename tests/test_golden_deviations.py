@@ -1,7 +1,7 @@
-"""Where the release is wrong, and what is right. docs/paper-deviations.md has a line for each of these tests.
+"""Correct values where the release is wrong. docs/paper-deviations.md has a row for each of these tests.
 
-The right values come from the release itself where possible: pads are added to a case recorded without pads, and every
-sentence must still give the released outputs and gradients.
+The correct values come from the release itself where possible: pads are added to a case recorded without pads, and
+every sentence must still give the released outputs and gradients.
 """
 
 import pytest
@@ -16,7 +16,7 @@ PADS = 5  # around each sentence; not a multiple of a chunk, so that counting pa
 
 
 def is_unpadded(case):
-    """Whether there are right outputs without pads."""
+    """Whether the case has correct outputs without pads."""
     return case.padding is None and "y" in case.outputs and bool(case.outputs["y"].isfinite().all())
 
 
@@ -38,7 +38,7 @@ def assert_no_gradient_at_pads(padded, padding):
 
 
 def weighted(case, y):
-    """The loss whose gradients a case records."""
+    """The loss of the recorded gradients."""
     return (y * case.inputs.get("cotangent", torch.ones_like(y))).sum()
 
 
@@ -108,8 +108,8 @@ def has_sources(case):
 
 
 @each("ema", "mega", where=lambda case: case.padding is not None)
-def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_has_alone(case):
-    """Covers the sentences that the release gets wrong in a batch and right alone."""
+def test_every_sentence_has_the_same_outputs_and_gradients_alone_and_in_a_padded_batch(case):
+    """Covers sentences whose released outputs are wrong in a batch but right alone."""
     cotangent = torch.randn(case.inputs["x"].shape, generator=torch.Generator().manual_seed(0))
 
     def of_batch(module, x):
@@ -127,8 +127,8 @@ def test_a_padded_batch_gives_every_sentence_the_outputs_and_gradients_that_it_h
 
 
 @each("cross", where=has_sources)
-def test_every_padded_source_gives_what_it_gives_alone(case):
-    """Deviation: for a left-padded source the sentence alone is right, not the recorded output."""
+def test_every_padded_source_gives_the_outputs_that_it_gives_alone(case):
+    """Deviation: for a left-padded source, the outputs of the sentence alone are right, not the recorded ones."""
     module, query, key = golden.build(case), case.inputs["query"], case.inputs["key"]
     y, _ = module(query, key, source_padding_mask=case.padding)
     for row, real in enumerate(case.real):
@@ -137,8 +137,8 @@ def test_every_padded_source_gives_what_it_gives_alone(case):
 
 
 @each("cross", where=has_sources)
-def test_the_released_cross_attention_is_ours_with_pads_counted_as_positions(case):
-    """Deviation: this alone makes released left-padded cases differ, in values and gradients."""
+def test_cross_attention_that_counts_pads_as_positions_equals_the_released_one(case):
+    """Deviation: this is the only reason why released left-padded cases differ, in values and gradients."""
 
     def output(module, query, key):
         projected = module.project_source(key)
@@ -184,7 +184,7 @@ def test_truncation_zero_means_no_truncation(case):
 
 
 @each("ema", "mega", where=is_unpadded)
-def test_a_module_that_has_run_gives_the_outputs_of_weights_and_dtypes_set_later(case):
+def test_a_module_uses_weights_and_dtypes_that_change_after_a_first_run(case):
     """Deviation: released kernels are cached in eval mode and survive new weights and casts."""
     module, x = golden.build(case), case.inputs["x"]
     with torch.no_grad():

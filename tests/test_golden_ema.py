@@ -1,7 +1,7 @@
-"""The EMA sub-layer against the released numbers: outputs, kernels, coefficients, states, and every gradient.
+"""The EMA sub-layer equals the released one in outputs, kernels, coefficients, states and every gradient.
 
 The release also computes outputs at pads, and its losses contain them. `released_ema` builds this from our operators,
-so that whole gradients can be compared. Our sub-layer, which gives zeros at pads, is compared with it at real tokens.
+so that complete gradients can be compared. Our sub-layer has zeros at pads and is compared with it at real tokens.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def is_extreme(case):
 
 
 def released_ema(case, module, x):
-    """silu(EMA(x without its pads) + omega x), at pads too."""
+    """silu(EMA(x without its pads) + omega x), also at pads."""
     entering = x.masked_fill(~case.real.unsqueeze(-1), 0.0)
     if module.bidirectional:
         both = module.coefficients(0), module.coefficients(1)
@@ -39,7 +39,7 @@ def released_ema(case, module, x):
 
 
 def released_outputs(case, module):
-    """Released outputs and, where they are not finite, those of the released one-step recurrence."""
+    """Released outputs; where they are not finite, those of the released one-step recurrence."""
     y = case.outputs["y"]
     if "onestep_ema" not in case.outputs:
         return y
@@ -76,7 +76,7 @@ def test_ema_gives_every_released_gradient(case):
 
 
 @each("ema", where=checks.released_gradients_are_right)
-def test_gradients_of_the_sub_layer_are_the_released_ones_at_real_tokens(case):
+def test_gradients_of_the_sub_layer_equal_the_released_ones_at_real_tokens(case):
     module, x = golden.build(case), case.inputs["x"].clone().requires_grad_()
     names, wanted = [*dict(module.named_parameters()), "x"], [*module.parameters(), x]
     cotangent = case.inputs["cotangent"] * case.real.unsqueeze(-1)
@@ -87,7 +87,7 @@ def test_gradients_of_the_sub_layer_are_the_released_ones_at_real_tokens(case):
 
 
 @each("ema", where=lambda case: "kernel" in case.outputs)
-def test_kernels_of_both_directions_are_the_released_taps(case):
+def test_kernels_of_both_directions_equal_the_released_taps(case):
     module, released = golden.build(case), case.outputs["kernel"]
     directions = range(2 if module.bidirectional else 1)
     ours = torch.cat([ema_kernel(module.coefficients(d), released.size(1)) for d in directions])
@@ -97,7 +97,7 @@ def test_kernels_of_both_directions_are_the_released_taps(case):
 
 
 @each("ema", where=lambda case: {"p", "q"} <= set(case.outputs))
-def test_coefficients_are_the_released_input_weights_and_decays(case):
+def test_coefficients_equal_the_released_input_weights_and_decays(case):
     module = golden.build(case)
     directions = [module.coefficients(d) for d in range(2 if module.bidirectional else 1)]
     decay = torch.cat([c.log_decay for c in directions]).exp()
@@ -120,7 +120,7 @@ def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
 
 
 @each("ema", where=is_stream)
-def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
+def test_any_split_of_a_stream_gives_the_released_full_pass_with_or_without_truncation(case):
     """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
     module = golden.build(case)
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
@@ -137,7 +137,7 @@ def test_without_truncation_any_split_gives_the_released_stream(case):
 
 
 @each("ema", where=is_stream)
-def test_carried_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
+def test_carried_states_equal_the_released_ones_except_for_decay_at_trailing_pads(case):
     """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
     module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
     decay = module.coefficients().log_decay.detach().exp()
@@ -148,7 +148,7 @@ def test_carried_states_are_the_released_ones_aged_by_the_pads_after_the_last_to
 
 
 @each("ema", where=lambda case: is_stream(case) and "step_raw" in case.outputs)
-def test_the_ema_before_skip_and_activation_is_the_released_one_with_its_final_state(case):
+def test_the_ema_before_skip_and_activation_equals_the_released_one_with_its_final_state(case):
     module, x = (
         golden.build(case, truncation=None),
         case.inputs["x"].masked_fill(~case.real.unsqueeze(-1), 0.0),

@@ -1,6 +1,6 @@
-"""Released language models give their recorded numbers: scores, carried states, loss and gradients.
+"""Released language models give their recorded scores, carried states, losses and gradients.
 
-The release truncates the EMA in a full pass, but not in evaluation in pieces. Both are recorded: ours gives the first
+The release truncates the EMA in a full pass, but not when evaluating in pieces. Both are recorded: ours gives the first
 with that truncation and the second without.
 """
 
@@ -36,7 +36,7 @@ def real(case: Case) -> Tensor:
 
 
 def tolerance(case: Case) -> float:
-    """As given with the cases; log-probabilities of an adaptive softmax reach -46."""
+    """The tolerance of the cases; log-probabilities of an adaptive softmax reach -46."""
     return 1e-4 if case.config["adaptive_softmax_cutoff"] else 1e-5
 
 
@@ -68,7 +68,7 @@ class Task:
 
 @language
 @torch.no_grad()
-def test_a_batch_gives_the_released_scores_or_the_features_that_an_adaptive_softmax_takes(case):
+def test_a_batch_gives_the_released_scores_or_the_features_for_an_adaptive_softmax(case):
     y, _ = language_model(case)(case.inputs["src_tokens"])
     tokens = case.inputs["src_tokens"] != PAD
     assert_outputs(y[tokens], case.outputs["logits_or_features"][tokens], "logits_or_features")
@@ -80,7 +80,7 @@ def test_targets_of_a_batch_get_the_released_log_probabilities(case):
 
 
 @language
-def test_the_first_row_alone_gets_the_log_probabilities_that_the_release_gives_it_alone(case):
+def test_the_first_row_alone_has_the_released_log_probabilities(case):
     assert_log_probs(case, scores(language_model(case), case, slice(0, 1)), "target_lprobs_row0_alone")
 
 
@@ -117,7 +117,7 @@ def test_piece_by_piece_gives_the_released_sequential_evaluation(case, chunk, ch
 
 @each_evaluation
 @pytest.mark.parametrize("tokens_of_a_row", [1, 5, 7])
-def test_pieces_of_any_length_give_the_released_log_probabilities_truncated_or_not(
+def test_pieces_of_any_length_give_the_released_log_probabilities_with_or_without_truncation(
     case, chunk, chunks, tokens_of_a_row
 ):
     model = language_model(case, decoder_chunk_size=chunk)
@@ -128,7 +128,7 @@ def test_pieces_of_any_length_give_the_released_log_probabilities_truncated_or_n
 
 @each_evaluation
 @torch.no_grad()
-def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_its_pads(case, chunk, chunks):
+def test_final_states_equal_the_released_ones_except_for_decay_at_pads(case, chunk, chunks):
     """Deviation: the release pads a last piece longer than a chunk to whole chunks; the pads decay its state."""
     model, size = language_model(case, decoder_chunk_size=chunk, truncation_length=0), chunk * chunks
     tokens = case.inputs["src_tokens"][:1]
@@ -143,7 +143,7 @@ def test_the_states_carried_behind_the_last_token_are_the_released_ones_aged_by_
             assert_outputs(block.mixer.cache.keys, released["prev_key"], "prev_key")
             assert_outputs(block.mixer.cache.values, released["prev_value"], "prev_value")
         else:
-            assert released == {"prev_key": None, "prev_value": None}  # the release counts its chunk as finished
+            assert released == {"prev_key": None, "prev_value": None}  # the release considers its chunk complete
 
 
 def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
@@ -155,8 +155,8 @@ def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState
 
 
 @truncated
-def test_a_whole_pass_and_a_sequential_evaluation_of_the_release_disagree_where_it_truncates(case):
-    """Deviation: ours gives either result in both ways, depending on its option."""
+def test_full_passes_and_sequential_evaluations_of_the_release_disagree_if_it_truncates(case):
+    """Deviation: ours gives the same result in both ways; its option decides which one."""
     difference = (case.outputs["whole_chunk8"] - case.outputs["seq_chunk8_nums1"])[real(case)].abs().max()
     assert difference > 1.0
 
@@ -165,16 +165,16 @@ def test_a_whole_pass_and_a_sequential_evaluation_of_the_release_disagree_where_
 
 
 def untrained(case: Case) -> Tensor:
-    """Deviation: (B, L) bool, targets whose cluster fairseq's adaptive_loss leaves out.
+    """Deviation: (B, L) bool, targets that fairseq's adaptive_loss ignores within their cluster.
 
-    It ignores the index of the pad, 1, also among the targets of a cluster, which count from the start of the cluster.
+    It ignores the index of the pad, 1, even in clusters, where targets are counted from the start of the cluster.
     """
     target, ends = case.inputs["target"], (case.config["adaptive_softmax_cutoff"] or "").split(",")
     return torch.isin(target, torch.tensor([int(end) + 1 for end in ends if end]))
 
 
 def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
-    """Sum of the loss terms that are left out."""
+    """Sum of the ignored loss terms."""
     features, softmax, total = model(case.inputs["src_tokens"])[0], model.decoder.adaptive_softmax, 0.0
     for i, tail in enumerate(softmax.tail if softmax is not None else ()):
         rows = case.inputs["target"] == softmax.cutoff[i] + 1
@@ -183,7 +183,7 @@ def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
 
 
 @language
-def test_the_loss_and_all_gradients_are_the_released_ones(case):
+def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     model = language_model(case).train()  # dropout is 0
     loss, size, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(model, sample(case))
     assert size == int(real(case).sum())

@@ -1,4 +1,4 @@
-"""Released translation models give their recorded numbers: logits, log-probabilities, gradients, hypotheses.
+"""Released translation models give their recorded logits, log-probabilities, gradients and hypotheses.
 
 For left-padded sources the release is wrong, since its cross attention counts pads; its outputs for each sentence alone
 are right. The release truncates the EMA of a decoder in a full pass, but not in generation; both are recorded.
@@ -50,7 +50,7 @@ def test_a_right_padded_batch_gives_the_released_logits_and_log_probabilities(ca
 
 @translation
 @torch.no_grad()
-def test_every_sentence_of_a_batch_gets_the_logits_that_the_release_gives_it_alone(case):
+def test_every_sentence_of_a_batch_has_the_logits_that_the_release_gives_it_alone(case):
     model = translation_model(case)
     batch, _ = model(**inputs(case))
     for row in rows(case):
@@ -62,7 +62,7 @@ def test_every_sentence_of_a_batch_gets_the_logits_that_the_release_gives_it_alo
 
 @right_padded
 @torch.no_grad()
-def test_the_last_layers_attention_to_the_source_is_the_released_one(case):
+def test_attention_of_the_last_layer_to_the_source_equals_the_released_one(case):
     model = translation_model(case)
     model.decoder.make_generation_fast_(need_attn="hard")
     _, extra = model(**inputs(case))
@@ -70,7 +70,7 @@ def test_the_last_layers_attention_to_the_source_is_the_released_one(case):
 
 
 @right_padded
-def test_the_loss_and_all_gradients_are_the_released_ones(case):
+def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     model = translation_model(case)
     logits, _ = model(**inputs(case))
     loss = cross_entropy(logits.transpose(1, 2), case.inputs["target"], ignore_index=PAD, reduction="sum")
@@ -84,7 +84,7 @@ def test_the_loss_and_all_gradients_are_the_released_ones(case):
 
 @translation
 @torch.no_grad()
-def test_decoding_step_by_step_gives_the_whole_targets_logits(case):
+def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(case):
     model = translation_model(case)
     whole, _ = model(**inputs(case))
     out, state = model.encoder(case.inputs["src_tokens"]), {}
@@ -124,7 +124,7 @@ def test_beam_search_finds_the_released_hypotheses_with_their_scores(case, beam)
 
 @translation
 @pytest.mark.parametrize("beam", [1, 5])
-def test_beam_search_finds_the_same_for_a_sentence_alone_and_in_its_batch(case, beam):
+def test_beam_search_gives_the_same_results_for_a_sentence_alone_and_in_its_batch(case, beam):
     model = translation_model(case)
     for row, found in enumerate(search(model, inputs(case), beam)):
         (alone,) = search(model, inputs(case, row), beam)

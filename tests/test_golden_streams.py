@@ -1,4 +1,4 @@
-"""Gated attention and gated cross attention in pieces, with carried state, against the released numbers."""
+"""Gated attention and gated cross attention in pieces, with carried state, give the released outputs."""
 
 import torch
 
@@ -25,7 +25,7 @@ def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
 
 
 @each("mega", where=lambda case: "y_full" in case.outputs)
-def test_any_split_of_a_stream_gives_the_released_full_pass_truncated_or_not(case):
+def test_any_split_of_a_stream_gives_the_released_full_pass_with_or_without_truncation(case):
     """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
     module, right = golden.build(case), checks.right(case)
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
@@ -42,7 +42,7 @@ def test_without_truncation_any_split_gives_the_released_stream(case):
 
 
 @each("mega", where=is_stream)
-def test_carried_ema_states_are_the_released_ones_aged_by_the_pads_after_the_last_token(case):
+def test_carried_ema_states_equal_the_released_ones_except_for_decay_at_trailing_pads(case):
     """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
     module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
     decay = module.ema.coefficients().log_decay.detach().exp()
@@ -56,7 +56,7 @@ def test_carried_ema_states_are_the_released_ones_aged_by_the_pads_after_the_las
 
 
 @each("mega", where=lambda case: is_unpadded_stream(case) and "final_prev_key" in case.outputs)
-def test_the_carried_chunk_is_the_released_one_however_the_stream_was_split(case):
+def test_the_carried_chunk_equals_the_released_one_for_any_split(case):
     module, x = golden.build(case, truncation=None), case.inputs["x"]
     for sizes in checks.splits(case, x.size(1)):
         cache = checks.in_pieces(module, x, None, sizes)[1][-1].cache
@@ -65,7 +65,7 @@ def test_the_carried_chunk_is_the_released_one_however_the_stream_was_split(case
 
 
 @each("mega", where=lambda case: is_unpadded_stream(case) and case.chunk_size)
-def test_nothing_of_a_finished_chunk_is_carried(case):
+def test_no_keys_of_a_complete_chunk_are_carried(case):
     module, x = golden.build(case), case.inputs["x"]
     for sizes in checks.splits(case, x.size(1)):
         _, states = checks.in_pieces(module, x, None, sizes)
@@ -74,7 +74,7 @@ def test_nothing_of_a_finished_chunk_is_carried(case):
 
 
 @each("mega", where=lambda case: is_unpadded_stream(case) and case.truncation)
-def test_the_state_of_a_truncated_ema_holds_the_last_inputs_that_its_taps_reach(case):
+def test_the_state_of_a_truncated_ema_contains_the_last_inputs_that_its_taps_reach(case):
     module, x = golden.build(case), case.inputs["x"]
     inputs = module.norm(x) if module.config.prenorm else x
     reach = case.truncation - 1
@@ -97,7 +97,7 @@ def test_any_split_of_a_target_gives_the_released_cross_attention(case):
 
 
 @each("cross", where=lambda case: "final_prev_key" in case.outputs)
-def test_the_projected_source_is_the_released_one_at_its_real_tokens(case):
+def test_the_projected_source_equals_the_released_one_at_real_tokens(case):
     state = golden.build(case).project_source(case.inputs["key"], case.padding)
     ours = case.real if state.padding is None else ~state.padding  # ours moves real tokens to the front
     released = case.outputs["final_prev_key"], case.outputs["final_prev_value"]

@@ -6,7 +6,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import mega_fairseq.models
-import mega_fairseq.tasks  # noqa: F401 - registers them
+import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from mega_fairseq.cli.inspect.numbers import half_lives
 from mega_fairseq.modules import DampedEMA
 from tests import released
@@ -27,7 +27,7 @@ def logit(p):
 
 
 def set_half_lives(content, name, lives, damping):
-    """Give an EMA these half-lives (..., D, N): phi = 1 - alpha delta with delta = damping."""
+    """Gives an EMA these half-lives (..., D, N): phi = 1 - alpha delta with delta = damping."""
     alpha = (1 - 0.5 ** (1 / lives)) / damping
     for leaf, value in (("alpha", alpha), ("delta", np.full_like(alpha, damping))):
         tensor = content["model"][f"{name}.mixer.ema.{leaf}"]
@@ -90,7 +90,7 @@ def test_histograms_count_each_state_once(translation, inspect, edited):
     assert sum(row(found, "encoder layer 0 backward")["counts"]) == DIM * ORDER
 
 
-def test_half_of_a_state_is_left_after_its_half_life():
+def test_a_state_decays_to_half_after_its_half_life():
     torch.manual_seed(1)
     ema, steps = DampedEMA(3, ndim=2), 7
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_the_architecture_and_the_training_are_reported(translation, inspect):
 
 
 def test_the_epoch_is_that_of_the_last_update(translation, inspect, edited):
-    """At an epoch's end fairseq stores the number of the next."""
+    """At the end of an epoch, fairseq stores the number of the next one."""
     ended = {"epoch": 4, "iterations_in_epoch": 0}
     out, found = inspect(edited(translation.last, lambda c: c["extra_state"]["train_iterator"].update(ended)))
     assert found["architecture"]["epoch"] == 3

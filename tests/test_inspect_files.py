@@ -1,4 +1,4 @@
-"""The files of `mega-fairseq inspect` and its errors."""
+"""The files that `mega-fairseq inspect` writes, and its errors."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def content(sweep_folder):
 
 @pytest.fixture
 def call(sweep_folder, tmp_path, capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
+    """Runs the command in this process; returns exit code, stdout and stderr."""
 
     def run_inspect(path=sweep_folder / "rotary.pt", out=tmp_path / "out"):
         return main(["inspect", str(path), f"--out={out}"]), *capsys.readouterr()
@@ -33,13 +33,13 @@ refused = partial(refused_by, "inspect")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_diverged_model_is_an_error_that_names_a_tensor(content, call, tmp_path, number):
+def test_a_diverged_model_is_refused_with_the_name_of_a_tensor(content, call, tmp_path, number):
     content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = number
     torch.save(content, tmp_path / "any.pt")
     refused(call(tmp_path / "any.pt"), "in 1 of its tensors", "'decoder.layers.1.mixer.ema.alpha'", "diverged")
 
 
-def test_a_shell_sees_tables_and_the_names_of_files(sweep_folder, tmp_path):
+def test_the_command_prints_tables_and_the_names_of_its_files(sweep_folder, tmp_path):
     result = run("inspect", sweep_folder / "rotary.pt", "--out", tmp_path / "out")
     assert (result.returncode, result.stderr) == (0, "")
     starts = ["model", "parameters", "half-lives", "position scores", "wrote"]
@@ -72,7 +72,7 @@ def test_wrong_prefixes_are_refused_before_any_work(call, out, words):
     refused(call("none.pt", out), words)
 
 
-def test_a_folder_in_the_place_of_a_file_is_refused(call, tmp_path):
+def test_a_folder_with_the_name_of_an_output_file_is_refused(call, tmp_path):
     assert call()[0] == 0
     (tmp_path / "out.png").unlink()
     (tmp_path / "out.png").mkdir()

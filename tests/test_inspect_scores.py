@@ -1,4 +1,4 @@
-"""Position scores in `mega-fairseq inspect`, which of them training reached, and the figure."""
+"""Position scores in `mega-fairseq inspect`, the range that training reached, and the figure."""
 
 import sys
 
@@ -32,12 +32,12 @@ def test_simple_scores_are_reported_for_the_distances_that_occur(translation, in
     )
     assert scores(inspect(translation.last)[1]) == {
         "encoder layer 0": (-4, pytest.approx(own.tolist(), rel=1e-5)),
-        "decoder layer 0": (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # nothing from the future
+        "decoder layer 0": (-4, pytest.approx(causal[:5].tolist(), rel=1e-5)),  # causal
         "decoder layer 0 cross attention": (1 - LONGEST, pytest.approx(cross.tolist(), rel=1e-5)),
     }
 
 
-def test_scores_that_had_no_gradient_are_reported_as_untrained(translation, inspect):
+def test_scores_without_gradients_are_reported_as_untrained(translation, inspect):
     """Sources have up to 15 tokens and targets up to 29; the bias of cross attention has 1,024 positions."""
     tensors = torch.load(translation.last, weights_only=True)["model"]
     tensor = tensors["decoder.layers.0.cross_attention.position_bias.weight"]
@@ -59,7 +59,7 @@ def test_without_an_optimizer_state_it_is_unknown_what_was_trained(translation, 
 
 
 def test_a_flattened_optimizer_state_is_read(translation, inspect, edited):
-    """As --fp16 stores it."""
+    """As saved with --fp16."""
 
     def change(content):
         state = content["last_optimizer_state"]["state"]

@@ -1,4 +1,4 @@
-"""Layers recomputed in backward, dropped in training or pruned from a checkpoint, as in fairseq's Transformer."""
+"""Activation checkpointing, layer drop and pruning, as in fairseq's Transformer."""
 
 import re
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def sides(model):
 
 
 def step(kind, **options):
-    """The loss and gradients of a training step, and the bytes that its forward pass keeps for backward."""
+    """The loss and gradients of a training step, and the bytes that its forward pass saves for backward."""
     model, kept = MODELS[kind](**DROPOUTS, **options).train(), []
 
     def pack(tensor):
@@ -66,7 +66,7 @@ def step(kind, **options):
 
 @every_model
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
-def test_recomputed_activations_take_less_memory_and_change_no_loss_or_gradient(kind, option):
+def test_recomputed_activations_take_less_memory_and_do_not_change_loss_or_gradients(kind, option):
     plain, recomputed = step(kind), step(kind, **{option: True})
     assert recomputed.loss.item() == plain.loss.item()
     for name, gradient in plain.gradients.items():
@@ -88,7 +88,7 @@ def layers(kind, **options):
 
 
 def counted(model):
-    """How often each layer runs, by side; it grows as the model is used."""
+    """Counters of how often each layer runs, by side."""
     runs = {}
     for side, stack in sides(model).items():
         runs[side] = [0] * len(stack.layers)
@@ -103,7 +103,7 @@ def counted(model):
 
 @every_model
 @torch.no_grad()
-def test_training_leaves_each_layer_out_at_the_given_rate_and_evaluation_none(kind):
+def test_training_drops_each_layer_at_the_given_rate_and_evaluation_drops_none(kind):
     model = layers(kind, layers=LAYERS, layerdrop=0.25)
     runs, steps = counted(model.eval()), 200
     scores(model)
@@ -115,11 +115,11 @@ def test_training_leaves_each_layer_out_at_the_given_rate_and_evaluation_none(ki
         model(*inputs(model, tokens))
     for count in runs.values():
         assert [(each - 1) / steps for each in count] == pytest.approx([0.75] * LAYERS, abs=0.1)
-        assert len(set(count)) > 1  # each layer by itself
+        assert len(set(count)) > 1  # layers are dropped independently
 
 
 @every_model
-def test_a_step_without_some_layers_is_that_of_a_model_without_them(kind, monkeypatch):
+def test_a_step_with_dropped_layers_equals_one_of_a_model_without_them(kind, monkeypatch):
     model = layers(kind, layers=LAYERS, layerdrop=0.5)
     kept = {side: [1, 3] for side in model.STACKS}
     monkeypatch.setattr(torch, "rand", lambda count: torch.tensor([0.1, 0.9, 0.2, 0.8]))
@@ -134,7 +134,7 @@ def test_a_step_without_some_layers_is_that_of_a_model_without_them(kind, monkey
 
 
 def pruned(kind, model, kept, **options):
-    """A model of the kept layers, with the tensors of `model`."""
+    """A model with only the kept layers and the tensors of `model`."""
     given = {f"{side}_layers_to_keep": ",".join(map(str, numbers)) for side, numbers in kept.items()}
     sizes = {f"{side}_layers": len(stack.layers) for side, stack in sides(model).items()}
     smaller = MODELS[kind](dropout=0.0, **sizes, **given, **options)
@@ -145,7 +145,7 @@ def pruned(kind, model, kept, **options):
 
 
 def test_layers_are_pruned_before_a_smaller_chunk_is_fitted():
-    """The layers that are left take other numbers, and those of a simple bias fewer scores."""
+    """The remaining layers get new numbers, and their simple bias fewer scores."""
     simple = {"rel_pos_bias": "simple"}
     model = language_model(decoder_layers=3, dropout=0.0, **simple)
     smaller = pruned("language model", model, {"decoder": [0, 2]}, decoder_chunk_size=3, **simple)
@@ -155,7 +155,7 @@ def test_layers_are_pruned_before_a_smaller_chunk_is_fitted():
 
 
 @pytest.mark.parametrize("given", ["3", "0,0", "-1", "1,x", "0,", "1, 2"])
-def test_layers_that_are_not_there_are_refused(given):
+def test_invalid_layers_to_keep_are_refused(given):
     with pytest.raises(ValueError, match=".") as caught:
         language_model(decoder_layers=3, decoder_layers_to_keep=given)
     said = f"--decoder-layers-to-keep is {given!r} and there are 3 layers; give numbers from 0 to 2, "
@@ -177,7 +177,7 @@ def test_a_translation_model_is_pruned_for_generation_and_for_further_training(t
     kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "1"}
     found = translations(fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", kept))
 
-    # No update, so that the checkpoint holds what was read; its options say how many layers are left.
+    # The learning rate is 0, so the checkpoint contains the pruned model; its options have the number of layers.
     words += [*as_words(kept), f"--finetune-from-model={tmp_path}/whole/{last}", "--lr=0", "--warmup-updates=0"]
     trained(data, *words, folder=tmp_path / "pruned")
     assert translations(fairseq(*generate, tmp_path / "pruned" / last)) == found

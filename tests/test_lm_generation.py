@@ -1,4 +1,4 @@
-"""Texts continued by a language model, with fairseq-generate, fairseq-interactive and from_pretrained."""
+"""Language models continue texts with fairseq-generate, fairseq-interactive and from_pretrained."""
 
 import json
 import math
@@ -101,15 +101,15 @@ def test_continuations_of_prefixes_of_any_lengths_are_batch_independent(text, tr
 
 
 @one_model
-def test_fairseq_interactive_continues_as_fairseq_generate_does(text, trained, documents, tmp_path):
+def test_fairseq_interactive_gives_the_continuations_of_fairseq_generate(text, trained, documents, tmp_path):
     prefixes = [" ".join(document[:3]) for document in documents]
     said = interact(text, trained, prefixes, tmp_path, "--batch-size=64")
     assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=64"))
     assert_same_texts(said, interact(text, trained, prefixes, tmp_path, "--batch-size=5"))
 
 
-def test_generation_and_evaluation_give_a_text_the_same_scores(text, trained, tmp_path):
-    """Token by token from a carried state and in a full pass, also for a text cut at the longest length."""
+def test_generation_and_evaluation_give_the_same_scores(text, trained, tmp_path):
+    """Compares scores token by token with those of a full pass, also for texts cut at the maximum length."""
     said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
     scores = {number: [math.log(2) * float(bits) for bits in rest.split()] for number, rest in lines(said, "P")}
     texts = [found for _, found, _ in translations(said)]
@@ -123,7 +123,7 @@ def test_generation_and_evaluation_give_a_text_the_same_scores(text, trained, tm
 
 
 @one_model
-def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, documents):
+def test_samples_keep_their_prefix_and_depend_only_on_the_seed(text, trained, documents):
     words = ["--prefix-size=3", "--sampling", "--sampling-topk=10", "--beam=1", "--seed"]
     samples = [[found for _, found, _ in translations(generate(text, trained, *words, seed))] for seed in (7, 7, 8)]
     assert samples[0] == samples[1] != samples[2]
@@ -145,7 +145,7 @@ def test_samples_keep_their_prefix_and_depend_on_the_seed_alone(text, trained, d
     ],
     ids=str,
 )
-def test_invalid_options_of_generation_are_refused_in_one_sentence(text, trained, options, said):
+def test_invalid_generation_options_are_refused_in_one_sentence(text, trained, options, said):
     line = failure("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
     assert line.startswith(said)
 
@@ -162,8 +162,8 @@ def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
 
 
 @one_model
-def test_fairseq_interactive_scores_sentences_as_fairseq_eval_lm_does(text, trained, documents, tmp_path):
-    """Except the end of a sentence, which is not part of the input."""
+def test_fairseq_interactive_gives_sentences_the_scores_of_fairseq_eval_lm(text, trained, documents, tmp_path):
+    """Except for the end of a sentence, which is not part of the input."""
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     said = interact(text, trained, full.values(), tmp_path, "--score-reference", "--batch-size=64")
     scores = [[math.log(2) * float(bits) for bits in rest.split()] for _, rest in lines(said, "P")]
@@ -190,7 +190,7 @@ print(json.dumps({
 
 
 @one_model
-def test_the_hub_samples_as_fairseq_interactive_and_scores_as_fairseq_eval_lm(text, trained, documents, tmp_path):
+def test_the_hub_samples_and_scores_like_fairseqs_commands(text, trained, documents, tmp_path):
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     found = json.loads(
         fresh(sys.executable, "-c", HUB, trained.folder, text, *full.values(), cwd=tmp_path).splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The language model: the same numbers in pieces and steps, without scores that are not needed."""
+"""The language model gives the same scores in pieces and steps, and computes only the scores it needs."""
 
 from argparse import Namespace
 
@@ -36,7 +36,7 @@ def padded(rows, left):
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
 @pytest.mark.parametrize(("bias", "head"), [*((bias, "softmax") for bias in POSITION_BIASES), ("rotary", "adaptive")])
 @torch.no_grad()
-def test_log_probs_are_batch_independent_and_the_same_in_pieces_of_any_length(bias, chunk, head):
+def test_log_probs_are_batch_independent_and_equal_in_pieces_of_any_length(bias, chunk, head):
     made, (sources, targets) = model(rel_pos_bias=bias, decoder_chunk_size=chunk, **HEADS[head]), texts(13, 7, 1)
     whole = pieces(made, 10**6)
     expected = [whole(s[None], target=t[None])[0].flatten() for s, t in zip(sources, targets)]
@@ -109,7 +109,7 @@ def test_losses_and_gradients_are_batch_independent(head):
 
 
 def naive_adaptive(softmax, x):
-    """Features (T, D) -> log-probabilities of all types (T, V), from the definition."""
+    """Features (T, D) -> log-probabilities of all types (T, V), by the definition."""
     head, first = F.log_softmax(softmax.head(x), -1), softmax.cutoff[0]
     tails = [head[:, first + i, None] + F.log_softmax(tail(x), -1) for i, tail in enumerate(softmax.tail)]
     return torch.cat([head[:, :first], *tails], 1)
@@ -131,14 +131,14 @@ def assert_like_naive(found, expected):
 
 @pytest.fixture(params=[(1, 7, 1), (60, 7, 1000), (60, 1000, 1), None], ids=str)
 def slices(request, monkeypatch):
-    """Sizes at which work is split: scores, types, and tokens from which weights are laid out. None for its own."""
+    """Sets SCORES, TYPES and PACK_FROM, which split the work; None for the defaults."""
     for name, value in zip(("SCORES", "TYPES", "PACK_FROM"), request.param or ()):
         monkeypatch.setattr(ops, name, value)
 
 
 @pytest.mark.parametrize("count", [1, 10, 31])
 @pytest.mark.parametrize("tables", [(TYPES,), (20, 3), (1, 1)])
-def test_log_probs_of_targets_in_slices_are_those_of_a_full_softmax(slices, tables, count):
+def test_log_probs_of_targets_in_slices_equal_those_of_a_full_softmax(slices, tables, count):
     torch.manual_seed(2)
     weights = [torch.randn(size, 16).requires_grad_() for size in tables]
     x, targets = torch.randn(count, 16), torch.randint(0, sum(tables), (count,))
@@ -151,7 +151,7 @@ def test_log_probs_of_targets_in_slices_are_those_of_a_full_softmax(slices, tabl
 @pytest.mark.parametrize("options", [ADAPTIVE, TIED, {**TIED, "tie_adaptive_proj": True}])
 @pytest.mark.parametrize("types", [(0, 40), (0, 10), (10, 20), (20, 40), (39, 40), (9, 11)], ids=str)
 def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(slices, options, types):
-    """Also with no target, or all targets, in one cluster."""
+    """Also if one cluster has no targets or all of them."""
     softmax = model(**options).decoder.adaptive_softmax
     x, targets = torch.randn(31, 16), torch.randint(*types, (31,))
     torch.testing.assert_close(naive_adaptive(softmax, x).exp().sum(1), torch.ones(31))
@@ -179,7 +179,7 @@ def test_dropout_in_slices_is_the_same_in_the_backward_pass(monkeypatch):
 @pytest.mark.parametrize(
     "options", [*HEADS.values(), TIED, {**TIED, "tie_adaptive_proj": True}, {"decoder_input_dim": 8}]
 )
-def test_every_parameter_has_a_gradient_in_a_batch_of_frequent_types_alone(options):
+def test_every_parameter_has_a_gradient_in_a_batch_of_only_frequent_types(options):
     made = model(**options).train()
     tokens = torch.randint(4, 10, (2, 11))
     made(tokens, target=tokens)[0].sum().backward()
@@ -198,7 +198,7 @@ def test_a_new_model_has_no_uninitialised_buffer(options, monkeypatch):
 
 
 def sample(lengths, for_scoring, types=TYPES):
-    """A batch as tasks make it: ours passes the targets to a model that scores, others do not."""
+    """A batch as tasks make it; for scoring, our task passes the targets to the model, other tasks do not."""
     sources, targets = (padded(rows, False) for rows in texts(*lengths, types=types))
     net_input = {"src_tokens": sources, "src_lengths": torch.tensor(lengths)}
     if for_scoring:
@@ -215,7 +215,7 @@ def log_probs_of_a_scorer(made, batch, softmax_batch, models=1):
 @pytest.mark.parametrize("for_scoring", [True, False])
 @pytest.mark.parametrize("softmax_batch", [None, 1, 7, 1000])
 @torch.no_grad()
-def test_fairseqs_scorer_gets_the_probabilities_that_fairseqs_modules_give_to_targets(
+def test_fairseqs_scorer_gets_the_log_probs_that_fairseqs_modules_compute_for_targets(
     options, for_scoring, softmax_batch
 ):
     made, lengths = model(**options), (23, 9, 14)
@@ -234,7 +234,7 @@ def test_fairseqs_scorer_gets_the_probabilities_that_fairseqs_modules_give_to_ta
 
 
 class Largest(TorchDispatchMode):
-    """Records the largest tensor that torch computes."""
+    """Records the size of the largest tensor that torch computes."""
 
     elements = 0
 
@@ -259,7 +259,7 @@ def big(request):
 
 @pytest.mark.parametrize("softmax_batch", [None, 100])
 @torch.no_grad()
-def test_scoring_allocates_no_score_for_every_token_and_type(big, softmax_batch):
+def test_scoring_does_not_allocate_scores_for_all_tokens_and_types(big, softmax_batch):
     """With an adaptive softmax also in fairseq's own task, which does not pass the targets to the model."""
     for for_scoring in [True] if big.decoder.adaptive_softmax is None else [True, False]:
         with Largest() as largest:
@@ -267,14 +267,14 @@ def test_scoring_allocates_no_score_for_every_token_and_type(big, softmax_batch)
         assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
 
 
-def test_training_allocates_no_score_for_every_token_and_type(big):
+def test_training_does_not_allocate_scores_for_all_tokens_and_types(big):
     criterion = MegaLMCrossEntropy(Namespace(target_dictionary=big.decoder.dictionary), sentence_avg=False)
     with Largest() as largest:
         criterion(big.train(), sample(LENGTHS, True, BIG))[0].backward()
     assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
 
 
-def test_such_scores_would_be_noticed(big):
+def test_scores_for_all_tokens_and_types_would_be_detected(big):
     with Largest() as largest, torch.no_grad():
         tokens = sample(LENGTHS, True, BIG)["net_input"]["src_tokens"]
         big.eval().get_normalized_probs(big(tokens), log_probs=True)
@@ -303,7 +303,7 @@ def stepwise(made, tokens, orders=None):
 @pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
 @pytest.mark.parametrize("chunk", [CHUNK, 1, -1])
 @torch.no_grad()
-def test_log_probs_token_by_token_are_those_of_a_full_pass_in_any_order_of_rows(options, chunk):
+def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk):
     tokens = torch.randint(4, TYPES, (4, 3 * CHUNK + 2), generator=torch.Generator().manual_seed(4))
     made = model(decoder_chunk_size=chunk, **options)
     assert len(stepwise(made, tokens)) == tokens.size(1)
@@ -344,7 +344,7 @@ def test_no_log_prob_depends_on_later_tokens(head, chunk):
 
 @pytest.mark.parametrize("bias", POSITION_BIASES)
 @torch.no_grad()
-def test_a_changed_chunk_size_gives_the_model_that_is_built_with_it(bias):
+def test_set_chunk_size_equals_building_the_model_with_that_chunk_size(bias):
     made, tokens = model(rel_pos_bias=bias), texts(23)[0][0][None]
     before = made(tokens)[0]
     made.decoder.set_chunk_size(3)
@@ -359,7 +359,7 @@ def test_a_changed_chunk_size_gives_the_model_that_is_built_with_it(bias):
 
 
 @pytest.mark.parametrize("chunk", [CHUNK + 1, -1, 0])
-def test_a_simple_bias_refuses_chunks_that_it_has_not_learned(chunk):
+def test_a_simple_bias_refuses_chunks_longer_than_in_training(chunk):
     with pytest.raises(ValueError, match=f"--decoder-chunk-size is {chunk} .* reaches 5 tokens") as caught:
         model(rel_pos_bias="simple").decoder.set_chunk_size(chunk)
     assert "\n" not in str(caught.value)
@@ -370,7 +370,7 @@ def test_a_chunk_of_no_tokens_is_refused():
         model().decoder.set_chunk_size(0)
 
 
-def test_only_a_simple_bias_without_chunks_bounds_the_length_of_a_text():
+def test_only_a_simple_bias_without_chunks_limits_the_length_of_a_text():
     assert model(rel_pos_bias="simple", decoder_chunk_size=-1).max_positions() == 64
     for options in ({"rel_pos_bias": "simple"}, {"decoder_chunk_size": -1}):
         assert model(**options).max_positions() >= 10**9

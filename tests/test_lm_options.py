@@ -1,4 +1,4 @@
-"""Presets and options of the language model: parameters, released options, and errors that name the option."""
+"""Presets and options of the language model: parameters, released options, and errors."""
 
 import json
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def test_the_table_of_parameters_lists_every_preset():
 
 
 @pytest.mark.parametrize("preset", PARAMETERS)
-def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
+def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(preset):
     types, count = PARAMETERS[preset]
     command_line, hydra = parsed("--arch", preset), under_hydra("mega_language_modeling", _name=preset)
     assert plain(command_line) == plain(hydra)
@@ -51,11 +51,11 @@ def test_a_flag_that_a_preset_has_already_set_changes_nothing(preset):
 # ------------------------------------------------------------------------------------------------ released options
 
 
-# What the released model writes out while it trains is written out here by a command, from any checkpoint.
+# Diagnostics that the released model writes during training, replaced here by `mega-fairseq inspect`.
 OF_A_COMMAND = {"report_ema_alpha", "write_out_alpha"}
 
 
-def test_fairseq_train_takes_every_option_of_the_released_language_models():
+def test_fairseq_train_accepts_every_option_of_the_released_language_models():
     released = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())["options"]
     assert {option["name"] for option in released} > OF_A_COMMAND
     values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
@@ -122,7 +122,7 @@ BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
     ],
     ids=str,
 )
-def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_typed(given, said):
+def test_options_out_of_range_or_in_conflict_are_refused_by_their_names(given, said):
     with pytest.raises(ValueError, match=".") as caught:
         model(**given)
     assert said.replace("_", "-") in str(caught.value)
@@ -140,7 +140,7 @@ def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_ty
     ],
     ids=str,
 )
-def test_an_option_without_effect_is_named(given, without, caplog):
+def test_an_option_without_effect_gives_a_warning(given, without, caplog):
     model(**{"normalize_before": False, **given})
     ((name, _),) = given.items()
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -1,4 +1,4 @@
-"""The commands of docs/own-data.md on a small text, and the hydra configurations that they mention."""
+"""The commands of docs/own-data.md on a small text, and the hydra configurations that the page mentions."""
 
 import random
 import re
@@ -23,7 +23,7 @@ UPDATES = 3
 
 
 def write_corpus(place):
-    """Sentences with punctuation; in the other language each word is reversed."""
+    """Writes sentences with punctuation; in the other language each word is reversed."""
     chance = random.Random(1)
     with open(place / "corpus.en", "w") as english, open(place / "corpus.de", "w") as german:
         for _ in range(240):
@@ -33,8 +33,8 @@ def write_corpus(place):
     (place / "corpus.txt").write_text((place / "corpus.en").read_text())
 
 
-def walk(place, heading, sides):
-    """Runs the blocks of a section, with both trainings shortened; what each fairseq command says, by its name."""
+def run_section(place, heading, sides):
+    """Runs the blocks of a section with shortened trainings; returns the output of each fairseq command, by name."""
     write_corpus(place)
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     sizes = {f"{side}_{name}": size for side in sides for name, size in SIZES.items()}
@@ -64,7 +64,7 @@ def walk(place, heading, sides):
 
 
 def losses(log):
-    """Those of every update, of the epochs and of the validations."""
+    """The losses of all updates, epochs and validations."""
     return re.findall(r"\bloss[= ]([\d.]+)", log)
 
 
@@ -72,8 +72,8 @@ def losses(log):
     ("heading", "sides"),
     [("Sentence pairs to BLEU", ["encoder", "decoder"]), ("A text to perplexity", ["decoder"])],
 )
-def test_raw_text_goes_to_scores_by_the_documented_commands(heading, sides, tmp_path):
-    said = walk(tmp_path, heading, sides)
+def test_the_documented_commands_go_from_raw_text_to_scores(heading, sides, tmp_path):
+    said = run_section(tmp_path, heading, sides)
     # The YAML file and the command line are the same training.
     trained = losses(said["train"])
     assert len(trained) >= UPDATES
@@ -89,7 +89,7 @@ def test_raw_text_goes_to_scores_by_the_documented_commands(heading, sides, tmp_
         assert re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+$", said["eval-lm"], re.MULTILINE)
 
 
-def test_the_page_names_both_configurations():
+def test_the_page_mentions_both_hydra_configurations():
     names = set(re.findall(r"--config-name (\w+)", "".join(blocks(PAGE, "bash"))))
     assert names == {path.stem for path in (ROOT / "examples/hydra").iterdir()}
     for path in (ROOT / "examples/hydra").iterdir():

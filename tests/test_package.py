@@ -21,7 +21,7 @@ DISTRIBUTION = "mega-fairseq"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 450
 
-# What the files of a layer may import besides the standard library.
+# The packages that the files of a layer may import, besides the standard library.
 LAYERS = {
     "ops": ("torch", "mega_fairseq.ops"),
     "modules": ("torch", "mega_fairseq.ops", "mega_fairseq.modules"),
@@ -148,8 +148,8 @@ def test_every_declared_dependency_is_pinned_to_a_version_that_it_accepts(extra)
 
 
 @pytest.mark.parametrize("builds", [True, False])
-def test_installing_continues_where_fastbpe_does_not_build_and_says_so(builds, tmp_path):
-    """The Makefile with a pip that installs nothing, and fails to build fastBPE."""
+def test_installing_continues_with_a_message_if_fastbpe_does_not_build(builds, tmp_path):
+    """Uses the Makefile with a fake pip that installs nothing and may fail to build fastBPE."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     pip = tmp_path / "pip"
@@ -167,7 +167,7 @@ def test_installing_continues_where_fastbpe_does_not_build_and_says_so(builds, t
     assert (tmp_path / "venv/.ready").exists()
 
 
-def test_no_file_names_a_package_registry_or_a_folder_of_one_machine():
+def test_no_file_contains_a_package_registry_or_a_folder_of_one_machine():
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
     )

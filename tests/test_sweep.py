@@ -1,4 +1,4 @@
-"""What `mega-fairseq sweep` measures: the numbers of fairseq-eval-lm, and points that cannot be evaluated."""
+"""`mega-fairseq sweep` gives the numbers of fairseq-eval-lm, and reports points that it cannot evaluate."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def as_printed(point):
 # -------------------------------------------------------------------------------------------- numbers
 
 
-def test_numbers_are_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
+def test_numbers_equal_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
     assert sweep("--chunks=4,8,500", "--streams=1,3,50")[0] == 0
     found = points(tmp_path / "out.json")
     assert len(found) == 9
@@ -109,7 +109,7 @@ def test_the_command_fails_if_no_point_can_be_evaluated(sweep):
     assert sweep("--chunks=8,10", model="simple.pt")[0] == 0
 
 
-def test_a_point_without_gpu_memory_is_tried_again_later(sweep, tmp_path, monkeypatch):
+def test_a_point_that_ran_out_of_gpu_memory_is_tried_again(sweep, tmp_path, monkeypatch):
     score = evaluate.score
 
     def full(model, *rest):
@@ -125,7 +125,7 @@ def test_a_point_without_gpu_memory_is_tried_again_later(sweep, tmp_path, monkey
     assert "not evaluated" not in sweep("--chunks=8,4")[1]
 
 
-def test_a_diverged_model_is_an_error(sweep_folder, sweep, tmp_path):
+def test_a_diverged_model_is_refused(sweep_folder, sweep, tmp_path):
     content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
     content["model"]["decoder.layers.0.mixer.kappa"].fill_(float("nan"))
     torch.save(content, tmp_path / "diverged.pt")

@@ -44,7 +44,7 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The lines and the y axis of each panel that `figure` draws."""
+    """The lines and the y axis of every panel that `figure` draws."""
     axes = pytest.importorskip("matplotlib.axes").Axes
     calls = {"plot": [], "set_ylim": [], "set_ylabel": []}
 
@@ -90,7 +90,7 @@ def test_the_figure_has_no_panel_without_a_line(drawn, points):
 
 
 @pytest.mark.parametrize(("unit", "least"), [("byte", 0.1), ("token", 0.29)])
-def test_small_differences_look_small_in_the_figure(drawn, unit, least):
+def test_small_differences_do_not_fill_the_figure(drawn, unit, least):
     figure([evaluated(512, 100, 2.0806), evaluated(1024, 100, 2.0827)], unit)  # perplexity 4.230 to 4.236
     low, high = drawn["set_ylim"][-1][0]
     assert high - low > least
@@ -110,7 +110,7 @@ def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
     assert evaluate.unit_of(dictionary) == unit
 
 
-def test_the_files_are_named_at_the_end(sweep, tmp_path):
+def test_the_names_of_the_files_are_printed_at_the_end(sweep, tmp_path):
     out = sweep("--chunks=8")[1]
     names = ", ".join(str(tmp_path / f"out.{ending}") for ending in ("json", "csv", "png"))
     assert out.splitlines()[-1] == f"wrote {names}"

@@ -34,15 +34,15 @@ from tests.commands import (
 
 pytestmark = pytest.mark.slow
 
-# fairseq cuts batches anew when it resumes, but not from epoch to epoch; with this it does both times.
+# fairseq makes new batches when it resumes, but not in each epoch; with this option it does so in both cases.
 SAME_BATCHES = "--grouped-shuffling"
 UPDATES, HALF_WAY = 150, 90  # both within an epoch, of 20 updates
 LEARNING = [*TRAINING, "--seed=2"]  # after so few updates only some seeds translate well
-# The Transformer of fairseq 0.12.2 has a fast path, which fails under torch 2, and with this option another.
+# Avoids the fast path of fairseq 0.12.2's Transformer, which fails under torch 2.
 SLOW_PATH = ["--model-overrides={'checkpoint_activations': True}"]
 
 
-# ------------------------------------------------------------------------------------------------ what all share
+# ------------------------------------------------------------------------------------------------ shared fixtures
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def sources(corpus):
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """A model trained in a fresh process until it translates, and its checkpoint of half way."""
+    """A model trained in a new process until it translates, and its checkpoint from half way."""
     folder = tmp_path_factory.mktemp("trained")
     said = fresh(
         sys.executable, "-m", "fairseq_cli.train", corpus, *PLUGIN, *MEGA, *LEARNING, SAME_BATCHES,
@@ -92,7 +92,7 @@ def checkpoint(path):
 
 @pytest.fixture(scope="session")
 def generate(corpus, trained):
-    """The output of fairseq-generate; equal calls run once."""
+    """The output of fairseq-generate, cached for equal calls."""
 
     @functools.lru_cache(maxsize=None)
     def call(*options, path=trained.last, data=corpus):
@@ -114,7 +114,7 @@ def bleu(said):
 
 
 def assert_same_translations(said, other):
-    """Both commands translate each sentence of the test set, and alike."""
+    """Checks that both outputs translate every sentence of the test set, with the same results."""
     assert [number for number, *_ in translations(said)] == list(range(SIZES["test"]))
     assert texts(said) == texts(other)
     assert scores(said) == pytest.approx(scores(other), abs=1e-4)
@@ -171,7 +171,7 @@ def test_sentences_longer_than_the_simple_bias_was_trained_for_are_refused(corpu
 
 @pytest.mark.parametrize("padding", [[], ["--left-pad-source"]], ids=["left", "right"])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_neither_the_batch_nor_the_side_of_padding_changes_a_translation(generate, size, padding):
+def test_translations_do_not_depend_on_the_batch_or_the_side_of_padding(generate, size, padding):
     said, alone = generate(f"--batch-size={size}", *padding), generate("--batch-size=1")
     assert_same_translations(said, alone)
     assert bleu(said) == bleu(alone)
@@ -181,14 +181,14 @@ def test_a_trained_model_translates(generate):
     assert bleu(generate("--batch-size=64")) > 40
 
 
-def test_decoding_token_by_token_gives_a_reference_the_score_of_a_full_pass(generate):
-    """References of different lengths as forced prefixes, compared with fairseq's scorer."""
+def test_decoding_a_reference_token_by_token_gives_the_score_of_a_full_pass(generate):
+    """Compares references of different lengths as forced prefixes with fairseq's scorer."""
     scored = generate("--batch-size=7", "--score-reference")
     assert texts(scored) == [text for _, text in sorted(lines(scored, "T"))]
     assert_same_translations(generate("--batch-size=7", "--prefix-size=40", "--max-len-b=40"), scored)
 
 
-def test_a_translation_scored_as_a_reference_has_the_score_of_its_search(generate, corpus, sources, tmp_path):
+def test_a_translation_scored_as_a_reference_has_its_score_from_the_search(generate, corpus, sources, tmp_path):
     found = generate("--batch-size=7")
     for language, sentences in (("de", sources), ("en", texts(found))):
         (tmp_path / f"test.{language}").write_text("".join(f"{sentence}\n" for sentence in sentences))
@@ -227,7 +227,7 @@ def test_a_restricted_search_is_the_same_in_any_batch(generate):
     assert_same_translations(said, generate("--batch-size=5", "--min-len=9"))
 
 
-def test_samples_depend_on_the_seed_alone(corpus, trained):
+def test_samples_depend_only_on_the_seed(corpus, trained):
     sampling = ["--sampling", "--sampling-topk=10", "--temperature=2", "--beam=1", "--path", trained.last]
     samples = [texts(fairseq("generate", corpus, *PLUGIN, *CPU, *SEARCH, *sampling, "--seed", n)) for n in (7, 7, 8)]
     assert samples[0] == samples[1] != samples[2]
@@ -261,13 +261,13 @@ def test_soft_alignments_are_distributions_over_the_source_and_batch_independent
         torch.testing.assert_close(tables[number].sum(1), torch.ones(len(tables[number])), rtol=0, atol=1e-4)
 
 
-def test_an_ensemble_of_a_model_with_itself_is_that_model(generate, trained):
+def test_an_ensemble_of_a_model_with_itself_equals_the_model(generate, trained):
     twice = generate("--batch-size=7", path=f"{trained.last}:{trained.last}")
     assert_same_translations(twice, generate("--batch-size=7"))
 
 
 @pytest.mark.parametrize("options", [["mega"], ["stock"], ["stock", "--print-alignment=hard"]], ids=" ".join)
-def test_an_ensemble_of_mega_and_other_models_is_the_same_in_any_order(generate, trained, stock, options):
+def test_an_ensemble_of_mega_and_another_model_does_not_depend_on_their_order(generate, trained, stock, options):
     other = {"mega": trained.half_way, "stock": stock}[options[0]]
     options = [*options[1:], *SLOW_PATH]
     one = generate("--batch-size=7", *options, path=f"{trained.last}:{other}")
@@ -280,7 +280,7 @@ def test_an_ensemble_of_mega_and_other_models_is_the_same_in_any_order(generate,
 
 @pytest.fixture(scope="session")
 def interact(corpus, trained, tmp_path_factory):
-    """The output of fairseq-interactive for lines of text."""
+    """Runs fairseq-interactive on lines of text."""
     file = tmp_path_factory.mktemp("interactive") / "input"
 
     def call(sentences, *options, path=trained.last):
@@ -293,19 +293,19 @@ def interact(corpus, trained, tmp_path_factory):
 @pytest.mark.parametrize(
     "options", [[], ["--buffer-size=16", "--batch-size=5"], ["--buffer-size=64", "--batch-size=64"]]
 )
-def test_fairseq_interactive_translates_as_fairseq_generate_does(interact, generate, sources, options):
+def test_fairseq_interactive_gives_the_translations_of_fairseq_generate(interact, generate, sources, options):
     assert_same_translations(interact(sources, *options), generate("--batch-size=64"))
 
 
 def test_diverse_beams_are_the_same_in_any_batch(interact, sources):
-    """With fairseq-interactive: fairseq-generate takes the number of a sentence in the corpus for its row."""
+    """Tested with fairseq-interactive, as fairseq-generate uses a sentence's number in the corpus as its row."""
     options = ["--diverse-beam-groups=2", "--diverse-beam-strength=2", "--buffer-size=64"]
     alone, together = (interact(sources, *options, f"--batch-size={size}") for size in (1, 64))
     assert_same_translations(alone, together)
 
 
 @pytest.mark.parametrize("constraints", ["ordered", "unordered"])
-def test_constraints_are_met_as_by_fairseqs_transformer(interact, sources, trained, stock, constraints):
+def test_constraints_are_met_as_with_fairseqs_transformer(interact, sources, trained, stock, constraints):
     asked = [f"{source}\tko@@ pu\tda" for source in sources[:9]]
     options = [f"--constraints={constraints}", "--beam=8", "--buffer-size=9", *SLOW_PATH]
     for path in (stock, trained.last):
@@ -346,7 +346,7 @@ def hydra(corpus, tmp_path_factory):
     return call
 
 
-def test_a_preset_under_hydra_has_its_defaults_trains_resumes_and_translates(hydra, generate, tmp_path):
+def test_a_preset_with_hydra_has_its_defaults_trains_resumes_and_translates(hydra, generate, tmp_path):
     state = checkpoint(hydra(tmp_path))
     names = ("_name", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "encoder_n_dim")
     assert [state["cfg"]["model"][name] for name in names] == ["mega_transformer_base", 0.15, 0.1, 0.1, 0.1, 4]
@@ -374,13 +374,13 @@ def test_bfloat16_trains_and_resumes_on_the_cpu(corpus, trained, tmp_path):
 
 @pytest.mark.parametrize("options", [["--memory-efficient-bf16"], ["--memory-efficient-fp16"], ["--amp"]])
 def test_other_precisions_train_on_the_cpu_as_far_as_fairseq_does(corpus, trained, tmp_path, options):
-    """Not `--fp16`, which needs a GPU."""
+    """Without `--fp16`, which needs a GPU."""
     said = train(corpus, tmp_path, *options, updates=5)
     ours, exact = ([record["loss"] for record in records(each, "train_inner")] for each in (said, trained.said))
     assert ours == pytest.approx(exact[:5], rel=0.05)
 
 
-def test_a_run_that_chooses_its_best_checkpoint_by_bleu_resumes_and_loads(corpus, trained, tmp_path):
+def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus, trained, tmp_path):
     pytest.importorskip("tensorboardX")
     options = [
         "--finetune-from-model", trained.last, "--lr=1e-5", "--eval-bleu", "--eval-bleu-remove-bpe",
@@ -404,7 +404,7 @@ LIBRARY = """
 import sys, fairseq.models, torch
 before = set(torch.serialization.get_safe_globals())
 from mega_fairseq.models import MegaTransformerModel
-MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU's counts
+MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU counts
 assert set(torch.serialization.get_safe_globals()) == before
 """
 
@@ -421,7 +421,7 @@ print(json.dumps([hub.translate(sentences, **how), [hub.translate(sentence, **ho
 """
 
 
-def test_from_pretrained_translates_a_list_as_its_sentences_one_by_one(corpus, trained, generate, sources, tmp_path):
+def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, trained, generate, sources, tmp_path):
     joined = [sentence.replace("@@ ", "") for sentence in sources]
     codes = tmp_path / "codes"
     merges = [f"{syllable[0]} {syllable[1]}{end}\n" for syllable in SYLLABLES for end in ("", "</w>")]
@@ -441,7 +441,7 @@ def test_the_plugin_is_found_from_any_folder(corpus, trained, generate, cwd, fol
     assert_same_translations(fairseq("generate", *words, cwd=cwd), generate("--batch-size=64"))
 
 
-def test_the_command_of_the_readme_finds_the_plugin(corpus, trained, generate, tmp_path):
+def test_the_readmes_command_finds_the_plugin(corpus, trained, generate, tmp_path):
     scripts = Path(sysconfig.get_path("scripts"))
     words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--batch-size=64"]
     shell = f'PATH={scripts}:$PATH; fairseq-generate "$@" --user-dir "$(mega-fairseq user-dir)"'

@@ -1,4 +1,4 @@
-"""Options of the translation model without a golden case, and batch independence."""
+"""The translation model: options without a golden case, and batch independence."""
 
 from argparse import Namespace
 
@@ -54,7 +54,7 @@ def test_an_adaptive_softmax_gives_the_same_features_token_by_token():
     torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(features.shape[:2]), **CLOSE)
 
 
-def test_an_adaptive_softmax_that_is_not_tied_is_named(caplog):
+def test_an_adaptive_softmax_that_is_not_tied_gives_a_warning(caplog):
     made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
     assert made.encoder.embed_tokens is made.decoder.embed_tokens
     assert caplog.messages == [
@@ -70,7 +70,7 @@ def test_layers_without_feed_forward_give_the_same_logits_token_by_token():
 
 @pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
 @pytest.mark.parametrize("pad_left", [True, False])
-def test_logits_are_batch_independent_and_the_same_for_padding_on_either_side(options, pad_left):
+def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_left):
     made, source = model(**options), sources(pad_left)
     batch = logits(made, source)
     wider = torch.cat([torch.full((SENTENCES, 4), PAD), source, torch.full((SENTENCES, 9), PAD)], 1)
@@ -134,7 +134,7 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
         ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path names a second"),
     ],
 )
-def test_options_out_of_range_or_in_conflict_are_refused_by_the_name_that_was_typed(options, words):
+def test_options_out_of_range_or_in_conflict_are_refused_by_their_names(options, words):
     with pytest.raises(ValueError, match=".") as caught:
         model(**options)
     assert words in str(caught.value)
@@ -158,13 +158,13 @@ def test_sharing_all_embeddings_needs_one_dictionary():
         )
 
 
-def test_a_model_knows_its_options_by_the_names_that_fairseq_reads():
+def test_a_model_has_its_options_as_args_and_cfg():
     made = model(dropout=0.3)
     assert made.args is made.cfg
     assert made.args.dropout == 0.3
 
 
-def test_only_the_simple_bias_bounds_the_length():
+def test_only_the_simple_bias_limits_the_length():
     longest = {"max_source_positions": 50, "max_target_positions": 60}
     simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)
     assert simple.max_positions() == (50, 60)

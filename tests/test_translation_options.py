@@ -32,7 +32,7 @@ def test_the_table_of_parameters_lists_every_preset():
 
 
 @pytest.mark.parametrize("preset", PARAMETERS)
-def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
+def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(preset):
     command_line = parsed("--arch", preset, "--share-all-embeddings")
     hydra = under_hydra("translation", _name=preset, share_all_embeddings=True)
     assert plain(command_line) == plain(hydra)
@@ -44,7 +44,7 @@ def test_a_preset_is_the_same_model_on_the_command_line_and_under_hydra(preset):
 
 
 @pytest.mark.slow
-def test_the_options_of_a_preset_are_pickled_by_their_name():
+def test_the_options_of_a_preset_can_be_pickled():
     """Processes that fairseq starts for other GPUs unpickle them."""
     code = "import pickle, sys, mega_fairseq.models; print(pickle.loads(sys.stdin.buffer.read()))"
     presets = [MegaTransformerSmallConfig(dropout=0.7), MegaLMWt103Config(dropout=0.7)]
@@ -52,7 +52,7 @@ def test_the_options_of_a_preset_are_pickled_by_their_name():
     assert done.stdout.decode().strip() == repr(presets), done.stderr
 
 
-def test_fairseq_train_takes_every_option_of_the_released_models():
+def test_fairseq_train_accepts_every_option_of_the_released_models():
     released = json.loads((golden.FOLDER / "released_options_mega.json").read_text())["options"]
     values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
     wanted = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
@@ -104,7 +104,7 @@ def test_a_task_that_needs_a_model_for_each_pair_of_languages_is_refused(task_na
 
 
 @pytest.mark.parametrize("model", [MegaTransformerModel, MegaLanguageModel])
-def test_a_path_that_does_not_exist_is_named_by_from_pretrained(model, tmp_path, monkeypatch):
+def test_from_pretrained_names_a_path_that_does_not_exist(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("folder/best.pt").touch()

@@ -1,6 +1,6 @@
-"""Untrusted checkpoints: `inspect`, `sweep` and `convert` read them without executing code in them.
+"""`inspect`, `sweep` and `convert` read untrusted checkpoints without executing code in them.
 
-With torch 2.6 or newer, fairseq's own commands do so too, with the plugin loaded.
+fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
 """
 
 from argparse import Namespace
@@ -50,7 +50,7 @@ def content(sweep_folder):
 
 @pytest.fixture
 def refuses(tmp_path, capsys):
-    """`inspect` must end with an error that contains these words, and write nothing; `sweep` uses the same code."""
+    """Checks that `inspect`, and so `sweep`, fails with an error that contains these words and writes nothing."""
 
     def call(path, *words):
         before = sorted(tmp_path.iterdir())
@@ -96,7 +96,7 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(content, refuses, tmp_
     path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
     refuses(path, path, "asks for", "open", "not executed")
     torch.load(path, weights_only=False)
-    assert (tmp_path / "trap").exists(), "this checkpoint would have executed nothing"
+    assert (tmp_path / "trap").exists(), "this checkpoint contains no code that would be executed"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_fairseqs_training_refuses_code_with_this_torch(content, sweep_folder, t
 
 
 @pytest.mark.parametrize("command", ["inspect", "sweep", "convert"])
-def test_code_is_refused_in_a_process_of_its_own(content, sweep_folder, tmp_path, command):
+def test_code_is_refused_by_real_commands(content, sweep_folder, tmp_path, command):
     path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
     rest = {"sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"], "convert": ["ours.pt"]}.get(command, [])
     code, output = Running("mega-fairseq", command, path, *rest, cwd=tmp_path).wait()
@@ -171,9 +171,9 @@ def test_a_torchscript_program_is_refused_before_torch_loads_it(refuses, tmp_pat
     refuses(path, path, "is a TorchScript program and was not executed")
 
 
-def test_arrays_of_a_training_log_are_ignored_whatever_their_pickle_contains(content, tmp_path, capsys):
+def test_arrays_in_a_training_log_are_ignored_whatever_they_contain(content, tmp_path, capsys):
     class Forged:
-        """An array whose bytes numpy would interpret as addresses of objects."""
+        """An array whose bytes numpy would interpret as object addresses."""
 
         def __reduce__(self):
             dtype = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 8, 63)
@@ -199,7 +199,7 @@ def test_a_file_that_torch_did_not_write_is_refused(refuses, tmp_path, what):
 
 
 @pytest.mark.parametrize("how", [{}, LEGACY], ids=["zip", "legacy"])
-def test_a_part_of_a_checkpoint_is_refused(content, refuses, tmp_path, capsys, how):
+def test_a_truncated_checkpoint_is_refused(content, refuses, tmp_path, capsys, how):
     path, old = save(content, tmp_path / "part.pt", **how), tmp_path / "old.pt"
     save(released.checkpoint(released.model("pre_softmax_simple_noffn")), old, **how)
     whole, whole_old = path.read_bytes(), old.read_bytes()
