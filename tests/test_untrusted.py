@@ -3,6 +3,8 @@
 fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
 """
 
+import json
+import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -19,12 +21,16 @@ from tests.commands import (
     LM,
     LM_HEADS,
     LM_TRAINING,
+    MEGA,
     MEGA_LM,
+    PLUGIN,
     SIZES,
     STOCK,
     TRAINING,
     Running,
     fairseq,
+    fresh,
+    preprocess_pairs,
     refused_by,
     write_corpus,
 )
@@ -349,6 +355,28 @@ def test_options_without_a_dataclass_are_read(sweep_folder, sweep, tmp_path):
     assert type(torch.load(path, weights_only=False)["cfg"]["optimizer"]) is Namespace
     assert main(["inspect", str(path), f"--out={tmp_path / 'inspected'}"]) == 0
     assert sweep("--chunks=8", model=path)[0] == 0
+
+
+TRAIN_AND_TRANSLATE = """
+import json, sys, torch
+from fairseq_cli import generate, train
+before = torch.serialization.get_safe_globals()
+import mega_fairseq.models
+assert torch.serialization.get_safe_globals() == before
+for command, words in zip((train, generate), json.loads(sys.argv[1])):
+    sys.argv = [command.__name__, *words]
+    command.cli_main()
+"""
+
+
+@NEWER
+@pytest.mark.slow
+def test_a_program_that_imported_the_models_trains_and_then_loads_options_without_a_dataclass(tmp_path):
+    data, folder = preprocess_pairs(tmp_path), tmp_path / "checkpoints"
+    train = [data, *PLUGIN, *MEGA, *TRAINING, "--optimizer=sgd", "--max-update=1", "--save-dir", folder]
+    generate = [data, *PLUGIN, "--cpu", "--max-len-b=3", "--path", folder / "checkpoint_last.pt"]
+    words = json.dumps([list(map(str, train)), list(map(str, generate))])
+    assert "Generate test with beam=5" in fresh(sys.executable, "-c", TRAIN_AND_TRANSLATE, words)
 
 
 def test_sweep_does_not_need_the_file_of_pretrained_embeddings(content, sweep, tmp_path):

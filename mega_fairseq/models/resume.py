@@ -20,6 +20,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import DictConfig
 
 from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.checkpoints import allow_plain_containers
 from mega_fairseq.models.same_model import check_same_model
 from mega_fairseq.models.whole_config import is_training, option_of_command
 
@@ -31,10 +32,12 @@ SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # wha
 def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
     """Check what a training of `model` will load, and replace a broken checkpoint_last.pt by the newest whole one.
 
-    The first process decides for all of them: each may see another folder.
+    The first process decides for all of them: each may see another folder. In all of them torch.load may then read the
+    plain containers that fairseq saves, also where the plugin was imported without `--user-dir`.
     """
     if not is_training(cfg):
         return
+    allow_plain_containers()
     options = option_of_command(cfg, "checkpoint")
     if options.checkpoint_suffix:  # each process loads a part of a checkpoint
         return
