@@ -15,31 +15,17 @@ from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import MegaOptions, check_sizes, mirror, option
+from mega_fairseq.models.options import MegaOptions, check_sizes, option, stack_options
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import check_start
-from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig
-from mega_fairseq.modules.config import ModuleConfig
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
+@stack_options("encoder", "source")
 class MegaTransformerConfig(MegaOptions):
-    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
-    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
-    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
-    encoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
-    encoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    encoder_layers: int = option(6, "number of layers")
-    encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
-    encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    encoder_layerdrop: float = option(0.0, "probability of leaving out each encoder layer in a training step")
-    encoder_layers_to_keep: Optional[str] = option(
-        None, "numbers of the encoder layers to keep of a checkpoint, as in 0,2,4; works best after --encoder-layerdrop"
-    )
-    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     share_all_embeddings: bool = option(
         False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
     )

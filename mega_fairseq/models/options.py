@@ -7,7 +7,7 @@ annotations, no `int | None`.
 import logging
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Optional, Type, TypeVar
+from typing import Any, Callable, Optional, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
@@ -39,9 +39,43 @@ def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") 
     return option(default, config.help(name) + note)
 
 
+def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]], Type[FairseqDataclass]]:
+    """Decorates a dataclass: adds the options of an "encoder" or "decoder"."""
+    options = {
+        "embed_dim": (int, mirror(ModuleConfig, "dim", 512)),
+        "hidden_dim": (int, mirror(GatedAttentionConfig, "value_dim", 1024)),
+        "z_dim": (int, mirror(GatedAttentionConfig, "shared_dim", 128)),
+        "n_dim": (int, mirror(GatedAttentionConfig, "ndim", 16)),
+        "ffn_embed_dim": (int, mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")),
+        "layers": (int, option(6, "number of layers")),
+        "chunk_size": (int, mirror(GatedAttentionConfig, "chunk_size", -1)),
+        "truncation_length": (int, mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")),
+        "layerdrop": (float, option(0.0, f"probability of leaving out each {side} layer in a training step")),
+        "layers_to_keep": (
+            Optional[str],
+            option(
+                None,
+                f"numbers of the {side} layers to keep of a checkpoint, as in 0,2,4; works best after "
+                f"--{side}-layerdrop",
+            ),
+        ),
+        "embed_path": (Optional[str], option(None, f"file of pre-trained {language} embeddings")),
+    }
+
+    def add(cls: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
+        kinds = {f"{side}_{name}": kind for name, (kind, _) in options.items()}
+        cls.__annotations__ = {**kinds, **cls.__annotations__}
+        for name, (_, default) in options.items():
+            setattr(cls, f"{side}_{name}", default)
+        return cls
+
+    return add
+
+
 @dataclass
+@stack_options("decoder", "target")
 class MegaOptions(FairseqDataclass):
-    """Options of any Mega decoder; the encoder's mirror them."""
+    """Options of any Mega decoder."""
 
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
     attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option("softmax", "attention function")
@@ -61,19 +95,6 @@ class MegaOptions(FairseqDataclass):
     activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0)
     feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False)
 
-    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
-    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
-    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
-    decoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
-    decoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    decoder_layers: int = option(6, "number of layers")
-    decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1)
-    decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    decoder_layerdrop: float = option(0.0, "probability of leaving out each decoder layer in a training step")
-    decoder_layers_to_keep: Optional[str] = option(
-        None, "numbers of the decoder layers to keep of a checkpoint, as in 0,2,4; works best after --decoder-layerdrop"
-    )
-    decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
 
     checkpoint_activations: bool = option(False, "save memory in training: compute activations again in backward")
