@@ -11,19 +11,7 @@ import numpy as np
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import (
-    AppendTokenDataset,
-    Dictionary,
-    EpochBatchIterator,
-    FairseqDataset,
-    IdDataset,
-    ListDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    PadDataset,
-    PrependTokenDataset,
-    StripTokenDataset,
-)
+from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
@@ -38,8 +26,10 @@ from mega_fairseq.data.batches import beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
+from mega_fairseq.data.texts import typed_texts
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.options import UNBOUNDED, check_at_most, option
+from mega_fairseq.tasks.continuation import continue_texts, prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -263,18 +253,7 @@ class MegaLanguageModelingTask(FairseqTask):
         self, src_tokens: List[Tensor], src_lengths: List[int], **unused: Any
     ) -> FairseqDataset:
         """Return the texts of fairseq-interactive or the hub: prefixes to continue, or sentences to score."""
-        dictionary = self.dictionary
-        texts = StripTokenDataset(ListDataset(src_tokens, src_lengths), dictionary.eos())
-        sources = PrependTokenDataset(texts, dictionary.eos())
-        targets = AppendTokenDataset(texts, dictionary.pad())
-
-        def padded(dataset: FairseqDataset) -> PadDataset:
-            return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
-
-        net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
-        net_input["target"] = padded(targets)  # scoring needs the probabilities of the targets only
-        samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
-        return NestedDictionaryDataset(samples, sizes=[np.array(src_lengths)])
+        return typed_texts(src_tokens, src_lengths, self.dictionary)
 
     def inference_step(
         self,
@@ -296,44 +275,8 @@ class MegaLanguageModelingTask(FairseqTask):
         with torch.no_grad():
             if prefix_tokens is None or not isinstance(generator, SequenceGenerator):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
-            return self._continue(generator, models, sources, self._prefixes(prefix_tokens))
-
-    def _continue(
-        self, generator: SequenceGenerator, models: List[BaseFairseqModel], sources: Tensor, prefixes: Tensor
-    ) -> List[Any]:
-        """Continue texts (B, L) from their prefixes, in batches of rows that do not influence each other.
-
-        While any row is within its prefix, fairseq's search ignores --min-len for all rows, and with --max-len-a the
-        longest source of a batch limits the length of all its texts.
-        """
-        pad, eos = self.dictionary.pad(), self.dictionary.eos()
-        given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
-        kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)
-        found: List[Any] = [None] * len(sources)
-        for kind in kinds.unique():
-            rows = (kinds == kind).nonzero().squeeze(1)
-            length, needed = int(lengths[rows].max()), int(given[rows].max())
-            longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
-            if needed > longest:
-                raise ValueError(
-                    f"a prefix has {needed} tokens and a text may have {longest}; "
-                    "raise --max-len-b, up to what the model allows"
-                )
-            part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
-            texts = generator.generate(models, part, prefix_tokens=prefixes[rows, :needed], bos_token=eos)
-            for row, text in zip(rows.tolist(), texts):
-                found[row] = text
-        return found
-
-    def _prefixes(self, tokens: Tensor) -> Tensor:
-        """Return prefixes (B, L) without the eos of shorter ones, which would end fairseq's search for that text."""
-        ends, pad = tokens == self.dictionary.eos(), self.dictionary.pad()
-        if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
-            raise ValueError(
-                "a prefix crosses the end of a line, where fairseq's search stops; give --documents line "
-                "--valid-block documents, or --prefix-size N for the first N tokens of each text"
-            )
-        return tokens.masked_fill(ends, pad)
+            given = prefixes(prefix_tokens, self.dictionary)
+            return continue_texts(generator, models, sources, given, self.dictionary)
 
 
 def _no_dictionary(folder: str, for_trained_model: bool) -> str:

@@ -1,0 +1,51 @@
+"""Continue texts from prefixes of different lengths with fairseq's search, each as if it were alone."""
+
+from typing import Any, List
+
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+
+
+def prefixes(tokens: Tensor, dictionary: Dictionary) -> Tensor:
+    """Return prefixes (B, L) without the eos of shorter ones, which would end fairseq's search for that text."""
+    ends, pad = tokens == dictionary.eos(), dictionary.pad()
+    if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
+        raise ValueError(
+            "a prefix crosses the end of a line, where fairseq's search stops; give --documents line "
+            "--valid-block documents, or --prefix-size N for the first N tokens of each text"
+        )
+    return tokens.masked_fill(ends, pad)
+
+
+def continue_texts(
+    generator: SequenceGenerator,
+    models: List[BaseFairseqModel],
+    sources: Tensor,
+    prefixes: Tensor,
+    dictionary: Dictionary,
+) -> List[Any]:
+    """Continue texts (B, L) from their prefixes, in batches of rows that do not influence each other.
+
+    While any row is within its prefix, fairseq's search ignores --min-len for all rows, and with --max-len-a the
+    longest source of a batch limits the length of all its texts.
+    """
+    pad, eos = dictionary.pad(), dictionary.eos()
+    given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
+    kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)
+    found: List[Any] = [None] * len(sources)
+    for kind in kinds.unique():
+        rows = (kinds == kind).nonzero().squeeze(1)
+        length, needed = int(lengths[rows].max()), int(given[rows].max())
+        longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
+        if needed > longest:
+            raise ValueError(
+                f"a prefix has {needed} tokens and a text may have {longest}; "
+                "raise --max-len-b, up to what the model allows"
+            )
+        part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
+        texts = generator.generate(models, part, prefix_tokens=prefixes[rows, :needed], bos_token=eos)
+        for row, text in zip(rows.tolist(), texts):
+            found[row] = text
+    return found
