@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.models.beam import DecoderState, Ready, reorder
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
+from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import Block, BlockState
@@ -53,7 +54,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
     def forward(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Any]]] = None,
+        encoder_out: Optional[EncoderOut] = None,
         incremental_state: Optional[Dict[str, Any]] = None,
         features_only: bool = False,
         **unused: Any,
@@ -69,7 +70,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Any]]] = None,
+        encoder_out: Optional[EncoderOut] = None,
         incremental_state: Optional[Dict[str, Any]] = None,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
@@ -84,16 +85,16 @@ class MegaDecoder(FairseqIncrementalDecoder):
             state = self.start(encoder_out)
         else:
             # Each layer projects the source itself: one that is dropped need not, one that is recomputed does so again.
-            state, source = self.start(), _source(encoder_out)
+            state, source = self.start(), aligned_source(encoder_out)
         ready = carry and prev_output_tokens.size(1) == 1
         x, attn, state = self._advance(prev_output_tokens, state, carry, ready, *source)
         if carry:
             self.set_incremental_state(incremental_state, STATE, state)
-        return x, {"attn": [None if attn is None else _in_source_order(attn, encoder_out)]}
+        return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
 
-    def start(self, encoder_out: Optional[Dict[str, List[Any]]] = None) -> DecoderState:
+    def start(self, encoder_out: Optional[EncoderOut] = None) -> DecoderState:
         """The state before the first token. In translation, each layer projects each source once."""
-        source, padding = _source(encoder_out)
+        source, padding = aligned_source(encoder_out)
         if source is None:
             return DecoderState(tuple(BlockState(None) for _ in self.layers), 0)
         blocks = (BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
@@ -201,36 +202,3 @@ def check_numbers(log_probs: Tensor) -> None:
             "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "
             "earlier checkpoint, and train with a smaller --lr"
         )
-
-
-def _source(encoder_out: Optional[Dict[str, List[Any]]]) -> Tuple[Optional[Tensor], Optional[Padding]]:
-    """The encoder's output (S, m, D), tokens in front, and its pads; a source may serve several neighbouring rows."""
-    if encoder_out is None:
-        return None, None
-    source = encoder_out["encoder_out"][0].transpose(0, 1)  # (m, S, D) -> (S, m, D)
-    padding = encoder_out["encoder_padding_mask"][0] if encoder_out["encoder_padding_mask"] else None
-    rows = encoder_out["rows"][0] if encoder_out["rows"] else None
-    if rows is not None and not _in_beams(rows, source.size(0)):
-        source = source.index_select(0, rows)
-        padding = None if padding is None else padding.index_select(0, rows)
-    if padding is None:
-        return source, None
-    align = Alignment.of(padding, crop=True)
-    return align.front(source), align.done()
-
-
-def _in_beams(rows: Tensor, sources: int) -> bool:
-    """Whether each source has as many neighbouring rows as any other."""
-    beams, rest = divmod(rows.numel(), sources)
-    return rest == 0 and torch.equal(rows, torch.arange(sources, device=rows.device).repeat_interleave(beams))
-
-
-def _in_source_order(attn: Tensor, encoder_out: Dict[str, List[Any]]) -> Tensor:
-    """Attention (B, n, width) over aligned sources -> (B, n, m) over sources as they were given."""
-    if not encoder_out["encoder_padding_mask"]:
-        return attn
-    padding = encoder_out["encoder_padding_mask"][0]
-    if encoder_out["rows"]:
-        padding = padding.index_select(0, encoder_out["rows"][0])
-    align = Alignment.of(padding)._replace(width=attn.size(2))  # of the aligned batch
-    return align.back(attn.transpose(1, 2)).transpose(1, 2)

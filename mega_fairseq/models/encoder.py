@@ -7,6 +7,7 @@ from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
+from mega_fairseq.models.encoder_out import EncoderOut, encoder_out, reordered
 from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.modules import Block
@@ -27,7 +28,7 @@ class MegaEncoder(FairseqEncoder):
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
-    ) -> Dict[str, List[Any]]:
+    ) -> EncoderOut:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
         align = Alignment.where_needed(padding)
         x, states = embed(self, src_tokens if align is None else align.front(src_tokens)), []
@@ -43,20 +44,10 @@ class MegaEncoder(FairseqEncoder):
         def in_order(t: Tensor) -> Tensor:  # (B, width, D) -> (B, L, D), zero at pads
             return t if align is None else align.back(t).masked_fill(padding.unsqueeze(-1), 0.0)
 
-        return {
-            "encoder_out": [in_order(x).transpose(0, 1)],  # (L, B, D), fairseq's order
-            "encoder_padding_mask": [] if align is None else [padding],  # (B, L)
-            "encoder_embedding": [],
-            "encoder_states": [in_order(t).transpose(0, 1) for t in states],
-            "src_tokens": [],
-            "src_lengths": [],
-            "rows": [],  # (R,) the sentence of each row, in beam search
-        }
+        return encoder_out(in_order(x), None if align is None else padding, [in_order(t) for t in states])
 
-    def reorder_encoder_out(self, encoder_out: Dict[str, List[Any]], new_order: Tensor) -> Dict[str, List[Any]]:
-        """Notes which row is which sentence and copies nothing: the decoder projects each sentence once."""
-        rows = [new_order if not encoder_out["rows"] else encoder_out["rows"][0].index_select(0, new_order)]
-        return {**encoder_out, "rows": rows}
+    def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
+        return reordered(encoder_out, new_order)
 
     def max_positions(self) -> int:
         """The longest sentence that its layers take."""

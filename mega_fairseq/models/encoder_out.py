@@ -1,0 +1,62 @@
+"""The dictionary that fairseq passes from encoder to decoder, and how a beam search shares its sources."""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.padding import Alignment, Padding
+
+EncoderOut = Dict[str, List[Any]]
+
+
+def encoder_out(x: Tensor, padding: Optional[Tensor], states: Sequence[Tensor]) -> EncoderOut:
+    """Output and states (B, L, D) of an encoder, pads (B, L) where there are any."""
+    return {
+        "encoder_out": [x.transpose(0, 1)],  # (L, B, D), fairseq's order
+        "encoder_padding_mask": [] if padding is None else [padding],
+        "encoder_embedding": [],
+        "encoder_states": [state.transpose(0, 1) for state in states],
+        "src_tokens": [],
+        "src_lengths": [],
+        "rows": [],  # (R,) the sentence of each row, in beam search
+    }
+
+
+def reordered(out: EncoderOut, new_order: Tensor) -> EncoderOut:
+    """Notes which row is which sentence and copies nothing: the decoder projects each sentence once."""
+    rows = [new_order if not out["rows"] else out["rows"][0].index_select(0, new_order)]
+    return {**out, "rows": rows}
+
+
+def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optional[Padding]]:
+    """The encoder's output (S, m, D), tokens in front, and its pads; a source may serve several neighbouring rows."""
+    if out is None:
+        return None, None
+    source = out["encoder_out"][0].transpose(0, 1)  # (m, S, D) -> (S, m, D)
+    padding = out["encoder_padding_mask"][0] if out["encoder_padding_mask"] else None
+    rows = out["rows"][0] if out["rows"] else None
+    if rows is not None and not _in_beams(rows, source.size(0)):
+        source = source.index_select(0, rows)
+        padding = None if padding is None else padding.index_select(0, rows)
+    if padding is None:
+        return source, None
+    align = Alignment.of(padding, crop=True)
+    return align.front(source), align.done()
+
+
+def _in_beams(rows: Tensor, sources: int) -> bool:
+    """Whether each source has as many neighbouring rows as any other."""
+    beams, rest = divmod(rows.numel(), sources)
+    return rest == 0 and torch.equal(rows, torch.arange(sources, device=rows.device).repeat_interleave(beams))
+
+
+def in_given_order(attn: Tensor, out: EncoderOut) -> Tensor:
+    """Attention (B, n, width) over aligned sources -> (B, n, m) over sources as they were given."""
+    if not out["encoder_padding_mask"]:
+        return attn
+    padding = out["encoder_padding_mask"][0]
+    if out["rows"]:
+        padding = padding.index_select(0, out["rows"][0])
+    align = Alignment.of(padding)._replace(width=attn.size(2))  # of the aligned batch
+    return align.back(attn.transpose(1, 2)).transpose(1, 2)
