@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
@@ -158,10 +159,12 @@ def test_sharing_all_embeddings_needs_one_dictionary():
         )
 
 
-def test_a_model_has_its_options_as_args_and_cfg():
+def test_the_args_of_a_model_are_the_options_of_its_command():
     made = model(dropout=0.3)
-    assert made.args is made.cfg
     assert made.args.dropout == 0.3
+    sections = {"common": {"seed": 7}, "task": {"seed": "${common.seed}"}, "optimizer": None, "model": {"dropout": 0.2}}
+    made.cfg = OmegaConf.create(sections).model
+    assert made.args == Namespace(seed=7, dropout=0.2)
 
 
 def test_only_the_simple_bias_limits_the_length():

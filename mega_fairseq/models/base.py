@@ -15,14 +15,19 @@ from torch import Tensor
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
 from mega_fairseq.models.overrides import check_known
+from mega_fairseq.models.whole_config import all_options
 
 
 class MegaModel(BaseFairseqModel):
-    """A mixin for fairseq's model classes. `cfg` is the options that the model was built with; fairseq reads `args`."""
+    """A mixin for fairseq's model classes. `cfg` has the options that the model was built with."""
 
     cfg: FairseqDataclass
-    args: FairseqDataclass
     STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
+
+    @property
+    def args(self) -> Namespace:
+        """The options of the whole command that the model was built for, or of the training that saved it."""
+        return all_options(self.cfg)
 
     def load_state_dict(
         self,

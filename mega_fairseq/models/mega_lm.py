@@ -47,7 +47,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
 
     def __init__(self, cfg: MegaLMConfig, decoder: MegaLanguageDecoder):
         super().__init__(decoder)
-        self.cfg = self.args = cfg
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: MegaLMConfig, task: FairseqTask) -> "MegaLanguageModel":

@@ -41,7 +41,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     def __init__(self, cfg: MegaTransformerConfig, encoder: MegaEncoder, decoder: MegaDecoder):
         super().__init__(encoder, decoder)
-        self.cfg = self.args = cfg
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":

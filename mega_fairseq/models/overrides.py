@@ -1,17 +1,13 @@
 """`--model-overrides` of fairseq's evaluation commands, and `from_pretrained`: names that no option has are refused."""
 
 import ast
-import dataclasses
 import difflib
 from typing import Iterable
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks import FairseqTask
 
-from mega_fairseq.models.whole_config import option_of_command
-
-SECTIONS = [field.name for field in dataclasses.fields(FairseqConfig)]
+from mega_fairseq.models.whole_config import SECTIONS, option_of_command
 
 
 def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:

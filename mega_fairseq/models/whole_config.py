@@ -4,13 +4,16 @@ fairseq passes a model only its own section of the config, but that section stay
 interpolations lead from any section to any other.
 """
 
-from dataclasses import is_dataclass
+from argparse import Namespace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import omegaconf
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import DictConfig, OmegaConf
 
+SECTIONS = [field.name for field in fields(FairseqConfig)]
 FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that only a training makes dataclasses of
 
 
@@ -28,3 +31,14 @@ def is_training(section: FairseqDataclass) -> bool:
     """Whether `section` is in the config of a training: not of another command, and not in a loaded checkpoint."""
     sections = (option_of_command(section, name) for name in FILLED_IN)
     return any(isinstance(each, DictConfig) and is_dataclass(OmegaConf.get_type(each)) for each in sections)
+
+
+def all_options(section: FairseqDataclass) -> Namespace:
+    """Return the options of all sections of the config that `section` is in; its own take precedence."""
+    options = {}
+    for each in [*(option_of_command(section, name) for name in SECTIONS), section]:
+        if isinstance(each, DictConfig):
+            options.update(OmegaConf.to_container(each, resolve=True))
+        elif each is not None:  # an optimizer without a dataclass, or options that no command gave
+            options.update(vars(each))
+    return Namespace(**options)
