@@ -10,12 +10,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from mega_fairseq.models.whole_config import is_training, option_of_command
+
+TORCH_DDP = ("pytorch_ddp", "c10d")
+
 
 def keep_layers(cfg: FairseqDataclass, side: str) -> None:
     """Checks the options for dropping and pruning layers; a pruned model has as many as it keeps (Fan et al. 2019)."""
     rate, given = getattr(cfg, f"{side}_layerdrop"), getattr(cfg, f"{side}_layers_to_keep")
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"--{side}-layerdrop is {rate}; it must be a probability from 0 up to, but not including, 1")
+    if rate > 0.0:
+        _check_backend(cfg, side)
     if not given:
         return
     layers, numbers = getattr(cfg, f"{side}_layers"), given.split(",")
@@ -25,6 +31,18 @@ def keep_layers(cfg: FairseqDataclass, side: str) -> None:
             "separated by commas, as in 0,2"
         )
     setattr(cfg, f"{side}_layers", len(numbers))
+
+
+def _check_backend(cfg: FairseqDataclass, side: str) -> None:
+    """torch's DDP fails in the second update if a layer had no gradient in the first, unless it looks for those."""
+    if not is_training(cfg):
+        return
+    given = option_of_command(cfg, "distributed_training")
+    if given.distributed_world_size > 1 and given.ddp_backend in TORCH_DDP and not given.find_unused_parameters:
+        raise ValueError(
+            f"--{side}-layerdrop leaves out layers, and --ddp-backend {given.ddp_backend} expects gradients of all of "
+            "them in every update; add --find-unused-parameters, or give --ddp-backend legacy_ddp"
+        )
 
 
 def count_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
