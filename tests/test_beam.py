@@ -28,8 +28,11 @@ class Search:
         self.out = made.encoder.reorder_encoder_out(made.encoder(self.sources), self.sentence)
         self.history = torch.full((SENTENCES * BEAMS, 1), 2)
 
+    def decode(self):
+        return self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)[0]
+
     def step(self):
-        logits, _ = self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)
+        logits = self.decode()
         fresh, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
         torch.testing.assert_close(logits[:, -1], fresh[:, -1], atol=2e-5, rtol=1e-4)
 
@@ -63,12 +66,16 @@ MODELS = {
     "full": {},
     "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
     "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
+    "retained dropout": {"dropout": 0.0},  # of nothing, but by the code for it
 }
 
 
 @lru_cache(maxsize=None)
 def shared(name):
-    return model(**MODELS[name])
+    made = model(**MODELS[name])
+    if name == "retained dropout":
+        made.make_generation_fast_(retain_dropout=True)
+    return made
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -200,9 +207,24 @@ def test_a_search_can_be_differentiated():
     made.zero_grad()
 
 
-def test_retained_dropout_is_refused():
-    with pytest.raises(ValueError, match="--retain-dropout"):
-        model().make_generation_fast_(retain_dropout=True)
+@torch.no_grad()
+def test_with_retained_dropout_a_row_takes_the_whole_state_of_the_row_that_it_continues():
+    """Dropout gives two rows of the same tokens different states."""
+    search = Search(model(dropout=0.5), 0)
+    search.model.make_generation_fast_(retain_dropout=True)
+    search.follow([0] * 9)
+    for order in ([1, 0, 2, 3, 3, 4, 8, 7, 6], [0, 2, 1, 3, 5, 4, 7, 7, 8]):
+        search.decode()
+        before = [cache.keys.clone() for cache in caches(search)]
+        search.follow(order)
+        for cache, keys in zip(caches(search), before):
+            assert not torch.equal(keys[0], keys[1])
+            torch.testing.assert_close(cache.keys, keys[order], rtol=0, atol=0)
+
+
+def caches(search):
+    state = search.model.decoder.get_incremental_state(search.state, STATE)
+    return [block.mixer.cache for block in state.blocks]
 
 
 @torch.no_grad()

@@ -140,7 +140,6 @@ def test_samples_keep_their_prefix_and_depend_only_on_the_seed(text, trained, do
             ["--documents=stream", "--prefix-size=90", "--max-len-b=200"],
             "ValueError: a prefix crosses the end of a line",
         ),
-        (["--retain-dropout"], "ValueError: --retain-dropout is not supported by Mega models"),
         (["--print-alignment"], "ValueError: --print-alignment prints which source tokens"),
     ],
     ids=str,

@@ -38,20 +38,21 @@ class Move(NamedTuple):
     shared: Optional[Tensor]
 
 
-def reorder(state: DecoderState, order: Tensor) -> DecoderState:
+def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderState:
     """Row i continues row order[i]; fewer rows than before where sentences are finished.
 
-    The caller owns `state` and gives it up: its caches are written over.
+    The caller owns `state` and gives it up: its caches are written over. With dropout in generation, rows are not
+    `alike`: those of the same tokens have other states.
     """
     rows = batch_size(state.blocks[0].mixer)
     chosen = order.cpu()
     if torch.equal(chosen, torch.arange(rows)):
         return state
-    move = _move(state, order, chosen, rows)
+    move = _move(state, order, chosen, rows, alike)
     return state._replace(blocks=tuple(past.follow(*move[:3]) for past in state.blocks), shared=move.shared)
 
 
-def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int) -> Move:
+def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: bool) -> Move:
     if state.blocks[0].cross is None:  # no source tells which rows are of one sentence
         return Move(order, None, None, None)
     sources = state.blocks[0].cross.sources
@@ -69,5 +70,6 @@ def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int) -> Move
         moved = beam != torch.arange(beams)
         last, left = state.length - int(with_parent[moved].min()), None
     shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
-    shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # siblings share everything
+    if alike:
+        shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # siblings share everything
     return Move(order, last, left, shared)

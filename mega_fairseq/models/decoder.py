@@ -14,7 +14,9 @@ from mega_fairseq.models.embedding import check_types, embed, embedding_norm, fi
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
+from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block, BlockState
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding
 
@@ -49,6 +51,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
             self.output_projection = nn.Linear(dim, len(dictionary), bias=False)
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+        self.dropout_module = DropoutSwitch()
         self.need_attn = False
 
     def forward(
@@ -172,7 +175,8 @@ class MegaDecoder(FairseqIncrementalDecoder):
         """Row i continues row new_order[i], in place: a caller that forks a search clones the tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
         if state is not None:
-            self.set_incremental_state(incremental_state, STATE, reorder(state, new_order))
+            drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
+            self.set_incremental_state(incremental_state, STATE, reorder(state, new_order, alike=not drops))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         check_types(self, state_dict, name, self.DICTIONARY)
@@ -188,10 +192,16 @@ class MegaDecoder(FairseqIncrementalDecoder):
         cross = self.layers[0].cross_attention
         return UNBOUNDED if cross is None or cross.reach is None else self.cfg.max_source_positions
 
-    def make_generation_fast_(self, need_attn: Any = False, retain_dropout: bool = False, **unused: Any) -> None:
+    def make_generation_fast_(
+        self,
+        need_attn: Any = False,
+        retain_dropout: bool = False,
+        retain_dropout_modules: Optional[List[str]] = None,
+        **unused: Any,
+    ) -> None:
         """fairseq calls it before generation; attention weights are then returned for --print-alignment alone."""
         if retain_dropout:
-            raise ValueError("--retain-dropout is not supported by Mega models; leave it out")
+            keep_dropout(self, "TransformerDecoder", retain_dropout_modules)
         self.need_attn = bool(need_attn)
 
 

@@ -97,4 +97,4 @@ def embed(stack: nn.Module, tokens: Tensor) -> Tensor:
         x = x * math.sqrt(x.size(-1))
     if stack.embed_norm is not None:
         x = stack.embed_norm(x)
-    return dropped(x, stack.cfg.dropout if stack.training else 0.0, stack.cfg.feature_dropout)
+    return dropped(x, stack.dropout_module.rate(stack.cfg.dropout), stack.cfg.feature_dropout)

@@ -10,7 +10,9 @@ from mega_fairseq.models.embedding import check_types, embed, embedding_norm, fi
 from mega_fairseq.models.encoder_out import EncoderOut, encoder_out, reordered
 from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
+from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.ops.padding import Alignment, as_mask
 
 
@@ -25,6 +27,7 @@ class MegaEncoder(FairseqEncoder):
         mixer, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
         self.layers = nn.ModuleList(Block(mixer, feed_forward) for _ in range(cfg.encoder_layers))
         self.final_norm = final_norm(cfg, cfg.encoder_embed_dim)
+        self.dropout_module = DropoutSwitch()
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
@@ -52,6 +55,13 @@ class MegaEncoder(FairseqEncoder):
     def max_positions(self) -> int:
         """The longest sentence that its layers take."""
         return self.layers[0].mixer.reach or UNBOUNDED
+
+    def make_generation_fast_(
+        self, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **unused: Any
+    ) -> None:
+        """fairseq calls it before generation."""
+        if retain_dropout:
+            keep_dropout(self, "TransformerEncoder", retain_dropout_modules)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         check_types(self, state_dict, name, "the source's dictionary")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_state_type
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
 from mega_fairseq.modules.mixer import MixerConfig, MixerState, follow, select
 from mega_fairseq.modules.normalization import BATCH_NORMS
@@ -54,6 +55,10 @@ class Block(nn.Module):
         self.mixer = mixer.build()
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
         self.feed_forward = None if feed_forward is None else NormalizedFeedForward(feed_forward)
+        self.dropout_module = DropoutSwitch()
+        for part in (self.mixer, self.cross_attention, self.feed_forward):
+            if part is not None:
+                part.dropout_module = self.dropout_module
 
     def forward(
         self,
@@ -84,7 +89,9 @@ class Block(nn.Module):
 
         A step computes no gradients and no dropout, and all rows must be at the same position.
         """
-        if self.training or torch.is_grad_enabled() or autocast_dtype(next(self.parameters()).device.type) is not None:
+        if self.dropout_module.on or torch.is_grad_enabled():
+            return False
+        if autocast_dtype(next(self.parameters()).device.type) is not None:
             return False
         ragged = state.cross is not None and not self.cross_attention.takes_step(state.cross)
         return self.mixer.takes_step(state.mixer) and not ragged

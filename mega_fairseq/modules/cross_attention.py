@@ -15,6 +15,7 @@ from mega_fairseq.modules.checks import (
     check_state_type,
 )
 from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES
 from mega_fairseq.modules.projection import linear, side_by_side
@@ -99,6 +100,7 @@ class GatedCrossAttention(nn.Module):
         self.values = linear(c.source_dim, c.dim, c.init)
         self.hidden = linear(c.dim, c.dim, c.init)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
+        self.dropout_module = DropoutSwitch()
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:
         """Keys and values of the encoder's output, computed once per translation."""
@@ -149,7 +151,7 @@ class GatedCrossAttention(nn.Module):
         attended = self._attend(queries, state)
         attended = place(attended)  # (B, n, D)
         shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
-        keep, scale = keep_mask(shape, self._rate(c.dropout), x.device)
+        keep, scale = keep_mask(shape, self.dropout_module.rate(c.dropout), x.device)
         gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
         y = gated_output(x, attended, residual, gates, hidden, c.activation, keep, scale)
         if not c.prenorm:
@@ -185,8 +187,8 @@ class GatedCrossAttention(nn.Module):
     def _attend(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
         c, (targets, length, _) = self.config, queries.shape
-        values = dropped(state.values, self._rate(c.hidden_dropout), c.feature_dropout)
-        keys, padding, dropout = state.keys, state.padding, self._rate(c.attention_dropout)
+        values = dropped(state.values, self.dropout_module.rate(c.hidden_dropout), c.feature_dropout)
+        keys, padding, dropout = state.keys, state.padding, self.dropout_module.rate(c.attention_dropout)
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
@@ -194,9 +196,6 @@ class GatedCrossAttention(nn.Module):
             return weighted_sum(weights, values).reshape(targets, 1, -1)
         keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
-
-    def _rate(self, dropout: float) -> float:
-        return dropout if self.training else 0.0
 
 
 def _one_each(source: Optional[Tensor], targets: int) -> Optional[Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence
 from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.projection import linear
 from mega_fairseq.ops.activations import ACTIVATIONS
@@ -41,12 +42,12 @@ class NormalizedFeedForward(nn.Module):
         self.norm = SequenceNorm(config.norm, config.dim, affine=config.norm_affine)
         self.expand = linear(config.dim, config.hidden_dim, config.init)
         self.contract = linear(config.hidden_dim, config.dim, config.init)
+        self.dropout_module = DropoutSwitch()
 
     def forward(self, x: Tensor, padding_mask: Optional[Padding] = None) -> Tensor:
-        c = self.config
+        c, rate = self.config, self.dropout_module.rate
         check_sequence("x", x, c.dim, self.expand.weight)
         check_padding_mask(padding_mask, x)
-        activation_dropout, dropout = (c.activation_dropout, c.dropout) if self.training else (0.0, 0.0)
         padding_mask = as_mask(padding_mask)
         if padding_mask is not None:  # keeps values at pads, even NaN, out of sums over positions
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
@@ -54,8 +55,8 @@ class NormalizedFeedForward(nn.Module):
         if c.prenorm:
             x = self.norm(x, padding_mask)
         x = activated_linear(x, self.expand.weight, self.expand.bias, c.activation)  # (B, L, D) -> (B, L, H)
-        x = dropped(x, activation_dropout, c.feature_dropout)
-        x = residual + dropped(self.contract(x), dropout, c.feature_dropout)  # (B, L, H) -> (B, L, D)
+        x = dropped(x, rate(c.activation_dropout), c.feature_dropout)
+        x = residual + dropped(self.contract(x), rate(c.dropout), c.feature_dropout)  # (B, L, H) -> (B, L, D)
         if not c.prenorm:
             x = self.norm(x, padding_mask)
         return x if padding_mask is None else x.masked_fill(padding_mask.unsqueeze(-1), 0.0)

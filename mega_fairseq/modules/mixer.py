@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence, check_state_shape, check_state_type
 from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.padding import Padding, to_front
@@ -111,6 +112,7 @@ class Mixer(nn.Module):
         super().__init__()
         self.config = config
         self.norm = SequenceNorm(config.norm, config.dim, affine=config.norm_affine)
+        self.dropout_module = DropoutSwitch()
 
     def forward(
         self, x: Tensor, state: Optional[MixerState] = None, padding_mask: Optional[Padding] = None
@@ -134,7 +136,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def rate(self, dropout: float) -> float:
-        return dropout if self.training else 0.0
+        return self.dropout_module.rate(dropout)
 
     @property
     def reach(self) -> Optional[int]:

@@ -1,0 +1,119 @@
+"""fairseq's own tools on translation models: dropout in generation, options of a loaded model, alignments, resuming."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+from mega_fairseq.models.retained_dropout import NAMES
+from tests.commands import MEGA, PLUGIN, SEARCH, TRAINING, fairseq, lines, preprocess_pairs, translations
+from tests.small_models import sources, targets, translation_model
+
+LAST = "checkpoint_last.pt"
+COARSE = ["--max-tokens=1500", "--disable-validation"]  # a few updates in each epoch
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A translation model after one update."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *COARSE]
+    fairseq("train", *words, "--seed=5", "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(data=words[0], last=folder / LAST)
+
+
+def evaluation(command, trained, *options):
+    return command, trained.data, *PLUGIN, "--cpu", *SEARCH, "--path", trained.last, *options
+
+
+# ------------------------------------------------------------------------------------------------ retained dropout
+
+
+@pytest.mark.parametrize(
+    ("modules", "kept"),
+    [
+        (None, NAMES),
+        (["TransformerEncoder", "TransformerDecoderLayer"], ("TransformerEncoder", "TransformerDecoderLayer")),
+        ("TransformerDecoder", ("TransformerDecoder",)),
+        ("['TransformerEncoderLayer', 'AdaptiveSoftmax']", ("TransformerEncoderLayer",)),
+    ],
+)
+@torch.no_grad()
+def test_dropout_is_retained_in_the_modules_that_are_named(modules, kept):
+    made = translation_model(dropout=0.5)
+    made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules)
+    switches = {
+        "TransformerEncoder": [made.encoder],
+        "TransformerEncoderLayer": made.encoder.layers,
+        "TransformerDecoder": [made.decoder],
+        "TransformerDecoderLayer": made.decoder.layers,
+    }
+    on = {name: {each.dropout_module.on for each in modules} for name, modules in switches.items()}
+    assert on == {name: {name in kept} for name in NAMES}
+    assert differs_from_call_to_call(made)
+
+
+@torch.no_grad()
+def test_generation_without_retained_dropout_drops_nothing():
+    made = translation_model(dropout=0.5)
+    made.make_generation_fast_()
+    assert not differs_from_call_to_call(made)
+
+
+def differs_from_call_to_call(made):
+    source, target = sources(), targets()
+    one, other = (made(source, None, target)[0] for _ in range(2))
+    return not torch.equal(one, other)
+
+
+def test_modules_without_dropout_of_their_own_are_refused():
+    with pytest.raises(ValueError, match="--retain-dropout-modules names 'MultiheadAttention', .* choose from"):
+        translation_model().make_generation_fast_(retain_dropout=True, retain_dropout_modules="MultiheadAttention")
+
+
+@pytest.mark.slow
+def test_translations_with_retained_dropout_depend_on_the_seed_alone(trained):
+    drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer", "--seed"]
+    runs = [translations(fairseq(*evaluation("generate", trained, *drop, seed))) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+# ------------------------------------------------------------------------------------------------ loaded models
+
+
+@pytest.mark.slow
+def test_a_loaded_model_knows_the_options_of_its_training(trained):
+    (model,), cfg, _ = load_model_ensemble_and_task([str(trained.last)])
+    assert model.args.seed == cfg.common.seed == 5
+    assert model.args.decoder_layers == cfg.model.decoder_layers == 1
+    assert model.args.label_smoothing == 0.1
+
+
+# ------------------------------------------------------------------------------------------------ alignments
+
+
+@pytest.mark.slow
+def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
+    text = trained.data.parent / "test.de"
+    typed = evaluation("interactive", trained, "--input", text, "--buffer-size=9", "--print-alignment=hard")
+    found = sorted(lines(fairseq(*typed), "A"))
+    assert len(found) == len(text.read_text().splitlines())
+    assert any(links for _, links in found)
+    batches = ["--batch-size=7", "--required-batch-size-multiple=1", "--print-alignment=hard"]
+    assert found == sorted(lines(fairseq(*evaluation("generate", trained, *batches)), "A"))
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+
+@pytest.mark.slow
+def test_a_training_resumed_after_an_epoch_ends_with_exactly_the_same_model(trained, tmp_path):
+    """With the option that makes fairseq form the same batches."""
+    words = [trained.data, *PLUGIN, *MEGA, *TRAINING, *COARSE, "--update-epoch-batch-itr=True"]
+    for folder, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
+        fairseq("train", *words, "--max-epoch", epochs, "--save-dir", tmp_path / folder)
+    whole, resumed = (torch.load(tmp_path / folder / LAST, weights_only=True) for folder in ("whole", "parts"))
+    assert whole["optimizer_history"][-1] == resumed["optimizer_history"][-1]
+    for name in ("model", "last_optimizer_state"):
+        torch.testing.assert_close(resumed[name], whole[name], rtol=0, atol=0)
