@@ -1,4 +1,4 @@
-"""A corpus in memory whose tokens show where they come from."""
+"""A corpus in memory whose tokens differ by position."""
 
 from typing import Sequence
 
@@ -10,7 +10,7 @@ TYPES, FIRST = 200, 4  # the first type that is a word
 
 
 def tokens(count: int) -> np.ndarray:
-    """Neighbours differ, so a token in the wrong position is seen."""
+    """Token types by position; neighbours differ, so that a token in the wrong position is detected."""
     return FIRST + np.arange(count) * 7 % (TYPES - FIRST)
 
 

@@ -311,6 +311,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_other_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
+def test_unsupported_and_damaged_checkpoints_are_refused(reason, tmp_path, capsys):
     make, words = REFUSED[reason]
     refuse_content(make(), words, tmp_path, capsys)

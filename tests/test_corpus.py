@@ -1,4 +1,4 @@
-"""Text files of language models: read in any format of fairseq, refused when damaged."""
+"""Binarised texts of language models are read in any format of fairseq, and refused if damaged."""
 
 import gc
 import re
@@ -83,10 +83,10 @@ def refusal(*arguments, **options):
 
 
 def test_a_split_without_a_token_is_refused(folder):
-    assert "valid.bin holds no tokens; check the text" in refusal(folder, "valid")
+    assert "valid.bin contains no tokens; check the text" in refusal(folder, "valid")
 
 
-def test_a_split_that_is_missing_is_refused_with_its_name(folder):
+def test_a_missing_split_is_refused_with_its_name(folder):
     assert "tset.bin and " in refusal(folder, "tset")
 
 
@@ -99,7 +99,7 @@ def test_a_dictionary_of_other_data_is_refused(folder, tmp_path):
 def test_the_padding_symbol_in_a_text_is_refused(tmp_path):
     text = write(tmp_path / "text", ["a b", "c <pad> d"])
     fairseq("preprocess", "--only-source", "--trainpref", text, "--destdir", tmp_path / "bin")
-    assert "holds <pad>, which fairseq uses for padding; remove that word" in refusal(tmp_path / "bin")
+    assert "contains <pad>, which fairseq uses for padding; remove that word" in refusal(tmp_path / "bin")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 11, -1, -2])
@@ -128,7 +128,7 @@ def test_any_range_is_read_across_parts():
             assert corpus.read(start, stop).tolist() == tokens(12)[start:stop].tolist()
 
 
-def test_a_range_that_was_read_is_a_copy():
+def test_a_range_is_returned_as_a_copy():
     corpus = in_memory([5])
     corpus.read(1, 3).zero_()
     assert corpus.read(0, 5).tolist() == tokens(5).tolist()
@@ -176,10 +176,10 @@ def test_a_folder_without_a_dictionary_or_no_folder_is_refused(tmp_path):
     ],
 )
 def test_translation_data_is_refused_with_a_remedy(tmp_path, from_checkpoint, remedy):
-    """A language model of --lm-path is set up from its checkpoint, with the folder of the translation data."""
+    """For --lm-path, fairseq sets up the checkpoint's task with the folder of the translation data."""
     for language in ("de", "en"):
         dictionary(40).save(str(tmp_path / f"dict.{language}.txt"))
-    said = rf"{tmp_path} holds translation data \(dict.de.txt, dict.en.txt\) and no dict.txt; {remedy}"
+    said = rf"{tmp_path} contains translation data \(dict.de.txt, dict.en.txt\) and no dict.txt; {remedy}"
     with pytest.raises(FileNotFoundError, match=said):
         MegaLanguageModelingTask.setup_task(
             MegaLanguageModelingConfig(data=str(tmp_path)), from_checkpoint=from_checkpoint

@@ -1,4 +1,4 @@
-"""Training in two processes on CPUs: same steps as one process, resuming, and stopping when one is killed."""
+"""Training in two processes on CPUs: the same steps as one process, resuming, and one process killed."""
 
 import functools
 import os
@@ -68,7 +68,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def runs(text, tmp_path_factory):
-    """Trains a task in two processes, and in one with two batches per update and the same streams, each once."""
+    """Trains a task once in two processes, and once in one process with two batches per update and the same streams."""
 
     @functools.lru_cache(maxsize=None)
     def run(task):
@@ -82,7 +82,7 @@ def runs(text, tmp_path_factory):
         streams = ["--valid-block=splits:2"] if task == "adaptive" else []
         fairseq("train", *words, *streams, "--update-freq=2", "--save-dir", folders["one"])
         two, one = (course(folder) for folder in folders.values())
-        tokens = valid.stat().st_size // 2  # two bytes a token
+        tokens = valid.stat().st_size // 2  # two bytes per token
         return SimpleNamespace(words=words, valid_tokens=tokens, folder=folders["two"], said=said, two=two, one=one)
 
     return run
@@ -158,7 +158,7 @@ def test_each_process_evaluates_its_own_stream_and_logs_that_they_are_not_combin
         assert "fairseq-eval-lm does not combine processes or shards: each of the 2 reports" in said
 
 
-def test_several_batches_in_each_of_two_processes_make_one_update(text, tmp_path):
+def test_an_update_may_consist_of_several_batches_per_process(text, tmp_path):
     """Except in the last update of an epoch, where fairseq ignores a process whose last batch is empty.
 
     The gradient contains that process's other batches, but its denominator and the loss do not.
@@ -173,7 +173,7 @@ def test_several_batches_in_each_of_two_processes_make_one_update(text, tmp_path
 
 
 def test_a_process_without_a_batch_trains_on_at_most_a_chunk(text):
-    """fairseq passes it the batch loaded last, which may be the whole validation set as one stream."""
+    """fairseq passes it the last loaded batch, which may be the whole validation set as one stream."""
     options = MegaLanguageModelingConfig(data=str(text), tokens_per_sample=LM_CHUNK)
     task = MegaLanguageModelingTask.setup_task(options)
     task.load_dataset("valid")
@@ -199,7 +199,7 @@ def test_a_process_without_a_batch_trains_on_at_most_a_chunk(text):
     ids=str,
 )  # fmt: skip
 def test_every_parameter_of_a_translation_model_has_a_gradient(options):
-    """pytorch_ddp, fairseq's default on GPUs, fails if one has none."""
+    """pytorch_ddp, fairseq's default on GPUs, fails if a parameter has no gradient."""
     made = translation_model(**options).train()
     made(sources(), None, targets())[0].sum().backward()
     assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
@@ -220,13 +220,13 @@ def test_layers_are_dropped_in_two_processes_unless_torchs_ddp_would_wait_for_th
 
 
 @pytest.mark.parametrize("task", ["translation", "adaptive"])
-def test_two_processes_resume_within_an_epoch_as_if_never_stopped(runs, task, tmp_path):
+def test_two_processes_resume_within_an_epoch_with_the_same_updates(runs, task, tmp_path):
     run = runs(task)
     train_in_two_processes(*run.words, "--restore-file", run.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
     assert_same_course(course(tmp_path), run.two, range(4, UPDATES + 1))
 
 
-def test_one_process_resumes_a_training_of_two_between_epochs(runs, tmp_path):
+def test_one_process_resumes_a_training_of_two_processes_between_epochs(runs, tmp_path):
     """Not within an epoch: fairseq counts batches per process and silently resumes at another batch."""
     run = runs("softmax")
     start = run.folder / "checkpoint1.pt"
@@ -244,7 +244,7 @@ def writers(output):
         try:
             if os.readlink(link) == str(output):
                 found.add(int(link.parts[2]))
-        except OSError:  # another process that has ended
+        except OSError:  # the process has ended
             continue
     return found
 
@@ -259,8 +259,8 @@ def wait_until(condition, seconds):
 
 
 @pytest.mark.parametrize(("task", "victim", "workers"), [("translation", 1, 1), ("softmax", 0, 0)])
-def test_when_one_of_two_processes_is_killed_the_other_ends_and_both_resume(runs, task, victim, workers, tmp_path):
-    """At once without data loading workers, which keep the connection open and check for their parent every 5 s."""
+def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(runs, task, victim, workers, tmp_path):
+    """It ends at once without data loading workers, which keep the connection open and check their parent every 5 s."""
     run = runs(task)
     words = [*run.words, "--num-workers", workers, "--save-dir", tmp_path]
     kill = [None, None]
@@ -306,7 +306,7 @@ def torchrun():
         process.wait(60)
 
 
-def test_torchrun_starts_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path):
+def test_torchrun_trains_with_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path):
     run = runs("softmax")
     where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     words = [*run.words, "--max-update=3", "--save-dir", tmp_path / "run"]
@@ -321,7 +321,7 @@ def test_torchrun_starts_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path
             assert found[number].train[name] == pytest.approx(run.two[number].train[name], abs=1e-5)
 
 
-def test_torchrun_on_one_node_ends_the_other_process_when_one_is_killed(text, torchrun, tmp_path):
+def test_torchrun_ends_the_other_process_of_a_node_if_one_is_killed(text, torchrun, tmp_path):
     words = [text, *WORDS["softmax"], "--no-save", "--max-update=100000", "--disable-validation"]
     output = tmp_path / "said"
     started = torchrun(output, ["--standalone", "--nproc_per_node=2"], *words)

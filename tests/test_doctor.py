@@ -21,7 +21,7 @@ NEEDED = {"numpy", "torch", "omegaconf", "hydra", "sacrebleu", "fairseq"}
 
 
 class Report:
-    """The parsed output of the command: mark and text by thing."""
+    """The parsed output of the command: mark and text by check."""
 
     def __init__(self, code, out):
         self.code, self.out = code, out
@@ -97,7 +97,7 @@ def test_the_installed_packages_train_a_model(changed):
         ("import sys, fairseq; sys.modules['fairseq.data.data_utils_fast'] = None", "build Cython components"),
     ],
 )
-def test_a_training_that_fails_is_a_no(changed, program, found):
+def test_a_training_that_fails_is_reported_as_a_no(changed, program, found):
     mark, said = changed(program).rows["training"]
     assert (mark, found in said, "; pip uninstall -y fairseq" in said) == ("no", True, True), said
 
@@ -158,7 +158,7 @@ OLD = "no" if packages.NEW else "ok"
     [
         (["fairseq-fixed 0.12.3.1"], True, "ok", "fairseq-fixed 0.12.3.1"),
         (["fairseq 0.12.2"], True, OLD, "does not run on Python 3.11" if packages.NEW else "fairseq 0.12.2"),
-        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "one overwrites the other; pip uninstall"),
+        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "which overwrite each other; pip uninstall"),
         (["fairseq-fixed 0.12.4"], True, "note", "0.12.4, not tested; pip uninstall"),
         ([], True, "note", "unknown version"),
         ([], False, "no", "not installed"),
@@ -218,7 +218,7 @@ def test_the_compiler_is_the_one_that_a_build_uses(monkeypatch, tmp_path):
     assert row("C++ compiler")[::2] == ("ok", str(compiler))
 
 
-def test_a_torch_that_was_built_for_another_numpy_is_a_no(monkeypatch):
+def test_a_torch_that_was_built_for_another_numpy_is_reported_as_a_no(monkeypatch):
     def fail(tensor):
         raise RuntimeError("Numpy is not available")
 

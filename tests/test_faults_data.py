@@ -161,7 +161,7 @@ def test_an_empty_text_is_refused(language_model, tmp_path):
     known = ["--only-source", "--srcdict", language_model.data / "dict.txt", "--destdir", tmp_path]
     fairseq("preprocess", *known, *words)
     line = failure("train", tmp_path, *LANGUAGE_MODEL, "--save-dir", tmp_path)
-    assert line == f"ValueError: {tmp_path}/train.bin holds no tokens; check the text that fairseq-preprocess was given"
+    assert line == f"ValueError: {tmp_path}/train.bin contains no tokens; check the text given to fairseq-preprocess"
 
 
 def preprocessed(known, texts, folder):
@@ -198,7 +198,7 @@ def with_types(data, folder, change):
 def test_training_on_types_outside_the_dictionary_fails(language_model, translation, tmp_path):
     """fairseq's translation task does not check types before the embeddings are looked up."""
     for model, said in (
-        (language_model, r"ValueError: .*/valid.bin has type \d+ and dict.txt only \d+ types: they do not belong t"),
+        (language_model, r"ValueError: .*/valid.bin has type \d+ and dict.txt only \d+ types: they do not match; r"),
         (translation, "IndexError: index out of range in self"),
     ):
         folder = tmp_path / model.data.parent.name
@@ -229,7 +229,7 @@ def test_training_does_not_start_from_a_checkpoint_of_another_dictionary(languag
 
 def test_a_sweep_refuses_types_outside_the_dictionary(language_model, tmp_path, capsys):
     line = sweep(language_model, with_types(language_model.data, tmp_path, -9), tmp_path, capsys)
-    assert re.search(r"/test.bin has type \d+ and dict.txt only \d+ types: they do not belong together; run", line)
+    assert re.search(r"/test.bin has type \d+ and dict.txt only \d+ types: they do not match; run", line)
 
 
 # ------------------------------------------------------------------------------------------------ tiny and huge

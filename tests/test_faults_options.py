@@ -1,6 +1,6 @@
 """Numbers out of range and options that conflict are refused before any data is read.
 
-The commands get a folder that contains only dictionaries, so a command that has looked for data reports that there is
+The commands get a folder that contains only dictionaries, so a command that looks for data reports that there is
 none.
 """
 
@@ -26,7 +26,7 @@ from tests.golden_models import dictionary
 
 
 def whole(least, most, *holes, taken=None):
-    """Whole numbers: what is refused, and what is taken."""
+    """Whole numbers: refused values, and accepted values."""
     return [least - 1, -(10**30), most + 1, 10**30, *holes], taken or [least, most]
 
 
@@ -36,9 +36,9 @@ WIDTH, LENGTH = whole(1, 10**6), whole(1, 10**9)
 
 SIDE = {
     **dict.fromkeys(["embed_dim", "hidden_dim", "n_dim", "z_dim"], WIDTH),
-    "ffn_embed_dim": whole(0, 10**6),  # 0 leaves the layer out
+    "ffn_embed_dim": whole(0, 10**6),  # 0 omits the layer
     "layers": whole(1, 10**4, taken=[1, 3]),
-    "chunk_size": whole(-1, 10**9, 0),  # -1 is none
+    "chunk_size": whole(-1, 10**9, 0),  # -1 means no chunks
     "truncation_length": whole(-1, 10**9),  # -1 follows the option of both sides
     "layerdrop": PROBABILITY,
 }
@@ -53,7 +53,7 @@ OPTIONS = {
 RANGES = {
     MegaLMConfig: {
         **OPTIONS,
-        "decoder_input_dim": whole(0, 10**6),  # 0 is the decoder's width
+        "decoder_input_dim": whole(0, 10**6),  # 0 means the decoder's width
         "adaptive_input_factor": FACTOR,
         "piece_tokens": ([0, -1], [1, 10**30]),  # a piece ends with its stream
     },
@@ -63,8 +63,8 @@ RANGES = {
         "max_source_positions": LENGTH,
     },
     MegaLanguageModelingConfig: {
-        "tokens_per_sample": whole(0, 10**9),  # 0 is the model's chunk
-        "variant_block_multiple_min": ([0, -1, 2, 10**30], [1]),  # not above the next
+        "tokens_per_sample": whole(0, 10**9),  # 0 means the model's chunk
+        "variant_block_multiple_min": ([0, -1, 2, 10**30], [1]),  # at most the maximum
         "variant_block_multiple_max": whole(1, 10**9),
     },
     MegaLMCrossEntropyConfig: {},
@@ -95,7 +95,7 @@ def test_every_option_that_is_a_number_has_a_range(config):
 
 
 @pytest.mark.parametrize(("config", "option"), [(config, option) for config in RANGES for option in RANGES[config]])
-def test_a_number_is_taken_within_its_range_and_refused_by_name_beyond_it(config, option):
+def test_a_number_is_accepted_within_its_range_and_refused_by_name_outside_it(config, option):
     refused, taken = RANGES[config][option]
     for value in taken:
         build(config, **{option: value})
@@ -115,7 +115,7 @@ OTHER_CRITERION = [word for word in TRANSLATION if "smoothing" not in str(word)]
 
 @pytest.fixture(scope="module")
 def no_data(tmp_path_factory):
-    """A folder of equal dictionaries for both tasks and of embedding files."""
+    """A folder with equal dictionaries for both tasks and with files of embeddings."""
     folder = tmp_path_factory.mktemp("no_data")
     for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
         (folder / name).write_text("".join(f"w{number} 1\n" for number in range(36)))
@@ -175,7 +175,7 @@ def assert_refused(words, no_data, said):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_make_no_language_model_are_refused(no_data, words, said):
+def test_options_of_an_invalid_language_model_are_refused(no_data, words, said):
     assert_refused([*LANGUAGE_MODEL, *words], no_data, said)
 
 
@@ -189,7 +189,7 @@ def test_options_that_make_no_language_model_are_refused(no_data, words, said):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_make_no_translation_model_are_refused(no_data, words, said):
+def test_options_of_an_invalid_translation_model_are_refused(no_data, words, said):
     assert_refused([*TRANSLATION, *words], no_data, said)
 
 
@@ -218,7 +218,7 @@ def test_options_that_make_no_translation_model_are_refused(no_data, words, said
     ],
     ids=lambda value: "" if isinstance(value, list) else value,
 )
-def test_options_are_checked_before_data_is_looked_for(no_data, words, said, tmp_path):
+def test_options_are_checked_before_data_is_read(no_data, words, said, tmp_path):
     """Valid options end in an error about data."""
     assert failure("train", no_data, *words, "--save-dir", tmp_path).startswith(said.format(no_data))
 

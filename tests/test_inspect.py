@@ -124,7 +124,7 @@ def test_a_model_with_equal_half_lives_is_drawn(sweep_folder, inspect, edited):
     assert sum(sum(row["counts"]) for row in found["half_lives"]["rows"]) == 0
 
 
-def test_without_chunks_no_share_is_beyond_them(sweep_folder, inspect, edited, drawn):
+def test_without_chunks_no_share_beyond_the_chunk_is_reported(sweep_folder, inspect, edited, drawn):
     path = edited(sweep_folder / "rotary.pt", lambda c: c["cfg"]["model"].update(decoder_chunk_size=-1))
     out, found = inspect(path)
     assert row(found, "decoder layer 1")["beyond_chunk"] is None

@@ -61,7 +61,7 @@ def test_an_inspection_replaces_an_earlier_one(call, tmp_path):
 )
 def test_other_files_are_not_overwritten(call, tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    refused(call(), tmp_path / name, "this command did not write it", "--out")
+    refused(call(), tmp_path / name, "was not written by this command", "--out")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, text)]
 
 

@@ -51,7 +51,7 @@ def test_scores_without_gradients_are_reported_as_untrained(translation, inspect
     assert " ".join(printed.split()).startswith("decoder layer 0 cross attention -1,023 to 1,023 ")
 
 
-def test_without_an_optimizer_state_it_is_unknown_what_was_trained(translation, inspect, edited):
+def test_without_an_optimizer_state_the_trained_range_is_unknown(translation, inspect, edited):
     out, found = inspect(edited(translation.last, lambda content: content.update(last_optimizer_state=None)))
     assert set(trained(found).values()) == {None}
     (printed,) = [line for line in out.splitlines() if line.startswith("decoder layer 0 cross attention")]

@@ -48,7 +48,7 @@ def train(text, head, *options, updates, **named):
 
 @pytest.fixture(scope="session")
 def models(text, tmp_path_factory):
-    """Trains a model with a head once; gives its output and its checkpoints, half-way and at the end of each epoch."""
+    """Trains a model with a head once; returns its output and checkpoints, half-way and at the end of each epoch."""
 
     @functools.lru_cache(maxsize=None)
     def trained(head):
@@ -94,16 +94,16 @@ def whole(text, models):
 # ------------------------------------------------------------------------------------------------ fairseq-train
 
 
-def test_training_lowers_the_loss_and_reads_every_token_once_an_epoch(text, trained):
+def test_training_lowers_the_loss_and_reads_every_token_once_per_epoch(text, trained):
     curve, inner = losses(trained.said), records(trained.said, "train_inner")
     assert len(curve) == UPDATES
     assert curve[-1] < 0.6 * curve[0]
-    size = (text / "train.bin").stat().st_size // 2  # two bytes a token
+    size = (text / "train.bin").stat().st_size // 2  # two bytes per token
     for epoch in (1, 2, 3):
         assert sum(record["wpb"] for record in inner if record["epoch"] == epoch) == size
 
 
-def test_a_split_that_is_trained_on_is_cut_into_segments_whatever_its_name(text):
+def test_a_training_split_is_cut_into_segments_whatever_its_name(text):
     said = train(text, "softmax", "--train-subset=valid", updates=4)
     size = (text / "valid.bin").stat().st_size // 2
     tokens = [record["wpb"] for record in records(said, "train_inner")]
@@ -157,13 +157,13 @@ def test_data_loading_workers_change_nothing(text, softmax):
     ids=LM_HEADS,
 )
 def test_fairseqs_own_criterion_trains_to_the_same_losses(text, head, options, criterion):
-    """fairseq's logs three decimals."""
+    """fairseq's criterion logs three decimals."""
     ours, stock = (train(text, head, *options, *given, updates=4) for given in ([], criterion))
     assert losses(stock) == pytest.approx(losses(ours), abs=6e-4)
 
 
 @pytest.mark.parametrize("metric", ["ppl", "bits_per_token"])
-def test_the_best_checkpoint_is_chosen_by(text, metric, tmp_path):
+def test_the_best_checkpoint_is_that_of_the_lowest_metric(text, metric, tmp_path):
     words = ["--lr=0.3", "--save-interval-updates=2", f"--best-checkpoint-metric={metric}"]  # up and down
     said = train(text, "softmax", *words, updates=6, save_dir=tmp_path)
     found = [record[f"valid_{metric}"] for record in records(said, "valid")]
@@ -181,13 +181,13 @@ def test_the_loss_is_logged_as_bits_per_token_and_perplexity(softmax):
 @pytest.mark.parametrize(
     "options", [["--bf16"], ["--memory-efficient-bf16"], ["--memory-efficient-fp16"], ["--amp"]], ids=" ".join
 )
-def test_the_precisions_that_fairseq_offers_on_the_cpu_train(text, models, options):
-    """`--fp16` is not among them: fairseq refuses it without a GPU."""
+def test_models_train_in_all_precisions_that_fairseq_supports_on_the_cpu(text, models, options):
+    """These do not include `--fp16`, which fairseq refuses without a GPU."""
     said = train(text, "adaptive", *options, updates=5)
     assert losses(said) == pytest.approx(losses(models("adaptive").said)[:5], rel=0.02)
 
 
-def test_a_preset_under_hydra_keeps_its_defaults_and_trains_resumes_and_is_evaluated(text, tmp_path):
+def test_a_preset_keeps_its_defaults_under_hydra_in_training_resuming_and_evaluation(text, tmp_path):
     config = {
         "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
         "task": {
@@ -245,7 +245,7 @@ def test_a_perplexity_does_not_depend_on_batches_or_pieces(text, softmax, whole,
 def test_streams_have_the_same_loss_in_any_batch(text, softmax, whole, block):
     alone = evaluate(text, softmax.last, *block, "--batch-size=1")
     assert alone[0] == whole[0]
-    assert alone[1] != whole[1]  # each begins without a context
+    assert alone[1] != whole[1]  # each starts without context
     for options in (["--batch-size=3"], ["--max-tokens=130", "--model-overrides={'piece_tokens':50}"]):
         assert evaluate(text, softmax.last, *block, *options) == pytest.approx(alone, abs=1e-4)
 
@@ -304,7 +304,7 @@ def test_fairseqs_own_task_evaluates_the_model(text, softmax, whole):
         (["--context-window=10"], "--context-window"),
         (["--context-window=10", "--tokens-per-sample=64"], "ValueError: --context-window is for models without"),
         (["--gen-subset=tset"], r"FileNotFoundError: there is no .*tset.bin and .*tset.idx; give the folder"),
-        (["--gen-subset=empty"], r"ValueError: .*empty.bin holds no tokens; check the text"),
+        (["--gen-subset=empty"], r"ValueError: .*empty.bin contains no tokens; check the text"),
         (["--valid-block=splits:100000"], r"ValueError: --valid-block is 'splits:100000' and the split has only"),
         (["--valid-block=lines"], r"ValueError: --valid-block is 'lines'; give splits:K"),
         (

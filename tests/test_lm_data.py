@@ -90,7 +90,7 @@ def long_dataset(seed):
     return SegmentDataset(in_memory([900]), np.array([0, 900]), 5, (2, 4), seed, PAD, EOS)
 
 
-def test_segments_depend_on_seed_and_epoch_only():
+def test_segments_depend_only_on_seed_and_epoch():
     first = long_dataset(7)
     for epoch in (5, 2, 9):
         first.set_epoch(epoch)
@@ -144,7 +144,7 @@ def test_no_segment_is_dropped_for_any_multiple_limit_or_number_of_processes(dat
     assert sorted(seen) == list(range(len(dataset)))
 
 
-def test_batches_depend_on_the_epoch_and_not_on_the_global_random_state():
+def test_batches_depend_on_the_epoch_but_not_on_global_random_state():
     dataset, batches = long_dataset(1), []
     for number in (1, 2, 1):
         np.random.rand(number)
@@ -161,7 +161,7 @@ def test_segments_of_equal_length_are_batched_differently_in_each_epoch():
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_a_limit_that_a_segment_may_exceed_is_refused_in_every_epoch(number):
+def test_a_limit_shorter_than_some_segment_is_refused_in_every_epoch(number):
     """Also if no segment of the first epoch exceeds it: training must not stop in its fifth epoch."""
     dataset = SegmentDataset(in_memory([60]), np.array([0, 60]), 10, (1, 5), 1, PAD, EOS)
     with pytest.raises(ValueError, match="samples have up to 50 tokens, --max-tokens and the model allow 49: raise"):
@@ -169,7 +169,7 @@ def test_a_limit_that_a_segment_may_exceed_is_refused_in_every_epoch(number):
     assert epoch(dataset, max_tokens=50, max_positions=50, ignore_invalid_inputs=True, epoch=number)
 
 
-def test_documents_shorter_than_a_segment_need_a_limit_of_their_length_only():
+def test_a_limit_must_fit_only_the_longest_document_if_documents_are_shorter_than_segments():
     dataset = SegmentDataset(in_memory([8, 9]), np.array([0, 8, 17]), 10, (2, 4), 1, PAD, EOS)
     assert epoch(dataset, max_tokens=9, max_positions=9)
 
@@ -248,7 +248,7 @@ def test_an_evaluation_of_fewer_streams_than_processes_is_refused():
         task().eval_lm_dataloader(dataset, num_shards=3, shard_id=0)
 
 
-def test_targets_are_passed_to_the_model_for_scoring_only():
+def test_targets_are_passed_to_the_model_only_for_scoring():
     dataset = StreamDataset(in_memory([20]), np.array([0, 13, 20]), PAD, EOS)
     (validation,), (scoring,) = epoch(dataset), task().eval_lm_dataloader(dataset)
     assert "target" not in validation["net_input"]

@@ -255,7 +255,7 @@ def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):
     refused(sweep("--chunks=8", data=tmp_path), "does not fit the", "types of dict.txt")
 
 
-def test_concurrent_sweeps_keep_the_points_of_each_other(tmp_path):
+def test_concurrent_sweeps_keep_each_others_points(tmp_path):
     origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
     one, other = (Record(str(tmp_path / "out"), origin) for _ in range(2))
     for record, chunk in ((one, 8), (other, 16), (one, 32)):

@@ -332,7 +332,7 @@ def test_a_namespace_of_options_and_arrays_of_a_training_log_are_read(names, tmp
 
 @NEWER
 @pytest.mark.parametrize("core", [b"core", b"_core"], ids=["numpy 1", "numpy 2"])
-def test_the_plugin_lets_torch_read_arrays_of_another_numpy(core, tmp_path):
+def test_arrays_of_another_numpy_are_read_with_the_plugin(core, tmp_path):
     path = save({"counts": np.arange(4)}, tmp_path / "log.pt", **LEGACY)  # stores names as lines
     for module in (b"_core", b"core"):
         path.write_bytes(path.read_bytes().replace(b"numpy.%s.multiarray" % module, b"numpy.%s.multiarray" % core))

@@ -1,16 +1,16 @@
-"""The command `mega-fairseq`: a folder for each large subcommand, and what they share."""
+"""The command `mega-fairseq`: a folder for each large subcommand, and shared code."""
 
 import contextlib
 from typing import Iterator
 
 
 class UserError(Exception):
-    """What the user has to change, in one sentence with the remedy; the command prints it and exits with code 1."""
+    """An error of the user: one sentence with its remedy, which the command prints before it exits with code 1."""
 
 
 @contextlib.contextmanager
 def errors_of(path: str) -> Iterator[None]:
-    """Let a UserError begin with the file that it is about."""
+    """Put `path` in front of the message of a UserError."""
     try:
         yield
     except UserError as error:

@@ -78,10 +78,10 @@ def overview() -> str:
 
 
 def details(name: str, config: Config) -> str:
-    """A line for each option; a preset's own defaults are marked."""
+    """A line for each option; defaults that a preset changes are marked."""
     bases = [base for base in config.__mro__[1:] if base in architectures().values()]
     inherited = options_of(bases[0]) if bases else []
-    note = " Defaults with * are its own." if bases else ""
+    note = " Defaults with * are set by this preset." if bases else ""
     rows = [["option", "default", "meaning"]]
     for option in options_of(config):
         choices = f": {', '.join(option.choices)}" if option.choices else ""

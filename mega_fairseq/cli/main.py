@@ -12,7 +12,7 @@ from mega_fairseq.cli.output import quiet_logging
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run one subcommand and return its exit code; a UserError becomes one sentence on stderr."""
+    """Run one subcommand and return its exit code; a UserError is printed on stderr."""
     args = parser().parse_args(arguments)
     try:
         args.run(args)
@@ -24,7 +24,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         print(f"mega-fairseq {args.command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has closed it, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     user_dir = add("user-dir", "print the folder for fairseq's --user-dir")
     user_dir.set_defaults(run=print_user_dir)
-    add("doctor", "check what works here, with remedies: packages, a short training, threads, GPU")
+    add("doctor", "check packages, a short training, threads and GPU, and print a remedy for each problem")
 
     options = add("options", "list the architectures and tasks, or the options of one with their defaults", "listing")
     options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
@@ -58,14 +58,14 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess --only-source wrote")
     sweep.add_argument("--chunks", required=True, metavar="C,...", help="chunk sizes of the attention, in tokens")
     contexts = sweep.add_mutually_exclusive_group()
-    contexts.add_argument("--streams", default="1", metavar="K,...", help="cut the text into K streams (default: 1)")
-    contexts.add_argument("--contexts", metavar="N,...", help="cut the text into streams of N tokens")
-    contexts.add_argument("--documents", choices=["line", "blank"], help="cut the text at each line or blank line")
+    contexts.add_argument("--streams", default="1", metavar="K,...", help="split the text into K streams (default: 1)")
+    contexts.add_argument("--contexts", metavar="N,...", help="split the text into streams of N tokens")
+    contexts.add_argument("--documents", choices=["line", "blank"], help="split the text at each line or blank line")
     sweep.add_argument("--subset", default="test", help="split of DATA to evaluate (default: %(default)s)")
     sweep.add_argument(
         "--out", default="sweep", metavar="PREFIX", help="write PREFIX.json, .csv and .png (default: %(default)s)"
     )
-    sweep.add_argument("--force", action="store_true", help="discard what PREFIX.json holds and start again")
+    sweep.add_argument("--force", action="store_true", help="discard the content of PREFIX.json and start again")
     sweep.add_argument(
         "--max-tokens", type=int, default=36000, metavar="N", help="tokens in a batch of streams (default: %(default)s)"
     )
@@ -86,5 +86,5 @@ def run_module(args: argparse.Namespace) -> None:
 
 
 def print_user_dir(args: argparse.Namespace) -> None:
-    # Symbolic links stay: fairseq compares this path with the package's own as text.
+    # Symbolic links are kept: fairseq compares this path with the package's own as text.
     print(os.path.abspath(mega_fairseq.__path__[0]))

@@ -1,4 +1,4 @@
-"""Tables that commands print, files that they write, and third-party output that they suppress."""
+"""Print tables, write files, and suppress the output of other packages."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write the whole file or nothing: an existing `path` is replaced once the new file is complete on the disk."""
+    """Write the whole file or nothing: an existing `path` is replaced once the new file is completely written."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as file:
@@ -44,7 +44,7 @@ def write_json(prefix: str, content: Dict[str, Any]) -> None:
 
 
 def write_figure(path: str, draw: Callable[[], Any]) -> List[str]:
-    """Write matplotlib's figure if that is installed, and return the paths of what was written."""
+    """Write a figure if matplotlib is installed, and return the paths of the written files."""
     try:
         figure = draw()
     except ImportError:
@@ -57,7 +57,7 @@ def write_figure(path: str, draw: Callable[[], Any]) -> List[str]:
 
 
 def check_file(path: str) -> None:
-    """Check before any work that a file can be written there."""
+    """Check in advance that a file can be written to `path`."""
     folder, name = os.path.split(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; give the name of a file")
@@ -66,12 +66,12 @@ def check_file(path: str) -> None:
 
 
 def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = False) -> None:
-    """Check before any work that PREFIX.* can be written and that no file of anything else is overwritten.
+    """Check in advance that PREFIX.* can be written, and that no unrelated file would be overwritten.
 
-    `key` is in each PREFIX.json that the command itself wrote.
+    Each PREFIX.json of the command itself contains `key`.
     """
     if not os.path.basename(prefix):
-        raise UserError(f"--out is {prefix!r}; give the beginning of file names, as in {prefix}result")
+        raise UserError(f"--out is {prefix!r}; give the beginning of file names, such as {prefix}result")
     try:
         with open(f"{prefix}.json") as file:
             own = key in json.load(file)
@@ -80,7 +80,7 @@ def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = Fa
     for path in (prefix + ending for ending in endings):
         check_file(path)
         if os.path.lexists(path) and not force and not own:
-            raise UserError(f"{path} exists and this command did not write it; give another --out or remove the file")
+            raise UserError(f"{path} exists and was not written by this command; give another --out or remove the file")
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def quiet_logging(level: int = logging.INFO) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_output() -> Iterator[None]:
-    """Suppress everything that other packages log or print, including C++ code that writes to the descriptor."""
+    """Suppress everything that other packages log or print, including C++ code that writes to stdout directly."""
     stdout = os.dup(1)
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 1)

@@ -22,7 +22,7 @@ class MegaLMCrossEntropyConfig(FairseqDataclass):
 
 @register_criterion("mega_lm_cross_entropy", dataclass=MegaLMCrossEntropyConfig)
 class MegaLMCrossEntropy(FairseqCriterion):
-    """For a full and for an adaptive softmax, without ever holding a score for each pair of token and type.
+    """Cross entropy for a full or an adaptive softmax, without scores for all tokens and types in memory.
 
     All parameters are used inside the model's forward and get a gradient in every batch, so any kind of data-parallel
     training works.

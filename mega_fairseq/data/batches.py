@@ -1,4 +1,4 @@
-"""Samples and batches that a language model and its criterion take, made from parts of a corpus."""
+"""Samples and batches for language models and their criterion, made from parts of a corpus."""
 
 from typing import Any, Dict, List
 
@@ -16,7 +16,7 @@ def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dic
 
 
 def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
-    """Batch samples, padded on the right; fairseq passes no samples where a process has run out of batches."""
+    """Batch samples, padded on the right; fairseq passes no samples if a process has run out of batches."""
     if not samples:
         return {}
     target = data_utils.collate_tokens([sample["target"] for sample in samples], pad)  # (B, L)

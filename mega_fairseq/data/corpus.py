@@ -46,7 +46,7 @@ class Corpus:
             lines.append(sizes)
         corpus = cls(parts, np.concatenate(lines))
         if not len(corpus):
-            raise ValueError(f"{path}.bin holds no tokens; check the text that fairseq-preprocess was given")
+            raise ValueError(f"{path}.bin contains no tokens; check the text given to fairseq-preprocess")
         return corpus
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Corpus:
         return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
     def documents(self, how: str) -> np.ndarray:
-        """Return where documents start, and the end of the last: (documents + 1,)."""
+        """Return the start of each document, and the end of the last: (documents + 1,)."""
         ends = np.cumsum(self.lines)
         if how == "stream":
             return np.array([0, len(self)])
@@ -81,13 +81,13 @@ def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
         largest = max(largest, int(block.max()))
         if (block == pad).any():
             raise ValueError(
-                f"{name}.bin holds {dictionary[pad]}, which fairseq uses for padding; "
+                f"{name}.bin contains {dictionary[pad]}, which fairseq uses for padding; "
                 "remove that word from the text and run fairseq-preprocess again"
             )
     if largest >= len(dictionary):
         raise ValueError(
             f"{name}.bin has type {largest} and dict.txt only {len(dictionary)} types: "
-            "they do not belong together; run fairseq-preprocess again, or copy the right dict.txt beside it"
+            "they do not match; run fairseq-preprocess again, or copy the right dict.txt next to it"
         )
 
 
@@ -120,7 +120,7 @@ def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def _check_header(index: str) -> None:
-    """Check before fairseq reads it: its reader raises a second error when an unfinished one is deleted."""
+    """Check the header before fairseq does, whose reader raises a second error when an incomplete one is deleted."""
     with open(index, "rb") as file:
         header = file.read(HEADER)
     if len(header) < HEADER or not header.startswith(MAGIC):

@@ -11,10 +11,10 @@ from mega_fairseq.data.corpus import Corpus
 
 
 class SegmentDataset(FairseqDataset):
-    """Segments of a corpus: each epoch holds every token once, cut at places that depend on (seed, epoch) only.
+    """Segments of a corpus: each epoch contains every token once, cut at positions that depend only on (seed, epoch).
 
-    So a resumed run sees the same segments. A document's last segment is shorter where the document ends. Sources are
-    the targets one token earlier, also across segments.
+    So a resumed run sees the same segments. The last segment of a document may be shorter. Sources are the targets
+    shifted by one token, also across segments.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SegmentDataset(FairseqDataset):
 
     @property
     def longest(self) -> int:
-        """Length of the longest segment that any epoch may cut."""
+        """Length of the longest segment in any epoch."""
         return min(self.multiples[1] * self.chunk, int(np.diff(self.documents).max()))
 
     @property
@@ -77,7 +77,7 @@ class SegmentDataset(FairseqDataset):
         return np.lexsort([generator.permutation(len(self)), self.sizes])
 
     def batch_by_size(self, indices: np.ndarray, required_batch_size_multiple: int = 1, **limits: Any) -> Any:
-        """Ignore the multiple, because fairseq drops the segments that are left over."""
+        """Ignore the multiple, because fairseq would drop the remaining segments."""
         return super().batch_by_size(indices, required_batch_size_multiple=1, **limits)
 
 

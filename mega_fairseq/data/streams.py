@@ -59,7 +59,7 @@ class StreamDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         **unused: Any,
     ) -> List[List[int]]:
-        """Batch streams of similar length within the limits; a stream that exceeds them is a batch of its own."""
+        """Batch streams of similar length within the limits; a stream that exceeds them is a batch by itself."""
         found: List[List[int]] = []
         for index in indices.tolist():
             rows = len(found[-1]) + 1 if found else 1

@@ -140,7 +140,7 @@ class MegaLanguageModelingTask(FairseqTask):
     # ------------------------------------------------------------------------------------------ data
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
-        """Load segments for the training split, whatever its name, and for train (train1, ...); else streams."""
+        """Load segments for the training split, whatever its name, and for train, train1, ...; otherwise streams."""
         folders = utils.split_paths(self.cfg.data)
         folder = folders[(epoch - 1) % len(folders)]
         corpus = Corpus.load(os.path.join(folder, split), self.dictionary, combine)
@@ -223,8 +223,8 @@ class MegaLanguageModelingTask(FairseqTask):
         """Return the batches that fairseq-eval-lm scores."""
         if context_window:
             raise ValueError(
-                "--context-window is for models without state; here each token has all of its stream before it as "
-                "context; leave it out, and give --valid-block to change how long streams are"
+                "--context-window is for models without state; here the context of each token is its whole "
+                "stream; leave it out, and change the length of streams with --valid-block"
             )
         if not isinstance(dataset, StreamDataset):
             raise ValueError(
@@ -286,7 +286,7 @@ def _no_dictionary(folder: str, for_trained_model: bool) -> str:
     remedy = "run fairseq-preprocess --only-source on the text for a language model"
     if for_trained_model:
         remedy = "for --lm-path, copy the target's dictionary there under that name"
-    return f"{folder} holds translation data ({', '.join(pairs)}) and no dict.txt; {remedy}"
+    return f"{folder} contains translation data ({', '.join(pairs)}) and no dict.txt; {remedy}"
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:

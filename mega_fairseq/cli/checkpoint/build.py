@@ -1,6 +1,6 @@
-"""Build the model that a checkpoint's options describe, from the file alone and without a second copy of its tensors.
+"""Build a checkpoint's model from the file alone, without a second copy of its tensors.
 
-The options may come from anybody, so building is limited and allocates no memory.
+The options are not trusted: they build the model on the meta device, which allocates no memory.
 """
 
 import textwrap
@@ -28,7 +28,7 @@ def stacks(model: nn.Module) -> List[Tuple[str, nn.Module]]:
 
 
 def model_options(checkpoint: Checkpoint) -> Dict[str, Any]:
-    """The checkpoint's options that its model has, without files of embeddings."""
+    """The checkpoint's options of its model, without files of embeddings."""
     name = checkpoint.word("model")
     if not issubclass(MODEL_REGISTRY.get(name, object), MODELS):
         raise UserError(f"contains the model {name}, which is not a Mega model; give one that {WRITER} wrote")
@@ -50,7 +50,7 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
 
 
 def _dictionary(types: int) -> Dictionary:
-    """A dictionary of this length."""
+    """A dictionary with this number of types."""
     found = Dictionary()
     for number in range(types - len(found)):
         found.add_symbol(str(number))

@@ -14,7 +14,7 @@ WRITER = "fairseq-train or mega-fairseq convert"
 
 
 class Checkpoint(NamedTuple):
-    """What the commands read of a checkpoint."""
+    """The parts of a checkpoint that the commands use."""
 
     cfg: Dict[str, Dict[str, Any]]  # options by section: model, task, criterion, ...
     tensors: Dict[str, Tensor]
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def read(path: str) -> Checkpoint:
-    """Read the checkpoint at `path`, of any model."""
+    """Read a checkpoint of any model."""
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
     states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state"))
@@ -55,7 +55,7 @@ def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def _updates(content: Dict[str, Any]) -> int:
-    """The number of updates, or 0 if it is not known."""
+    """The number of updates, or 0 if it is unknown."""
     history = content.get("optimizer_history")
     updates = _dict(history[-1]).get("num_updates") if isinstance(history, list) and history else None
     return updates if type(updates) is int else 0

@@ -1,4 +1,4 @@
-"""Load what torch.save wrote without executing code in it: a checkpoint may come from anybody."""
+"""Load files of torch.save without executing code in them: a checkpoint may come from anybody."""
 
 import argparse
 import codecs
@@ -19,7 +19,7 @@ Global = Union[type, Tuple[Any, str]]
 
 
 def load(path: str, writer: str) -> Any:
-    """Return the tensors and plain containers in the file at `path`; raise UserError for what `writer` never writes."""
+    """Return the tensors and plain containers in the file at `path`; raise UserError for anything else."""
     damaged = UserError("is not a checkpoint, or only a part of one; copy or download it again")
     try:
         file = open(path, "rb")  # noqa: SIM115 - the next statement closes it
@@ -66,7 +66,7 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _allow_only(allowed: List[Global]) -> Iterator[None]:
-    """Let torch.load create only these, whatever else the process has added to torch's allow-list."""
+    """Let torch.load create only these types, whatever else the process has added to torch's allow-list."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(allowed)
@@ -78,8 +78,8 @@ def _allow_only(allowed: List[Global]) -> Iterator[None]:
 
 
 class _Ignored:
-    """Replaces numpy arrays. They hold BLEU counts of the training log, which nothing here reads, and a forged pickle
-    could make numpy interpret any bytes as objects."""
+    """Replaces numpy arrays. They are BLEU counts in the training log, which no command reads, and a forged pickle
+    could make numpy interpret arbitrary bytes as objects."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -89,7 +89,7 @@ class _Ignored:
 
 
 def _plain_containers() -> List[Global]:
-    """What fairseq-train writes besides torch's own types: arrays, and a Namespace of options without a dataclass."""
+    """Types that fairseq-train saves besides torch's: arrays, and a Namespace of options without a dataclass."""
     if not takes_names():
         dtypes = [type(np.dtype(name)) for name in DTYPES]
         functions = [function for function, _ in numpy_functions()]
@@ -99,7 +99,7 @@ def _plain_containers() -> List[Global]:
 
 
 def is_stored(tensor: Tensor) -> bool:
-    """Whether each entry has its own number: not sparse, not on the meta device, not an expanded view."""
+    """Whether each entry is stored: the tensor is not sparse, on the meta device, or an expanded view."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
     return 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""`mega-fairseq convert`: write a checkpoint of the released code as one that fairseq loads with this plugin."""
+"""`mega-fairseq convert`: convert a checkpoint of the released code to one that fairseq loads with this plugin."""
 
 import argparse
 import io

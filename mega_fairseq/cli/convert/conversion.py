@@ -59,7 +59,7 @@ LANGUAGE = Family(
 
 
 def convert(options: Options, tensors: Mapping[str, Tensor]) -> Tuple[Dict[str, Any], List[str]]:
-    """The checkpoint, whose values torch.load reads with weights_only=True, and what to tell the user."""
+    """The converted checkpoint, which torch.load reads with weights_only=True, and a summary for the user."""
     family = family_of(options)
     cfg = configuration(options, family)
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
@@ -132,7 +132,7 @@ def _settle(model: DictConfig, task: DictConfig) -> None:
     model.truncation_length = 0  # the release ignores it in evaluation
     if model.decoder_chunk_size != -1:
         task.tokens_per_sample = 0  # segments are multiples of the chunk
-    # The release accepts these where there is nothing to tie.
+    # The release accepts these also if there is nothing to tie.
     model.share_decoder_input_output_embed &= model.adaptive_softmax_cutoff is None
     model.tie_adaptive_proj &= model.tie_adaptive_weights
 

@@ -27,7 +27,7 @@ PARTS = {
 OF_EMA = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
 OF_BIAS = {"rel_pos_bias": "weight", "alpha": "a", "beta": "b"}
 OTHERS = {"scalar": "weight", "gamma": "kappa", "beta": "mu"}
-VERSIONS = ("encoder.version", "decoder.version")  # read by nothing, unlike that of an adaptive softmax
+VERSIONS = ("encoder.version", "decoder.version")  # never read, unlike that of an adaptive softmax
 
 
 def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
@@ -48,7 +48,7 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             sizes = [dim, released[f"{parent}.gamma"[1:]].size(1), width, dim]
             update, shared, reset, candidate = tensor.split(sizes)
             ours[f"{parent}.gates.{leaf}"] = torch.cat([update, reset, candidate])
-            ours[f"{parent}.shared.{leaf}"] = shared.clone()  # saving a view would save the whole matrix
+            ours[f"{parent}.shared.{leaf}"] = shared.clone()  # a saved view would contain the whole matrix
         elif module == "q_proj":
             width = released[f"{parent}.h_proj.bias"[1:]].numel()
             update, reset, queries = tensor.split([width, width, tensor.size(0) - 2 * width])

@@ -1,10 +1,10 @@
-"""`mega-fairseq doctor`: what works in this environment."""
+"""`mega-fairseq doctor`: check the environment."""
 
 from typing import Callable, NamedTuple
 
 
 class Problem(Exception):
-    """Something does not work: what was found, and a remedy if the check's own does not apply."""
+    """What a failed check found, and a remedy if that of the check does not apply."""
 
     def __init__(self, found: str, remedy: str = ""):
         super().__init__(found)
@@ -12,11 +12,11 @@ class Problem(Exception):
 
 
 class Limit(Problem):
-    """Something works with restrictions, or was not tested with this package."""
+    """A restriction, or a version that was not tested with this package."""
 
 
 class Check(NamedTuple):
     thing: str
-    look: Callable[[], str]  # returns what was found; raises any exception if the thing does not work
+    look: Callable[[], str]  # returns what was found; any exception is a failure
     remedy: str
     needed: bool = False  # training and evaluation need it

@@ -1,4 +1,4 @@
-"""`mega-fairseq doctor`: check what works here and print the remedy for each thing that does not."""
+"""`mega-fairseq doctor`: check the environment and print a remedy for each problem."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
             "then run this again."
         )
     else:
-        lines.append("Training and evaluation work here; each note names a restriction and its remedy.")
+        lines.append("Training and evaluation work here; each note is a restriction with its remedy.")
     print("\n".join(lines))
     if broken:
         sys.exit(1)
@@ -51,7 +51,7 @@ def examine(checks: Iterable[Check]) -> List[Row]:
 
 
 def _summary(error: BaseException) -> str:
-    """The first line of an error, with its type where that helps."""
+    """The first line of an error, with its type if the line alone may be unclear."""
     line = next((" ".join(line.split()) for line in str(error).splitlines() if line.strip()), "")
     if not isinstance(error, (Problem, ModuleNotFoundError)):
         line = f"{type(error).__name__}: {line}" if line else type(error).__name__

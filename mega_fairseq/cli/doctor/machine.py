@@ -1,4 +1,4 @@
-"""What works once all packages do: a short training, the number of threads, and GPUs."""
+"""Checks that need all packages: a short training, the number of threads, and GPUs."""
 
 import math
 import os
@@ -15,7 +15,7 @@ FIRST_WITH_BF16 = (8, 0)  # compute capability
 
 
 def training() -> str:
-    """Binarise a text, train on it for an update, and for another from the checkpoint of the first."""
+    """Binarise a text, train on it for one update, and resume for a second."""
     import torch
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -40,12 +40,12 @@ def training() -> str:
         saved = torch.load(Path(folder, "checkpoint_last.pt"), weights_only=True)
     updates = saved["optimizer_history"][-1]["num_updates"]
     if updates != 2:
-        raise Problem(f"a training that was continued ends with {updates} updates in place of 2")
-    return "fairseq trains a model and continues from its checkpoint"
+        raise Problem(f"a resumed training has {updates} updates instead of 2")
+    return "fairseq trains a model and resumes from its checkpoint"
 
 
 def threads() -> str:
-    """More threads than free CPUs slow each other down, several times where two processes compete."""
+    """More threads than free CPUs slow each other down, by a multiple if two processes compete."""
     import torch
 
     usable, count = usable_cpus(), torch.get_num_threads()

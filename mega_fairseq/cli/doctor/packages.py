@@ -16,7 +16,7 @@ from pathlib import Path
 import mega_fairseq
 from mega_fairseq.cli.doctor import Check, Limit, Problem
 
-NEW = sys.version_info >= (3, 11)  # where fairseq 0.12.2 does not run, and fairseq-fixed does
+NEW = sys.version_info >= (3, 11)  # fairseq 0.12.2 does not run there, but fairseq-fixed does
 OFFICIAL, FIXED = ("fairseq", "0.12.2"), ("fairseq-fixed", "0.12.3.1")
 
 if NEW:
@@ -37,7 +37,7 @@ GET_FASTBPE = (
     "for --bpe fastbpe: pip install Cython setuptools wheel, "
     "then pip install --no-deps --no-build-isolation fastBPE==0.1.0"
 )
-GET_COMPILER = "to build fairseq or fastBPE, or for torch.compile: install g++, or name a compiler in CXX"
+GET_COMPILER = "to build fairseq or fastBPE, or for torch.compile: install g++, or set CXX to a compiler"
 
 
 def python() -> str:
@@ -52,7 +52,7 @@ def plugin() -> str:
 
 
 def package(name: str) -> str:
-    """Import the package, or this module of it, and return its version."""
+    """Import a package or module, and return the version of the package."""
     module = importlib.import_module(name)
     return getattr(module, "__version__", None) or metadata.version(name.split(".")[0])
 
@@ -71,7 +71,7 @@ def torch() -> str:
 
 
 def fairseq() -> str:
-    """Which of the two distributions provides `import fairseq`. It is not imported before all others work."""
+    """Which of the two distributions provides `import fairseq`. Only `training` imports it, if all packages work."""
     found = []
     for name, _ in (OFFICIAL, FIXED):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -83,7 +83,7 @@ def fairseq() -> str:
             raise Problem("not installed")
         raise Limit(f"a copy of unknown version in {os.path.dirname(spec.origin)}")
     if len(found) > 1:
-        raise Problem(f"{named}, one overwrites the other")
+        raise Problem(f"{named}, which overwrite each other")
     if found == [OFFICIAL] and NEW:
         raise Problem(f"{named}, which does not run on Python 3.11 and newer")
     if found not in ([OFFICIAL], [FIXED]):
@@ -92,7 +92,7 @@ def fairseq() -> str:
 
 
 def tensorboard() -> str:
-    """What fairseq uses: tensorboard or tensorboardX."""
+    """fairseq uses tensorboard or tensorboardX."""
     with contextlib.suppress(ImportError):
         return f"tensorboard {package('tensorboard')}"
     return f"tensorboardX {package('tensorboardX')}"

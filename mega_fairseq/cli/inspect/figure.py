@@ -8,7 +8,7 @@ HEIGHT = 0.9  # of the tallest bar in its row
 
 
 def figure(numbers: Dict[str, Any]) -> Any:
-    """The matplotlib figure of a checkpoint with either of them."""
+    """The matplotlib figure; the checkpoint must have at least one of the two."""
     from matplotlib.figure import Figure
 
     rows, panels = numbers["half_lives"]["rows"], {}
@@ -49,7 +49,7 @@ def _half_lives(axis: Any, rows: Any, edges: Any) -> None:
 
 
 def _scores(axis: Any, layers: List[Dict[str, Any]]) -> None:
-    """A line for each layer; distances known to be untrained are dotted, or beyond the panel."""
+    """A line for each layer; distances known to be untrained are dotted, or outside the panel."""
     from matplotlib import colormaps
 
     seen = []

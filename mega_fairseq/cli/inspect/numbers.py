@@ -17,7 +17,7 @@ from mega_fairseq.modules import MIXERS, MixerConfig
 
 Numbers = Dict[str, Any]
 
-# Columns of the table of parameters by parts of names. Norms are counted in one column, and a mixer may name more.
+# Columns of the table of parameters, by parts of names. Norms have one column, and a mixer may add columns.
 NORMS = {"norm", "embed_norm", "final_norm"}
 COLUMNS = {
     "embed_tokens": "embedding",
@@ -81,7 +81,7 @@ def _epoch(checkpoint: Checkpoint) -> Optional[float]:
 
 
 def _stack(stack: nn.Module) -> Numbers:
-    """Sizes by the paper's symbols, and the options that the kind of mixer adds, by their names."""
+    """Sizes by the paper's symbols, and the options that only this kind of mixer has, by name."""
     layer = stack.layers[0]
     c, feed_forward = layer.mixer.config, layer.feed_forward
     symbols = {f.metadata["symbol"]: getattr(c, f.name) for f in fields(c) if f.metadata.get("symbol")}
@@ -163,12 +163,12 @@ def _half_lives(model: nn.Module) -> Numbers:
 
 
 def half_lives(log_decay: Tensor) -> np.ndarray:
-    """The h with decay^h = 1/2 of each state, infinite if a state never decays."""
+    """The h with decay^h = 1/2 for each state; infinite if a state never decays."""
     return (math.log(0.5) / log_decay.double()).flatten().numpy()
 
 
 def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
-    """Each is one of the values; None stands for infinity, which JSON cannot represent."""
+    """Each quantile is one of the values; None means infinity, which JSON cannot represent."""
     ordered = np.sort(values, axis=None)
     chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
     return {name: value if math.isfinite(value) else None for name, value in chosen.items()}

@@ -1,6 +1,6 @@
-"""Position scores: what layers learned to add to attention scores by distance, and which of them training reached.
+"""Position scores: what layers learned to add to attention scores by distance, and which distances were trained.
 
-The score of a distance that no training sample contained is still as initialised, so it means nothing.
+A distance that no training sample contained still has its initial score, which means nothing.
 """
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -12,7 +12,7 @@ from torch.func import functional_call, jvp
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.checkpoint.untrusted import is_stored
 
-MOST_POSITIONS = 4096  # of one layer: a chunk may be of any size
+MOST_POSITIONS = 4096  # of one layer: a chunk may have any size
 PARTS = {"mixer": "", "cross_attention": " cross attention"}  # of a layer, and their names after the layer's
 Shapes = Mapping[str, torch.Size]  # of parameters, in the order of the optimizer
 

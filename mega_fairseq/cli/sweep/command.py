@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def numbers(option: str, given: str) -> List[int]:
-    """Parse numbers separated by commas; each counts once, in the given order."""
+    """Parse numbers separated by commas, in the given order and without duplicates."""
     words = given.replace(" ", "").split(",")
     if not all(re.fullmatch(r"0*[1-9]\d{0,8}", word) for word in words):
         raise UserError(f"{option} is {given!r}; give whole numbers from 1 to 999,999,999, separated by commas")

@@ -71,7 +71,7 @@ def load_split(data: str, subset: str) -> Split:
 
 
 def unit_of(dictionary: Dictionary) -> str:
-    """`byte` if all tokens are the decimal numbers of bytes, as examples/lm/to_bytes.py writes them, else `token`."""
+    """`byte` if all types are decimal numbers of bytes, as written by examples/lm/to_bytes.py; otherwise `token`."""
     symbols = [s for s in dictionary.symbols[dictionary.nspecial :] if not s.startswith("madeupword")]
     numbers = all(re.fullmatch(r"\d{1,3}", symbol) and int(symbol) < 256 for symbol in symbols)
     return "byte" if symbols and numbers else "token"
@@ -107,7 +107,7 @@ def _fingerprint(checkpoint: trained.Checkpoint) -> str:
 
 
 def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits: Limits, bar: tqdm) -> Point:
-    """Evaluate one point; a point that cannot be evaluated has a reason in place of numbers."""
+    """Evaluate one point; a point that cannot be evaluated has a reason instead of numbers."""
     streams, device = split.streams(cut), next(model.parameters()).device
     point = Point(chunk, cut, len(streams), int(streams.sizes.max()), int(streams.sizes.sum()))
     try:

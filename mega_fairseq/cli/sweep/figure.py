@@ -5,7 +5,7 @@ from typing import Any, Sequence
 from mega_fairseq.cli.sweep.record import Point
 
 LABELS = {"context": "context: tokens in a stream", "chunk": "chunk: tokens that attend to each other"}
-# The least span of the y axis, so that negligible differences look negligible: in bits, or as a share of perplexity.
+# The minimum span of the y axis, so that negligible differences look negligible: in bits, or relative to perplexity.
 LEAST = {"bits": 0.1, "perplexity": 0.07}
 
 

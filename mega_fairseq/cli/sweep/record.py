@@ -1,4 +1,4 @@
-"""The results of a sweep: PREFIX.json, from which an interrupted sweep resumes, and the same as PREFIX.csv."""
+"""The results of a sweep: PREFIX.json, from which an interrupted sweep resumes, and PREFIX.csv with the same points."""
 
 import contextlib
 import csv
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 class Record:
-    """Points of one checkpoint on one split: those of PREFIX.json, and new ones, which `add` writes at once."""
+    """Points of one checkpoint on one split: those in PREFIX.json, and new ones, which `add` writes at once."""
 
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
         self.prefix, self.origin = prefix, origin
@@ -63,11 +63,11 @@ class Record:
         return sorted(self._points.values(), key=lambda point: (point.context, point.cut, point.chunk))
 
     def contains(self, chunk: int, cut: str) -> bool:
-        """Whether this point was evaluated; one that could not be is tried again."""
+        """Whether this point was evaluated; a point that could not be evaluated is tried again."""
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        # Another sweep may have written points since.
+        # Another sweep may have written points in the meantime.
         self._points = {**self._read(), **self._points, (point.chunk, point.cut): point}
         write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
         table = io.StringIO()
