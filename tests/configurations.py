@@ -1,6 +1,5 @@
-"""Model configurations as fairseq makes them from a command line and with hydra, and a task to build models."""
+"""Model configurations as fairseq makes them from a command line and with hydra."""
 
-from argparse import Namespace
 from typing import Any, Dict
 
 from fairseq import options
@@ -8,8 +7,6 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from tests.golden_models import dictionary
 
 
 def parsed(*words: str) -> DictConfig:
@@ -29,9 +26,3 @@ def under_hydra(task: str, **model: Any) -> DictConfig:
 
 def plain(cfg: DictConfig) -> Dict[str, Any]:
     return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-
-
-def task(types: int) -> Namespace:
-    """A task with one dictionary of this size."""
-    words = dictionary(types)
-    return Namespace(source_dictionary=words, target_dictionary=words)

@@ -25,6 +25,12 @@ def dictionary(size: int) -> Dictionary:
     return words
 
 
+def task(types: int) -> Namespace:
+    """A task with one dictionary of this size."""
+    words = dictionary(types)
+    return Namespace(source_dictionary=words, target_dictionary=words)
+
+
 def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
     """Our options from the released options of a case; `changes` replace some."""
     known = {f.name for f in fields(kind)}
@@ -34,18 +40,15 @@ def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
 
 def translation_model(case: Case, **changes: Any) -> MegaTransformerModel:
     """The model of a case in eval mode."""
-    words = dictionary(case.parameters["encoder.embed_tokens.weight"].size(0))
-    task = Namespace(source_dictionary=words, target_dictionary=words)
-    model = MegaTransformerModel.build_model(options(case, MegaTransformerConfig, **changes), task)
+    types = case.parameters["encoder.embed_tokens.weight"].size(0)
+    model = MegaTransformerModel.build_model(options(case, MegaTransformerConfig, **changes), task(types))
     model.load_state_dict(complete(state_dict(case), model))
     return model.eval()
 
 
 def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
     """The model of a case in eval mode."""
-    words = dictionary(types(case))
-    task = Namespace(source_dictionary=words, target_dictionary=words)
-    model = MegaLanguageModel.build_model(options(case, MegaLMConfig, **changes), task)
+    model = MegaLanguageModel.build_model(options(case, MegaLMConfig, **changes), task(types(case)))
     model.load_state_dict(complete(state_dict(case), model))
     return model.eval()
 

@@ -1,13 +1,12 @@
 """Small translation and language models with random weights, and inputs for them."""
 
-from argparse import Namespace
 from typing import Any, List, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
-from tests.golden_models import PAD, dictionary
+from tests.golden_models import PAD, task
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
 SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
@@ -31,9 +30,7 @@ def translation_model(**options: Any) -> MegaTransformerModel:
     torch.manual_seed(0)
     sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
     cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
-    words = dictionary(TYPES)
-    task = Namespace(source_dictionary=words, target_dictionary=words)
-    return _perturbed(MegaTransformerModel.build_model(cfg, task), 0.2, 0.2)
+    return _perturbed(MegaTransformerModel.build_model(cfg, task(TYPES)), 0.2, 0.2)
 
 
 def sources(pad_left: bool = True) -> Tensor:
@@ -64,9 +61,7 @@ def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
     sizes = {f"decoder_{name}": size for name, size in SIZES.items()}
     common = {"decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True, "dropout": 0.0}
     cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
-    words = dictionary(types)
-    task = Namespace(source_dictionary=words, target_dictionary=words)
-    return _perturbed(MegaLanguageModel.build_model(cfg, task), 0.1, 0.3)
+    return _perturbed(MegaLanguageModel.build_model(cfg, task(types)), 0.1, 0.3)
 
 
 def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]]:

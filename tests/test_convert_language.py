@@ -19,9 +19,8 @@ from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests import golden_cases as golden
 from tests import released
-from tests.configurations import task
 from tests.golden_checks import assert_outputs
-from tests.golden_models import PAD
+from tests.golden_models import PAD, task
 from tests.released import (
     checkpoint,
     convert,

@@ -19,8 +19,7 @@ from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropyConf
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, ROOT, TRAINING, Running, failure
-from tests.configurations import task
-from tests.golden_models import dictionary
+from tests.golden_models import dictionary, task
 
 # ------------------------------------------------------------------------------------------------ ranges
 

@@ -4,9 +4,6 @@ EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_str
 test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
 """
 
-import re
-import warnings
-
 import pytest
 import torch
 
@@ -17,34 +14,6 @@ from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
 
-# Outputs that tests compare, by kind of case (* = a number) ...
-TRAINED = {"y_train", "running_mean_after", "running_var_after"}
-TRAINED |= {"running_mean_after_train_step", "running_var_after_train_step"}
-PREVIOUS = {"final_prev_key", "final_prev_value"}
-COMPARED = {
-    "cross": {"y", "y_incremental", "attn_weights", "attn_weights_incremental"} | PREVIOUS,
-    "ema": {"y", "y_full", "y_incremental", "kernel", "p", "q", "state_*", "step_raw", "step_raw_final_state"}
-    | {"step_ema", "step_h", "onestep_ema", "onestep_h"},
-    "mega": {"y", "y_full", "y_incremental", "attn_weights", "rel_pos_bias", "ema_out"}
-    | {"ema_state_*", "final_ema_state"}
-    | PREVIOUS
-    | TRAINED,
-    "nffn": {"y"} | TRAINED,
-    "relbias": {"len*"},
-    "seqnorm": {"y"} | TRAINED,
-    # in test_golden_language.py
-    "language model": {"logits_or_features", "target_lprobs", "target_lprobs_row*_alone", "whole_chunk*"}
-    | {"seq_chunk*_nums*", "seq_chunk*_nums*_row*_alone"}
-    | {f"seq_chunk*_nums*_row*_alone_final.layer*.{what}" for what in ("ema_state", "prev_key", "prev_value")},
-    # in test_golden_models.py
-    "translation model": {"encoder_out", "encoder_padding_mask", "attn_last_layer", "lprobs"}
-    | {"logits", "logits_alone_*", "logits_full_T", "logits_incremental"}
-    | {f"beam{beam}_{what}" for beam in (1, 5) for what in ("tokens", "scores", "positional_scores")},
-}
-# ... and those derived from them: sums of outputs, and differences within the release.
-DERIVED = {"loss", "max_abs_diff", "max_abs_diff_full_vs_incremental"}
-DERIVED |= {"maxdiff_alone_vs_batch_*", "maxdiff_incremental", "seq_chunk*_nums*_maxdiff_vs_whole"}
-
 
 def test_the_golden_folders_contain_cases():
     assert golden.paths(), f"no .npz file in tests/golden or in the folders that {golden.VARIABLE} names"
@@ -54,27 +23,22 @@ def test_the_golden_folders_contain_cases():
 def test_every_case_is_of_a_known_kind(path):
     kind = golden.kind_of(path)
     assert kind is not None, f"no loader for golden case {path}: no prefix of {', '.join(golden.KINDS)} fits"
-    outputs = golden.load(path).outputs
-    names = {re.sub(r"(?<!beam)\d+", "*", name) for name in outputs}
-    unknown = names - DERIVED - COMPARED.get(kind, names)
-    if unknown:
-        warnings.warn(f"{path.stem}: no test compares {', '.join(sorted(unknown))}", stacklevel=1)
-
-
-@pytest.mark.parametrize("name", ["megalodon_full", "gau_softmax", "emas", "activation"])
-def test_a_file_with_an_unknown_prefix_has_no_kind(name, tmp_path):
-    assert golden.kind_of(tmp_path / f"{name}.npz") is None
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("mega_lm_ce", "language model"), ("mega_model_pre", "translation model"), ("mega_softmax", "mega")],
+    [
+        ("mega_lm_ce", "language model"),
+        ("mega_model_pre", "translation model"),
+        ("mega_softmax", "mega"),
+        *((unknown, None) for unknown in ("megalodon_full", "gau_softmax", "emas", "activation")),
+    ],
 )
 def test_the_longest_matching_prefix_gives_the_kind(name, kind, tmp_path):
     assert golden.kind_of(tmp_path / f"{name}.npz") == kind
 
 
-# -------------------------------------------------------------------------------------- small modules
+# -------------------------------------------------------------------------------------- functions
 
 
 @each("activations")
@@ -92,50 +56,40 @@ def test_position_biases_give_the_released_tables_at_every_length(case):
         assert_outputs(bias_matrix(module(1 - size, size, released.device), size, size), released, name)
 
 
-@each("seqnorm", "nffn")
-def test_norms_and_feed_forward_give_the_released_outputs(case):
-    assert_outputs(golden.build(case)(case.inputs["x"]), case.outputs["y"], "y")
+# -------------------------------------------------------------------------------------- one input
 
 
-@each("seqnorm", "nffn", where=lambda case: "y_train" in case.outputs)
-def test_norms_and_feed_forward_give_the_released_training_outputs_and_statistics(case):
-    module = golden.build(case).train()
-    assert_outputs(module(case.inputs["x"]), case.outputs["y_train"], "y_train")
-    assert_batch_statistics(case, module)
+def trained(case):
+    return "y_train" in case.outputs and not checks.pads_in_batch_statistics(case)
 
 
-@each("seqnorm", "nffn", where=lambda case: "cotangent" in case.inputs)
-def test_norms_and_feed_forward_give_every_released_gradient(case):
-    assert_released_gradients(
-        case, lambda module, x: (module.train(case.gradients_of_training)(x) * case.inputs["cotangent"]).sum()
-    )
-
-
-# -------------------------------------------------------------------------------------- gated attention
-
-
-@each("mega", where=lambda case: "y" in case.outputs)
-def test_gated_attention_gives_the_released_outputs_at_real_tokens_and_zeros_at_pads(case):
-    y, right = checks.run(golden.build(case), case.inputs["x"], case.padding), checks.right(case)
-    assert_outputs(y[right], case.outputs["y"][right], "y")
+@each("ema", "mega", "nffn", "seqnorm", where=lambda case: "y" in case.outputs)
+def test_every_module_gives_the_released_outputs_at_real_tokens_and_zeros_at_pads(case):
+    module = golden.build(case)
+    y, released = checks.run(module, case.inputs["x"], case.padding), checks.released_outputs(case, module)
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    assert_outputs(y[known], released[known], "y")
     assert y.isfinite().all()
     assert not y[~case.real].any()
 
 
-@each("mega", where=lambda case: "y_train" in case.outputs and not checks.pads_in_batch_statistics(case))
+@each("mega", "nffn", "seqnorm", where=trained)
 def test_batch_norm_gives_the_released_training_outputs_and_statistics(case):
     module = golden.build(case).train()
     assert_outputs(checks.run(module, case.inputs["x"], case.padding), case.outputs["y_train"], "y_train")
     assert_batch_statistics(case, module)
 
 
-@each("mega", where=checks.released_gradients_are_right)
-def test_gated_attention_gives_every_released_gradient(case):
+@each("mega", "nffn", "seqnorm", where=checks.released_gradients_are_right)
+def test_every_module_gives_every_released_gradient(case):
     def loss(module, x):
         y = checks.run(module.train(case.gradients_of_training), x, case.padding)
         return (y * case.inputs["cotangent"]).sum()
 
     assert_released_gradients(case, loss)
+
+
+# -------------------------------------------------------------------------------------- inside gated attention
 
 
 @each("mega", where=lambda case: "ema_out" in case.outputs)
@@ -193,7 +147,7 @@ def test_cross_attention_gives_every_released_gradient(case):
 def test_cross_attention_weights_equal_the_released_ones(case):
     module, rows = golden.build(case), ~checks.wrong_rows(case)
     state = module.project_source(case.inputs["key"], case.padding)
-    weights = checks.cross_weights(module, case.inputs["query"], state.keys, state.padding)[rows]
+    weights = module.weights(case.inputs["query"], state)[rows]
     for name in ("attn_weights", "attn_weights_incremental"):
         if name in case.outputs:
             assert_outputs(weights, case.outputs[name][rows], name)

@@ -15,11 +15,10 @@ from mega_fairseq.models import MegaLanguageModel
 from mega_fairseq.models.decoder import DecoderState
 from tests.golden_cases import Case, cases, released_gradients
 from tests.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
-from tests.golden_models import PAD, dictionary, language_model, types
+from tests.golden_models import PAD, dictionary, language_model
 
 language = each("language model")
 adaptive = each("language model", where=lambda case: case.config["adaptive_softmax_cutoff"])
-truncated = each("language model", where=lambda case: case.config["truncation_length"] < 44)
 # Every pair of a chunk size and a number of chunks per piece that a case was evaluated with.
 each_evaluation = pytest.mark.parametrize(
     ("case", "chunk", "chunks"),
@@ -79,29 +78,9 @@ def test_targets_of_a_batch_get_the_released_log_probabilities(case):
     assert_log_probs(case, scores(language_model(case), case), "target_lprobs")
 
 
-@language
-def test_the_first_row_alone_has_the_released_log_probabilities(case):
-    assert_log_probs(case, scores(language_model(case), case, slice(0, 1)), "target_lprobs_row0_alone")
-
-
-@language
-@torch.no_grad()
-def test_get_normalized_probs_gives_the_released_log_probabilities(case):
-    model = language_model(case)
-    lprobs = model.get_normalized_probs(model(case.inputs["src_tokens"]), log_probs=True, sample=sample(case))
-    assert_log_probs(case, lprobs.gather(-1, case.inputs["target"].unsqueeze(-1)).squeeze(-1), "target_lprobs")
-
-
 @each_evaluation
 def test_whole_sequences_get_the_released_log_probabilities_at_every_chunk_size(case, chunk, chunks):
     assert_log_probs(case, scores(language_model(case, decoder_chunk_size=chunk), case), f"whole_chunk{chunk}")
-
-
-@each_evaluation
-def test_a_chunk_size_set_on_a_loaded_model_gives_the_released_log_probabilities(case, chunk, chunks):
-    model = language_model(case)
-    model.decoder.set_chunk_size(chunk)
-    assert_log_probs(case, scores(model, case), f"whole_chunk{chunk}")
 
 
 # -------------------------------------------------------------------------------------- piece by piece
@@ -154,13 +133,6 @@ def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState
     return state
 
 
-@truncated
-def test_full_passes_and_sequential_evaluations_of_the_release_disagree_if_it_truncates(case):
-    """Deviation: ours gives the same result in both ways; its option decides which one."""
-    difference = (case.outputs["whole_chunk8"] - case.outputs["seq_chunk8_nums1"])[real(case)].abs().max()
-    assert difference > 1.0
-
-
 # -------------------------------------------------------------------------------------- training
 
 
@@ -209,11 +181,3 @@ def test_the_loss_counts_every_target(case):
 def test_fairseqs_adaptive_loss_leaves_the_second_type_of_each_cluster_untrained_as_the_release_did(case):
     loss, _, _ = AdaptiveLoss(Task, sentence_avg=False)(language_model(case), sample(case))
     torch.testing.assert_close(loss.squeeze(), case.outputs["loss"], atol=1e-4, rtol=1e-6)
-
-
-def test_the_cases_cover_every_kind_of_embedding_and_softmax():
-    of = [case.config for case in cases("language model")]
-    assert any(config["adaptive_input"] for config in of)
-    assert any(config["share_decoder_input_output_embed"] for config in of)
-    assert any(config["decoder_input_dim"] != config["decoder_embed_dim"] for config in of)
-    assert {types(case) for case in cases("language model")} == {40}

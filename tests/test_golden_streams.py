@@ -1,6 +1,4 @@
-"""Gated attention and gated cross attention in pieces, with carried state, give the released outputs."""
-
-import torch
+"""Modules in pieces, with carried state, give the released outputs."""
 
 from tests import golden_cases as golden
 from tests import golden_checks as checks
@@ -11,77 +9,54 @@ def is_stream(case):
     return "y_incremental" in case.outputs
 
 
-def is_unpadded_stream(case):
-    return is_stream(case) and case.padding is None
+def assert_any_split(case, module, released):
+    """At the real tokens at which the released outputs are right."""
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[known], released[known], f"y in pieces of {sizes}")
 
 
-@each("mega", where=lambda case: "y" in case.outputs and case.causal)
+@each("ema", "mega", where=lambda case: "y" in case.outputs and case.causal)
 def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
     """Deviation: the release splits only at chunk borders or, without chunks, into single tokens."""
-    module, right = golden.build(case), checks.right(case)
-    for sizes in checks.splits(case, case.inputs["x"].size(1)):
-        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
-        assert_outputs(y[right], case.outputs["y"][right], f"y in pieces of {sizes}")
+    module = golden.build(case)
+    assert_any_split(case, module, checks.released_outputs(case, module))
 
 
-@each("mega", where=lambda case: "y_full" in case.outputs)
+@each("ema", "mega", where=lambda case: "y_full" in case.outputs)
 def test_any_split_of_a_stream_gives_the_released_full_pass_with_or_without_truncation(case):
     """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
-    module, right = golden.build(case), checks.right(case)
-    for sizes in checks.splits(case, case.inputs["x"].size(1)):
-        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
-        assert_outputs(y[right], case.outputs["y_full"][right], f"y in pieces of {sizes}")
+    assert_any_split(case, golden.build(case), case.outputs["y_full"])
 
 
-@each("mega", where=is_stream)
+@each("ema", "mega", where=is_stream)
 def test_without_truncation_any_split_gives_the_released_stream(case):
-    module, right = golden.build(case, truncation=None), checks.right(case)
-    for sizes in checks.splits(case, case.inputs["x"].size(1)):
-        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
-        assert_outputs(y[right], case.outputs["y_incremental"][right], f"y in pieces of {sizes}")
+    assert_any_split(case, golden.build(case, truncation=None), case.outputs["y_incremental"])
 
 
-@each("mega", where=is_stream)
-def test_carried_ema_states_equal_the_released_ones_except_for_decay_at_trailing_pads(case):
+@each("ema", "mega", where=is_stream)
+def test_carried_states_equal_the_released_ones_except_for_decay_at_trailing_pads(case):
     """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
     module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
-    decay = module.ema.coefficients().log_decay.detach().exp()
+    within = case.kind == "mega"
+    decay = (module.ema if within else module).coefficients().log_decay.detach().exp()
     bounds = checks.pieces(x.size(1), case.segments)
     _, states = checks.in_pieces(module, x, padding, case.segments)
-    numbers = {f"ema_state_{i}": i for i in range(len(bounds))}
+    numbers = {f"ema_state_{i}" if within else f"state_{i}": i for i in range(len(bounds))}
     for name, i in {**numbers, "final_ema_state": len(bounds) - 1}.items():
         if name in case.outputs:
             pads = checks.trailing_pads(None if padding is None else padding[:, : bounds[i][1]], x)
-            assert_outputs(states[i].ema * decay**pads, case.outputs[name], name)
+            assert_outputs((states[i].ema if within else states[i]) * decay**pads, case.outputs[name], name)
 
 
-@each("mega", where=lambda case: is_unpadded_stream(case) and "final_prev_key" in case.outputs)
+@each("mega", where=lambda case: case.padding is None and "final_prev_key" in case.outputs)
 def test_the_carried_chunk_equals_the_released_one_for_any_split(case):
     module, x = golden.build(case, truncation=None), case.inputs["x"]
     for sizes in checks.splits(case, x.size(1)):
         cache = checks.in_pieces(module, x, None, sizes)[1][-1].cache
         assert_outputs(cache.keys, case.outputs["final_prev_key"], "final_prev_key")
         assert_outputs(cache.values, case.outputs["final_prev_value"], "final_prev_value")
-
-
-@each("mega", where=lambda case: is_unpadded_stream(case) and case.chunk_size)
-def test_no_keys_of_a_complete_chunk_are_carried(case):
-    module, x = golden.build(case), case.inputs["x"]
-    for sizes in checks.splits(case, x.size(1)):
-        _, states = checks.in_pieces(module, x, None, sizes)
-        for state, (_, stop) in zip(states, checks.pieces(x.size(1), sizes)):
-            assert state.cache.keys.size(1) == state.cache.values.size(1) == stop % case.chunk_size
-
-
-@each("mega", where=lambda case: is_unpadded_stream(case) and case.truncation)
-def test_the_state_of_a_truncated_ema_contains_the_last_inputs_that_its_taps_reach(case):
-    module, x = golden.build(case), case.inputs["x"]
-    inputs = module.norm(x) if module.config.prenorm else x
-    reach = case.truncation - 1
-    expected = torch.cat([torch.zeros(x.size(0), reach, x.size(2)), inputs], 1)[:, x.size(1) :].transpose(1, 2)
-    for sizes in checks.splits(case, x.size(1)):
-        state = checks.in_pieces(module, x, None, sizes)[1][-1].ema
-        assert_outputs(state, expected, f"window after pieces of {sizes}")
 
 
 # -------------------------------------------------------------------------------------- cross attention

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.sequence_scorer import SequenceScorer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.ops import log_probs as ops
 from tests.golden_models import PAD, dictionary
+from tests.ops.helpers import Recorder, assert_close, assert_same, noise, with_gradients
 from tests.small_models import ADAPTIVE, CHUNK, HEADS, TIED, TYPES, texts
 from tests.small_models import language_model as model
 
@@ -115,52 +115,17 @@ def naive_adaptive(softmax, x):
     return torch.cat([head[:, :first], *tails], 1)
 
 
-def with_gradients(function, x, parameters):
-    x = x.clone().requires_grad_()
-    found = function(x)
-    weights = torch.linspace(-1, 2, found.numel())
-    return found, torch.autograd.grad((found * weights).sum(), [x, *parameters], allow_unused=True)
-
-
-def assert_like_naive(found, expected):
-    torch.testing.assert_close(found[0], expected[0], **CLOSE)
-    for ours, naive in zip(found[1], expected[1]):
-        assert ours is not None
-        torch.testing.assert_close(ours, torch.zeros_like(ours) if naive is None else naive, atol=1e-5, rtol=1e-4)
-
-
-@pytest.fixture(params=[(1, 7, 1), (60, 7, 1000), (60, 1000, 1), None], ids=str)
-def slices(request, monkeypatch):
-    """Sets SCORES, TYPES and PACK_FROM, which split the work; None for the defaults."""
-    for name, value in zip(("SCORES", "TYPES", "PACK_FROM"), request.param or ()):
-        monkeypatch.setattr(ops, name, value)
-
-
-@pytest.mark.parametrize("count", [1, 10, 31])
-@pytest.mark.parametrize("tables", [(TYPES,), (20, 3), (1, 1)])
-def test_log_probs_of_targets_in_slices_equal_those_of_a_full_softmax(slices, tables, count):
-    torch.manual_seed(2)
-    weights = [torch.randn(size, 16).requires_grad_() for size in tables]
-    x, targets = torch.randn(count, 16), torch.randint(0, sum(tables), (count,))
-    expected = with_gradients(lambda x: ops.naive_target_log_probs(x, weights, targets), x, weights)
-    assert_like_naive(with_gradients(lambda x: ops.target_log_probs(x, weights, targets), x, weights), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(ops.target_log_probs(x, weights, targets), expected[0], **CLOSE)
-
-
 @pytest.mark.parametrize("options", [ADAPTIVE, TIED, {**TIED, "tie_adaptive_proj": True}])
 @pytest.mark.parametrize("types", [(0, 40), (0, 10), (10, 20), (20, 40), (39, 40), (9, 11)], ids=str)
-def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(slices, options, types):
+def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(options, types):
     """Also if one cluster has no targets or all of them."""
-    softmax = model(**options).decoder.adaptive_softmax
-    x, targets = torch.randn(31, 16), torch.randint(*types, (31,))
-    torch.testing.assert_close(naive_adaptive(softmax, x).exp().sum(1), torch.ones(31))
-    parameters = list(softmax.parameters())
-    expected = with_gradients(lambda x: naive_adaptive(softmax, x).gather(1, targets[:, None])[:, 0], x, parameters)
-    found = with_gradients(lambda x: adaptive_log_probs(softmax, x, targets), x, parameters)
-    assert_like_naive(found, expected)
+    softmax, targets = model(**options).double().decoder.adaptive_softmax, torch.randint(*types, (31,))
+    given = {"x": noise(31, 16, grad=True), **dict(softmax.named_parameters())}
+    torch.testing.assert_close(naive_adaptive(softmax, given["x"]).exp().sum(1), torch.ones(31).double())
+    truth = with_gradients(lambda x, **_: naive_adaptive(softmax, x).gather(1, targets[:, None])[:, 0], given)
+    assert_same(with_gradients(lambda x, **_: adaptive_log_probs(softmax, x, targets), given), truth)
     with torch.no_grad():
-        torch.testing.assert_close(adaptive_log_probs(softmax, x, targets), expected[0], **CLOSE)
+        assert_close(adaptive_log_probs(softmax, given["x"], targets), truth["output 0"])
 
 
 def test_dropout_in_slices_is_the_same_in_the_backward_pass(monkeypatch):
@@ -233,21 +198,6 @@ def test_fairseqs_scorer_gets_the_log_probs_that_fairseqs_modules_compute_for_ta
             torch.testing.assert_close(scores, row[:length], **CLOSE)
 
 
-class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor that torch computes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                opaque = tensor.layout is not torch.strided  # weights packed for the CPU
-                held = tensor.numel() if opaque else tensor.untyped_storage().nbytes() // tensor.element_size()
-                self.elements = max(self.elements, held)
-        return result
-
-
 BIG, LENGTHS = 30_000, (300, 200)
 
 
@@ -262,63 +212,47 @@ def big(request):
 def test_scoring_does_not_allocate_scores_for_all_tokens_and_types(big, softmax_batch):
     """With an adaptive softmax also in fairseq's own task, which does not pass the targets to the model."""
     for for_scoring in [True] if big.decoder.adaptive_softmax is None else [True, False]:
-        with Largest() as largest:
+        with Recorder() as recorder:
             log_probs_of_a_scorer(big, sample(LENGTHS, for_scoring, BIG), softmax_batch)
-        assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
+        assert recorder.largest <= ops.SCORES < sum(LENGTHS) * BIG
 
 
 def test_training_does_not_allocate_scores_for_all_tokens_and_types(big):
     criterion = MegaLMCrossEntropy(Namespace(target_dictionary=big.decoder.dictionary), sentence_avg=False)
-    with Largest() as largest:
+    with Recorder() as recorder:
         criterion(big.train(), sample(LENGTHS, True, BIG))[0].backward()
-    assert largest.elements <= ops.SCORES < sum(LENGTHS) * BIG
+    assert recorder.largest <= ops.SCORES < sum(LENGTHS) * BIG
 
 
 def test_scores_for_all_tokens_and_types_would_be_detected(big):
-    with Largest() as largest, torch.no_grad():
+    with Recorder() as recorder, torch.no_grad():
         tokens = sample(LENGTHS, True, BIG)["net_input"]["src_tokens"]
         big.eval().get_normalized_probs(big(tokens), log_probs=True)
-    assert largest.elements >= tokens.numel() * BIG
+    assert recorder.largest >= tokens.numel() * BIG
 
 
 # ------------------------------------------------------------------------------------------------ token by token
 
 
-def stepwise(made, tokens, orders=None):
-    """Log-probabilities of all types, token by token; `orders` reorder the rows after each."""
-    state, found, history = {}, [], tokens[:, :0]
-    for step in range(tokens.size(1)):
-        history = torch.cat([history, tokens[: history.size(0), step : step + 1]], 1)
-        out = made.decoder(history, incremental_state=state)
-        found.append(made.get_normalized_probs(out, log_probs=True)[:, -1])
-        whole = made.get_normalized_probs(made.decoder(history), log_probs=True)
-        torch.testing.assert_close(found[-1], whole[:, -1], **CLOSE)
-        if orders:
-            order = torch.tensor(orders[step % len(orders)])
-            made.decoder.reorder_incremental_state_scripting(state, order)
-            history = history[order]
-    return found
+IN_PLACE = [[0, 1, 2, 3]] * 17
+REORDERED = [[0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2], [0, 1, 2, 3]] * 3
+REMOVED = [[0, 2, 3], [2, 0, 1], [2, 0], [1, 0], [1]]  # rows that are finished
 
 
+@pytest.mark.parametrize("orders", [IN_PLACE, [*REORDERED, *REMOVED]], ids=["in place", "reordered"])
 @pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
 @pytest.mark.parametrize("chunk", [CHUNK, 1, -1])
 @torch.no_grad()
-def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk):
-    tokens = torch.randint(4, TYPES, (4, 3 * CHUNK + 2), generator=torch.Generator().manual_seed(4))
-    made = model(decoder_chunk_size=chunk, **options)
-    assert len(stepwise(made, tokens)) == tokens.size(1)
-    stepwise(made, tokens, orders=[[0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2], [0, 1, 2, 3]])
-
-
-@torch.no_grad()
-def test_finished_rows_are_removed():
-    tokens = torch.randint(4, TYPES, (4, 9), generator=torch.Generator().manual_seed(5))
-    made, state = model(), {}
-    for step, order in ((3, [0, 2, 3]), (6, [2, 0]), (9, [1])):
-        out, _ = made.decoder(tokens[:, :step], incremental_state=state)
-        torch.testing.assert_close(out[:, -1], made(tokens[:, :step])[0][:, -1], **CLOSE)
+def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk, orders):
+    tokens = torch.randint(4, TYPES, (4, len(orders)), generator=torch.Generator().manual_seed(4))
+    made, state, history = model(decoder_chunk_size=chunk, **options), {}, tokens[:, :0]
+    for step, order in enumerate(orders):
+        history = torch.cat([history, tokens[: history.size(0), step : step + 1]], 1)
+        token = made.get_normalized_probs(made.decoder(history, incremental_state=state), log_probs=True)
+        whole = made.get_normalized_probs(made.decoder(history), log_probs=True)
+        torch.testing.assert_close(token[:, -1], whole[:, -1], **CLOSE)
         made.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
-        tokens = tokens[order]
+        history = history[order]
 
 
 @pytest.mark.parametrize("head", HEADS)

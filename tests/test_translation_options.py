@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,9 @@ from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.mega_lm import MegaLMWt103Config
 from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
 from tests import golden_cases as golden
-from tests.commands import PLUGIN, ROOT, failure
-from tests.configurations import parsed, plain, task, under_hydra
+from tests.commands import ROOT
+from tests.configurations import parsed, plain, under_hydra
+from tests.golden_models import task
 
 PARAMETERS = {
     "mega_transformer": 63_255_534,
@@ -61,32 +61,10 @@ def test_fairseq_train_accepts_every_option_of_the_released_models():
     assert {name: cfg[name] for name in wanted} == wanted
 
 
-@pytest.fixture(scope="module")
-def dictionaries(tmp_path_factory):
-    """A folder with two different dictionaries and no data."""
-    folder = tmp_path_factory.mktemp("dictionaries")
-    for language, size in (("de", 20), ("en", 30)):
-        (folder / f"dict.{language}.txt").write_text("".join(f"w{index} 1\n" for index in range(size)))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--encoder-chunk-size=0"], "--encoder-chunk-size is 0; give a number of tokens, or -1 for no chunks"),
-        (["--rel-pos-bias=rotary", "--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
-        (["--share-all-embeddings"], "they have two; run fairseq-preprocess with --joined-dictionary"),
-        (["--hidden-dropout=1"], "--hidden-dropout is 1.0; it must be a probability"),
-        (["--max-target-positions=-1", "--max-source-positions=0"], "--max-source-positions is 0"),
-        (["--normalization-type=batchnorm"], "--normalization-type: invalid choice"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_invalid_options_are_refused_in_one_sentence_before_data_is_read(dictionaries, words, said):
-    known = ["-s", "de", "-t", "en", "--arch=mega_transformer", "--max-tokens=9"]
-    line = failure("train", dictionaries, *PLUGIN, "--cpu", *known, *words)
-    assert re.match(r"(ValueError|fairseq-train: error): .*--", line)
-    assert said in line
+def test_a_norm_that_would_see_the_future_is_no_choice(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--arch=mega_transformer", "--normalization-type=batchnorm")
+    assert "--normalization-type: invalid choice" in capsys.readouterr().err
 
 
 def test_half_precision_that_needs_a_gpu_is_refused_without_one(monkeypatch):

@@ -51,14 +51,19 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        given = {_storage(t) for t in args if isinstance(t, Tensor)}
         for t in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given:
+            if isinstance(t, Tensor) and _storage(t) not in given:
                 self.largest = max(self.largest, t.numel())
                 self.total += t.numel()
         if func.overloadpacket.__name__.rstrip("_") in ("exp", "exp2", "pow"):
             self.exponentials += result.numel()
         return result
+
+
+def _storage(t: Tensor) -> int:
+    """Where the entries are; weights that are packed for the CPU do not tell."""
+    return t.untyped_storage().data_ptr() if t.layout is torch.strided else id(t)
 
 
 def kept_for_backward(function: Callable[[], object]) -> List[int]:

@@ -11,8 +11,6 @@ from mega_fairseq.ops.attention import (
     attention_fused,
     attention_naive,
     bias_matrix,
-    laplace,
-    relu2,
     temperature,
     weighted_sum,
     weights_at_one_position,
@@ -202,12 +200,6 @@ def test_mismatched_numbers_of_heads_are_refused():
         attention(**inputs)
 
 
-def test_attention_functions_equal_those_of_the_paper():
-    x = torch.linspace(-3, 3, 61, dtype=torch.float64)
-    assert_close(relu2(x), WEIGHTS["relu2"](x))
-    assert_close(laplace(x), WEIGHTS["laplace"](x))
-
-
 # ---------------------------------------------------------------------------------- rows without a key
 
 
@@ -224,35 +216,6 @@ def test_queries_without_any_key_have_zero_outputs_and_finite_gradients(function
     assert all(value.isfinite().all() for value in results.values())
     assert not results["gradient of k"][padding].any()
     assert not results["gradient of v"][padding].any()
-
-
-@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_padded_keys_and_values_do_not_change_outputs(function):
-    padding = padding_of("scattered", 3, 9)
-    inputs = qkv(9, 9)
-    truth = chosen(function, False, padding)(**inputs)
-    for name in ("k", "v"):
-        changed = {**inputs, name: inputs[name].detach().masked_fill(padding.unsqueeze(-1), 1e6)}
-        assert torch.equal(chosen(function, False, padding)(**changed), truth)
-
-
-# ---------------------------------------------------------------------------------- gradcheck
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("padding", ["none", "right", "left"])
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-@pytest.mark.parametrize("values", [3, 2], ids=["tiled", "fused"])
-def test_gradcheck_with_bias_multiplier_padding_and_dropout(function, causal, padding, dropout, values):
-    pads, extra = padding_of(padding, 2, 5), {"heads": 2, "multiplier": True} if values == 3 else {}
-    inputs = qkv(4, 5, groups=2, width=2, values=values, **extra)
-
-    def attend(*tensors):
-        torch.manual_seed(7)  # the same mask in every evaluation
-        return chosen(function, causal, pads, dropout=dropout)(**dict(zip(inputs, tensors)))
-
-    assert torch.autograd.gradcheck(attend, tuple(inputs.values()))
 
 
 # ---------------------------------------------------------------------------------- dropout
@@ -276,24 +239,17 @@ def test_dropout_either_drops_a_weight_or_scales_it(function):
     assert 0.15 < 1 - kept[seen].double().mean().item() < 0.35
 
 
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_dropout_preserves_the_mean(function):
-    torch.manual_seed(0)
-    groups = 4000
-    q, k, v, bias = (t.detach() for t in qkv(5, 5, groups=1).values())
-    many = (t.expand(groups, -1, -1) for t in (q, k, v))
-    dropped = attention(*many, function, bias=bias, dropout=0.4)
-    error = dropped.std(0) / math.sqrt(groups)
-    assert (dropped.mean(0) - attention(q, k, v, function, bias=bias)[0]).abs().le(5 * error).all()
+def test_gradients_are_of_the_weights_that_dropout_keeps(function, causal, padding):
+    pads, inputs = padding_of(padding, 2, 5), qkv(4, 5, groups=2, width=2, values=3, heads=2, multiplier=True)
 
+    def attend(*tensors):
+        torch.manual_seed(7)  # the same mask in every evaluation
+        return chosen(function, causal, pads, dropout=0.4)(**dict(zip(inputs, tensors)))
 
-@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_dropout_drops_the_same_weights_in_forward_and_backward(function):
-    torch.manual_seed(0)
-    inputs, dropped = weights_of(function, 0.5)
-    cotangent = noise(*dropped.shape, seed=9)
-    (dropped * cotangent).sum().backward()
-    assert_close(inputs["v"].grad, dropped.detach().transpose(1, 2) @ cotangent)
+    assert torch.autograd.gradcheck(attend, tuple(inputs.values()))
 
 
 # ---------------------------------------------------------------------------------- memory

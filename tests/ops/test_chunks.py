@@ -1,4 +1,4 @@
-"""Attention within chunks: any length, any split, rows at different positions."""
+"""Attention within chunks: any length, any split, carried caches."""
 
 import pytest
 import torch
@@ -61,13 +61,12 @@ def test_padding_applies_to_its_own_chunk(length, chunk_size, function):
     assert_same(ours, with_gradients(lambda q, k, v: truth(q, k, v, padding), inputs))
 
 
-def in_pieces(inputs, sizes, chunk_size, lengths=None, function="softmax"):
-    """Outputs and caches after each piece; `lengths` are the numbers of real tokens in each piece and row."""
+def in_pieces(inputs, sizes, chunk_size, function="softmax"):
+    """Outputs and caches after each piece."""
     cache, outputs, caches = None, [], []
-    for i, (start, stop) in enumerate(pieces(inputs["q"].size(1), sizes)):
+    for start, stop in pieces(inputs["q"].size(1), sizes):
         q, k, v = (inputs[name][:, start:stop].clone() for name in "qkv")
-        given = None if lengths is None else lengths[i]
-        y, cache = causal_chunked(attend(True, function), q, k, v, chunk_size, cache, given)
+        y, cache = causal_chunked(attend(True, function), q, k, v, chunk_size, cache)
         outputs.append(y)
         caches.append(cache)
     return outputs, caches
@@ -78,7 +77,7 @@ def in_pieces(inputs, sizes, chunk_size, lengths=None, function="softmax"):
 @pytest.mark.parametrize("function", ["softmax", "laplace"])
 def test_any_split_gives_the_outputs_and_gradients_of_the_whole_sequence(function, chunk_size, sizes):
     inputs = qkv(13)
-    ours = with_gradients(lambda **i: torch.cat(in_pieces(i, sizes, chunk_size, None, function)[0], 1), inputs)
+    ours = with_gradients(lambda **i: torch.cat(in_pieces(i, sizes, chunk_size, function)[0], 1), inputs)
     truth = one_chunk_after_the_other(attend(True, function), chunk_size)
     assert_same(ours, with_gradients(truth, inputs))
 
@@ -95,19 +94,6 @@ def test_a_cache_contains_only_the_unfinished_chunk(chunk_size, sizes):
         assert torch.equal(cache.values, inputs["v"][:, start:stop])
         if chunk_size is not None:  # a view would keep the whole piece alive
             assert cache.keys.untyped_storage().nbytes() <= 3 * chunk_size * WIDTH * 8
-
-
-@pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("function", ["softmax", "laplace"])
-def test_rows_at_different_positions_give_the_same_outputs_as_alone(function, chunk_size):
-    width, lengths = 4, torch.tensor([[4, 0, 3], [2, 4, 1], [0, 0, 4], [4, 3, 1], [1, 4, 4]])  # (pieces, rows)
-    inputs = {name: t.detach() for name, t in qkv(width * len(lengths)).items()}
-    outputs, _ = in_pieces(inputs, [width], chunk_size, list(lengths), function)
-    for row in range(3):
-        real = torch.cat([torch.arange(width) < n for n in lengths[:, row]])
-        alone = [inputs[name][row : row + 1, real] for name in "qkv"]
-        truth = one_chunk_after_the_other(attend(True, function), chunk_size)(*alone)
-        assert_close(torch.cat(outputs, 1)[row, real], truth[0])
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)

@@ -76,7 +76,6 @@ def test_half_precision_scores_are_summed_in_float32(dtype):
 @torch.no_grad()
 def test_only_the_scores_of_one_slice_are_in_memory(monkeypatch):
     monkeypatch.setattr(ops, "SCORES", 4096)
-    monkeypatch.setattr(ops, "PACK_FROM", 1000)  # a Recorder cannot handle packed weights
     x, weights = noise(900, 4, dtype=torch.float32), tables(4, [500, 3], torch.float32, grad=False)
     with Recorder() as recorder:
         target_log_probs(x, weights, targets_of(900, [500, 3]))

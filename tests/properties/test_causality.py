@@ -11,10 +11,10 @@ batches = st.integers(1, 3)
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-@given(data=st.data(), batch=batches, length=st.integers(2, 24), seed=seeds)
-def test_outputs_do_not_depend_on_later_inputs_by_value_or_gradient(kind, data, batch, length, seed):
+@given(data=st.data(), batch=batches, length=st.integers(2, 24), seed=seeds, scale=st.sampled_from((1.0, 1e3, 1e6)))
+def test_outputs_do_not_depend_on_later_inputs_by_value_or_gradient(kind, data, batch, length, seed, scale):
     layer = data.draw(recipes(kind)).layer(batch)
-    x, other = random_input(seed, batch, length, DIM), random_input(seed + 1, batch, length, DIM)
+    x, other = random_input(seed, batch, length, DIM), scale * random_input(seed + 1, batch, length, DIM)
     check_nothing_from_the_future(layer, x, other, data.draw(st.integers(1, length - 1)))
 
 
@@ -25,11 +25,3 @@ def test_outputs_of_padded_batches_do_not_depend_on_later_inputs(kind, data, bat
     layer = data.draw(recipes(kind)).layer(batch)
     x, other = random_input(seed, *mask.shape, DIM), random_input(seed + 1, *mask.shape, DIM)
     check_nothing_from_the_future(layer, x, other, data.draw(st.integers(0, mask.size(1))), mask)
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-@given(data=st.data(), length=st.integers(2, 24), seed=seeds, scale=st.sampled_from((1e3, 1e6)))
-def test_huge_later_inputs_do_not_change_earlier_outputs(kind, data, length, seed, scale):
-    layer = data.draw(recipes(kind)).layer(1)
-    x, other = random_input(seed, 1, length, DIM), scale * random_input(seed + 1, 1, length, DIM)
-    check_nothing_from_the_future(layer, x, other, data.draw(st.integers(1, length - 1)))

@@ -1,56 +1,65 @@
-"""All combinations of attention functions and position biases, with and without chunks, causal and bidirectional."""
-
-from itertools import product
+"""All combinations of attention functions, position biases and kinds of chunk, causal and bidirectional."""
 
 import pytest
 import torch
 
-from mega_fairseq.modules import POSITION_BIASES, GatedAttentionConfig, MovingAverageGatedAttention
-from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
+from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+from tests.properties import reference
 from tests.properties.contracts import (
     check_batch_independence,
-    check_nothing_from_the_future,
+    check_equals_reference,
     check_split_anywhere,
+    gradients,
 )
-from tests.properties.layers import CHUNKS, DIM, random_input, randomise, stateless, with_state
+from tests.properties.layers import BIASES, DIM, FUNCTIONS, random_input, randomise, stateless, with_state
 
-pytestmark = pytest.mark.slow
+CHUNK = 3
+LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11]
+SEED = 6  # with which relu2 has scores above zero beside any bias
+DIRECTIONS = {"causal": True, "bidirectional": False}
 
-LENGTH = 9
-TABLE = list(product(ATTENTION_FUNCTIONS, POSITION_BIASES, CHUNKS))
-
-
-def layer_of(function, bias, chunk_size, causal):
-    config = GatedAttentionConfig(
-        DIM,
-        shared_dim=4,
-        attention=function,
-        position_bias=bias,
-        value_dim=8,
-        ndim=2,
-        chunk_size=chunk_size,
-        causal=causal,
-    )
-    module = randomise(MovingAverageGatedAttention(config), 7)
-    return with_state(module) if causal else stateless(module)
+every_function = pytest.mark.parametrize("function", FUNCTIONS)
+every_bias = pytest.mark.parametrize("bias", BIASES)
+every_chunk = pytest.mark.parametrize("chunk_size", [None, 1, CHUNK, 50])
 
 
-@pytest.mark.parametrize(("function", "bias", "chunk_size"), TABLE)
-def test_causal_layers_work_in_pieces_and_do_not_depend_on_later_inputs(function, bias, chunk_size):
-    layer = layer_of(function, bias, chunk_size, True)
-    x, other = random_input(1, 2, LENGTH, DIM), random_input(2, 2, LENGTH, DIM)
-    for pieces in ([1] * LENGTH, [4, 1, 4], [LENGTH - 1, 1]):
-        check_split_anywhere(layer, x, pieces)
-    for cut in (1, 5, LENGTH - 1):
-        check_nothing_from_the_future(layer, x, other, cut)
+def module_of(function, bias, chunk_size, causal):
+    widths = {"shared_dim": 4, "value_dim": 8, "ndim": 2}
+    options = {"attention": function, "position_bias": bias, "chunk_size": chunk_size, "causal": causal}
+    return randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, **widths, **options)), SEED)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize(("function", "bias", "chunk_size"), TABLE)
-def test_layers_are_batch_independent(function, bias, chunk_size, causal):
-    counts = (LENGTH, 4, 0)
-    mask = torch.ones(3, LENGTH + 2, dtype=torch.bool)
+@pytest.mark.parametrize("causal", DIRECTIONS.values(), ids=DIRECTIONS)
+@every_chunk
+@every_bias
+@every_function
+def test_any_length_and_any_padding_give_the_values_and_gradients_of_the_equations(function, bias, chunk_size, causal):
+    module = module_of(function, bias, chunk_size, causal)
+    layer = with_state(module) if causal else stateless(module)
+    slow = reference.per_sequence(reference.gated_attention, module)
+    for length in LENGTHS:
+        check_equals_reference(layer, slow, random_input(length, 1, length, DIM))
+    mask = torch.ones(3, 11, dtype=torch.bool)
     mask[0, 2:], mask[1, 1::3] = False, False  # left, scattered, all padding
-    rows = [random_input(i, n, DIM) for i, n in enumerate(counts)]
-    tails = random_input(9, 3, 2, DIM) if causal else None
-    check_batch_independence(layer_of(function, bias, chunk_size, causal), rows, mask, tails)
+    rows = [random_input(i, n, DIM) for i, n in enumerate((9, 4, 0))]
+    check_batch_independence(layer, rows, mask, random_input(9, 3, 2, DIM) if causal else None)
+
+
+@every_chunk
+@every_bias
+@every_function
+def test_pieces_give_the_outputs_states_and_gradients_of_the_whole(function, bias, chunk_size):
+    layer, x = with_state(module_of(function, bias, chunk_size, True)), random_input(1, 2, 9, DIM)
+    for pieces in ([1] * 9, [4, 1, 4], [8, 1]):
+        check_split_anywhere(layer, x, pieces)
+
+
+@every_bias
+@every_function
+def test_every_parameter_affects_the_outputs(function, bias):
+    """So a reference that ignored a parameter would differ from the layer."""
+    module = module_of(function, bias, None, True)
+    y, _ = module(random_input(3, 1, 7, DIM))
+    named = dict(module.named_parameters())
+    for name, grad in zip(named, gradients(y.square().sum(), list(named.values()))):
+        assert grad.abs().max() > 1e-6, f"{name} has no effect"

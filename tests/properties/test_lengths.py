@@ -4,23 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.modules import MIXERS, GatedAttentionConfig, MovingAverageGatedAttention
+from mega_fairseq.modules import MIXERS
 from tests.properties import reference
-from tests.properties.contracts import check_equals_reference, gradients
-from tests.properties.layers import (
-    BIASES,
-    DIM,
-    FUNCTIONS,
-    SOURCE_DIM,
-    layouts,
-    random_input,
-    randomise,
-    reading,
-    recipes,
-    seeds,
-    stateless,
-    with_state,
-)
+from tests.properties.contracts import check_equals_reference
+from tests.properties.layers import DIM, SOURCE_DIM, layouts, random_input, reading, recipes, seeds
 
 lengths = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 11, 13))
 KINDS = {
@@ -57,44 +44,3 @@ def test_cross_attention_has_the_values_and_gradients_of_the_equations(data, len
     source = layer.parameters[-1]
     slow = reference.per_sequence(lambda m, x: reference.cross_attention(m, source[0], x), module)
     check_equals_reference(layer, slow, random_input(seed + 1, 1, length, DIM))
-
-
-CHUNK = 3
-
-
-@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11])
-@pytest.mark.parametrize("chunk_size", [1, CHUNK, 50])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_lengths_around_a_chunk_edge_work_with_every_function_and_bias(length, chunk_size, causal):
-    for function in FUNCTIONS:
-        for bias in BIASES:
-            config = GatedAttentionConfig(
-                DIM,
-                shared_dim=4,
-                attention=function,
-                position_bias=bias,
-                value_dim=8,
-                ndim=2,
-                chunk_size=chunk_size,
-                causal=causal,
-            )
-            module = randomise(MovingAverageGatedAttention(config), 11)
-            layer = with_state(module) if causal else stateless(module)
-            slow = reference.per_sequence(reference.gated_attention, module)
-            check_equals_reference(layer, slow, random_input(length, 1, length, DIM))
-
-
-def test_every_parameter_affects_the_outputs():
-    """So a reference that ignored a parameter would differ from the layer."""
-    for function in FUNCTIONS:
-        for bias in BIASES:
-            module = randomise(
-                MovingAverageGatedAttention(
-                    GatedAttentionConfig(DIM, shared_dim=2, ndim=2, attention=function, position_bias=bias)
-                ),
-                2,
-            )
-            y, _ = module(random_input(3, 1, 7, DIM))
-            named = dict(module.named_parameters())
-            for name, grad in zip(named, gradients(y.square().sum(), list(named.values()))):
-                assert grad.abs().max() > 1e-6, f"{name} has no effect with {function} and {bias}"

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 from mega_fairseq.modules import DampedEMA, GatedAttentionConfig, MovingAverageGatedAttention
 from tests.properties.contracts import Layer, check_finite, check_near, leaves
 from tests.properties.layers import (
-    BIASES,
     BIDIRECTIONAL,
     CAUSAL,
     DIM,
-    FUNCTIONS,
     layouts,
-    mega_options,
     random_input,
-    randomise,
     recipes,
     seeds,
     stateless,
@@ -57,16 +53,6 @@ def test_any_finite_ema_parameters_give_finite_outputs_states_and_gradients(
     check_finite(layer, random_input(length, 2, length, 2).to(dtype))
 
 
-@given(data=st.data(), length=st.sampled_from((1, 9, 24)), seed=seeds, causal=st.booleans(), dtype=dtypes)
-def test_any_finite_ema_logits_give_finite_gated_attention(data, length, seed, causal, dtype):
-    config = GatedAttentionConfig(**data.draw(mega_options(causal)))
-    module = randomise(MovingAverageGatedAttention(config), seed).to(dtype).eval()
-    for parameter in (module.ema.alpha, module.ema.delta):
-        fill(parameter, data.draw(st.lists(numbers, min_size=parameter.numel(), max_size=parameter.numel())))
-    layer = with_state(module) if causal else stateless(module)
-    check_finite(layer, random_input(seed, 2, length, DIM).to(dtype))
-
-
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), scale=st.floats(0.0, 1e3), seed=seeds)
 def test_layers_with_large_or_zero_parameters_and_all_padded_rows_stay_finite(kind, data, scale, seed):
@@ -82,17 +68,18 @@ def test_layers_with_large_or_zero_parameters_and_all_padded_rows_stay_finite(ki
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), seed=seeds)
-def test_half_precision_layers_are_close_to_float64(kind, dtype, data, seed):
+def test_half_precision_layers_are_close_to_float64_with_finite_gradients(kind, dtype, data, seed):
     recipe = data.draw(recipes(kind))
     module = recipe.module().to(dtype)
     exact = deepcopy(module).double()
-    x = random_input(seed, 2, 24, DIM).to(dtype)
-    check_near(recipe.layer_of(module, 2), recipe.layer_of(exact, 2), x, half_precision_error(kind, dtype))
+    x, layer = random_input(seed, 2, 24, DIM).to(dtype), recipe.layer_of(module, 2)
+    check_near(layer, recipe.layer_of(exact, 2), x, half_precision_error(kind, dtype))
+    check_finite(layer, x)
 
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @given(data=st.data(), seed=seeds)
-def test_layers_under_autocast_are_close_to_float64(kind, data, seed):
+def test_layers_under_autocast_are_close_to_float64_with_finite_gradients(kind, data, seed):
     recipe = data.draw(recipes(kind))
     module = recipe.module().float()
     exact = deepcopy(module).double()
@@ -121,7 +108,7 @@ def test_slow_decays_over_8192_steps_are_accurate_in_half_precision(dtype):
     check_near(with_state(module), with_state(deepcopy(module).double()), x, 1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("truncation", [None, 5])
 def test_the_ema_state_is_float32_in_half_precision_from_the_first_token_on(dtype, truncation):
     config = GatedAttentionConfig(DIM, shared_dim=2, ndim=3, chunk_size=4, truncation=truncation)
@@ -132,17 +119,3 @@ def test_the_ema_state_is_float32_in_half_precision_from_the_first_token_on(dtyp
         assert state.ema.dtype == torch.float32
         assert y.dtype == dtype
         assert {leaf.dtype for leaf in leaves(state.cache) if isinstance(leaf, torch.Tensor)} == {dtype}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("bias", BIASES)
-def test_half_precision_outputs_and_gradients_are_finite_at_ordinary_scales(function, bias):
-    for dtype in HALVES:
-        for chunk_size in (None, 4):
-            torch.manual_seed(0)
-            module = MovingAverageGatedAttention(
-                GatedAttentionConfig(
-                    DIM, shared_dim=4, attention=function, position_bias=bias, value_dim=8, chunk_size=chunk_size
-                )
-            ).to(dtype)
-            check_finite(with_state(module), random_input(1, 2, 19, DIM).to(dtype))
