@@ -15,7 +15,7 @@ Four implementations of the same function:
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
     tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile: for
-                      laplace, relu2, multipliers, large biases, and softmax if no fused kernel supports z != e
+                      laplace, relu2, multipliers, large masks, and softmax if no fused kernel supports z != e
 """
 
 from typing import Callable, Optional, Tuple
@@ -175,6 +175,15 @@ def attention_fused(
     return out if key_padding is None else out.masked_fill(blind, 0.0)
 
 
+def _mask_entries(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_padding: Optional[Tensor]) -> int:
+    """The entries of the mask that the fused form needs: a kernel is told by a mask of floats what it cannot see."""
+    (groups, queries, _), keys = q.shape, k.size(1)
+    if bias is None and (not causal or (queries == keys and key_padding is None)):
+        return 0 if key_padding is None else groups * keys
+    heads = 1 if bias is None else bias.size(0)
+    return (heads if key_padding is None else groups) * queries * keys
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -200,7 +209,7 @@ def attention(
             return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier), v).to(dtype)
         bias, multiplier = _with_heads(q, bias, multiplier)
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
-        if multiplier is not None or (bias is not None and bias.size(0) * q.size(1) * k.size(1) > tile_size(q)):
+        if multiplier is not None or _mask_entries(q, k, causal, bias, key_padding) > tile_size(q):
             fused = False
         tiled = not fused and not is_compiling()
         factor = temperature(q, k, function, causal, key_padding)

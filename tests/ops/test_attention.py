@@ -292,6 +292,15 @@ def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
     assert recorder.largest <= size * size // 4
 
 
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_a_later_piece_of_a_sequence_needs_no_mask_of_queries_times_keys(padding):
+    queries, keys = 1024, 4096
+    given = {name: t.detach().float() for name, t in qkv(queries, keys, 2, 8, 8, bias=False).items()}
+    with Recorder() as recorder, torch.no_grad():
+        chosen("softmax", True, padding_of(padding, 2, keys))(**given)
+    assert recorder.largest <= queries * keys // 4
+
+
 def test_dropout_keeps_a_mask_of_one_byte_per_entry_and_no_other_matrix():
     size = 512
     inputs = float_qkv(size, 8, 12)
