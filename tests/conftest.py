@@ -8,6 +8,7 @@ import torch
 
 from mega_fairseq.cli.main import main
 from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs
+from tests.released import converter
 from tests.sweeps import make_models
 
 
@@ -51,6 +52,12 @@ def inspect(tmp_path, capsys):
     return call
 
 
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory):
+    """A function from a golden model to the path of its converted checkpoint."""
+    return converter(tmp_path_factory.mktemp("converted"))
+
+
 @pytest.fixture
 def edited(tmp_path):
     """Writes a checkpoint after applying `change` to its content."""
@@ -66,9 +73,10 @@ def edited(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The arguments with which a figure of `inspect` calls matplotlib's methods."""
+    """The arguments with which a figure calls matplotlib's methods."""
     axes = pytest.importorskip("matplotlib.axes").Axes
-    calls = {"fill_between": [], "vlines": [], "plot": [], "set_title": [], "set_xlim": []}
+    names = ("fill_between", "vlines", "plot", "set_title", "set_xlim", "set_ylim", "set_ylabel")
+    calls = {name: [] for name in names}
 
     def listen(name, method):
         def call(self, *given, **how):

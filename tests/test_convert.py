@@ -24,7 +24,6 @@ from tests.released import (
     READS_SAFELY,
     checkpoint,
     convert,
-    converter,
     load,
     model,
     models,
@@ -49,12 +48,6 @@ def data(tmp_path_factory):
     for language in ("de", "en"):
         (folder / f"dict.{language}.txt").write_text("".join(f"w{i} 1\n" for i in range(SYMBOLS)))
     return folder
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    """A function from a golden model to the path of its converted checkpoint."""
-    return converter(tmp_path_factory.mktemp("converted"))
 
 
 def logits(ours, tokens, previous):

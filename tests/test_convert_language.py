@@ -24,7 +24,6 @@ from tests.golden_models import PAD, task
 from tests.released import (
     checkpoint,
     convert,
-    converter,
     load,
     refuse_content,
     with_tensors,
@@ -48,12 +47,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(TYPES - 4)))
     return folder
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    """A function from a golden model to the path of its converted checkpoint."""
-    return converter(tmp_path_factory.mktemp("converted"))
 
 
 def each_model():

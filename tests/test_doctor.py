@@ -4,8 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from mega_fairseq.cli.doctor import machine, packages
 from mega_fairseq.cli.doctor.command import examine
-from tests.commands import FORKS, LIMIT, ROOT
+from tests.commands import LIMIT, ROOT, Running
 
 BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
 CHECKS = [*packages.CHECKS, *machine.CHECKS]
@@ -53,34 +52,12 @@ def write_package(folder, name, source):
 # ------------------------------------------------------------------------------ with everything installed
 
 
-def _main(program, output):
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    os.chdir(ROOT)
-    sys.argv = ["mega-fairseq", "doctor"]
-    exec(program, {})
-    from mega_fairseq.cli.main import main
-
-    sys.exit(main(["doctor"]))
+def changed(program=""):
+    """The report of the command in a process that has imported fairseq and executed `program`."""
+    return Report(*Running("mega-fairseq", "doctor", fault=partial(exec, program, {})).wait())
 
 
-@pytest.fixture
-def changed(tmp_path):
-    """Runs the command in a process that has imported fairseq and executed `program`."""
-
-    def call(program=""):
-        number, output = tempfile.mkstemp(dir=tmp_path)
-        os.close(number)
-        process = FORKS.Process(target=_main, args=(program, output))
-        process.start()
-        process.join(LIMIT)
-        return Report(process.exitcode, Path(output).read_text())
-
-    return call
-
-
-def test_the_installed_packages_train_a_model(changed):
+def test_the_installed_packages_train_a_model():
     report = changed()
     assert report.code == 0
     for thing in ("Python", "mega_fairseq", "training", *NEEDED):
@@ -97,7 +74,7 @@ def test_the_installed_packages_train_a_model(changed):
         ("import sys, fairseq; sys.modules['fairseq.data.data_utils_fast'] = None", "build Cython components"),
     ],
 )
-def test_a_training_that_fails_is_reported_as_a_no(changed, program, found):
+def test_a_training_that_fails_is_reported_as_a_no(program, found):
     mark, said = changed(program).rows["training"]
     assert (mark, found in said, "; pip uninstall -y fairseq" in said) == ("no", True, True), said
 

@@ -31,6 +31,8 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
     found = points(tmp_path / "out.json")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
     assert len(found) == len(rows) == out.count("\n") - 2 == 4
+    names = ", ".join(str(tmp_path / f"out.{ending}") for ending in ("json", "csv", "png"))
+    assert out.splitlines()[-1] == f"wrote {names}"
     for row, line in zip(rows, out.splitlines()[1:]):
         point = found[int(row["chunk"]), row["cut"]]
         assert {name: "" if value is None else str(value) for name, value in point.items()} == row
@@ -40,24 +42,6 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
         assert point["seconds"] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The lines and the y axis of every panel that `figure` draws."""
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    calls = {"plot": [], "set_ylim": [], "set_ylabel": []}
-
-    def listen(name, method):
-        def call(self, *given, **how):
-            calls[name].append((how["label"], *given) if name == "plot" else given)
-            return method(self, *given, **how)
-
-        monkeypatch.setattr(axes, name, call)
-
-    for name in calls:
-        listen(name, getattr(axes, name))
-    return calls
 
 
 def evaluated(chunk, context, bits):
@@ -108,12 +92,6 @@ def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
         dictionary.add_symbol(symbol)
     dictionary.finalize()  # adds fairseq's filler
     assert evaluate.unit_of(dictionary) == unit
-
-
-def test_the_names_of_the_files_are_printed_at_the_end(sweep, tmp_path):
-    out = sweep("--chunks=8")[1]
-    names = ", ".join(str(tmp_path / f"out.{ending}") for ending in ("json", "csv", "png"))
-    assert out.splitlines()[-1] == f"wrote {names}"
 
 
 def test_without_matplotlib_there_is_no_figure(sweep, tmp_path, monkeypatch):
