@@ -75,3 +75,18 @@ def test_reordering_a_mixer_state_in_place_equals_selecting_its_rows(name, data,
     expected, _ = mixer(tail, select(states[0], order))
     actual, _ = mixer(tail, follow(states[1], order, last))
     assert_close(actual, expected, "outputs after a state was reordered in place")
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@given(data=st.data(), length=st.integers(2, 12), rows=st.integers(1, 3), seed=seeds)
+@torch.no_grad()
+def test_a_mixer_for_single_tokens_is_the_mixer(name, data, length, rows, seed):
+    mixer = data.draw(recipes(name)).module()
+    first, *tokens = random_input(seed, rows, length, DIM).split(1, 1)
+    _, state = mixer(first)
+    step, stepped = mixer.step() or mixer, state
+    for token in tokens:
+        assert mixer.takes_step(stepped)
+        expected, state = mixer(token, state)
+        actual, stepped = step(token, stepped)
+        assert_close(actual, expected, "outputs of a single token")
