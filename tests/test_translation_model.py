@@ -139,6 +139,18 @@ def test_the_args_of_a_model_are_the_options_of_its_command():
     assert made.args == Namespace(seed=7, dropout=0.2)
 
 
+def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_longer_ones():
+    chunks = {"encoder_chunk_size": 3, "decoder_chunk_size": 3}
+    whole, shorter, longer = (
+        model(**chunks, max_source_positions=longest, max_target_positions=longest) for longest in (400, 50, 500)
+    )
+    shorter.load_state_dict(whole.state_dict())
+    assert shorter.max_positions() == (50, 50)
+    torch.testing.assert_close(logits(shorter), logits(whole), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="max_positions is 500 and .* 'simple' reaches 400 tokens; give at most 400"):
+        longer.load_state_dict(whole.state_dict())
+
+
 def test_only_the_simple_bias_limits_the_length():
     longest = {"max_source_positions": 50, "max_target_positions": 60}
     simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)

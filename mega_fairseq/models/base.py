@@ -50,11 +50,11 @@ class MegaModel(BaseFairseqModel):
         return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Fits a checkpoint to the chunk sizes of this model."""
+        """Fits a checkpoint to the chunk sizes and longest sequences of this model."""
         super().upgrade_state_dict_named(state_dict, name)
         for side in self.STACKS:
             for number, layer in enumerate(getattr(self, side).layers):
-                layer.mixer.adapt(state_dict, f"{side}.layers.{number}.mixer.")
+                layer.adapt(state_dict, f"{side}.layers.{number}.")
 
     @classmethod
     def from_pretrained(

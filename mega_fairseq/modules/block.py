@@ -1,6 +1,6 @@
 """A block: a token mixer, cross attention if there is a source, and a feed-forward layer (paper, section 3.4)."""
 
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,12 @@ class Block(nn.Module):
         if not self.causal:
             return x
         return (x, state, weights) if need_weights else (x, state)
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        """As `Mixer.adapt`, for the tensors of a whole block."""
+        self.mixer.adapt(stored, f"{prefix}mixer.")
+        if self.cross_attention is not None:
+            self.cross_attention.adapt(stored, f"{prefix}cross_attention.")
 
     def takes_step(self, state: BlockState) -> bool:
         """Whether a single token after `state` may go through `step()`.

@@ -1,7 +1,7 @@
 """Gated cross attention, from a translation decoder to the encoder's output (released code; paper, section 4.3)."""
 
 from dataclasses import dataclass
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -172,6 +172,17 @@ class GatedCrossAttention(nn.Module):
     def reach(self) -> Optional[int]:
         """The longest source and target that it can process; None for any length."""
         return self.position_bias.reach
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        """As `Mixer.adapt`, for other limits of sources and targets."""
+
+        def beyond(learned: int) -> str:
+            return (
+                f"max_positions is {self.config.max_positions} and this model's position bias 'simple' reaches "
+                f"{learned} tokens; give at most {learned}, or train with {self.config.name('position_bias')} rotary"
+            )
+
+        self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)
 
     def takes_step(self, state: CrossAttentionState) -> bool:
         """Whether a single token after `state` may go through `step()`: all rows are at one position."""

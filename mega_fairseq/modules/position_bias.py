@@ -4,7 +4,7 @@ A bias returns one score for each of the distances (key minus query position) fi
 queries and keys, and may have an equivalent form as extra columns of both.
 """
 
-from typing import Dict, Optional, Tuple, Type
+from typing import Callable, Dict, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,12 @@ class PositionBias(nn.Module):
         first = 1 - positions
         return first, self(first, 1 if causal else positions, torch.device("cpu"))
 
+    def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
+        """Fits the tensors of a checkpoint to a shorter reach, in place.
+
+        If the reach is longer than the checkpoint's, the error is `beyond` of the latter.
+        """
+
 
 class SimpleBias(PositionBias):
     """One learned score per distance, up to a fixed reach that chunks must not exceed."""
@@ -60,6 +66,15 @@ class SimpleBias(PositionBias):
                 "use shorter chunks or sequences, a larger max_positions in training, or position_bias 'rotary'"
             )
         return self.weight[self.reach - 1 + first : self.reach - 1 + stop]
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
+        key, own = f"{prefix}weight", self.reach
+        if key not in stored:
+            return
+        learned = (stored[key].numel() + 1) // 2
+        if own > learned:
+            raise ValueError(beyond(learned))
+        stored[key] = stored[key][learned - own : learned + own - 1]
 
 
 class RotaryBias(PositionBias):

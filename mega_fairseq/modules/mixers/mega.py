@@ -1,6 +1,7 @@
 """Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -136,13 +137,7 @@ class MovingAverageGatedAttention(Mixer):
         return super().with_chunk(chunk_size)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        key, own = f"{prefix}position_bias.weight", self.position_bias.reach
-        if own is None or key not in stored:
-            return
-        learned = (stored[key].numel() + 1) // 2
-        if own > learned:
-            raise ValueError(self._beyond(self.config.chunk_size, learned))
-        stored[key] = stored[key][learned - own : learned + own - 1]
+        self.position_bias.adapt(stored, f"{prefix}position_bias.", partial(self._beyond, self.config.chunk_size))
 
     def _beyond(self, wanted: Optional[int], learned: int) -> str:
         chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
