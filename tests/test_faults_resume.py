@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from tests.commands import (
@@ -129,6 +130,19 @@ def test_a_pruned_model_is_trained_further_and_resumed_by_the_same_command(langu
         said = fairseq(*words, *start, "--decoder-layers-to-keep=0,2", "--max-update", updates)
         assert warnings(said) == []
     assert f"Loaded checkpoint {tmp_path / 'pruned' / LAST}" in said
+
+
+def test_a_translation_resumed_at_the_end_of_an_epoch_has_the_losses_of_an_uninterrupted_one(translation, tmp_path):
+    """With the option that docs/translation.md names; without it, fairseq forms other batches."""
+    words = ["train", *translation.words, "--update-epoch-batch-itr=True", "--disable-validation", "--save-dir"]
+    whole = fairseq(*words, tmp_path / "whole", "--max-epoch=2")
+    fairseq(*words, tmp_path / "parts", "--max-epoch=1")
+    resumed = fairseq(*words, tmp_path / "parts", "--max-epoch=2")
+    found = [record["loss"] for record in records(resumed, "train_inner")]
+    assert found == [record["loss"] for record in records(whole, "train_inner") if record["epoch"] == 2]
+    assert len(found) > 10
+    models = (torch.load(tmp_path / run / LAST, weights_only=True)["model"] for run in ("parts", "whole"))
+    torch.testing.assert_close(*models, rtol=0, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------ overrides
