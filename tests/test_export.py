@@ -71,5 +71,5 @@ def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, opti
 
 
 def test_a_step_in_chunks_is_refused():
-    with pytest.raises(ValueError, match="--decoder-chunk-size is 5 and a graph has no branch for the end of a chunk"):
+    with pytest.raises(ValueError, match="--decoder-chunk-size is 5, but a graph has no branch for the end of a chunk"):
         export_step(language_model(decoder_chunk_size=5))

@@ -68,7 +68,7 @@ def differs_from_call_to_call(made):
 
 
 def test_modules_without_dropout_of_their_own_are_refused():
-    with pytest.raises(ValueError, match="--retain-dropout-modules names 'MultiheadAttention', .* choose from"):
+    with pytest.raises(ValueError, match="--retain-dropout-modules has 'MultiheadAttention', .* choose from"):
         translation_model().make_generation_fast_(retain_dropout=True, retain_dropout_modules="MultiheadAttention")
 
 

@@ -157,9 +157,9 @@ def assert_refused(words, no_data, said):
         ),
         (
             ["--adaptive-softmax-cutoff=9,18", "--adaptive-softmax-factor=9"],
-            "-factor is 9.0, which makes the rarest types less than 1 of",
+            "-factor is 9.0, which leaves less than 1 of",
         ),
-        ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "needs bands and clusters of one shape; make --adaptive-input"),
+        ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "needs bands and clusters of the same shape; make"),
         ([*ADAPTIVE, "--share-decoder-input-output-embed"], "ties one table of one width; leave out --adaptive-input"),
         (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
         (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
@@ -183,7 +183,7 @@ def test_options_of_an_invalid_language_model_are_refused(no_data, words, said):
     [
         (["--truncation-length=-1", "--encoder-truncation-length=2"], "--truncation-length is -1; give the"),
         (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
-        (["--decoder-embed-path={}/narrow"], "--decoder-embed-path names a second; give --encoder-embed-path alone"),
+        (["--decoder-embed-path={}/narrow"], "--decoder-embed-path is a second file; give only --encoder-embed-path"),
         (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; set"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

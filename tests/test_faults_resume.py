@@ -81,14 +81,15 @@ WAS_SOFTMAX = "--attention-activation-fn is laplace and was softmax"
 )
 def test_language_model_training_is_not_resumed_as_another_model(language_model, options, changes):
     line = failure("train", *language_model.words, "--save-dir", language_model.folder, *options)
-    assert line.startswith(f"ValueError: {language_model.last} is of another model: {changes}; give the values of the")
+    assert line.startswith(f"ValueError: {language_model.last} belongs to another model: {changes}; give the values")
 
 
 def test_translation_training_is_not_resumed_as_another_model(translation):
     """Values are compared as on the command line, although --share-all-embeddings also ties the output projection."""
     options = ["--attention-activation-fn=laplace", "--restore-file", translation.last, "--max-source-positions=300"]
     line = failure("train", *translation.words, *options)
-    assert f"{translation.last} is of another model: {WAS_SOFTMAX}, --max-source-positions is 300 and was 1024;" in line
+    changes = f"{WAS_SOFTMAX}, --max-source-positions is 300 and was 1024"
+    assert f"{translation.last} belongs to another model: {changes};" in line
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def evaluation(trained, overrides):
 def test_an_override_of_an_unknown_option_is_refused_with_a_similar_one(trained):
     line = failure(*evaluation(trained, {"decoder_chunck_size": 8}))
     assert line == (
-        "ValueError: --model-overrides names 'decoder_chunck_size', which is no option of this checkpoint; "
+        "ValueError: --model-overrides has 'decoder_chunck_size', an unknown option for this checkpoint; "
         "did you mean 'decoder_chunk_size'?"
     )
 
@@ -164,7 +165,7 @@ def test_an_override_of_an_unknown_option_is_refused_with_a_similar_one(trained)
 def test_fairseq_validate_refuses_an_override_of_an_unknown_option(translation):
     words = [translation.words[0], *PLUGIN, *CPU, "--task=translation", "--max-tokens=600", "--path", translation.last]
     line = failure("validate", *words, "--model-overrides={'no option': 1}")
-    assert line.endswith("--model-overrides names 'no option', which is no option of this checkpoint; leave it out")
+    assert line.endswith("--model-overrides has 'no option', an unknown option for this checkpoint; leave it out")
 
 
 def test_overrides_of_any_section_are_accepted(trained):
@@ -186,5 +187,5 @@ def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
     where = str(trained.folder), LAST, str(trained.words[0])
     hub = model.from_pretrained(*where, dropout=0.3, beam=3, generation_args={"lenpen": 2})
     assert (hub.cfg.model.dropout, hub.cfg.generation.beam, hub.cfg.generation.lenpen) == (0.3, 3, 2)
-    with pytest.raises(ValueError, match="^from_pretrained was given 'decoder_chunck_size', .* 'decoder_chunk_size'"):
+    with pytest.raises(ValueError, match="^from_pretrained has 'decoder_chunck_size', .* 'decoder_chunk_size'"):
         model.from_pretrained(*where, decoder_chunck_size=8)

@@ -157,7 +157,7 @@ def test_the_newest_complete_checkpoint_replaces_a_half_copied_one(training, nam
     assert broken(tmp_path) == [target]
     said = assert_ends_like(training, tmp_path, after=int(re.findall(r"\d+", name)[-1]))
     (line,) = re.findall(r"^.*resuming.*$", said, re.MULTILINE)
-    assert re.search(rf"WARNING.*resuming from {tmp_path}/.*, the newest whole checkpoint: {target} is not whole", line)
+    assert re.search(rf"WARNING.*resuming from {tmp_path}/.*, the newest complete .*: {target} is not complete", line)
 
 
 # ------------------------------------------------------------------------------------------------ full disk
@@ -267,7 +267,7 @@ def test_a_training_with_hydra_resumes_too(interrupted):
     (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
     fairseq("hydra-train", "--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", cwd=folder)
     log = (folder / "hydra_train.log").read_text()
-    assert f"resuming from {folder / SECOND}, the newest whole checkpoint: {LAST} is not whole" in log
+    assert f"resuming from {folder / SECOND}, the newest complete checkpoint: {LAST} is not complete" in log
     assert f"Loaded checkpoint {folder / SECOND} (epoch 1 @ 12 updates)" in log
 
 
@@ -308,7 +308,7 @@ def test_only_training_searches_for_other_checkpoints(training, tmp_path):
 def test_a_training_does_not_start_from_a_truncated_checkpoint(training, option, tmp_path):
     (tmp_path / "half.pt").write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path, option, tmp_path / "half.pt")
-    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a whole checkpoint; give another")
+    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a complete checkpoint; give")
 
 
 @language_models
@@ -316,7 +316,7 @@ def test_a_training_does_not_resume_without_a_complete_checkpoint(training, tmp_
     for name in (FIRST, LAST):
         (tmp_path / name).write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path)
-    assert line.startswith(f"ValueError: {tmp_path / LAST} is not a whole checkpoint, and {tmp_path} has no other")
+    assert line.startswith(f"ValueError: {tmp_path / LAST} is not a complete checkpoint, and {tmp_path} has no other")
     assert "remove it to train from the start, or give --restore-file" in line
 
 

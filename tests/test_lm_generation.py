@@ -154,10 +154,8 @@ def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
     (tmp_path / "long").write_text("l u " * 20)
     words = [*LM, "--path", trained.last, "--input", tmp_path / "long", "--max-len-b=39"]
     line = failure("interactive", text, *words)
-    assert (
-        line
-        == "ValueError: a prefix has 40 tokens and a text may have 39; raise --max-len-b, up to what the model allows"
-    )
+    found = "a prefix has 40 tokens, but a text may have only 39"
+    assert line == f"ValueError: {found}; raise --max-len-b, up to what the model allows"
 
 
 @one_model

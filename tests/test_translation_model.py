@@ -59,7 +59,7 @@ def test_an_adaptive_softmax_that_is_not_tied_gives_a_warning(caplog):
     made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
     assert made.encoder.embed_tokens is made.decoder.embed_tokens
     assert caplog.messages == [
-        "--share-all-embeddings ties source and target only: the adaptive softmax has tables of its own"
+        "--share-all-embeddings ties only source and target: the adaptive softmax has its own tables"
     ]
 
 
@@ -113,7 +113,7 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
             "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none",
         ),
         ({"share_all_embeddings": True, "encoder_embed_dim": 24}, "--encoder-embed-dim is 24"),
-        ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path names a second"),
+        ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path is a second file"),
     ],
 )
 def test_options_in_conflict_are_refused_by_their_names(options, words):

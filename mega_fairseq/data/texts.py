@@ -1,4 +1,4 @@
-"""Texts that were typed, to continue or to score: fairseq-interactive and `from_pretrained` read them."""
+"""Typed texts to continue or score, for fairseq-interactive and `from_pretrained`."""
 
 from typing import List
 
@@ -28,6 +28,6 @@ def typed_texts(tokens: List[Tensor], lengths: List[int], dictionary: Dictionary
         return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
 
     net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
-    net_input["target"] = padded(targets)  # scoring needs the probabilities of the targets only
+    net_input["target"] = padded(targets)  # scoring only needs the probabilities of targets
     samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
     return NestedDictionaryDataset(samples, sizes=[np.array(lengths)])

@@ -1,7 +1,7 @@
 """The adaptive softmax: frequent types in a head, rare ones in clusters behind it (Grave et al. 2017).
 
-fairseq's module holds the parameters, and its `adaptive_loss` works with it. What is added here computes the
-log-probability of each target from the head and the target's own cluster alone.
+fairseq's module contains the parameters, and its `adaptive_loss` works with it. The functions here compute the
+log-probability of each target from only the head and the target's own cluster.
 """
 
 import math
@@ -16,7 +16,7 @@ from mega_fairseq.ops.log_probs import target_log_probs
 
 
 def cutoffs(name: str, given: str, types: int) -> List[int]:
-    """The ends of all clusters but the last, which ends with the vocabulary."""
+    """Parses the ends of all clusters except the last, which ends with the vocabulary."""
     ends = [int(part) if part.strip().isdecimal() else 0 for part in str(given).strip("[]").split(",")]
     if ends != sorted(set(ends)) or ends[0] < 1 or ends[-1] >= types:
         raise ValueError(
@@ -27,20 +27,20 @@ def cutoffs(name: str, given: str, types: int) -> List[int]:
 
 
 def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -> None:
-    """Raises an error if bands that are `factor` times narrower each would leave the last one no width."""
-    if not 1 <= factor < math.inf:  # NaN is in no range
+    """Raises an error if the last band would have no width, each being `factor` times narrower than the previous."""
+    if not 1 <= factor < math.inf:  # also refuses NaN
         raise ValueError(f"{name} is {factor}; it must be a number of at least 1")
     if dim // factor ** len(ends) < 1:
         raise ValueError(
-            f"{name} is {factor}, which makes the rarest types less than 1 of {dim} wide; "
-            "make it smaller, or give fewer cutoffs"
+            f"{name} is {factor}, which leaves less than 1 of {dim} dimensions for the rarest types; "
+            "give a smaller factor or fewer cutoffs"
         )
 
 
 def adaptive_softmax(
     cfg: MegaOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
-    """The adaptive softmax that the options ask for, or None; with `tied`, it shares the weights of the input."""
+    """The adaptive softmax that the options specify, or None; with `tied`, it shares the weights of the input."""
     if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
         raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
     given = cfg.adaptive_softmax_cutoff
@@ -67,14 +67,14 @@ def adaptive_softmax(
 def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> Tensor:
     """Features (T, D), targets (T,) -> log-probabilities (T,) in float32.
 
-    Clusters without a target compute zero rows, so that their parameters have a gradient in every batch.
+    Clusters without a target process zero rows, so that their parameters have a gradient in every batch.
     """
     x = softmax.dropout_module(x)
     in_head, found = targets.clone(), []
     for i, (project, dropout, table) in enumerate(softmax.tail):
         start, end = softmax.cutoff[i], softmax.cutoff[i + 1]
         rows = ((targets >= start) & (targets < end)).nonzero().squeeze(1)
-        in_head[rows] = softmax.cutoff[0] + i  # the head has one score for all of a cluster
+        in_head[rows] = softmax.cutoff[0] + i  # the head has one score for each cluster
         narrow = dropout(project(x[rows]))  # (rows, D) -> (rows, D / factor**i)
         found.append((rows, target_log_probs(narrow, [table.weight], targets[rows] - start)))
     log_probs = target_log_probs(x, _head_weights(softmax.head), in_head)
@@ -84,5 +84,5 @@ def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> 
 
 
 def _head_weights(head: nn.Module) -> List[Tensor]:
-    """Weights of types and then clusters: one table, or that of the input and one of its own."""
+    """Weights of types and then clusters: one table, or the table of the input and a separate one."""
     return [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]

@@ -1,4 +1,4 @@
-"""What the translation model and the language model share as fairseq models."""
+"""The common base of the translation model and the language model."""
 
 import importlib
 import os
@@ -19,14 +19,14 @@ from mega_fairseq.models.whole_config import all_options
 
 
 class MegaModel(BaseFairseqModel):
-    """A mixin for fairseq's model classes. `cfg` has the options that the model was built with."""
+    """A mixin for fairseq's model classes. `cfg` has the options of the model."""
 
     cfg: FairseqDataclass
     STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
 
     @property
     def args(self) -> Namespace:
-        """The options of the whole command that the model was built for, or of the training that saved it."""
+        """All options of the command that built the model, or of the training that saved it."""
         return all_options(self.cfg)
 
     def load_state_dict(
@@ -38,13 +38,13 @@ class MegaModel(BaseFairseqModel):
     ) -> Any:
         """Loads a checkpoint, without the layers that --encoder-layers-to-keep and --decoder-layers-to-keep leave out.
 
-        `model_cfg`, which is saved with the next checkpoint, then describes the layers that are left.
+        `model_cfg`, which is saved with the next checkpoint, then describes the remaining layers.
         """
         own = {side: len(getattr(self, side).layers) for side in self.STACKS}
         stored = {side: count_layers(state_dict, side) for side in self.STACKS}
         for side in self.STACKS:
             if getattr(model_cfg, f"{side}_layers_to_keep", None):
-                if stored[side] <= own[side]:  # pruned before, or trained with so many layers
+                if stored[side] <= own[side]:  # already pruned, or trained with this many layers
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
                 setattr(model_cfg, f"{side}_layers", own[side])
         return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
@@ -64,16 +64,16 @@ class MegaModel(BaseFairseqModel):
         data_name_or_path: str = ".",
         **options: Any,
     ) -> GeneratorHubInterface:
-        """A trained model with its task, ready to translate, continue or score text; see fairseq's documentation.
+        """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
 
-        It imports the tasks of this package, checks the paths first, and refuses unknown `options`.
+        It first imports the tasks of this package and checks the paths, and refuses unknown `options`.
         """
         importlib.import_module("mega_fairseq.tasks")
         _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
         with plain_containers_allowed():
             hub = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
         names = (name for name in options if name != "generation_args")
-        check_known("from_pretrained was given", names, hub.models[0].cfg)
+        check_known("from_pretrained has", names, hub.models[0].cfg)
         return hub
 
 

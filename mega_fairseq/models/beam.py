@@ -1,7 +1,7 @@
-"""The state of a decoder between steps, and how it follows the beams.
+"""The state of a decoder between steps, and how beam search reorders it.
 
-A beam search gives every row the state of the row that it continues. Most of the state of two rows is common to both:
-the tokens from before they parted. Only what came after is copied, in place; and all beams of a sentence share one
+Beam search replaces the state of each row by that of the row that it continues. Two beams of a sentence share all
+tokens from before they diverged, so only later tokens are copied, in place. All beams of a sentence share one
 projection of its source.
 """
 
@@ -16,7 +16,7 @@ from mega_fairseq.ops.linear import Projection
 
 
 class Ready(NamedTuple):
-    """The weights prepared for single tokens: a copy that lives as long as one generation."""
+    """The weights prepared for single tokens, a copy for one generation."""
 
     blocks: Tuple[BlockStep, ...]
     output: Optional[Projection]  # None for an adaptive softmax, which takes features
@@ -25,23 +25,23 @@ class Ready(NamedTuple):
 class DecoderState(NamedTuple):
     blocks: Tuple[BlockState, ...]
     length: int  # tokens seen
-    shared: Optional[Tensor] = None  # (S, b, b) on the CPU: first tokens that two beams of a sentence have in common
+    shared: Optional[Tensor] = None  # (S, b, b) on the CPU: number of first tokens that two beams of a sentence share
     ready: Optional[Ready] = None
 
 
 class Move(NamedTuple):
-    """What an order of rows means: rows of one sentence stand together, b of them, before and after."""
+    """How an order changes the state; the b rows of a sentence are consecutive, before and after."""
 
-    order: Tensor  # (R',) the row that each row continues
-    last: Optional[int]  # rows differ from those they continue in their last tokens alone; None where in any
-    sources: Optional[Tensor]  # (S',) the sources that are left; where rows are mixed up, of each row; None for all
+    order: Tensor  # (R',) the row that each new row continues
+    last: Optional[int]  # number of last tokens in which rows may differ from those they continue; None if all
+    sources: Optional[Tensor]  # (S',) the sources that remain, or that of each row if sentences are mixed; None for all
     shared: Optional[Tensor]
 
 
 def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderState:
-    """Row i continues row order[i]; fewer rows than before where sentences are finished.
+    """Replaces row i by row order[i]; there are fewer rows than before if sentences are finished.
 
-    The caller owns `state` and gives it up: its caches are written over. With dropout in generation, rows are not
+    `state` must not be used afterwards, since its caches are overwritten. With dropout in generation, rows are not
     `alike`: those of the same tokens have other states.
     """
     rows = batch_size(state.blocks[0].mixer)
@@ -53,7 +53,7 @@ def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderSt
 
 
 def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: bool) -> Move:
-    if state.blocks[0].cross is None:  # no source tells which rows are of one sentence
+    if state.blocks[0].cross is None:  # without a source, the sentence of a row is unknown
         return Move(order, None, None, None)
     sources = state.blocks[0].cross.sources
     beams = rows // sources
@@ -63,13 +63,13 @@ def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: 
     kept = sentence[::beams]  # (S',)
     beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
     shared = torch.zeros(sources, beams, beams, dtype=torch.long) if state.shared is None else state.shared
-    common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # of each row's parent with every beam
+    common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
     last, left = None, kept.to(order.device)
     if torch.equal(kept, torch.arange(sources)):
-        with_parent = common.diagonal(dim1=1, dim2=2)  # of the parent with the row that was in its place before
+        with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position
         moved = beam != torch.arange(beams)
         last, left = state.length - int(with_parent[moved].min()), None
     shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
     if alike:
-        shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # siblings share everything
+        shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # the same parent
     return Move(order, last, left, shared)

@@ -1,8 +1,8 @@
 """Globals that a checkpoint may contain when torch reads weights only, which is its default since version 2.6.
 
-Checkpoints of this package hold tensors and plain containers. Those of stock models (a Transformer to compare with, a
-teacher), runs with --eval-bleu and what fairseq broadcasts to other processes when it resumes also hold the classes
-below, which are data. They go to torch's own allow-list; nothing in fairseq is changed.
+Checkpoints of this package contain tensors and plain containers. Those of stock models (a Transformer to compare with
+or a teacher), runs with --eval-bleu and the data that fairseq broadcasts to other processes when it resumes also
+contain the classes below, which are plain data. They are added to torch's allow-list; fairseq is not changed.
 """
 
 import argparse
@@ -32,9 +32,8 @@ def numpy_functions() -> List[Tuple[Any, str]]:
 
 def plain_containers() -> List[Any]:
     functions = numpy_functions() if takes_names() else [function for function, _ in numpy_functions()]
-    anything = (
-        [typing.Any] if hasattr(typing.Any, "__name__") else []
-    )  # torch needs the name, which Python < 3.10 lacks
+    # torch needs the name, which Python < 3.10 lacks.
+    anything = [typing.Any] if hasattr(typing.Any, "__name__") else []
     broadcast = [  # in a config that fairseq sends from the first process to the others
         omegaconf.DictConfig,
         omegaconf.ListConfig,
@@ -61,5 +60,5 @@ def plain_containers_allowed() -> ContextManager[None]:
     """Let torch.load read them for as long as the context lasts."""
     if not takes_names():  # torch < 2.6, where fairseq's torch.load reads anything
         return contextlib.nullcontext()
-    allowed = torch.serialization.get_safe_globals()  # which the end of the context would take away
+    allowed = torch.serialization.get_safe_globals()  # the end of the context would remove these
     return torch.serialization.safe_globals([each for each in plain_containers() if each not in allowed])

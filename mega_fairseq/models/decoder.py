@@ -77,17 +77,17 @@ class MegaDecoder(FairseqIncrementalDecoder):
         incremental_state: Optional[Dict[str, Any]] = None,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
-        """Tokens (B, L) -> features (B, L, D); with an incremental state, of the tokens that are new to it."""
+        """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
         carry, source = incremental_state is not None, ()
         state = self.get_incremental_state(incremental_state, STATE) if carry else None
         if state is not None:
-            # Callers pass in everything so far, as fairseq's generator does, or the newest token alone.
+            # Callers pass all tokens so far, as fairseq's generator does, or only the newest one.
             unseen = max(1, prev_output_tokens.size(1) - state.length)
             prev_output_tokens = prev_output_tokens[:, -unseen:]
         elif carry or not self.training:
             state = self.start(encoder_out)
         else:
-            # Each layer projects the source itself: one that is dropped need not, one that is recomputed does so again.
+            # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
             state, source = self.start(), aligned_source(encoder_out)
         ready = carry and prev_output_tokens.size(1) == 1
         x, attn, state = self._advance(prev_output_tokens, state, carry, ready, *source)
@@ -110,7 +110,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         padding = tokens.eq(self.padding_idx)  # (B, L)
         align = Alignment.where_needed(padding)
         x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
-        # Pads come last, where no real token attends to them, so only a state that is carried needs the mask.
+        # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
         steps = None
         if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
@@ -131,7 +131,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         mask: Optional[Padding] = None,
         *source: Any,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
-        """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if wanted."""
+        """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if needed."""
         after, attn = list(blocks), None
         for i in numbers:
             layer, past = self.layers[i], blocks[i]
@@ -158,8 +158,8 @@ class MegaDecoder(FairseqIncrementalDecoder):
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         found = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-        if not self.training:  # where fairseq looks at gradients
-            check_numbers(found.amin(-1))  # NaN if any score of the row is
+        if not self.training:  # in training, fairseq checks gradients
+            check_numbers(found.amin(-1))  # NaN if any score of the row is NaN
         return found
 
     def output_layer(self, features: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return (self.embed_tokens if self.output_projection is None else self.output_projection).weight
 
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
-        """Row i continues row new_order[i], in place: a caller that forks a search clones the tensors first."""
+        """Replaces row i by row new_order[i], in place; callers that fork a search must clone the tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
         if state is not None:
             drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
@@ -183,12 +183,12 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target that it takes: that of its training if layers learn a score for each distance."""
+        """The longest target that it can process; only limited if layers learn a score for each distance."""
         bounded = self.layers[0].mixer.reach is not None or self.max_source_positions() < UNBOUNDED
         return self.cfg.max_target_positions if bounded else UNBOUNDED
 
     def max_source_positions(self) -> int:
-        """The longest source that it takes, likewise."""
+        """The longest source that it can process, limited in the same way."""
         cross = self.layers[0].cross_attention
         return UNBOUNDED if cross is None or cross.reach is None else self.cfg.max_source_positions
 
@@ -199,14 +199,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
         retain_dropout_modules: Optional[List[str]] = None,
         **unused: Any,
     ) -> None:
-        """fairseq calls it before generation; attention weights are then returned for --print-alignment alone."""
+        """Called by fairseq before generation; attention weights are then returned only for --print-alignment."""
         if retain_dropout:
             keep_dropout(self, "TransformerDecoder", retain_dropout_modules)
         self.need_attn = bool(need_attn)
 
 
 def check_numbers(log_probs: Tensor) -> None:
-    """Raises where fairseq would report a loss of NaN or infinity, or leave the tokens out that have it."""
+    """Raises an error where fairseq would report NaN or infinity as the loss, or ignore the tokens that cause it."""
     if not log_probs.sum(dtype=torch.float32).isfinite():
         raise FloatingPointError(
             "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "

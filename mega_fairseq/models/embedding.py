@@ -15,7 +15,7 @@ from mega_fairseq.ops.dropout import dropped
 
 
 def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:
-    """Embeddings drawn from N(0, 1 / dim), 0 for the pad; types in the file at `path` have its numbers instead."""
+    """Embeddings drawn from N(0, 1 / dim), with 0 for the pad; those in the file at `path` are taken from it."""
     embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     nn.init.zeros_(embedding.weight[dictionary.pad()])
@@ -60,7 +60,7 @@ def types_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
 
 
 def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, where: str) -> None:
-    """Raises one sentence for a checkpoint of another dictionary, where torch would list the shapes of all tensors."""
+    """Raises a one-sentence error for a checkpoint with another dictionary, instead of torch's list of all shapes."""
     found, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
     if found not in (0, types):
         raise ValueError(
@@ -91,7 +91,7 @@ def final_norm(cfg: MegaOptions, dim: int, affine: bool = True) -> Optional[Sequ
 
 
 def embed(stack: nn.Module, tokens: Tensor) -> Tensor:
-    """Tokens (B, L) -> (B, L, D), by the embeddings, norm and dropout of an encoder or decoder."""
+    """Tokens (B, L) -> (B, L, D), with the embeddings, norm and dropout of an encoder or decoder."""
     x = stack.embed_tokens(tokens)
     if not stack.cfg.no_scale_embedding:
         x = x * math.sqrt(x.size(-1))

@@ -53,13 +53,13 @@ class MegaEncoder(FairseqEncoder):
         return reordered(encoder_out, new_order)
 
     def max_positions(self) -> int:
-        """The longest sentence that its layers take."""
+        """The longest sentence that its layers can process."""
         return self.layers[0].mixer.reach or UNBOUNDED
 
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **unused: Any
     ) -> None:
-        """fairseq calls it before generation."""
+        """Called by fairseq before generation."""
         if retain_dropout:
             keep_dropout(self, "TransformerEncoder", retain_dropout_modules)
 

@@ -1,4 +1,4 @@
-"""The dictionary that fairseq passes from encoder to decoder, and how a beam search shares its sources."""
+"""The dictionary that fairseq passes from encoder to decoder, with sources shared by the rows of a beam search."""
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -11,7 +11,7 @@ EncoderOut = Dict[str, List[Any]]
 
 
 def encoder_out(x: Tensor, padding: Optional[Tensor], states: Sequence[Tensor]) -> EncoderOut:
-    """Output and states (B, L, D) of an encoder, pads (B, L) where there are any."""
+    """The dictionary for an encoder's output and states (B, L, D), and its pads (B, L) if it has any."""
     return {
         "encoder_out": [x.transpose(0, 1)],  # (L, B, D), fairseq's order
         "encoder_padding_mask": [] if padding is None else [padding],
@@ -24,13 +24,13 @@ def encoder_out(x: Tensor, padding: Optional[Tensor], states: Sequence[Tensor]) 
 
 
 def reordered(out: EncoderOut, new_order: Tensor) -> EncoderOut:
-    """Notes which row is which sentence and copies nothing: the decoder projects each sentence once."""
+    """Only records the sentence of each row, without copies, since the decoder projects each sentence once."""
     rows = [new_order if not out["rows"] else out["rows"][0].index_select(0, new_order)]
     return {**out, "rows": rows}
 
 
 def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optional[Padding]]:
-    """The encoder's output (S, m, D), tokens in front, and its pads; a source may serve several neighbouring rows."""
+    """The encoder's output (S, m, D) with real tokens first, and its pads; consecutive rows may share a source."""
     if out is None:
         return None, None
     source = out["encoder_out"][0].transpose(0, 1)  # (m, S, D) -> (S, m, D)
@@ -46,13 +46,13 @@ def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optiona
 
 
 def _in_beams(rows: Tensor, sources: int) -> bool:
-    """Whether each source has as many neighbouring rows as any other."""
+    """Whether all sources have the same number of consecutive rows."""
     beams, rest = divmod(rows.numel(), sources)
     return rest == 0 and torch.equal(rows, torch.arange(sources, device=rows.device).repeat_interleave(beams))
 
 
 def in_given_order(attn: Tensor, out: EncoderOut) -> Tensor:
-    """Attention (B, n, width) over aligned sources -> (B, n, m) over sources as they were given."""
+    """Attention (B, n, width) over aligned sources -> (B, n, m) over the sources as given."""
     if not out["encoder_padding_mask"]:
         return attn
     padding = out["encoder_padding_mask"][0]

@@ -1,7 +1,7 @@
-"""A model as two graphs of `torch.export`: one starts from a prefix, the other continues it token by token.
+"""Exports a model as two graphs: one starts from a prefix, the other continues it token by token.
 
-TorchScript takes fairseq's Transformer but not these models, whose states are nested. The graphs take and return lists
-of tensors and numbers.
+TorchScript supports fairseq's Transformer but not these models, whose states are nested. The graphs take and return
+lists of tensors and numbers.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -15,13 +15,13 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import Blocks, MegaDecoder
 from mega_fairseq.models.embedding import embed
 
-State = List[Any]  # tensors, batch first, and in translation how many tokens there are so far
+State = List[Any]  # batch-first tensors, and in translation the number of tokens so far
 
 
 class Start(nn.Module):
     """Prefixes (B, n), and sources (B, m) to translate -> log-probabilities (B, n, V) and the state after the prefix.
 
-    Sources may be padded; the prefixes of a batch have one length.
+    Sources may be padded; all prefixes of a batch have the same length.
     """
 
     def __init__(self, model: MegaModel):
@@ -61,7 +61,7 @@ def _state(blocks: Blocks) -> State:
 
 
 def export_start(model: MegaModel, *arguments: Tensor) -> ExportedProgram:
-    """The graph of `Start` for a model in eval mode and inputs of the same shapes: sources are padded to theirs."""
+    """The graph of `Start` for a model in eval mode and inputs of these shapes; pad sources to the given length."""
     return export(Start(model), arguments, strict=False)
 
 
@@ -73,10 +73,10 @@ def export_step(model: MegaModel) -> ExportedProgram:
     chunk, dictionary = model.cfg.decoder_chunk_size, model.decoder.dictionary
     if chunk != -1:
         raise ValueError(
-            f"--decoder-chunk-size is {chunk} and a graph has no branch for the end of a chunk; export models of "
-            "--decoder-chunk-size -1 alone"
+            f"--decoder-chunk-size is {chunk}, but a graph has no branch for the end of a chunk; export models with "
+            "--decoder-chunk-size -1"
         )
-    tokens = torch.full((2, 2), dictionary.eos())  # no size is 0 or 1, which torch.export takes for constants
+    tokens = torch.full((2, 2), dictionary.eos())  # without sizes 0 and 1, which torch.export treats as constants
     source = None
     if "encoder" in model.STACKS:
         source = model.encoder(torch.tensor([[dictionary.pad(), dictionary.eos(), dictionary.eos()]] * 2))

@@ -11,16 +11,16 @@ from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
 from mega_fairseq.ops.log_probs import target_log_probs
 
 logger = logging.getLogger(__name__)
-TARGETS_ONLY = "targets_only"  # a key of `extra` where forward returns log-probabilities of targets in place of scores
+TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
 SECONDS_BETWEEN_REPORTS = 30.0
-MOST_SCORES = 2**30  # held in memory at once: 4 GB in float32
+MOST_SCORES = 2**30  # in memory at once: 4 GB in float32
 
 
 class MegaLanguageDecoder(MegaDecoder):
     """Tokens (B, L) -> scores (B, L, V); with `target` (B, L), its log-probabilities (B, L, 1).
 
-    In eval mode a sequence is processed in pieces: the activations of one piece are in memory at a time, and with
-    `target` one number per token is kept.
+    In eval mode a sequence is processed in pieces: only the activations of one piece are in memory at a time, and with
+    `target` only one number per token is kept.
     """
 
     DICTIONARY = "dict.txt"
@@ -57,7 +57,7 @@ class MegaLanguageDecoder(MegaDecoder):
         return self._piece_by_piece(prev_output_tokens), {"attn": [None]}
 
     def _piece_by_piece(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
-        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change them."""
+        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
         (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
         state, reported = self.start(), time.monotonic()
@@ -81,7 +81,7 @@ class MegaLanguageDecoder(MegaDecoder):
         return size if chunk == -1 or size < chunk else size - size % chunk
 
     def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
-        """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a tensor of B L V."""
+        """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
         x, wanted = features.flatten(0, 1), target.flatten()
         if self.adaptive_softmax is not None:
             found = adaptive_log_probs(self.adaptive_softmax, x, wanted)
@@ -92,10 +92,10 @@ class MegaLanguageDecoder(MegaDecoder):
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
     ) -> Tensor:
-        """Probabilities (B, L, V); where only those of targets are computed, the others are not valid.
+        """Probabilities (B, L, V); if only those of targets are computed, the others are not valid.
 
-        fairseq's scorers pass a sample and read the probabilities of its targets alone. One number per token, expanded
-        to V without a copy, serves them.
+        fairseq's scorers pass a sample and only read the probabilities of its targets, so they get one number per
+        token, expanded to V without a copy.
         """
         x, extra = net_output[0], net_output[1]
         if TARGETS_ONLY in extra:
@@ -117,15 +117,15 @@ class MegaLanguageDecoder(MegaDecoder):
         super().make_generation_fast_(**options)
 
     def _check_size(self, tokens: int) -> None:
-        """Raises an error where scores of all types for a long stream would not fit into memory."""
+        """Raises an error if the scores of all types for a long stream would not fit into memory."""
         if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
             raise ValueError(
-                f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens are too many to hold; choose "
-                "--criterion mega_lm_cross_entropy, which asks for targets alone, or --valid-block size:N"
+                f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens do not fit into memory; "
+                "choose --criterion mega_lm_cross_entropy, which only needs those of targets, or --valid-block size:N"
             )
 
     def set_chunk_size(self, chunk_size: int) -> None:
-        """Uses another chunk size from now on, -1 for none; --model-overrides does so for a model yet to load."""
+        """Changes the chunk size, -1 for none; --model-overrides does so when a model is loaded."""
         mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
         for layer, mixer in zip(self.layers, mixers):
             layer.mixer = mixer

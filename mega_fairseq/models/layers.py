@@ -1,4 +1,4 @@
-"""How many layers an encoder or decoder has, which of them run in a training step, and what they keep for backward."""
+"""Pruning and dropping layers of an encoder or decoder, and recomputing their activations."""
 
 import re
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ TORCH_DDP = ("pytorch_ddp", "c10d")
 
 
 def keep_layers(cfg: FairseqDataclass, side: str) -> None:
-    """Checks the options for dropping and pruning layers; a pruned model has as many as it keeps (Fan et al. 2019)."""
+    """Checks the options for dropping and pruning layers, and sets the number of layers kept (Fan et al. 2019)."""
     rate, given = getattr(cfg, f"{side}_layerdrop"), getattr(cfg, f"{side}_layers_to_keep")
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"--{side}-layerdrop is {rate}; it must be a probability from 0 up to, but not including, 1")
@@ -51,7 +51,7 @@ def count_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
 
 
 def layers_to_run(stack: nn.Module, rate: float) -> List[int]:
-    """Numbers of the layers that run in this step: in training, each is left out with probability `rate`."""
+    """Numbers of the layers that run in this step: in training, each is dropped with probability `rate`."""
     count = len(stack.layers)
     if not stack.training or rate == 0.0:
         return list(range(count))
@@ -59,7 +59,7 @@ def layers_to_run(stack: nn.Module, rate: float) -> List[int]:
 
 
 def run_layer(cfg: FairseqDataclass, layer: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """`layer(x, *rest)`; with --checkpoint-activations, backward computes again what is between its ends."""
+    """`layer(x, *rest)`; with --checkpoint-activations, backward recomputes its activations."""
     if not (cfg.checkpoint_activations or cfg.offload_activations) or not torch.is_grad_enabled():
         return layer(x, *rest)
     with save_on_cpu(pin_memory=x.is_cuda) if cfg.offload_activations else nullcontext():

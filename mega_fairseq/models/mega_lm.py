@@ -33,7 +33,7 @@ class MegaLMConfig(MegaOptions):
     )
     adaptive_input_factor: float = option(4.0, "each band is narrower than the one before by this factor")
     tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
-    tie_adaptive_proj: bool = option(False, "share their projections too")
+    tie_adaptive_proj: bool = option(False, "also share their projections")
     max_target_positions: int = option(2048, "longest sequence of a model with position bias simple and no chunks")
     piece_tokens: int = option(
         8192, "tokens processed at once outside training; longer streams are processed in pieces, with equal results"
@@ -87,8 +87,8 @@ def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
         ends = cutoffs(name, cfg.adaptive_input_cutoff or cfg.adaptive_softmax_cutoff, types)
         if ends[0] < dictionary.nspecial:
             raise ValueError(
-                f"{name} starts with {ends[0]}, and the first band of an adaptive input holds fairseq's "
-                f"{dictionary.nspecial} symbols for pads and ends; start with at least {dictionary.nspecial}"
+                f"{name} starts with {ends[0]}, and the first band of an adaptive input contains fairseq's "
+                f"{dictionary.nspecial} special symbols; start with at least {dictionary.nspecial}"
             )
         check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width, ends)
         return AdaptiveInput(types, dictionary.pad(), width, dim, ends, cfg.adaptive_input_factor)
@@ -98,7 +98,7 @@ def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
 
 
 def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
-    """Checks options that conflict before a large table is allocated."""
+    """Checks for conflicting options before a large table is allocated."""
     dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
     check_positive(**{"--decoder-input-dim": width})
     check_at_most(WIDEST, decoder_input_dim=width)
@@ -115,7 +115,7 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
         raise ValueError("--decoder-embed-path fills one table and --adaptive-input has several; leave one of them out")
     if (cfg.tie_adaptive_weights or cfg.tie_adaptive_proj) and not (cfg.adaptive_input and softmax):
         raise ValueError(
-            "--tie-adaptive-weights and --tie-adaptive-proj share what input and softmax have in common; "
+            "--tie-adaptive-weights and --tie-adaptive-proj share weights of adaptive input and softmax; "
             "give --adaptive-input and --adaptive-softmax-cutoff with them, or leave them out"
         )
     if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
@@ -126,7 +126,7 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
         or re.findall(r"\d+", cfg.adaptive_input_cutoff or softmax) != re.findall(r"\d+", softmax)
     ):
         raise ValueError(
-            "--tie-adaptive-weights needs bands and clusters of one shape; make --adaptive-input-cutoff, "
+            "--tie-adaptive-weights needs bands and clusters of the same shape; make --adaptive-input-cutoff, "
             "--adaptive-input-factor and --decoder-input-dim equal to --adaptive-softmax-cutoff, "
             "--adaptive-softmax-factor and --decoder-embed-dim"
         )

@@ -81,11 +81,11 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
         if cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
             raise ValueError(
                 "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none; "
-                "leave out one of it and --adaptive-softmax-cutoff"
+                "leave out this option or --adaptive-softmax-cutoff"
             )
         return
     if cfg.adaptive_softmax_cutoff is not None:
-        logger.warning("--share-all-embeddings ties source and target only: the adaptive softmax has tables of its own")
+        logger.warning("--share-all-embeddings ties only source and target: the adaptive softmax has its own tables")
     if not joined:
         raise ValueError(
             "--share-all-embeddings needs one dictionary for both languages and they have two; "
@@ -98,8 +98,8 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
         )
     if cfg.decoder_embed_path and cfg.decoder_embed_path != cfg.encoder_embed_path:
         raise ValueError(
-            "--share-all-embeddings has one table and --decoder-embed-path names a second; "
-            "give --encoder-embed-path alone"
+            "--share-all-embeddings has one table, but --decoder-embed-path is a second file; "
+            "give only --encoder-embed-path"
         )
 
 

@@ -1,7 +1,7 @@
-"""The options that all Mega models share, named like the released ones, and the module configs that they make.
+"""The options that all Mega models share, named like the released ones, and the module configs made from them.
 
-fairseq turns a dataclass into command-line options and hydra keys, which takes plain field types: no deferred
-annotations, no `int | None`.
+fairseq turns a dataclass into command-line options and hydra keys, which requires plain field types: no deferred
+annotations and no `int | None`.
 """
 
 import logging
@@ -26,8 +26,8 @@ from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
 logger = logging.getLogger(__name__)
 
-UNBOUNDED = 1_000_000_000  # max_positions() of a model that takes any length: fairseq needs a whole number
-WIDEST, DEEPEST = 1_000_000, 10_000  # larger ones are mistakes that would fill the memory
+UNBOUNDED = 1_000_000_000  # max_positions() of a model without a limit; fairseq needs a whole number
+WIDEST, DEEPEST = 1_000_000, 10_000  # larger values are mistakes that would fill the memory
 
 
 def option(default: Any, help: str) -> Any:
@@ -83,8 +83,8 @@ class MegaOptions(FairseqDataclass):
         "simple", "relative position bias; simple is limited to a chunk or the longest sequence of training"
     )
     normalization_type: ChoiceEnum(["layernorm", "scalenorm", "rmsnorm"]) = option("layernorm", "kind of norm")
-    normalize_before: bool = option(False, "norm the input of each layer (pre-norm) and the output of the last")
-    normalize_embedding: bool = option(False, "norm embeddings")
+    normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
+    normalize_embedding: bool = option(False, "normalise embeddings")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
     truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
@@ -97,7 +97,7 @@ class MegaOptions(FairseqDataclass):
 
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
 
-    checkpoint_activations: bool = option(False, "save memory in training: compute activations again in backward")
+    checkpoint_activations: bool = option(False, "save memory in training: recompute activations in backward")
     offload_activations: bool = option(False, "keep the inputs of layers in CPU memory; implies checkpoint_activations")
 
     adaptive_softmax_cutoff: Optional[str] = option(
@@ -110,7 +110,7 @@ class MegaOptions(FairseqDataclass):
 
 
 def check_sizes(cfg: FairseqDataclass, side: str) -> None:
-    """Checks what no layer's config checks, or only after embeddings are made."""
+    """Checks options that no layer's config checks, or checks only after embeddings are allocated."""
     positions = ("max_source_positions", "max_target_positions") if side == "encoder" else ("max_target_positions",)
     for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
         check_positive(**{_typed(name): getattr(cfg, name)})
@@ -136,7 +136,7 @@ def _typed(name: str) -> str:
 
 
 def say_idle(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
-    """Warns about options that were given and have no effect without another."""
+    """Warns about given options that have no effect without another one."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):
             logger.warning(f"{_typed(name)} has no effect without {needed}")
@@ -146,7 +146,7 @@ Config = TypeVar("Config", bound=ModuleConfig)
 
 
 def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **given: Any) -> Config:
-    """The config of a module of the "encoder" or "decoder": `given`, and all else from the options that fields name."""
+    """The config of a module of the "encoder" or "decoder": `given`, and for other fields their options."""
     for name, option_name in config.options().items():
         if name not in given:
             value = getattr(cfg, option_name.format(side=side))

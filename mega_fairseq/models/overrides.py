@@ -1,4 +1,4 @@
-"""`--model-overrides` of fairseq's evaluation commands, and `from_pretrained`: names that no option has are refused."""
+"""Refuses unknown options in `--model-overrides` of fairseq's evaluation commands, and in `from_pretrained`."""
 
 import ast
 import difflib
@@ -11,26 +11,26 @@ from mega_fairseq.models.whole_config import SECTIONS, option_of_command
 
 
 def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
-    """Raise an error for an override that fairseq ignores, because the checkpoint of `cfg` has no such option.
+    """Raise an error for an override that fairseq ignores, because the checkpoint has no such option.
 
-    The task knows the command line, the model's `cfg` the options of its checkpoint.
+    The task has the command line, and `cfg` the options of the checkpoint.
     """
     given = option_of_command(getattr(task, "cfg", None), "common_eval.model_overrides")
     try:
         overrides = ast.literal_eval(given or "{}")
     except (SyntaxError, ValueError):  # fairseq-eval-lm and fairseq-validate evaluate any expression
         return
-    check_known("--model-overrides names", overrides, cfg)
+    check_known("--model-overrides has", overrides, cfg)
 
 
 def check_known(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None:
-    """Raise an error that begins with `where` if the checkpoint of `cfg` has no option of one of these names."""
+    """Raise an error that begins with `where` if the checkpoint of `cfg` lacks one of these options."""
     for name in names:
         if name in SECTIONS or any(_has(cfg, f"{section}.{name}") for section in SECTIONS):
             continue
         similar = difflib.get_close_matches(str(name), list(cfg), n=1)
         remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
-        raise ValueError(f"{where} {name!r}, which is no option of this checkpoint; {remedy}")
+        raise ValueError(f"{where} {name!r}, an unknown option for this checkpoint; {remedy}")
 
 
 def _has(cfg: FairseqDataclass, name: str) -> bool:

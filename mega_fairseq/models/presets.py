@@ -1,6 +1,6 @@
 """Presets: published sizes as data, each registered with fairseq as an architecture.
 
-A preset is a dataclass with other defaults than the model's own, so that it is the same under hydra, in a resumed run
+A preset is a dataclass with other defaults than the model's own, so that it is the same with hydra, in a resumed run
 and in a checkpoint. fairseq's architecture function, which hydra never calls, does the same for the command line.
 """
 
@@ -35,7 +35,7 @@ def register_with_presets(
 ) -> None:
     """Registers `model` as `name` with the options `config`, and under the name of each preset with its options."""
     # fairseq makes a model's command-line options from the dataclass that it was registered with last. That must be
-    # `config`: where a preset's default is True, fairseq would make a flag that switches the option off.
+    # `config`: if a preset's default is True, fairseq would make a flag that switches the option off.
     for arch, options in {**presets, name: config}.items():
         register_model(arch, dataclass=options)(model)
         own = {f.name: f.default for f in fields(options) if f.default != getattr(config, f.name)}
@@ -43,7 +43,7 @@ def register_with_presets(
 
 
 def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
-    """Fills in what the command line left out, and corrects what fairseq makes of `--bf16`: a request for a TPU."""
+    """Fills in options that were not given, and corrects fairseq's assumption that `--bf16` means a TPU."""
     _check(args)
     for name, value in defaults.items():
         if not hasattr(args, name):
@@ -53,7 +53,7 @@ def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
 
 
 def _check(args: Namespace) -> None:
-    """Refuses what would end in a traceback once fairseq has read the data."""
+    """Refuses options that would fail with a traceback after fairseq has read the data."""
     scaled = getattr(args, "fp16", False) and not getattr(args, "memory_efficient_fp16", False)
     if scaled and not torch.cuda.is_available():
         raise ValueError(

@@ -1,8 +1,8 @@
-"""What a training starts from: a whole checkpoint, of a training with the same model.
+"""Ensures that a training starts from a complete checkpoint of the same model.
 
 fairseq writes a checkpoint under a temporary name and renames it, but then copies it to checkpoint_best.pt and
-checkpoint_last.pt. A run that is killed while it copies leaves half a file where the next run looks first, and the
-whole one beside it.
+checkpoint_last.pt. A run that is killed while copying leaves a truncated file where the next run looks first, next
+to the complete one.
 
 With a stock task such as `translation`, building the model is the only call into the plugin before fairseq loads a
 checkpoint, so it is where this is checked.
@@ -30,10 +30,10 @@ SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # wha
 
 
 def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
-    """Check what a training of `model` will load, and replace a broken checkpoint_last.pt by the newest whole one.
+    """Check the checkpoint that a training of `model` will load; replace a broken checkpoint_last.pt by the newest one.
 
-    The first process decides for all of them: each may see another folder. In all of them torch.load may then read the
-    plain containers that fairseq saves, also where the plugin was imported without `--user-dir`.
+    The first process decides for all, since each may see a different folder. In all of them torch.load may then read
+    the plain containers that fairseq saves, also if the plugin was imported without `--user-dir`.
     """
     if not is_training(cfg):
         return
@@ -52,11 +52,11 @@ def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
     chosen = _decided_by_first_process(decide)
     if chosen is not None:
         options.restore_file = chosen
-        options.finetune_from_model = None  # that was for the first start, and fairseq takes only one of the two
+        options.finetune_from_model = None  # only for the first start; fairseq accepts only one of the two
 
 
 def _decided_by_first_process(decide: Callable[[], Any]) -> Any:
-    """Return in each process what `decide` returns in the first, or raise its error in each."""
+    """Return the result of `decide` in the first process to all processes, or raise its error in all."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     outcome: List[Any] = [None]
     if not several or torch.distributed.get_rank() == 0:
@@ -72,7 +72,7 @@ def _decided_by_first_process(decide: Callable[[], Any]) -> Any:
 
 
 def _newest_whole(options: DictConfig) -> Optional[str]:
-    """Return the checkpoint to load in place of a broken one; raise an error if there is none."""
+    """Return the checkpoint to load instead of a broken one; raise an error if there is none."""
     if options.restore_file != LAST:
         _check_whole("--restore-file", options.restore_file)
         return None
@@ -83,7 +83,7 @@ def _newest_whole(options: DictConfig) -> Optional[str]:
         return None
     if last in broken and not whole:
         raise ValueError(
-            f"{last} is not a whole checkpoint, and {options.save_dir} has no other; "
+            f"{last} is not a complete checkpoint, and {options.save_dir} has no other; "
             "remove it to train from the start, or give --restore-file"
         )
     if not broken or not whole:
@@ -94,7 +94,7 @@ def _newest_whole(options: DictConfig) -> Optional[str]:
             )
         return None
     names = ", ".join(path.name for path in broken)
-    logger.warning(f"resuming from {whole[0]}, the newest whole checkpoint: {names} is not whole")
+    logger.warning(f"resuming from {whole[0]}, the newest complete checkpoint: {names} is not complete")
     return str(whole[0])
 
 
@@ -113,7 +113,7 @@ def _to_load(options: DictConfig, chosen: Optional[str]) -> Tuple[Optional[Path]
 
 def _check_whole(option: str, path: Optional[str]) -> None:
     if path and Path(path).is_file() and not _is_whole(Path(path)):
-        raise ValueError(f"{option} is {path}, which is not a whole checkpoint; give another, or copy it again")
+        raise ValueError(f"{option} is {path}, which is not a complete checkpoint; give another, or copy it again")
 
 
 def _newest_first(folder: Path) -> List[Path]:
@@ -134,7 +134,7 @@ def _progress(name: str) -> Tuple[int, float]:
 def _is_whole(path: Path) -> bool:
     """Whether the file is a ZIP archive from its first byte to its last, where its table of contents is.
 
-    Bytes before the archive come from a save that failed: fairseq tries three times, into the same file.
+    Bytes before the archive are from a failed save: fairseq tries three times to save to the same file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,6 +1,6 @@
-"""`--retain-dropout`: dropout in generation, everywhere or in the modules that `--retain-dropout-modules` names.
+"""`--retain-dropout`: dropout in generation, in all modules or in those of `--retain-dropout-modules`.
 
-The names are those of fairseq's Transformer: each has a counterpart here.
+The names are those of fairseq's Transformer; each has a counterpart in Mega models.
 """
 
 import re
@@ -9,19 +9,19 @@ from typing import Sequence, Union
 from torch import nn
 
 NAMES = ("TransformerEncoder", "TransformerEncoderLayer", "TransformerDecoder", "TransformerDecoderLayer")
-OF_FAIRSEQ = ("AdaptiveSoftmax",)  # fairseq's own module, which knows its name
+OF_FAIRSEQ = ("AdaptiveSoftmax",)  # fairseq's own module, which checks the option itself
 
 
 def keep_dropout(stack: nn.Module, name: str, modules: Union[None, str, Sequence[str]]) -> None:
-    """Keeps the dropout of an encoder or decoder: `name` is that of its embeddings, `name`Layer that of its layers.
+    """Keeps the dropout of an encoder or decoder: `name` stands for its embeddings, `name`Layer for its layers.
 
-    `modules` is a list, or as fairseq's command line passes it on, the text of one; None for all modules.
+    `modules` is a list, the text of a list as on fairseq's command line, or None for all modules.
     """
     named = re.findall(r"\w+", modules) if isinstance(modules, str) else modules
     for module in named or ():
         if module not in (*NAMES, *OF_FAIRSEQ):
             raise ValueError(
-                f"--retain-dropout-modules names {module!r}, which Mega models do not have; choose from "
+                f"--retain-dropout-modules has {module!r}, which Mega models lack; choose from "
                 f"{', '.join((*NAMES, *OF_FAIRSEQ))}"
             )
     if named is None or name in named:

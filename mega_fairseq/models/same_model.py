@@ -1,6 +1,6 @@
-"""Whether a training goes on with the model that its checkpoint was trained as.
+"""Checks that a training resumes with the model of its checkpoint.
 
-fairseq compares the names and shapes of weights. Most options of a Mega model change neither, only the function.
+fairseq compares names and shapes of weights. Most options of a Mega model change neither, only what it computes.
 """
 
 import logging
@@ -21,7 +21,7 @@ from mega_fairseq.models.whole_config import option_of_command
 
 logger = logging.getLogger(__name__)
 FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
-LIMITS = {"max_source_positions", "max_target_positions"}  # matter only where they change the shape of a weight
+LIMITS = {"max_source_positions", "max_target_positions"}  # matter only if they change the shape of a weight
 DATA = [
     "documents",
     "tokens_per_sample",
@@ -34,20 +34,20 @@ DATA = [
 def check_same_model(model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool) -> None:
     """Compare the options of a training with those of the checkpoint that it starts from.
 
-    A training that is resumed must have the same model. A new one that starts from the weights of another (`resumed` is
-    false) is warned where its model is another function of them.
+    A resumed training must have the same model. A new one that starts from the weights of another (`resumed` is false)
+    gets a warning if its model computes a different function of them.
     """
     state = _read(path)
     theirs = (state.get("cfg") or {}).get("model")
     if not isinstance(theirs, dict) or MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
-        return  # not a Mega model, which fairseq notices
+        return  # not a Mega model, which fairseq reports
     kept = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}  # checked by their number
     compared = [name for name in cfg if name not in kept and not FREE.fullmatch(name)]
     changed = _changed(cfg, "model", theirs, compared)
     changes = _listed(cfg, "model", theirs, changed)
     if resumed and set(changed) - LIMITS:
         raise ValueError(
-            f"{path} is of another model: {changes}; give the values of the checkpoint to resume its training, or "
+            f"{path} belongs to another model: {changes}; give the values of the checkpoint to resume its training, or "
             "another --save-dir, with --finetune-from-model to start from its weights"
         )
     if changed and not _fits(model, cfg, state["model"]):
@@ -65,7 +65,7 @@ def _read(path: Path) -> Dict[str, Any]:
         with plain_containers_allowed():
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError):
-        return {}  # fairseq loads it next, and fails too
+        return {}  # fairseq loads it next and reports the error
 
 
 def _changed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> List[str]:
@@ -85,7 +85,7 @@ def _listed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: 
 
 
 def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -> bool:
-    """Whether weights have the shapes of the model's, which adapts them to other chunks for evaluation only."""
+    """Whether the weights have the shapes of the model, without adapting them to other chunks as in evaluation."""
     weights = dict(weights)
     BaseFairseqModel.upgrade_state_dict_named(model, weights, "")  # names of older versions
     for side in model.STACKS:
@@ -96,5 +96,5 @@ def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -
 
 
 def _shapes(weights: Dict[str, Tensor]) -> Dict[str, torch.Size]:
-    """All layers of a stack have the same."""
+    """The shapes by name, one for all layers of a stack."""
     return {re.sub(r"\.layers\.\d+\.", ".layers.", name): tensor.shape for name, tensor in weights.items()}

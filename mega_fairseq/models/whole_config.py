@@ -1,7 +1,7 @@
 """Options of the fairseq command that a model is built for, beyond the model's own.
 
-fairseq passes a model only its own section of the config, but that section stays a part of the whole, and omegaconf's
-interpolations lead from any section to any other.
+fairseq passes a model only its own section of the config, but that section remains part of the whole, and omegaconf's
+interpolations can refer from any section to any other.
 """
 
 from argparse import Namespace
@@ -14,14 +14,14 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import DictConfig, OmegaConf
 
 SECTIONS = [field.name for field in fields(FairseqConfig)]
-FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that only a training makes dataclasses of
+FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that are dataclasses only in training
 
 
 def option_of_command(section: FairseqDataclass, name: str, default: Any = None) -> Any:
     """Return the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
     if not isinstance(section, DictConfig):
         return default
-    try:  # a list, since omegaconf 2.0 lets no key into a part of a config that takes no new keys
+    try:  # a list, since omegaconf 2.0 cannot add keys to a part of a config that is closed
         return OmegaConf.create([f"${{{name}}}"], parent=section)[0]
     except omegaconf.errors.OmegaConfBaseException:
         return default

@@ -21,7 +21,7 @@ class ModuleConfig:
 
     dim: int = field(metadata={"help": "width of the model", "option": "{side}_embed_dim", "symbol": "D"})
     norm: str = setting("layernorm", "kind of norm", "normalization_type")
-    prenorm: bool = setting(True, "norm the input; otherwise the output", "normalize_before")
+    prenorm: bool = setting(True, "normalise the input instead of the output", "normalize_before")
     norm_affine: bool = setting(True, "learned scale and offset in the norm")
     dropout: float = setting(0.0, "dropout on the output", "dropout")
     feature_dropout: bool = setting(False, "drop whole channels instead of single entries", "feature_dropout")

@@ -1,10 +1,10 @@
-"""When the dropout of a layer applies: in training and, if asked for, in generation too."""
+"""Switches the dropout of a layer: on in training and, on request, in generation."""
 
 from torch import nn
 
 
 class DropoutSwitch(nn.Module):
-    """One for each layer, shared by its parts. Names of attributes are those of fairseq's dropout."""
+    """One switch for each layer, shared by its parts. Attributes have the names of fairseq's dropout."""
 
     def __init__(self):
         super().__init__()
@@ -15,5 +15,5 @@ class DropoutSwitch(nn.Module):
         return self.training or self.apply_during_inference
 
     def rate(self, dropout: float) -> float:
-        """The probability to drop with, for a layer whose option is `dropout`."""
+        """The current probability, for a layer whose option is `dropout`."""
         return dropout if self.on else 0.0

@@ -1,4 +1,4 @@
-"""Continue texts from prefixes of different lengths with fairseq's search, each as if it were alone."""
+"""Continue texts with fairseq's search, from prefixes of different lengths that do not influence each other."""
 
 from typing import Any, List
 
@@ -26,7 +26,7 @@ def continue_texts(
     prefixes: Tensor,
     dictionary: Dictionary,
 ) -> List[Any]:
-    """Continue texts (B, L) from their prefixes, in batches of rows that do not influence each other.
+    """Continue texts (B, L) from their prefixes, in batches whose rows do not influence each other.
 
     While any row is within its prefix, fairseq's search ignores --min-len for all rows, and with --max-len-a the
     longest source of a batch limits the length of all its texts.
@@ -41,7 +41,7 @@ def continue_texts(
         longest = min(int(generator.max_len_a * length + generator.max_len_b), generator.max_len - 1)
         if needed > longest:
             raise ValueError(
-                f"a prefix has {needed} tokens and a text may have {longest}; "
+                f"a prefix has {needed} tokens, but a text may have only {longest}; "
                 "raise --max-len-b, up to what the model allows"
             )
         part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
