@@ -169,9 +169,9 @@ def test_remedies_install_the_required_versions():
 # ------------------------------------------------------------------------------------------ other machines
 
 
-def row(thing):
+def row(name):
     """The result of one check in this process."""
-    return examine([check for check in CHECKS if check.thing == thing])[0]
+    return examine([check for check in CHECKS if check.name == name])[0]
 
 
 def test_supported_pythons_are_3_8_to_3_13(monkeypatch):

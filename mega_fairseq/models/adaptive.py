@@ -10,7 +10,7 @@ from typing import List, Optional, Sequence
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
-from mega_fairseq.models.options import MegaOptions, say_idle
+from mega_fairseq.models.options import MegaOptions, warn_unused
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.ops.log_probs import target_log_probs
 
@@ -48,7 +48,7 @@ def adaptive_softmax(
     check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
     if not ends:
         needed = "--adaptive-softmax-cutoff"
-        say_idle(cfg, MegaOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
+        warn_unused(cfg, MegaOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
         return None
     softmax = AdaptiveSoftmax(
         types,

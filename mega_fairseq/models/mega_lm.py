@@ -15,7 +15,7 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, say_idle
+from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, warn_unused
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import check_start
@@ -104,9 +104,9 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     check_at_most(WIDEST, decoder_input_dim=width)
     check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width)
     if not cfg.adaptive_input:
-        say_idle(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")
+        warn_unused(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")
     if not cfg.normalize_before:
-        say_idle(
+        warn_unused(
             cfg, MegaLMConfig(), "--normalize-before, which adds the norm after the last layer", "no_affine_final_norm"
         )
     if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):

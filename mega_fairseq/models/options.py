@@ -135,7 +135,7 @@ def _typed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def say_idle(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
+def warn_unused(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
     """Warns about given options that have no effect without another one."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):

@@ -75,13 +75,13 @@ def _changed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names:
 
 
 def _listed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> str:
-    def said(value: Any) -> str:
+    def text(value: Any) -> str:
         if isinstance(value, bool):
             return "on" if value else "off"
         return "not given" if value is None else str(value)
 
     ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
-    return ", ".join(f"--{name.replace('_', '-')} is {said(ours[name])} and was {said(theirs[name])}" for name in names)
+    return ", ".join(f"--{name.replace('_', '-')} is {text(ours[name])} and was {text(theirs[name])}" for name in names)
 
 
 def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -> bool:

@@ -16,7 +16,7 @@ class Limit(Problem):
 
 
 class Check(NamedTuple):
-    thing: str
+    name: str
     look: Callable[[], str]  # returns what was found; any exception is a failure
     remedy: str
     needed: bool = False  # training and evaluation need it

@@ -13,7 +13,7 @@ LONGEST = 120  # characters of an error
 
 class Row(NamedTuple):
     mark: str  # ok, note, or no: training or evaluation cannot work
-    thing: str
+    name: str
     found: str
     remedy: str = ""
 
@@ -25,11 +25,11 @@ def run(arguments: argparse.Namespace) -> None:
         rows = examine(packages.CHECKS)
         if not any(row.mark == "no" for row in rows):
             rows += examine(machine.CHECKS)
-    lines = [f"{row.mark:4}  {row.thing:13}  {'; '.join(filter(None, row[2:]))}" for row in rows]
+    lines = [f"{row.mark:4}  {row.name:13}  {'; '.join(filter(None, row[2:]))}" for row in rows]
     broken = [row for row in rows if row.mark == "no"]
     if broken:
         lines.append(
-            f"Training and evaluation cannot work here; begin with {broken[0].thing}: {broken[0].remedy}; "
+            f"Training and evaluation cannot work here; begin with {broken[0].name}: {broken[0].remedy}; "
             "then run this again."
         )
     else:
@@ -43,10 +43,10 @@ def examine(checks: Iterable[Check]) -> List[Row]:
     rows = []
     for check in checks:
         try:
-            rows.append(Row("ok", check.thing, check.look()))
+            rows.append(Row("ok", check.name, check.look()))
         except (Exception, SystemExit) as error:  # a broken package may raise anything
             mark = "no" if check.needed and not isinstance(error, Limit) else "note"
-            rows.append(Row(mark, check.thing, _summary(error), getattr(error, "remedy", "") or check.remedy))
+            rows.append(Row(mark, check.name, _summary(error), getattr(error, "remedy", "") or check.remedy))
     return rows
 
 
