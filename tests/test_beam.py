@@ -66,7 +66,7 @@ MODELS = {
     "full": {},
     "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
     "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
-    "retained dropout": {"dropout": 0.0},  # of nothing, but by the code for it
+    "retained dropout": {"dropout": 0.0},  # the code for dropout, which drops nothing
 }
 
 
@@ -210,8 +210,8 @@ def test_a_search_can_be_differentiated():
 
 
 @torch.no_grad()
-def test_with_retained_dropout_a_row_takes_the_whole_state_of_the_row_that_it_continues():
-    """Dropout gives two rows of the same tokens different states."""
+def test_with_retained_dropout_the_whole_state_of_a_row_is_reordered():
+    """Rows with the same tokens have different states, because of dropout."""
     search = Search(model(dropout=0.5), 0)
     search.model.make_generation_fast_(retain_dropout=True)
     search.follow([0] * 9)

@@ -1,4 +1,4 @@
-"""fairseq's own tools on translation models: dropout in generation, options of a loaded model, alignments, resuming."""
+"""fairseq's tools with translation models: dropout in generation, options of a loaded model, alignments, resuming."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def evaluation(command, trained, *options):
     ],
 )
 @torch.no_grad()
-def test_dropout_is_retained_in_the_modules_that_are_named(modules, kept):
+def test_dropout_is_retained_in_the_given_modules(modules, kept):
     made = translation_model(dropout=0.5)
     made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules)
     switches = {
@@ -55,7 +55,7 @@ def test_dropout_is_retained_in_the_modules_that_are_named(modules, kept):
 
 
 @torch.no_grad()
-def test_generation_without_retained_dropout_drops_nothing():
+def test_generation_without_retained_dropout_is_deterministic():
     made = translation_model(dropout=0.5)
     made.make_generation_fast_()
     assert not differs_from_call_to_call(made)
@@ -67,13 +67,13 @@ def differs_from_call_to_call(made):
     return not torch.equal(one, other)
 
 
-def test_modules_without_dropout_of_their_own_are_refused():
+def test_unknown_modules_with_retained_dropout_are_refused():
     with pytest.raises(ValueError, match="--retain-dropout-modules has 'MultiheadAttention', .* choose from"):
         translation_model().make_generation_fast_(retain_dropout=True, retain_dropout_modules="MultiheadAttention")
 
 
 @pytest.mark.slow
-def test_translations_with_retained_dropout_depend_on_the_seed_alone(trained):
+def test_translations_with_retained_dropout_depend_only_on_the_seed(trained):
     drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer", "--seed"]
     runs = [translations(fairseq(*evaluation("generate", trained, *drop, seed))) for seed in (7, 7, 8)]
     assert runs[0] == runs[1] != runs[2]
@@ -83,7 +83,7 @@ def test_translations_with_retained_dropout_depend_on_the_seed_alone(trained):
 
 
 @pytest.mark.slow
-def test_a_loaded_model_knows_the_options_of_its_training(trained):
+def test_a_loaded_model_has_the_options_of_its_training(trained):
     (model,), cfg, _ = load_model_ensemble_and_task([str(trained.last)])
     assert model.args.seed == cfg.common.seed == 5
     assert model.args.decoder_layers == cfg.model.decoder_layers == 1
@@ -109,7 +109,7 @@ def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
 
 @pytest.mark.slow
 def test_a_training_resumed_after_an_epoch_ends_with_exactly_the_same_model(trained, tmp_path):
-    """With the option that makes fairseq form the same batches."""
+    """With the option for which fairseq makes the same batches."""
     words = [trained.data, *PLUGIN, *MEGA, *TRAINING, *COARSE, "--update-epoch-batch-itr=True"]
     for folder, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
         fairseq("train", *words, "--max-epoch", epochs, "--save-dir", tmp_path / folder)

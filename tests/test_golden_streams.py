@@ -10,7 +10,7 @@ def is_stream(case):
 
 
 def assert_any_split(case, module, released):
-    """At the real tokens at which the released outputs are right."""
+    """Only real tokens at which the released outputs are correct are compared."""
     known = checks.right(case).unsqueeze(-1) & released.isfinite()
     for sizes in checks.splits(case, case.inputs["x"].size(1)):
         y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)

@@ -131,7 +131,7 @@ def test_sharing_all_embeddings_needs_one_dictionary():
         )
 
 
-def test_the_args_of_a_model_are_the_options_of_its_command():
+def test_args_of_a_model_contain_all_options_of_its_command():
     made = model(dropout=0.3)
     assert made.args.dropout == 0.3
     sections = {"common": {"seed": 7}, "task": {"seed": "${common.seed}"}, "optimizer": None, "model": {"dropout": 0.2}}

@@ -61,7 +61,7 @@ def test_fairseq_train_accepts_every_option_of_the_released_models():
     assert {name: cfg[name] for name in wanted} == wanted
 
 
-def test_a_norm_that_would_see_the_future_is_no_choice(capsys):
+def test_a_norm_over_the_batch_is_refused(capsys):
     with pytest.raises(SystemExit):
         parsed("--arch=mega_transformer", "--normalization-type=batchnorm")
     assert "--normalization-type: invalid choice" in capsys.readouterr().err

@@ -371,7 +371,7 @@ for command, words in zip((train, generate), json.loads(sys.argv[1])):
 
 @NEWER
 @pytest.mark.slow
-def test_a_program_that_imported_the_models_trains_and_then_loads_options_without_a_dataclass(tmp_path):
+def test_a_program_without_user_dir_trains_and_then_loads_options_without_a_dataclass(tmp_path):
     data, folder = preprocess_pairs(tmp_path), tmp_path / "checkpoints"
     train = [data, *PLUGIN, *MEGA, *TRAINING, "--optimizer=sgd", "--max-update=1", "--save-dir", folder]
     generate = [data, *PLUGIN, "--cpu", "--max-len-b=3", "--path", folder / "checkpoint_last.pt"]

@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _storage(t: Tensor) -> int:
-    """Where the entries are; weights that are packed for the CPU do not tell."""
+    """Identifies the storage of a tensor; weights packed for the CPU have no address."""
     return t.untyped_storage().data_ptr() if t.layout is torch.strided else id(t)
 
 

@@ -242,7 +242,7 @@ def test_dropout_either_drops_a_weight_or_scales_it(function):
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_gradients_are_of_the_weights_that_dropout_keeps(function, causal, padding):
+def test_gradients_are_those_of_the_weights_kept_by_dropout(function, causal, padding):
     pads, inputs = padding_of(padding, 2, 5), qkv(4, 5, groups=2, width=2, values=3, heads=2, multiplier=True)
 
     def attend(*tensors):
@@ -293,7 +293,7 @@ def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])
-def test_a_later_piece_of_a_sequence_needs_no_mask_of_queries_times_keys(padding):
+def test_a_later_piece_of_a_sequence_needs_no_mask_of_all_queries_and_keys(padding):
     queries, keys = 1024, 4096
     given = {name: t.detach().float() for name, t in qkv(queries, keys, 2, 8, 8, bias=False).items()}
     with Recorder() as recorder, torch.no_grad():

@@ -15,7 +15,7 @@ from tests.properties.layers import BIASES, DIM, FUNCTIONS, random_input, random
 
 CHUNK = 3
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11]
-SEED = 6  # with which relu2 has scores above zero beside any bias
+SEED = 6  # relu2 then has positive scores with every bias
 DIRECTIONS = {"causal": True, "bidirectional": False}
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
@@ -57,7 +57,7 @@ def test_pieces_give_the_outputs_states_and_gradients_of_the_whole(function, bia
 @every_bias
 @every_function
 def test_every_parameter_affects_the_outputs(function, bias):
-    """So a reference that ignored a parameter would differ from the layer."""
+    """Otherwise a reference that ignored a parameter would not be detected."""
     module = module_of(function, bias, None, True)
     y, _ = module(random_input(3, 1, 7, DIM))
     named = dict(module.named_parameters())
