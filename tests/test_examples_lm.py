@@ -167,7 +167,7 @@ def test_bytes_may_be_invalid_utf8_but_pieces_may_not(addresses):
 
 
 @pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
-def test_each_script_names_the_script_to_run_first(tmp_path, recipe):
+def test_each_script_reports_the_script_to_run_first(tmp_path, recipe):
     recipe = Recipe(LM / recipe, tmp_path)
     for script in ("train.sh", "evaluate.sh", "sweep.sh"):
         assert "run prepare.sh first" in recipe.refusal(script)
@@ -249,7 +249,7 @@ def test_a_failed_evaluation_leaves_only_temporary_files(pretended):
     assert "tset.txt does not exist" in pretended.refusal("evaluate.sh", SUBSET="tset")
 
 
-def test_the_shipped_corpus_names_its_licence():
+def test_the_licence_of_the_shipped_corpus_is_given():
     with tarfile.open(SHIPPED) as archive:
         assert b"CC0 1.0" in archive.extractfile("lm-sotu/LICENSE.txt").read()
 

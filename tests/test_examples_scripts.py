@@ -79,7 +79,7 @@ def test_averaging_explains_its_arguments(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("error: the following arguments are required: OUTPUT, INPUT\n")
 
 
-def test_averaging_names_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
+def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
     saved = {"narrow": {"model": {"w": torch.ones(2)}}, "wide": {"model": {"w": torch.ones(3)}}, "empty": {}}
     for name, content in saved.items():
         torch.save(content, tmp_path / f"{name}.pt")

@@ -151,7 +151,7 @@ def test_an_invalid_number_is_refused_before_any_work(folder, tmp_path):
     Recipe(WMT, tmp_path).refuses_invalid_numbers("average.sh", "LAST")
 
 
-def test_each_script_names_the_script_to_run_first(bible):
+def test_each_script_reports_the_script_to_run_first(bible):
     assert "run prepare.sh first" in bible.refusal("train.sh")
     assert "run average.sh first" in bible.refusal("generate.sh")
     assert "does not exist" in bible.refusal("../average.sh", bible.checkpoints)
@@ -166,7 +166,7 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(bible, prepared_bible
     assert "cannot import fairseq" in bible.refusal("prepare.sh", PYTHON="false")
 
 
-def test_a_missing_module_is_named_with_the_command_that_installs_it(bible, tmp_path):
+def test_a_missing_module_is_reported_with_the_command_that_installs_it(bible, tmp_path):
     (tmp_path / "fastBPE.py").write_text("raise ImportError")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     sentence = bible.refusal("prepare.sh", BPE="fastbpe", PYTHONPATH=path)

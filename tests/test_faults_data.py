@@ -110,7 +110,7 @@ def evaluated(data, model, *options):
 
 
 @pytest.mark.parametrize(("command", "split"), [("train", "train"), ("train", "valid"), ("generate", "test")])
-def test_a_missing_split_is_named(language_model, command, split, tmp_path):
+def test_a_missing_split_is_reported(language_model, command, split, tmp_path):
     data = harmed(language_model.data, tmp_path, f"{split}.*", "gone")
     code, heard = call(command, data, language_model, tmp_path, *(CONTINUE + LM if command == "generate" else []))
     assert code == 1

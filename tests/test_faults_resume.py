@@ -172,7 +172,7 @@ def test_overrides_of_any_section_are_accepted(trained):
     fairseq(*evaluation(trained, {"dropout": 0.3, "seed": 5, "max_epoch": 3, "checkpoint": {"no_save": True}}))
 
 
-def test_biases_of_position_are_fitted_to_smaller_chunks_and_refused_for_larger_ones(translation):
+def test_position_biases_are_fitted_to_smaller_chunks_and_refused_for_larger_ones(translation):
     fairseq(*evaluation(translation, {"encoder_chunk_size": 3, "decoder_chunk_size": 2}))
     for side, chunk in (("encoder", 9), ("decoder", -1)):
         line = failure(*evaluation(translation, {f"{side}_chunk_size": chunk}))

@@ -82,7 +82,7 @@ def test_a_task_that_needs_a_model_for_each_pair_of_languages_is_refused(task_na
 
 
 @pytest.mark.parametrize("model", [MegaTransformerModel, MegaLanguageModel])
-def test_from_pretrained_names_a_path_that_does_not_exist(model, tmp_path, monkeypatch):
+def test_from_pretrained_reports_a_path_that_does_not_exist(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("folder/best.pt").touch()

@@ -80,7 +80,7 @@ def test_reordering_a_mixer_state_in_place_equals_selecting_its_rows(name, data,
 @pytest.mark.parametrize("name", MIXERS)
 @given(data=st.data(), length=st.integers(2, 12), rows=st.integers(1, 3), seed=seeds)
 @torch.no_grad()
-def test_a_mixer_for_single_tokens_is_the_mixer(name, data, length, rows, seed):
+def test_the_form_of_a_mixer_for_single_tokens_equals_the_mixer(name, data, length, rows, seed):
     mixer = data.draw(recipes(name)).module()
     first, *tokens = random_input(seed, rows, length, DIM).split(1, 1)
     _, state = mixer(first)
