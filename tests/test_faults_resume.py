@@ -134,7 +134,7 @@ def test_a_pruned_model_is_trained_further_and_resumed_by_the_same_command(langu
 
 
 def test_a_translation_resumed_at_the_end_of_an_epoch_has_the_losses_of_an_uninterrupted_one(translation, tmp_path):
-    """With the option that docs/translation.md names; without it, fairseq forms other batches."""
+    """With the option in docs/translation.md; without it, fairseq makes other batches."""
     words = ["train", *translation.words, "--update-epoch-batch-itr=True", "--disable-validation", "--save-dir"]
     whole = fairseq(*words, tmp_path / "whole", "--max-epoch=2")
     fairseq(*words, tmp_path / "parts", "--max-epoch=1")

@@ -85,7 +85,7 @@ class Block(nn.Module):
         return (x, state, weights) if need_weights else (x, state)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        """As `Mixer.adapt`, for the tensors of a whole block."""
+        """Same as `Mixer.adapt`, for the tensors of a whole block."""
         self.mixer.adapt(stored, f"{prefix}mixer.")
         if self.cross_attention is not None:
             self.cross_attention.adapt(stored, f"{prefix}cross_attention.")

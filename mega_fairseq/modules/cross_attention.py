@@ -174,7 +174,7 @@ class GatedCrossAttention(nn.Module):
         return self.position_bias.reach
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        """As `Mixer.adapt`, for other limits of sources and targets."""
+        """Same as `Mixer.adapt`, for other limits of sources and targets."""
 
         def beyond(learned: int) -> str:
             return (

@@ -45,7 +45,7 @@ class PositionBias(nn.Module):
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
         """Fits the tensors of a checkpoint to a shorter reach, in place.
 
-        If the reach is longer than the checkpoint's, the error is `beyond` of the latter.
+        Raises ValueError(beyond(n)) if the checkpoint's reach of n tokens is too short.
         """
 
 
