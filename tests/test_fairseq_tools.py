@@ -1,4 +1,4 @@
-"""fairseq's tools with translation models: dropout in generation, options of a loaded model, alignments, resuming."""
+"""fairseq's tools with translation models: dropout in generation, options of a loaded model, alignments."""
 
 from types import SimpleNamespace
 
@@ -11,14 +11,13 @@ from tests.commands import MEGA, PLUGIN, SEARCH, TRAINING, fairseq, lines, prepr
 from tests.small_models import sources, targets, translation_model
 
 LAST = "checkpoint_last.pt"
-COARSE = ["--max-tokens=1500", "--disable-validation"]  # a few updates in each epoch
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A translation model after one update."""
     folder = tmp_path_factory.mktemp("trained")
-    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *COARSE]
+    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, "--disable-validation"]
     fairseq("train", *words, "--seed=5", "--max-update=1", "--save-dir", folder)
     return SimpleNamespace(data=words[0], last=folder / LAST)
 
@@ -102,18 +101,3 @@ def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
     assert any(links for _, links in found)
     batches = ["--batch-size=7", "--required-batch-size-multiple=1", "--print-alignment=hard"]
     assert found == sorted(lines(fairseq(*evaluation("generate", trained, *batches)), "A"))
-
-
-# ------------------------------------------------------------------------------------------------ resuming
-
-
-@pytest.mark.slow
-def test_a_training_resumed_after_an_epoch_ends_with_exactly_the_same_model(trained, tmp_path):
-    """With the option for which fairseq makes the same batches."""
-    words = [trained.data, *PLUGIN, *MEGA, *TRAINING, *COARSE, "--update-epoch-batch-itr=True"]
-    for folder, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
-        fairseq("train", *words, "--max-epoch", epochs, "--save-dir", tmp_path / folder)
-    whole, resumed = (torch.load(tmp_path / folder / LAST, weights_only=True) for folder in ("whole", "parts"))
-    assert whole["optimizer_history"][-1] == resumed["optimizer_history"][-1]
-    for name in ("model", "last_optimizer_state"):
-        torch.testing.assert_close(resumed[name], whole[name], rtol=0, atol=0)
