@@ -176,7 +176,7 @@ def attention_fused(
 
 
 def _mask_entries(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_padding: Optional[Tensor]) -> int:
-    """The entries of the mask that the fused form needs: a kernel is told by a mask of floats what it cannot see."""
+    """The number of entries in the float mask that the fused form needs for causality, padding and bias."""
     (groups, queries, _), keys = q.shape, k.size(1)
     if bias is None and (not causal or (queries == keys and key_padding is None)):
         return 0 if key_padding is None else groups * keys
