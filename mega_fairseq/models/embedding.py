@@ -15,7 +15,7 @@ from mega_fairseq.ops.dropout import dropped
 
 
 def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:
-    """Embeddings drawn from N(0, 1 / dim), with 0 for the pad; those in the file at `path` are taken from it."""
+    """Embeddings drawn from N(0, 1 / dim), with 0 for the pad; types in the file at `path` get its numbers."""
     embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     nn.init.zeros_(embedding.weight[dictionary.pad()])

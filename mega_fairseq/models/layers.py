@@ -34,7 +34,7 @@ def keep_layers(cfg: FairseqDataclass, side: str) -> None:
 
 
 def _check_backend(cfg: FairseqDataclass, side: str) -> None:
-    """torch's DDP fails in the second update if a layer had no gradient in the first, unless it looks for those."""
+    """torch's DDP fails in the second update if a layer had no gradient and it does not look for unused parameters."""
     if not is_training(cfg):
         return
     given = option_of_command(cfg, "distributed_training")

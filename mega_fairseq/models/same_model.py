@@ -1,6 +1,6 @@
 """Checks that a training resumes with the model of its checkpoint.
 
-fairseq compares names and shapes of weights. Most options of a Mega model change neither, only what it computes.
+fairseq compares names and shapes of weights. Most options of a Mega model change neither, but change what it computes.
 """
 
 import logging
