@@ -34,8 +34,9 @@ def on_each_side(**sizes: int) -> Dict[str, int]:
     return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
 
 
-def as_words(sizes: Dict[str, int]) -> List[str]:
-    return [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+def as_words(options: Dict[str, Any]) -> List[str]:
+    """Options as words of a command line; True is a flag."""
+    return [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
 
 
 SMALL = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 64}

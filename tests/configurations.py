@@ -1,5 +1,6 @@
-"""Model configurations as fairseq makes them from a command line and with hydra."""
+"""Model configurations as fairseq makes them from a command line and with hydra, and options to give them."""
 
+import json
 from typing import Any, Dict
 
 from fairseq import options
@@ -7,6 +8,8 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from tests.golden_cases import FOLDER
 
 
 def parsed(*words: str) -> DictConfig:
@@ -22,6 +25,15 @@ def under_hydra(task: str, **model: Any) -> DictConfig:
         cfg.model, cfg.task = model, {"_name": task, "data": "data"}
         add_defaults(cfg)
     return cfg.model
+
+
+def released_options(file: str, *replaced: str) -> Dict[str, Any]:
+    """The options of the released models, except for those `replaced` by other things, with values to give them."""
+    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
+    released = json.loads((FOLDER / file).read_text())["options"]
+    assert {option["name"] for option in released} > set(replaced)
+    found = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
+    return {name: value for name, value in found.items() if name not in replaced}
 
 
 def plain(cfg: DictConfig) -> Dict[str, Any]:

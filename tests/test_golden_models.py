@@ -120,14 +120,3 @@ def test_beam_search_finds_the_released_hypotheses_with_their_scores(case, beam)
             assert hypothesis["tokens"].tolist() == tokens[:length].tolist()
             torch.testing.assert_close(hypothesis["score"], case.outputs[f"beam{beam}_scores"][row, rank], **TOLERANCE)
             torch.testing.assert_close(hypothesis["positional_scores"], positional[:length], **TOLERANCE)
-
-
-@translation
-@pytest.mark.parametrize("beam", [1, 5])
-def test_beam_search_gives_the_same_results_for_a_sentence_alone_and_in_its_batch(case, beam):
-    model = translation_model(case)
-    for row, found in enumerate(search(model, inputs(case), beam)):
-        (alone,) = search(model, inputs(case, row), beam)
-        assert [h["tokens"].tolist() for h in found] == [h["tokens"].tolist() for h in alone]
-        for one, other in zip(found, alone):
-            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], **TOLERANCE)

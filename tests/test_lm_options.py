@@ -1,6 +1,5 @@
 """Presets and options of the language model: parameters, released options, and errors."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +8,8 @@ from fairseq.models import MODEL_REGISTRY, build_model
 
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_lm import PRESETS
-from tests import golden_cases as golden
-from tests.configurations import parsed, plain, under_hydra
+from tests.commands import as_words
+from tests.configurations import parsed, plain, released_options, under_hydra
 from tests.golden_models import dictionary, task
 from tests.small_models import ADAPTIVE, TIED
 from tests.small_models import language_model as model
@@ -43,7 +42,7 @@ def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_flag_that_a_preset_has_already_set_changes_nothing(preset):
-    flags = [f"--{name.replace('_', '-')}" for name, value in vars(PRESETS[preset]()).items() if value is True]
+    flags = as_words({name: value for name, value in vars(PRESETS[preset]()).items() if value is True})
     assert flags
     assert plain(parsed("--arch", preset, *flags)) == plain(parsed("--arch", preset))
 
@@ -51,21 +50,10 @@ def test_a_flag_that_a_preset_has_already_set_changes_nothing(preset):
 # ------------------------------------------------------------------------------------------------ released options
 
 
-# Diagnostics that the released model writes during training, replaced here by `mega-fairseq inspect`.
-OF_A_COMMAND = {"report_ema_alpha", "write_out_alpha"}
-
-
 def test_fairseq_train_accepts_every_option_of_the_released_language_models():
-    released = json.loads((golden.FOLDER / "released_options_mega_lm.json").read_text())["options"]
-    assert {option["name"] for option in released} > OF_A_COMMAND
-    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
-    wanted = {
-        option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1]
-        for option in released
-        if option["name"] not in OF_A_COMMAND
-    }
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in wanted.items()]
-    cfg = parsed("--arch=mega_lm", *words)
+    # The released model writes these diagnostics during training; here, `mega-fairseq inspect` does.
+    wanted = released_options("released_options_mega_lm.json", "report_ema_alpha", "write_out_alpha")
+    cfg = parsed("--arch=mega_lm", *as_words(wanted))
     assert {name: cfg[name] for name in wanted} == wanted
 
 

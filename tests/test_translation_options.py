@@ -1,6 +1,5 @@
 """Presets and options of the translation model as fairseq's parser and hydra read them."""
 
-import json
 import pickle
 import subprocess
 import sys
@@ -13,9 +12,8 @@ from fairseq.models import MODEL_REGISTRY, build_model
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.mega_lm import MegaLMWt103Config
 from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
-from tests import golden_cases as golden
-from tests.commands import ROOT
-from tests.configurations import parsed, plain, under_hydra
+from tests.commands import ROOT, as_words
+from tests.configurations import parsed, plain, released_options, under_hydra
 from tests.golden_models import task
 
 PARAMETERS = {
@@ -53,11 +51,8 @@ def test_the_options_of_a_preset_can_be_pickled():
 
 
 def test_fairseq_train_accepts_every_option_of_the_released_models():
-    released = json.loads((golden.FOLDER / "released_options_mega.json").read_text())["options"]
-    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
-    wanted = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in wanted.items()]
-    cfg = parsed("--arch=mega_transformer", *words)
+    wanted = released_options("released_options_mega.json")
+    cfg = parsed("--arch=mega_transformer", *as_words(wanted))
     assert {name: cfg[name] for name in wanted} == wanted
 
 

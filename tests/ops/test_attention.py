@@ -10,7 +10,6 @@ from mega_fairseq.ops.attention import (
     attention,
     attention_fused,
     attention_naive,
-    bias_matrix,
     temperature,
     weighted_sum,
     weights_at_one_position,
@@ -181,15 +180,6 @@ def test_several_tiles_equal_whole_matrices_in_values_and_all_gradients(
     inputs = qkv(queries, keys, groups, heads=heads, multiplier=heads is not None)
     ours = with_gradients(chosen(function, causal, pads), inputs)
     assert_same(ours, with_gradients(naive(function, causal, pads), inputs))
-
-
-@pytest.mark.parametrize(("queries", "keys"), SHAPES)
-def test_a_bias_matrix_contains_the_bias_of_each_distance(queries, keys):
-    bias = torch.stack([torch.arange(queries + keys - 1), torch.zeros(queries + keys - 1)])
-    matrix = bias_matrix(bias, queries, keys)
-    distances = torch.arange(keys) - torch.arange(queries).unsqueeze(1)
-    assert torch.equal(matrix, bias[:, distances + queries - 1])
-    assert torch.equal(bias_matrix(bias[0], queries, keys), matrix[0])
 
 
 def test_mismatched_numbers_of_heads_are_refused():

@@ -82,16 +82,6 @@ def test_feature_dropout_drops_some_whole_channels_of_each_sentence():
     assert len({tuple(row) for row in zeros[:, 0].tolist()}) == 8  # not the same in all sentences
 
 
-@pytest.mark.parametrize("features", FEATURES)
-def test_the_same_entries_are_dropped_forward_and_backward(features):
-    torch.manual_seed(0)
-    x = torch.ones(4, 10, 6, requires_grad=True)
-    y = dropped(x, 0.5, features)
-    y.sum().backward()
-    assert (y == 0).any()
-    assert torch.equal(x.grad, y.detach())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("features", FEATURES)
 def test_dropout_keeps_the_dtype(features, dtype):

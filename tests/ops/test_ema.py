@@ -19,7 +19,6 @@ from mega_fairseq.ops.ema import (
     geometric_sum,
     window_taps,
 )
-from tests.golden_checks import pieces
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
 
 BATCH, DIM, NDIM = 2, 3, 4
@@ -112,17 +111,6 @@ def test_a_truncated_ema_keeps_the_first_taps_in_values_and_all_gradients(form, 
 
 
 @pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
-@pytest.mark.parametrize("sizes", [[1], [3, 1, 8], [36, 1], [1, 36]])
-def test_a_truncated_ema_in_pieces_equals_the_whole(truncation, sizes):
-    c, x, skip, state, ys = ema_coefficients(**logits()), sequence(37), noise(DIM, seed=21), None, []
-    for start, stop in pieces(x.size(1), sizes):
-        y, state = ema(x[:, start:stop], c, state, skip, truncation)
-        assert state.shape == (BATCH, DIM, truncation - 1)
-        ys.append(y)
-    assert_close(torch.cat(ys, 1), truncated_definition(x, c, truncation, skip))
-
-
-@pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
 def test_a_step_of_a_truncated_ema_equals_the_first_of_several_tokens_in_values_and_all_gradients(truncation):
     def with_taps(x, c, state, skip):
         y, state = ema_window_step(x[:, 0], window_taps(c, truncation), state, skip)
@@ -162,19 +150,6 @@ def test_a_step_of_a_truncated_ema_computes_no_kernel_and_copies_its_window_once
 def test_the_state_of_a_truncated_ema_does_not_keep_a_long_input_alive():
     _, state = ema(sequence(500), ema_coefficients(**logits()), truncation=5)
     assert state.untyped_storage().nbytes() == state.numel() * state.element_size()
-
-
-@pytest.mark.parametrize("truncation", [1, 2, 5, 37, 1000])
-def test_a_truncated_bidirectional_ema_keeps_the_first_taps_of_both_kernels(truncation):
-    c, back, x, skip = (
-        ema_coefficients(**logits()),
-        ema_coefficients(**logits(seed=5)),
-        sequence(37),
-        noise(DIM),
-    )
-    y = bidirectional_ema(x, c, back, skip, truncation)
-    backward = truncated_definition(x.flip(1), back, truncation, torch.zeros(DIM)).flip(1)
-    assert_close(y, truncated_definition(x, c, truncation, skip) + backward)
 
 
 @pytest.mark.parametrize("truncation", [None, 0])
