@@ -263,7 +263,7 @@ REFUSED = {
     ),
     "classifier": (lambda: normal(arch="mega_lra_imdb"), "'mega_lra_imdb', which cannot be converted"),
     "no architecture": (lambda: normal(arch=None), "None"),
-    "missing option": (lambda: without_option(normal(), "encoder_z_dim"), "encoder.layers.0.mixer"),
+    "missing option": (lambda: without_option(normal(), "no_scale_embedding"), "the option no_scale_embedding"),
     "option of another type": (lambda: normal(dropout="often"), "invalid model options (Value 'often'"),
     "option that is an array": (lambda: normal(normalize_before=np.arange(2)), "invalid model options"),
     "option with an unknown choice": (lambda: normal(activation_fn="sine"), "sine"),

@@ -26,6 +26,13 @@ from mega_fairseq.cli.convert.names import translate
 
 Options = Mapping[str, Any]
 
+SIDES = ("encoder", "decoder")
+# Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
+NEW = {
+    *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
+    *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "layers_to_keep")),
+}
+
 
 class Family(NamedTuple):
     """Released architectures that convert to the same model."""
@@ -61,6 +68,10 @@ LANGUAGE = Family(
 def convert(options: Options, tensors: Mapping[str, Tensor]) -> Tuple[Dict[str, Any], List[str]]:
     """The converted checkpoint, which torch.load reads with weights_only=True, and a summary for the user."""
     family = family_of(options)
+    names = (field.name for field in fields(MODEL_DATACLASS_REGISTRY[family.model]))
+    missing = [name for name in names if name not in options and name not in NEW]
+    if missing:
+        raise UserError(f"lacks the option {missing[0]}, so it is damaged; get it again from its source")
     cfg = configuration(options, family)
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
     try:
