@@ -204,6 +204,11 @@ def test_options_of_an_invalid_translation_model_are_refused(no_data, words, sai
             [*LANGUAGE_MODEL, "--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"],
             "ValueError: --criterion adaptive_loss needs an adaptive",
         ),
+        pytest.param(
+            [*LANGUAGE_MODEL, "--fp16"],
+            "ValueError: --fp16 needs a GPU; give --bf16",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
         (TRANSLATION, "FileNotFoundError: Dataset not found: valid ({})"),
         ([*TRANSLATION, "--encoder-n-dim=0"], "ValueError: --encoder-n-dim is 0"),
         (

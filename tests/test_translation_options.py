@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY, build_model
+from omegaconf import OmegaConf
 
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.mega_lm import MegaLMWt103Config
@@ -63,11 +64,14 @@ def test_a_norm_over_the_batch_is_refused(capsys):
 
 
 def test_half_precision_that_needs_a_gpu_is_refused_without_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="^--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp"):
-        parsed("--arch=mega_transformer", "--fp16")
+    cfg = under_hydra("translation", _name="mega_transformer")
+    OmegaConf.update(cfg._get_parent(), "common.fp16", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    parsed("--arch=mega_transformer", "--fp16")
+    with torch.device("meta"):
+        build_model(cfg, task(40))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(ValueError, match="^--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp"):
+            build_model(cfg, task(40))
 
 
 @pytest.mark.parametrize("task_name", ["multilingual_translation", "semisupervised_translation"])

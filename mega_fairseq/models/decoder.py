@@ -113,7 +113,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
         steps = None
-        if ready and align is None and self.layers[0].takes_step(state.blocks[0]):
+        if ready and align is None and all(layer.takes_step(s) for layer, s in zip(self.layers, state.blocks)):
             steps = state.ready or self._ready()
         rate = 0.0 if carry else self.cfg.decoder_layerdrop
         x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, *source)
@@ -184,7 +184,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
-        bounded = self.layers[0].mixer.reach is not None or self.max_source_positions() < UNBOUNDED
+        bounded = any(layer.mixer.reach for layer in self.layers) or self.max_source_positions() < UNBOUNDED
         return self.cfg.max_target_positions if bounded else UNBOUNDED
 
     def max_source_positions(self) -> int:

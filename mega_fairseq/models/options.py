@@ -5,7 +5,7 @@ annotations and no `int | None`.
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, Callable, Optional, Type, TypeVar
 
@@ -48,7 +48,7 @@ def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]]
         "n_dim": (int, mirror(GatedAttentionConfig, "ndim", 16)),
         "ffn_embed_dim": (int, mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")),
         "layers": (int, option(6, "number of layers")),
-        "chunk_size": (int, mirror(GatedAttentionConfig, "chunk_size", -1)),
+        "chunk_size": (int, mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")),
         "truncation_length": (int, mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")),
         "layerdrop": (float, option(0.0, f"probability of leaving out each {side} layer in a training step")),
         "layers_to_keep": (
@@ -145,30 +145,27 @@ def warn_unused(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *name
 Config = TypeVar("Config", bound=ModuleConfig)
 
 
-def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **given: Any) -> Config:
-    """The config of a module of the "encoder" or "decoder": `given`, and for other fields their options."""
-    for name, option_name in config.options().items():
-        if name not in given:
-            value = getattr(cfg, option_name.format(side=side))
-            given[name] = value.value if isinstance(value, Enum) else value
+def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **known: Any) -> Config:
+    """The config of a module of the "encoder" or "decoder": each field from `known` or from its option."""
+    given = {name: known[name] for name in (f.name for f in fields(config)) if name in known}
+    given.update({f.name: _value(cfg, side, f) for f in fields(config) if f.metadata.get("option")})
     return config(side=side, **given)
+
+
+def _value(cfg: FairseqDataclass, side: str, setting: Field) -> Any:
+    value = getattr(cfg, setting.metadata["option"].format(side=side))
+    if value == -1 and setting.default is None:
+        fallback = setting.metadata["fallback"]
+        return getattr(cfg, fallback) if fallback else None
+    return value.value if isinstance(value, Enum) else value
 
 
 def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:
     """The module configs of one layer of the "encoder" or "decoder", as Block takes them."""
-    chunk, taps = getattr(cfg, f"{side}_chunk_size"), getattr(cfg, f"{side}_truncation_length")
-    mixer = from_options(
-        MIXERS["mega"],
-        cfg,
-        side,
-        causal=side == "decoder",
-        chunk_size=None if chunk == -1 else chunk,
-        truncation=cfg.truncation_length if taps == -1 else taps,
-        max_positions=max_positions,
-    )
-    feed_forward = cross = None
+    known = {"causal": side == "decoder", "max_positions": max_positions, "source_dim": source_dim}
+    mixer, feed_forward, cross = from_options(MIXERS["mega"], cfg, side, **known), None, None
     if getattr(cfg, f"{side}_ffn_embed_dim"):
         feed_forward = from_options(FeedForwardConfig, cfg, side)
     if source_dim is not None:
-        cross = from_options(GatedCrossAttentionConfig, cfg, side, source_dim=source_dim, max_positions=max_positions)
+        cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
     return mixer, feed_forward, cross

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Callable, Dict, Type
 
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
 
@@ -53,12 +52,7 @@ def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
 
 
 def _check(args: Namespace) -> None:
-    """Refuses options that would fail with a traceback after fairseq has read the data."""
-    scaled = getattr(args, "fp16", False) and not getattr(args, "memory_efficient_fp16", False)
-    if scaled and not torch.cuda.is_available():
-        raise ValueError(
-            "--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp, which also run without one"
-        )
+    """Refuses tasks that would fail with a traceback after fairseq has read the data."""
     if getattr(args, "task", None) in PAIRWISE_TASKS:
         raise ValueError(
             f"--task {args.task} needs a model with an encoder and a decoder for each pair of languages; give "

@@ -37,6 +37,7 @@ def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
     """
     if not is_training(cfg):
         return
+    _check_precision(option_of_command(cfg, "common"))
     allow_plain_containers()
     options = option_of_command(cfg, "checkpoint")
     if options.checkpoint_suffix:  # each process loads a part of a checkpoint
@@ -53,6 +54,13 @@ def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
     if chosen is not None:
         options.restore_file = chosen
         options.finetune_from_model = None  # only for the first start; fairseq accepts only one of the two
+
+
+def _check_precision(common: DictConfig) -> None:
+    if common.fp16 and not common.memory_efficient_fp16 and not torch.cuda.is_available():
+        raise ValueError(
+            "--fp16 needs a GPU; give --bf16, --memory-efficient-fp16 or --amp, which also run without one"
+        )
 
 
 def _decided_by_first_process(decide: Callable[[], Any]) -> Any:

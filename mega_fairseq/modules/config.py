@@ -7,12 +7,16 @@ from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.modules.projection import INITS
 
 
-def setting(default: Any, help: str, option: Optional[str] = None, symbol: Optional[str] = None) -> Any:
+def setting(
+    default: Any, help: str, option: Optional[str] = None, symbol: Optional[str] = None, fallback: Optional[str] = None
+) -> Any:
     """A config field with its help text.
 
-    `option` is the model option that sets it, as in "{side}_z_dim", and `symbol` the paper's letter for it.
+    `option` is the model option that sets it, as in "{side}_z_dim", and `symbol` the paper's letter for it. If the
+    default is None, -1 in the option stands for None, or for the value of the option `fallback`.
     """
-    return field(default=default, metadata={"help": help, "option": option, "symbol": symbol})
+    metadata = {"help": help, "option": option, "symbol": symbol, "fallback": fallback}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,7 @@ class MixerConfig(ModuleConfig):
     """Options of every token mixer; subclasses add their own."""
 
     causal: bool = setting(True, "use only the past, and carry a state")
-    chunk_size: Optional[int] = setting(
-        None, "chunk size of attention; -1 attends to everything", "{side}_chunk_size", "chunk"
-    )
+    chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
 

@@ -32,7 +32,9 @@ class GatedAttentionConfig(MixerConfig):
     shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
     value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
     ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
-    truncation: Optional[int] = setting(None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length")
+    truncation: Optional[int] = setting(
+        None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length", fallback="truncation_length"
+    )
     attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
     position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
     max_positions: int = setting(1024, "reach of position bias simple without chunks")
