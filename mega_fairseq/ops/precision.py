@@ -1,4 +1,4 @@
-"""The precision that operators compute in, and whether torch.compile traces them, for all supported torch versions."""
+"""The precision that operators compute in, and whether torch.compile traces them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Optional
@@ -9,21 +9,14 @@ from torch import Tensor
 
 def is_compiling() -> bool:
     """True while torch.compile or torch.export traces. Plain forms then run, which the compiler fuses."""
-    compiler = getattr(torch, "compiler", None)
-    if hasattr(compiler, "is_compiling"):
-        return compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch < 2.3
+    return torch.compiler.is_compiling()
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     """Autocast's dtype on this type of device, or None if autocast is off."""
-    if device_type not in ("cpu", "cuda"):
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
         return None
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    if device_type == "cuda":  # torch < 2.4 has a function for each device type
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_dtype(device_type)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
