@@ -1,7 +1,7 @@
 """Full passes of every module equal the released ones: outputs to 1e-5, every gradient to 1e-4, absolute.
 
-EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where the release is wrong,
-test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
+Kernels and gradients of EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where
+the release is wrong, test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
 """
 
 import pytest
@@ -85,9 +85,6 @@ def test_every_module_gives_every_released_gradient(case):
         return (y * case.inputs["cotangent"]).sum()
 
     assert_released_gradients(case, loss)
-
-
-# -------------------------------------------------------------------------------------- inside gated attention
 
 
 # -------------------------------------------------------------------------------------- cross attention
