@@ -130,6 +130,10 @@ def test_the_changelog_has_the_version():
     assert f"## [{mega_fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_every_constraint_has_a_version():
+    assert all(constraint.specifier for constraint in constraints())
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have ranges, not pins")
 @pytest.mark.parametrize("extra", ["", "dev", "plot", "test"])
 def test_every_declared_dependency_is_pinned_to_a_version_that_it_accepts(extra):
