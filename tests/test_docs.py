@@ -103,6 +103,13 @@ def test_documented_commands_train_and_translate(pairs):
         assert len(re.findall("^H-", output, re.MULTILINE)) == 37  # sentences of the test set
 
 
+def test_the_readme_scores_words_and_not_pieces():
+    """With `--remove-bpe` alone, sentencepiece's pieces would be scored; test_own_data.py checks the number of words."""
+    (generate,) = (c for block in blocks(README, "bash") for c in commands(block) if c.startswith("fairseq-generate"))
+    assert "sentencepiece" in generate.split()[1]
+    assert "--remove-bpe=sentencepiece" in generate.split()
+
+
 @pytest.mark.slow
 def test_documented_commands_train_evaluate_and_sweep_a_language_model(text):
     place, outputs = text
