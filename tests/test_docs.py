@@ -104,7 +104,7 @@ def test_documented_commands_train_and_translate(pairs):
 
 
 def test_the_readme_scores_words_and_not_pieces():
-    """With `--remove-bpe` alone, sentencepiece's pieces would be scored; test_own_data.py checks the number of words."""
+    """`--remove-bpe` alone would score pieces of sentencepiece; test_own_data.py checks the number of words."""
     (generate,) = (c for block in blocks(README, "bash") for c in commands(block) if c.startswith("fairseq-generate"))
     assert "sentencepiece" in generate.split()[1]
     assert "--remove-bpe=sentencepiece" in generate.split()
