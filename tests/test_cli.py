@@ -21,7 +21,7 @@ from mega_fairseq.cli import main as command
 from mega_fairseq.models import mega_lm, mega_transformer
 from tests.commands import ROOT, Running, refused_by
 from tests.faults import killed_while_writing, no_space
-from tests.released import checkpoint, model, refuse, run, save
+from tests.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
 
 REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
 NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
@@ -151,6 +151,7 @@ def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
 
 
 @NEEDS_POSIX
+@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
 @pytest.mark.parametrize("force", [True, False])
 def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force):
     target = tmp_path / "ours.pt"
@@ -166,6 +167,7 @@ def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force)
 
 
 @NEEDS_POSIX
+@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
 def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_file, tmp_path):
     target = tmp_path / "ours.pt"
     target.write_text("precious")

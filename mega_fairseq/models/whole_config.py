@@ -23,7 +23,8 @@ def option_of_command(section: FairseqDataclass, name: str, default: Any = None)
         return default
     try:  # a list, since omegaconf 2.0 cannot add keys to a part of a config that is closed
         return OmegaConf.create([f"${{{name}}}"], parent=section)[0]
-    except omegaconf.errors.OmegaConfBaseException:
+    # omegaconf 2.0 raises an AssertionError for an option of a section that is None.
+    except (omegaconf.errors.OmegaConfBaseException, AssertionError):
         return default
 
 

@@ -133,7 +133,7 @@ class GatedCrossAttention(nn.Module):
                     "share sources with state=project_source(source)"
                 )
             state = self.project_source(source, source_padding_mask)
-        sources = state.sources
+        sources = state.keys.size(0)  # not the property, which torch.compile does not trace before torch 2.6
         if sources == 0 or x.size(0) % sources:
             raise ValueError(
                 f"x has {x.size(0)} sequences, not a multiple of the {sources} sources of the state; select the "
