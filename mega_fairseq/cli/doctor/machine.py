@@ -28,7 +28,8 @@ def training() -> str:
     with tempfile.TemporaryDirectory() as folder:
         text, data = Path(folder, "text"), Path(folder, "data")
         text.write_text("a b c d e f g h\n" * 50)
-        words = ["--only-source", f"--trainpref={text}", f"--destdir={data}"]
+        # fairseq 0.12.2 reads the validation set even if it does not validate.
+        words = ["--only-source", f"--trainpref={text}", f"--validpref={text}", f"--destdir={data}"]
         preprocess.main(options.get_preprocessing_parser().parse_args(words))
         words = [str(data), "--task=mega_language_modeling", "--arch=mega_lm_small", "--decoder-layers=1", "--cpu"]
         words += ["--criterion=mega_lm_cross_entropy", "--optimizer=adam", "--max-tokens=300", "--num-workers=0"]
