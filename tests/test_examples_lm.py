@@ -183,7 +183,7 @@ def test_unknown_units_are_refused_with_the_allowed_ones(addresses):
 
 def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(addresses):
     sentence = addresses.refusal("prepare.sh", UNITS="bpe", VOCABULARY=8000)
-    assert re.fullmatch(r"VOCABULARY=8000 does not fit this text: give \d+ or less\.", sentence)
+    assert re.fullmatch(r"a vocabulary of 8000 is too large for this text: give \d+ or less\.", sentence)
 
 
 @pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])

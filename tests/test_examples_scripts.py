@@ -64,6 +64,18 @@ def test_a_program_without_arguments_prints_its_usage(program):
         assert "Traceback" not in said
 
 
+def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
+    (tmp_path / "text").write_text("a few words\n")
+    segment, model = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model"
+    code, said = call(sys.executable, segment, "learn", "sentencepiece", model, 8000, 1.0, tmp_path / "text")
+    assert code == 1
+    assert re.fullmatch(r"error: a vocabulary of 8000 is too large for this text: give \d+ or less\.\n", said)
+    assert not model.exists()
+    code, said = call(sys.executable, segment, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
+    assert code == 1
+    assert said == f"error: {model} does not exist: make it first, with segment.py learn\n"
+
+
 def average(monkeypatch, *arguments):
     """The exit status or message of the program, run in this process."""
     monkeypatch.setattr(sys, "argv", [str(AVERAGE), *map(str, arguments)])

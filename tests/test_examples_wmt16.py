@@ -137,9 +137,9 @@ def test_a_last_line_without_a_newline_is_kept(bible, prepared_bible, corpus, tm
 
 def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(bible):
     sentence = bible.refusal("prepare.sh", VOCABULARY=8000)
-    assert re.fullmatch(r"VOCABULARY=8000 does not fit this text: give \d+ or less\.", sentence)
+    assert re.fullmatch(r"a vocabulary of 8000 is too large for this text: give \d+ or less\.", sentence)
     sentence = bible.refusal("prepare.sh", VOCABULARY=10)
-    assert re.fullmatch(r"VOCABULARY=10 does not fit this text: give \d+ or more, to cover its characters\.", sentence)
+    assert re.fullmatch(r"a vocabulary of 10 is too small for this text's characters: give \d+ or more\.", sentence)
 
 
 @pytest.mark.parametrize("folder", [WMT, BIBLE])

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -48,14 +49,15 @@ def run_section(place, heading, sides):
     said = {}
     for block in re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
         shell = re.sub(r"\b(8000|2000|1000)\b", lambda number: SMALLER[number.group()], block)
-        shell = shell.replace("examples/", f"{ROOT}/examples/").replace("python ", f"{sys.executable} ")
+        shell = shell.replace("$REPO", str(ROOT)).replace("python ", f"{sys.executable} ")
         shell, *commands = re.split(r"^fairseq-", shell.replace("\\\n", " "), flags=re.MULTILINE)
         subprocess.run(["bash", "-euc", shell], cwd=place, check=True)
         for command in commands:
             command = command.replace('"$(mega-fairseq user-dir)"', USER_DIR).replace("$PWD", str(place))
             name, *words = shlex.split(command)
             if name == "hydra-train":
-                (place / "checkpoints").rename(place / "checkpoints of fairseq-train")
+                (save_dir,) = (Path(word.split("=")[1]) for word in words if word.startswith("checkpoint.save_dir="))
+                save_dir.rename(place / "checkpoints of fairseq-train")
             cpu = [] if name in ("preprocess", *shorter) else ["--cpu"]
             said[name] = fairseq(name, *words, *shorter.get(name, cpu), cwd=place)
     # hydra writes the log to a file

@@ -9,6 +9,7 @@ KIND is sentencepiece, subword-nmt or fastbpe. Only the module of that kind is i
 
 import io
 import itertools
+import os
 import re
 import sys
 from typing import Callable, List
@@ -19,28 +20,32 @@ import lines
 def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]) -> None:
     import sentencepiece
 
+    learned = io.BytesIO()  # written at the end, so that an error leaves no empty model
     try:
-        with open(model, "wb") as writer:
-            sentencepiece.SentencePieceTrainer.train(
-                input=files,
-                model_writer=writer,
-                model_type="bpe",
-                vocab_size=size,
-                character_coverage=coverage,
-                max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
-                minloglevel=1,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            input=files,
+            model_writer=learned,
+            model_type="bpe",
+            vocab_size=size,
+            character_coverage=coverage,
+            max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
+            minloglevel=2,
+        )
     except RuntimeError as error:
-        sys.exit(f"error: VOCABULARY={size} does not fit this text: {advice(str(error))}")
+        sys.exit(f"error: {advice(size, str(error))}")
+    with open(model, "wb") as file:
+        file.write(learned.getvalue())
 
 
-def advice(complaint: str) -> str:
-    """How to change the size, from sentencepiece's error message."""
+def advice(size: int, complaint: str) -> str:
+    """sentencepiece's error message, or what size to give instead."""
     largest = re.search(r"too high .* <= (\d+)", complaint)
     least = re.search(r"required_chars\. \d+ vs (\d+)", complaint)
     if largest:
-        return f"give {largest.group(1)} or less."
-    return f"give {least.group(1)} or more, to cover its characters." if least else complaint
+        return f"a vocabulary of {size} is too large for this text: give {largest.group(1)} or less."
+    if least:
+        return f"a vocabulary of {size} is too small for this text's characters: give {least.group(1)} or more."
+    return complaint
 
 
 def learn_bpe(size: int, files: List[str]) -> List[str]:
@@ -64,6 +69,8 @@ def learn(kind: str, model: str, size: str, coverage: str, *files: str) -> None:
 
 
 def applier(kind: str, model: str) -> Callable[[str], str]:
+    if not os.path.exists(model):
+        sys.exit(f"error: {model} does not exist: make it first, with segment.py learn")
     if kind == "sentencepiece":
         import sentencepiece
 

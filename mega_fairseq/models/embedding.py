@@ -65,7 +65,7 @@ def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, wher
     if found not in (0, types):
         raise ValueError(
             f"the checkpoint's {name} has {found:,} types and does not fit the {types:,} types of {where}; give the "
-            "data that it was trained on"
+            "data that it was trained on, or another --save-dir to train anew"
         )
 
 
