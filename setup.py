@@ -26,6 +26,8 @@ setup(
     license="MIT",
     author="mega_fairseq contributors",
     python_requires=">=3.8",
+    # The Pythons that were tested; docs/install.md has the versions of the other packages.
+    classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.8", "3.10", "3.11", "3.12", "3.13")],
     packages=find_packages(include=["mega_fairseq", "mega_fairseq.*"]),
     entry_points={"console_scripts": ["mega-fairseq = mega_fairseq.cli.main:main"]},
     install_requires=[

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.commands import ROOT, as_words, fairseq, fresh, on_each_side, preprocess_pairs
 from tests.documents import DOCUMENTS, blocks, commands, options_document, paste
+from tests.released import READS_SAFELY
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 TRANSLATION, LANGUAGE = DOCS / "translation.md", DOCS / "language-modelling.md"
-NEW_TORCH = pytest.mark.skipif(not hasattr(torch.export.Dim, "AUTO"), reason="needs torch 2.6")
+NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
 PYTHON = [README, TRANSLATION, LANGUAGE, DOCS / "modules.md", pytest.param(DOCS / "export.md", marks=NEW_TORCH)]
 
 

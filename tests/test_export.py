@@ -11,6 +11,7 @@ from tests.golden_cases import cases
 from tests.golden_checks import each
 from tests.golden_models import inputs
 from tests.golden_models import translation_model as golden_model
+from tests.released import READS_SAFELY
 from tests.small_models import TYPES, language_model, translation_model
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,10 @@ def loaded(exported):
     return torch.export.load(file).module()
 
 
+NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
+
+
+@NEW_TORCH
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -70,6 +75,13 @@ def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, opti
         torch.testing.assert_close(torch.cat(found, 1), model.get_normalized_probs(whole, True), atol=1e-5, rtol=1e-5)
 
 
+@NEW_TORCH
 def test_a_step_in_chunks_is_refused():
     with pytest.raises(ValueError, match="--decoder-chunk-size is 5, but a graph has no branch for the end of a chunk"):
         export_step(language_model(decoder_chunk_size=5))
+
+
+def test_a_step_needs_torch_2_6(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(RuntimeError, match="torch is 2.5.1, .*; use torch 2.6"):
+        export_step(language_model(decoder_chunk_size=-1))
