@@ -75,3 +75,4 @@ $(READY): setup.py pyproject.toml constraints.txt
 	@$(PIP) --no-deps --no-build-isolation fastBPE >$(FASTBPE_LOG) 2>&1 || echo \
 	  "fastBPE does not build here: BPE=fastbpe and --bpe fastbpe are not available; see $(FASTBPE_LOG)" >&2
 	@touch $@
+	@echo "$(VENV) is ready: run source $(BIN)/activate, then mega-fairseq doctor"
