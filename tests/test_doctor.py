@@ -239,6 +239,8 @@ def test_the_reason_for_no_gpu_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "DRIVER", str(tmp_path))
     assert row("GPU").remedy == "install a torch built for CUDA"
     monkeypatch.setattr(machine, "DRIVER", str(tmp_path / "none"))
+    assert row("GPU")[::2] == ("note", "none found: torch is built for CPUs")
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
     monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("the driver is too old")))
     assert row("GPU")[::2] == ("note", "RuntimeError: the driver is too old")
 

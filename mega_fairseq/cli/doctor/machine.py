@@ -53,7 +53,7 @@ def threads() -> str:
     given = os.environ.get("OMP_NUM_THREADS")
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     setting = f"OMP_NUM_THREADS is {given}" if given else "OMP_NUM_THREADS is not set"
-    found = f"torch uses {count} per process on {usable} CPUs, {busy:.1f} busy; {setting}"
+    found = f"torch uses {count} per process on {usable} CPUs, load average {busy:.1f}; {setting}"
     if count > 1 and (not given or count > math.ceil(usable - busy)):
         raise Limit(found)
     return found
@@ -74,6 +74,8 @@ def gpu() -> str:
 
     if os.path.exists(DRIVER) and not torch.version.cuda:
         raise Problem("NVIDIA's driver is installed, but torch is built for CPUs", "install a torch built for CUDA")
+    if not torch.version.cuda and not torch.version.hip:
+        raise Problem("none found: torch is built for CPUs")
     torch.cuda.init()  # raises the reason if there is none
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     for device in devices:
