@@ -71,9 +71,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
     A beam search reorders the rows of a state by `index_select(0, order)` on its tensors.
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
-        raise RuntimeError(
-            f"torch is {torch.__version__}, which exports no graph for any length; use torch 2.6"
-        )
+        raise RuntimeError(f"torch is {torch.__version__}, which exports no graph for any length; use torch 2.6")
     chunk, dictionary = model.cfg.decoder_chunk_size, model.decoder.dictionary
     if chunk != -1:
         raise ValueError(
