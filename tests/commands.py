@@ -140,7 +140,7 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
     if fault is not None:
         fault()
     try:
-        sys.exit(_entry_point(words[0])())
+        sys.exit(_entry_point(words[0])() or 0)  # multiprocessing of Python 3.8 takes None for a failure
     finally:  # a forked process skips this, and tensorboard would lose its last records
         atexit._run_exitfuncs()
 
