@@ -389,7 +389,7 @@ def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus,
     ]  # fmt: skip
     first = records(train(corpus, tmp_path, *options, updates=2), "valid")[-1]
     assert first["valid_bleu"] > 30
-    best = torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)  # torch 2.4 allows no arrays of BLEU's counts
+    best = torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)  # it has arrays of BLEU
     assert best["extra_state"]["best"] == first["valid_bleu"]
     said = train(corpus, tmp_path, *options, updates=4)
     assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 2 updates\)", said)
