@@ -240,8 +240,9 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"decoder_layers": 10**9}, "invalid model options (--decoder-layers is 1000000000"),
-        ({"decoder_layers": "many"}, "invalid model options"),
+        ({"decoder_layers": 10**9}, "invalid model options (1000000000 layers and "),
+        ({"decoder_layers": 9999}, "invalid model options (9999 layers and "),
+        ({"decoder_layers": "many"}, "invalid model options ('many' layers"),
         ({"decoder_layers": 1}, "do not fit its options"),
         ({"decoder_embed_dim": 8}, "do not fit its options"),
         ({"decoder_embed_dim": -8}, "invalid model options (--decoder-embed-dim is -8"),

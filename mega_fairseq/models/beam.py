@@ -55,7 +55,7 @@ def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderSt
 def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: bool) -> Move:
     if state.blocks[0].cross is None:  # without a source, the sentence of a row is unknown
         return Move(order, None, None, None)
-    sources = state.blocks[0].cross.sources
+    sources = state.blocks[0].cross.keys.size(0)
     beams = rows // sources
     sentence = chosen // beams
     if chosen.numel() % beams or not torch.equal(sentence, sentence[::beams].repeat_interleave(beams)):

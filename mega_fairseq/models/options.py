@@ -147,7 +147,7 @@ Config = TypeVar("Config", bound=ModuleConfig)
 
 def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **known: Any) -> Config:
     """The config of a module of the "encoder" or "decoder": each field from `known` or from its option."""
-    given = {name: known[name] for name in (f.name for f in fields(config)) if name in known}
+    given = {f.name: known[f.name] for f in fields(config) if f.name in known}
     given.update({f.name: _value(cfg, side, f) for f in fields(config) if f.metadata.get("option")})
     return config(side=side, **given)
 

@@ -30,7 +30,9 @@ SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # wha
 
 
 def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
-    """Check the checkpoint that a training of `model` will load; replace a broken one by the newest complete one.
+    """Check the precision of a training and the checkpoint that it will load.
+
+    A broken checkpoint is replaced by the newest complete one.
 
     The first process decides for all, since each may see a different folder. In all of them torch.load may then read
     the plain containers that fairseq saves, also if the plugin was imported without `--user-dir`.

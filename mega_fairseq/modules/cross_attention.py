@@ -68,10 +68,6 @@ class CrossAttentionState(NamedTuple):
     position: int  # the largest number of target tokens that a row has seen
     lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, if they differ
 
-    @property
-    def sources(self) -> int:
-        return self.keys.size(0)
-
     def follow(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
         """Reorders the targets; `sources` (S',) selects the sources that remain, by default all."""
         state = self if self.lengths is None else self._replace(lengths=self.lengths.index_select(0, order))
@@ -133,7 +129,7 @@ class GatedCrossAttention(nn.Module):
                     "share sources with state=project_source(source)"
                 )
             state = self.project_source(source, source_padding_mask)
-        sources = state.keys.size(0)  # not the property, which torch.compile does not trace before torch 2.6
+        sources = state.keys.size(0)
         if sources == 0 or x.size(0) % sources:
             raise ValueError(
                 f"x has {x.size(0)} sequences, not a multiple of the {sources} sources of the state; select the "

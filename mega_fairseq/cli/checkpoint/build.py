@@ -39,6 +39,11 @@ def model_options(checkpoint: Checkpoint) -> Dict[str, Any]:
 def empty_model(checkpoint: Checkpoint) -> nn.Module:
     """The checkpoint's model on the meta device."""
     name, options = checkpoint.word("model"), model_options(checkpoint)
+    for side in MODEL_REGISTRY[name].STACKS:
+        layers = options.get(f"{side}_layers", 0)
+        # Each layer has tensors. Thousands of layers would take a minute and a gigabyte even on the meta device.
+        if not isinstance(layers, int) or layers > len(checkpoint.tensors):
+            raise invalid_options(ValueError(f"{layers!r} layers and {len(checkpoint.tensors)} tensors"))
     target = types_of(checkpoint.tensors, "decoder.embed_tokens")
     source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
     task = SimpleNamespace(source_dictionary=_dictionary(source), target_dictionary=_dictionary(target))
