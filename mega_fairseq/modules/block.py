@@ -97,7 +97,7 @@ class Block(nn.Module):
         """
         if self.dropout_module.on or torch.is_grad_enabled():
             return False
-        if autocast_dtype(next(self.parameters()).device.type) is not None:
+        if any(autocast_dtype(device) is not None for device in ("cpu", "cuda")):
             return False
         ragged = state.cross is not None and not self.cross_attention.takes_step(state.cross)
         return self.mixer.takes_step(state.mixer) and not ragged
