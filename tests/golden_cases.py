@@ -1,4 +1,4 @@
-"""Golden cases: outputs of the released implementation, read from .npz files, and our modules with their weights.
+"""Golden cases: outputs of reference implementations, read from .npz files, and our modules with their weights.
 
 The prefix of a file's name gives the kind of a case; sizes, options and masks come from its config and arrays.
 tests/golden/README.md describes the layout. The files are length-first, the tensors returned here batch-first.
@@ -6,7 +6,7 @@ tests/golden/README.md describes the layout. The files are length-first, the ten
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.modules import (
+    MIXERS,
     POSITION_BIASES,
     DampedEMA,
     FeedForwardConfig,
@@ -34,14 +35,21 @@ VARIABLE = "MEGA_GOLDEN"  # folders to read instead of tests/golden, separated l
 # Prefix of a file name -> kind of case. The longest matching prefix applies, so mega_lm_ is not mega_.
 KINDS = {
     "activations": "activations",
+    "aft_": "mixer",
     "cross_": "cross",
     "ema_": "ema",
+    "flash_": "mixer",
+    "gau_": "mixer",
+    "gmlp_": "mixer",
     "mega_": "mega",
     "mega_lm_": "language model",
     "mega_model_": "translation model",
+    "mha_": "mixer",
+    "mhatw_": "mixer",
     "nffn_": "nffn",
     "relbias_": "relbias",
     "seqnorm_": "seqnorm",
+    "sparse_": "mixer",
 }
 
 # Length-first in the files, batch-first here.
@@ -54,6 +62,11 @@ PLACES = {
     "relbias": ("rel_pos_bias.", "position_bias."),
     "seqnorm": ("norm.", "norm."),
 }
+
+# The mixers other than Mega: their names, options and parameters where ours differ.
+MIXER_NAMES = {"mha": "attention"}
+MIXER_OPTIONS = {"position": "position_bias"}
+MIXER_PARAMETERS = {"norm.": "norm.norm.", "position.": "position_bias."}
 
 
 @dataclass(frozen=True)
@@ -171,8 +184,17 @@ def released_gradients(case: Case) -> Dict[str, Tensor]:
 
 
 def _translated(case: Case, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    if case.kind == "mixer":
+        return {_of_mixer(name): tensor for name, tensor in tensors.items()}
     released, ours = PLACES.get(case.kind, ("", ""))
     return {n[len(ours) :]: t for n, t in translate({released + n: t for n, t in tensors.items()}).items()}
+
+
+def _of_mixer(name: str) -> str:
+    for theirs, ours in MIXER_PARAMETERS.items():
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name
 
 
 # -------------------------------------------------------------------------------------- modules
@@ -225,6 +247,13 @@ def _mega(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     return MovingAverageGatedAttention(GatedAttentionConfig(**{**options, **changes}))
 
 
+def _mixer(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    kind = MIXERS[MIXER_NAMES.get(config["mixer"], config["mixer"])]
+    given = {MIXER_OPTIONS.get(name, name): value for name, value in config.items() if value is not None}
+    known = {field.name for field in fields(kind)}
+    return kind(**{**{name: value for name, value in given.items() if name in known}, **changes}).build().double()
+
+
 def _cross(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     return GatedCrossAttention(GatedCrossAttentionConfig(**{**_attention(config), **changes}))
 
@@ -249,6 +278,7 @@ BUILDERS = {
     "cross": _cross,
     "ema": _ema,
     "mega": _mega,
+    "mixer": _mixer,
     "nffn": _nffn,
     "relbias": _relbias,
     "seqnorm": _seqnorm,

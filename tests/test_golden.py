@@ -29,7 +29,8 @@ def test_every_case_is_of_a_known_kind(path):
         ("mega_lm_ce", "language model"),
         ("mega_model_pre", "translation model"),
         ("mega_softmax", "mega"),
-        *((unknown, None) for unknown in ("megalodon_full", "gau_softmax", "emas", "activation")),
+        ("gau_softmax", "mixer"),
+        *((unknown, None) for unknown in ("megalodon_full", "gated_softmax", "emas", "activation")),
     ],
 )
 def test_the_longest_matching_prefix_gives_the_kind(name, kind, tmp_path):

@@ -10,7 +10,7 @@ import torch
 import mega_fairseq
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import MIXERS, Block, Mixer, MixerConfig
-from mega_fairseq.modules.mixer import batch_size
+from mega_fairseq.modules.mixer_state import batch_size, tensor_at
 
 DIM, BATCH, CHUNK = 8, 3, 4
 PACKAGE = Path(mega_fairseq.__file__).parent
@@ -23,12 +23,6 @@ def mixer(name, **options):
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return made.eval()
-
-
-def tensor_at(state, path):
-    for name in path.split("."):
-        state = getattr(state, name)
-    return state
 
 
 @pytest.mark.parametrize("name", MIXERS)

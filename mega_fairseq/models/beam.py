@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.modules import BlockState, BlockStep
-from mega_fairseq.modules.mixer import batch_size
+from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.linear import Projection
 
 

@@ -44,8 +44,8 @@ class MegaDecoder(FairseqIncrementalDecoder):
         self.cfg, self.padding_idx, dim = cfg, dictionary.pad(), cfg.decoder_embed_dim
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, dim)
-        configs = layer_configs(cfg, "decoder", max_positions, source_dim)
-        self.layers = nn.ModuleList(Block(*configs) for _ in range(cfg.decoder_layers))
+        layers = layer_configs(cfg, "decoder", max_positions, source_dim)
+        self.layers = nn.ModuleList(Block(*configs) for configs in layers)
         self.final_norm = final_norm(cfg, dim, affine_final_norm)
         self.adaptive_softmax, self.output_projection = adaptive_softmax, None
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:

@@ -24,8 +24,7 @@ class MegaEncoder(FairseqEncoder):
         self.cfg, self.padding_idx = cfg, dictionary.pad()
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, cfg.encoder_embed_dim)
-        mixer, feed_forward, _ = layer_configs(cfg, "encoder", max_positions)
-        self.layers = nn.ModuleList(Block(mixer, feed_forward) for _ in range(cfg.encoder_layers))
+        self.layers = nn.ModuleList(Block(*configs) for configs in layer_configs(cfg, "encoder", max_positions))
         self.final_norm = final_norm(cfg, cfg.encoder_embed_dim)
         self.dropout_module = DropoutSwitch()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
@@ -15,16 +16,26 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import WIDEST, MegaOptions, check_at_most, check_sizes, option, warn_unused
+from mega_fairseq.models.options import (
+    WIDEST,
+    MegaOptions,
+    check_at_most,
+    check_mixer_options,
+    check_sizes,
+    option,
+    warn_unused,
+)
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import check_start
+from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive
 
 
 @dataclass
 class MegaLMConfig(MegaOptions):
+    token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim")
     no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm after the last layer")
     adaptive_input: bool = option(False, "narrower embeddings for rarer types")
@@ -58,6 +69,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
             )
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
+        check_mixer_options(cfg, cls.STACKS)
         keep_layers(cfg, "decoder")
         check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
         if task.target_dictionary != dictionary:

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II
@@ -15,10 +16,11 @@ from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import MegaOptions, check_sizes, option, stack_options
+from mega_fairseq.models.options import MegaOptions, check_mixer_options, check_sizes, option, stack_options
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import check_start
+from mega_fairseq.modules import MIXERS
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ class MegaTransformerConfig(MegaOptions):
     share_all_embeddings: bool = option(
         False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
     )
+    encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all encoder layers")
+    decoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all decoder layers")
     # options of the translation task
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
@@ -49,6 +53,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         for side in cls.STACKS:
             check_sizes(cfg, side)
             keep_layers(cfg, side)
+        check_mixer_options(cfg, cls.STACKS)
         _check_sharing(cfg, joined=source == target)
         encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         decoder_embed = encoder_embed

@@ -7,9 +7,10 @@ annotations and no `int | None`.
 import logging
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from typing import Any, Callable, Optional, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from mega_fairseq.modules import (
     MIXERS,
@@ -17,9 +18,11 @@ from mega_fairseq.modules import (
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedCrossAttentionConfig,
+    MixerConfig,
 )
 from mega_fairseq.modules.config import ModuleConfig, check_positive
 from mega_fairseq.modules.damped_ema import check_truncation
+from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -61,6 +64,7 @@ def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]]
         ),
         "embed_path": (Optional[str], option(None, f"file of pre-trained {language} embeddings")),
     }
+    options.update({name: o for name, o in _mixer_options().items() if name not in options})
 
     def add(cls: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
         kinds = {f"{side}_{name}": kind for name, (kind, _) in options.items()}
@@ -72,12 +76,28 @@ def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]]
     return add
 
 
+def _mixer_options() -> Dict[str, Tuple[type, Any]]:
+    """Types and defaults of the options of one stack, without its name, that set fields of the mixers' configs."""
+    found = {}
+    for config in MIXERS.values():
+        for f in fields(config):
+            side, _, name = (f.metadata.get("option") or "").partition("}_")
+            if side == "{side" and name not in found:
+                kind = ChoiceEnum(list(f.metadata["choices"])) if f.metadata.get("choices") else f.type
+                default = (int, -1) if f.default is None else (kind, f.default)
+                found[name] = (default[0], mirror(config, f.name, default[1]))
+    return found
+
+
 @dataclass
 @stack_options("decoder", "target")
 class MegaOptions(FairseqDataclass):
     """Options of any Mega decoder."""
 
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
+    ffn_activation_fn: Optional[str] = option(
+        None, f"activation of feed-forward layers ({', '.join(FEED_FORWARD_ACTIVATIONS)}); by default --activation-fn"
+    )
     attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option("softmax", "attention function")
     rel_pos_bias: ChoiceEnum(list(POSITION_BIASES)) = option(
         "simple", "relative position bias; simple is limited to a chunk or the longest sequence of training"
@@ -154,18 +174,55 @@ def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **known
 
 def _value(cfg: FairseqDataclass, side: str, setting: Field) -> Any:
     value = getattr(cfg, setting.metadata["option"].format(side=side))
-    if value == -1 and setting.default is None:
-        fallback = setting.metadata["fallback"]
-        return getattr(cfg, fallback) if fallback else None
+    fallback = setting.metadata.get("fallback")
+    if value in (None, -1) and (fallback or setting.default is None):
+        value = getattr(cfg, fallback) if fallback else None
     return value.value if isinstance(value, Enum) else value
 
 
-def layer_configs(cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None) -> tuple:
-    """The module configs of one layer of the "encoder" or "decoder", as Block takes them."""
-    known = {"causal": side == "decoder", "max_positions": max_positions, "source_dim": source_dim}
-    mixer, feed_forward, cross = from_options(MIXERS["mega"], cfg, side, **known), None, None
+def mixer_of(cfg: FairseqDataclass, side: str) -> Type[MixerConfig]:
+    """The config class of the token mixer of a stack."""
+    option = _mixer_option(cfg, side)
+    name = getattr(cfg, option)
+    if name not in MIXERS:
+        raise ValueError(f"{_typed(option)} is {name!r}; choose one of {', '.join(MIXERS)}")
+    return MIXERS[name]
+
+
+def _mixer_option(cfg: FairseqDataclass, side: str) -> str:
+    return "token_mixer" if hasattr(cfg, "token_mixer") else f"{side}_token_mixer"
+
+
+def layer_configs(
+    cfg: FairseqDataclass, side: str, max_positions: int, source_dim: Optional[int] = None
+) -> List[tuple]:
+    """The module configs of each layer of the "encoder" or "decoder", as Block takes them."""
+    layers = getattr(cfg, f"{side}_layers")
+    known = {"causal": side == "decoder", "max_positions": max_positions, "source_dim": source_dim, "layers": layers}
+    feed_forward = cross = None
     if getattr(cfg, f"{side}_ffn_embed_dim"):
         feed_forward = from_options(FeedForwardConfig, cfg, side)
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
-    return mixer, feed_forward, cross
+    mixers = (from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers))
+    return [(mixer, feed_forward, cross) for mixer in mixers]
+
+
+def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
+    """Refuses options of token mixers that the model does not use, if they were given."""
+    defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
+    used = {o.format(side=side) for side in sides for config in _configs(cfg, side) for o in config.options().values()}
+    for side in sides:
+        for config in MIXERS.values():
+            for option in (o.format(side=side) for o in config.options().values()):
+                if option not in used and getattr(cfg, option) != getattr(defaults, option):
+                    name = _mixer_option(cfg, side)
+                    raise ValueError(
+                        f"{_typed(option)} is {getattr(cfg, option)} and has no effect with {_typed(name)} "
+                        f"{getattr(cfg, name)}; leave it out"
+                    )
+
+
+def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:
+    translates = side == "decoder" and hasattr(cfg, "encoder_layers")
+    return [mixer_of(cfg, side), FeedForwardConfig, *([GatedCrossAttentionConfig] if translates else [])]

@@ -4,7 +4,8 @@ from mega_fairseq.modules.block import Block, BlockState, BlockStep, MegaBlock
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
 from mega_fairseq.modules.damped_ema import DampedEMA
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
-from mega_fairseq.modules.mixer import Mixer, MixerConfig, MixerState, MixerStep
+from mega_fairseq.modules.mixer import Mixer, MixerConfig, MixerStep
+from mega_fairseq.modules.mixer_state import MixerState
 from mega_fairseq.modules.mixers import MIXERS
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig, GatedAttentionState, MovingAverageGatedAttention
 from mega_fairseq.modules.normalization import SequenceNorm

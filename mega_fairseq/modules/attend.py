@@ -7,16 +7,14 @@ from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
-from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, fused_kernel_runs, weights_at_one_position
 
 
 def check_attention(config: ModuleConfig) -> None:
-    """Checks the options that gated self-attention and gated cross attention share."""
+    """Checks the options that single-head self-attention and cross attention share."""
     config.check_positive("shared_dim", "max_positions")
     config.check_choice("attention", ATTENTION_FUNCTIONS)
     config.check_choice("position_bias", POSITION_BIASES)
-    config.check_choice("activation", ACTIVATIONS)
     if config.position_bias in ("rotary", "rope") and config.shared_dim % 2:
         width = config.name("shared_dim")
         raise ValueError(
@@ -35,11 +33,12 @@ def attend(
     causal: bool = False,
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
+    outer: bool = False,
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0.
 
     If a fused kernel can run, a bias that has the form of extra columns of q and k is used as such, since the kernel
-    would need any other bias as a matrix. Otherwise the bias is a vector over distances.
+    would need any other bias as a matrix. Otherwise the bias is a vector over distances. `outer` is as in `attention`.
     """
     queries, keys = q.size(1), k.size(1)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
@@ -49,7 +48,7 @@ def attend(
         columns = None
     if columns is None:
         bias = position_bias(1 - queries - first_query, keys - first_query, q.device)
-    return attention(q, k, v, function, causal, bias, columns, key_padding, dropout)
+    return attention(q, k, v, function, causal, bias, columns, key_padding, dropout, outer=outer)
 
 
 def weigh_at_one_position(
@@ -59,11 +58,13 @@ def weigh_at_one_position(
     position: int,
     function: str,
     key_padding: Optional[Tensor] = None,
+    outer: bool = False,
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m), for `weighted_sum`."""
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
     bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
-    return weights_at_one_position(q_rows.view_as(q), position_bias.rotate(k, 0), function, bias, key_padding)
+    rotated = position_bias.rotate(k, 0)
+    return weights_at_one_position(q_rows.view_as(q), rotated, function, bias, key_padding, outer=outer)
 
 
 class TabledBias:

@@ -9,7 +9,8 @@ from mega_fairseq.modules.checks import check_state_type
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
-from mega_fairseq.modules.mixer import MixerConfig, MixerState, follow, select
+from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixer_state import MixerState, follow, select
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.ops.padding import Padding
 from mega_fairseq.ops.precision import autocast_dtype
@@ -20,6 +21,7 @@ class BlockState(NamedTuple):
 
     mixer: Optional[MixerState]  # None before the first token
     cross: Optional[CrossAttentionState] = None
+    feed_forward: Optional[Tensor] = None  # (B, floor(D / 2)) the last token before it, with token shift
 
     def follow(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
         """Replaces row i by row order[i]; this state must not be used afterwards.
@@ -28,7 +30,8 @@ class BlockState(NamedTuple):
         `sources`: the sources that remain, None for all.
         """
         mixer = select(self.mixer, order) if last is None else follow(self.mixer, order, last)
-        return BlockState(mixer, None if self.cross is None else self.cross.follow(order, sources))
+        cross = None if self.cross is None else self.cross.follow(order, sources)
+        return BlockState(mixer, cross, None if self.feed_forward is None else self.feed_forward.index_select(0, order))
 
 
 class Block(nn.Module):
@@ -137,7 +140,7 @@ def _in_order(
     need_weights: bool = False,
 ) -> Tuple[Tensor, BlockState, Optional[Tensor]]:
     """Applies the parts of a block in their order, for whole sequences as well as single tokens."""
-    mixer_state, cross_state = (None, None) if state is None else state
+    mixer_state, cross_state, last = BlockState(None) if state is None else state
     weights = None
     mixed = block.mixer(x, mixer_state, padding_mask)
     x, mixer_state = mixed if block.causal else (mixed, None)
@@ -149,5 +152,6 @@ def _in_order(
             weights = block.cross_attention.weights(x, cross_state, padding_mask)
         x, cross_state = read, after
     if block.feed_forward is not None:
-        x = block.feed_forward(x, padding_mask)
-    return x, BlockState(mixer_state, cross_state), weights
+        x = block.feed_forward(x, padding_mask, last)
+        x, last = x if block.feed_forward.config.token_shift else (x, None)
+    return x, BlockState(mixer_state, cross_state, last), weights

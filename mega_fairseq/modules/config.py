@@ -1,21 +1,26 @@
 """The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Dict, Iterable, Optional, Sequence
 
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.modules.projection import INITS
 
 
 def setting(
-    default: Any, help: str, option: Optional[str] = None, symbol: Optional[str] = None, fallback: Optional[str] = None
+    default: Any,
+    help: str,
+    option: Optional[str] = None,
+    symbol: Optional[str] = None,
+    fallback: Optional[str] = None,
+    choices: Sequence[str] = (),
 ) -> Any:
     """A config field with its help text.
 
     `option` is the model option that sets it, as in "{side}_z_dim", and `symbol` the paper's letter for it. If the
-    default is None, -1 in the option stands for None, or for the value of the option `fallback`.
+    default is None, -1 in the option stands for None. An option of -1 or None stands for that of `fallback`, if given.
     """
-    metadata = {"help": help, "option": option, "symbol": symbol, "fallback": fallback}
+    metadata = {"help": help, "option": option, "symbol": symbol, "fallback": fallback, "choices": tuple(choices)}
     return field(default=default, metadata=metadata)
 
 
@@ -38,6 +43,9 @@ class ModuleConfig:
         self.check_choice("norm", NORMS)
         self.check_choice("init", INITS)
         self.check_probability("dropout")
+        for f in fields(self):
+            if f.metadata.get("choices"):
+                self.check_choice(f.name, f.metadata["choices"])
 
     def name(self, field_name: str) -> str:
         """The name for error messages: the command-line option, or the field itself."""

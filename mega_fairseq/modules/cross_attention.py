@@ -47,6 +47,7 @@ class GatedCrossAttentionConfig(ModuleConfig):
         self.set_default("shared_dim", self.dim // 4)
         self.set_default("source_dim", self.dim)
         check_attention(self)
+        self.check_choice("activation", ACTIVATIONS)
         self.check_positive("source_dim")
         self.check_probability("attention_dropout", "hidden_dropout")
         if self.norm in BATCH_NORMS:

@@ -2,60 +2,24 @@
 
 A mixer is one file in `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state of that mixer and, optionally,
 a faster `MixerStep` for single tokens. `mixers.MIXERS` lists them by name. Code outside a mixer's file does not use its
-fields.
-
-A state is a value: a NamedTuple of batch-first tensors, of `KeyValues` for tensors that grow token by token, and of
-such tuples. `select` and `follow` apply to every field, so a new kind of state needs no code for them.
+fields. What is the same for all mixers is written here: norm, residual connection, token shift, pads.
 """
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
+from typing import Dict, NamedTuple, Optional, Tuple, Type, Union
 
 from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence, check_state_shape, check_state_type
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
+from mega_fairseq.modules.mixer_state import MixerState, Shape, Shifted, check_cache, tensor_at
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.chunks import Attend, KeyValues, causal_chunked, chunked
+from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.padding import Padding, to_front
-
-MixerState = Tuple[Any, ...]  # each mixer has its own NamedTuple
-Shape = Tuple[Union[int, str], ...]  # a word matches any size
-
-
-# ------------------------------------------------------------------------------------------- state
-
-
-def select(state: MixerState, order: Tensor) -> MixerState:
-    """Row i of the result is row order[i] of `state`; rows may be repeated or left out."""
-    return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.select(order))
-
-
-def follow(state: MixerState, order: Tensor, last: int) -> MixerState:
-    """`select` for rows that differ from their replacements only in the `last` tokens.
-
-    Caches copy only those tokens, in place, so `state` must not be used afterwards.
-    """
-    return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.follow(order, last))
-
-
-def batch_size(state: MixerState) -> int:
-    """The number of rows of a state."""
-    first = state[0]
-    return first.size(0) if isinstance(first, Tensor) else batch_size(first)
-
-
-def _walk(part: Any, on_tensor: Callable[[Tensor], Tensor], on_cache: Callable[[KeyValues], KeyValues]) -> Any:
-    if isinstance(part, Tensor):
-        return on_tensor(part)
-    if isinstance(part, KeyValues):
-        return on_cache(part)
-    if isinstance(part, tuple):
-        return type(part)(*(_walk(field, on_tensor, on_cache) for field in part))
-    return part
-
+from mega_fairseq.ops.shift import shifted_token, token_shift
 
 # ------------------------------------------------------------------------------------------- config
 
@@ -66,12 +30,14 @@ class MixerConfig(ModuleConfig):
 
     causal: bool = setting(True, "use only the past, and carry a state")
     chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
-    attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
+    token_shift: bool = setting(
+        False, "replace half of each token's channels by those of the token before", "{side}_token_shift"
+    )
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_probability("attention_dropout", "hidden_dropout")
+        self.check_probability("hidden_dropout")
         if self.chunk_size is not None:
             self.check_positive("chunk_size")
         if self.causal and self.norm in BATCH_NORMS:
@@ -103,8 +69,9 @@ class Mixer(nn.Module):
     Causal: `y, state = mixer(x, state, padding_mask)`; otherwise `y = mixer(x, padding_mask=padding_mask)`.
     """
 
-    State: Type[MixerState] = tuple  # of a causal mixer
+    State: Type[MixerState] = tuple  # of a causal mixer, without token shift
     PARTS: Dict[str, str] = {}  # first part of a parameter's name -> what `inspect` counts it as
+    gated_residual = False  # whether `mix` adds the residual itself
 
     def __init__(self, config: MixerConfig):
         super().__init__()
@@ -120,18 +87,37 @@ class Mixer(nn.Module):
         check_padding_mask(padding_mask, x)
         if state is not None:
             self.check_state(state, x)
+        last, state = state if isinstance(state, Shifted) else (None, state)
         x, align, padding = to_front(x, padding_mask, self.reach)
         batch = Batch(x, state, None if align is None else align.lengths, padding)
-        y, state = self.mix(self.norm(x, padding) if c.prenorm else x, batch)
+
+        y = self.norm(x, padding) if c.prenorm else x
+        if c.token_shift:
+            y, last = token_shift(y, last, batch.lengths)
+        y, state = self.mix(y, batch)
+        if not self.gated_residual:
+            y = x + dropped(y, self.rate(c.dropout), c.feature_dropout)
         if not c.prenorm:
             y = self.norm(y, padding)
+
         if align is not None:
             y = align.back(y.masked_fill(padding.unsqueeze(-1), 0.0))
-        return (y, state) if c.causal else y
+        if not c.causal:
+            return y
+        return y, Shifted(last, state) if c.token_shift else state
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
-        """Maps the (normed) input x (B, L, D) to the output, residual included, and the next state if causal."""
+        """Maps the (normed, shifted) input x (B, L, D) to M(x), and the next state if causal."""
         raise NotImplementedError
+
+    def in_chunks(
+        self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: Optional[KeyValues], batch: Batch
+    ) -> Tuple[Tensor, Optional[KeyValues]]:
+        """`attend` in each chunk: q, k (B, L, z), v (B, L, e) -> (B, L, e), and the next cache if causal."""
+        size = self.config.chunk_size
+        if self.config.causal:
+            return causal_chunked(attend, q, k, v, size, cache, batch.lengths)
+        return chunked(attend, q, k, v, size, batch.padding), None
 
     def rate(self, dropout: float) -> float:
         return self.dropout_module.rate(dropout)
@@ -142,19 +128,23 @@ class Mixer(nn.Module):
         return None
 
     def state_shapes(self) -> Dict[str, Shape]:
-        """Shapes of a state's tensors, without the batch, by their path in it, such as "cache.keys"."""
+        """Shapes of a state's tensors, without the batch and token shift, by their path, such as "cache.keys"."""
         raise NotImplementedError
 
     def check_state(self, state: MixerState, x: Tensor) -> None:
         """Raises an error for a state of another module or batch."""
         if not self.config.causal:
             raise ValueError("state was given to a bidirectional layer; only a layer with causal=True has one")
+        if self.config.token_shift:
+            check_state_type(state, Shifted)
+            check_state_shape("state.last", state.last, (x.size(0), x.size(2) // 2))
+            state = state.mixer
         check_state_type(state, self.State)
         for path, shape in self.state_shapes().items():
-            tensor = state
-            for name in path.split("."):
-                tensor = getattr(tensor, name)
-            check_state_shape(f"state.{path}", tensor, (x.size(0), *shape))
+            check_state_shape(f"state.{path}", tensor_at(state, path), (x.size(0), *shape))
+        for name, field in zip(state._fields, state):
+            if isinstance(field, KeyValues):
+                check_cache(f"state.{name}", field, self.config.chunk_size)
 
     def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
         """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""
@@ -166,8 +156,10 @@ class Mixer(nn.Module):
         """Fits a checkpoint's tensors to this mixer's chunk size, in place; raises ValueError if that is impossible."""
 
     def takes_step(self, state: Optional[MixerState]) -> bool:
-        """Whether a single token after `state` may go through `step()`."""
-        return state is not None
+        """Whether a single token after `state` may go through `step()`: all rows must be at the same place."""
+        if isinstance(state, Shifted):
+            state = state.mixer
+        return state is not None and all(not isinstance(f, KeyValues) or f.padding is None for f in state)
 
     def step(self) -> Optional["MixerStep"]:
         """A faster form for single tokens, or None to use `forward`."""
@@ -183,7 +175,7 @@ class Mixer(nn.Module):
     def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
         """Learned position scores: the first distance (key minus query position) and a score for each from there on.
 
-        Covers at most `most` positions; None if no such scores are learned.
+        (n,), or (H, n) for H heads, covers at most `most` positions; None if no such scores are learned.
         """
         return None
 
@@ -196,13 +188,20 @@ class MixerStep:
     """
 
     def __init__(self, mixer: Mixer):
-        self.config, self.norm = mixer.config, mixer.norm
+        self.config, self.norm, self.gated_residual = mixer.config, mixer.norm, mixer.gated_residual
 
     def __call__(self, x: Tensor, state: MixerState, padding_mask: None = None) -> Tuple[Tensor, MixerState]:
-        residual = x.squeeze(1)  # (R, D)
-        y, state = self.mix(self.norm(residual) if self.config.prenorm else residual, residual, state)
-        return (y if self.config.prenorm else self.norm(y)).unsqueeze(1), state
+        c, residual = self.config, x.squeeze(1)  # (R, D)
+        y = self.norm(residual) if c.prenorm else residual
+        if c.token_shift:
+            y, last = shifted_token(y, state.last)
+            state = state.mixer
+        y, state = self.mix(y, residual, state)
+        if not self.gated_residual:
+            y = residual + y
+        y = (y if c.prenorm else self.norm(y)).unsqueeze(1)
+        return y, Shifted(last, state) if c.token_shift else state
 
     def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        """Maps the (normed) token x (R, D) to its output, residual included, and the next state."""
+        """Maps the (normed, shifted) token x (R, D) to M(x), and the next state."""
         raise NotImplementedError

@@ -30,6 +30,10 @@ class PositionBias(nn.Module):
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
         """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated by the biases that do so."""
+        return self.rotate_at(x, torch.arange(first, first + x.size(1), device=x.device))
+
+    def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The same at these positions, (n,) or (B, n)."""
         return x
 
     def learned_scores(self, positions: int, causal: bool) -> Optional[Tuple[int, Tensor]]:
@@ -98,8 +102,8 @@ class RotaryBias(PositionBias):
 class RotaryEmbedding(PositionBias):
     """RoPE: rotates queries and keys, and adds no bias."""
 
-    def rotate(self, x: Tensor, first: int) -> Tensor:
-        return ops.rotate(x, torch.arange(first, first + x.size(1), device=x.device))
+    def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        return ops.rotate(x, positions)
 
 
 class AlibiBias(PositionBias):

@@ -20,6 +20,6 @@ def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
     return layer
 
 
-def side_by_side(first: nn.Linear, second: nn.Linear) -> Projection:
-    """Combines two projections of the same input in one product, packed for a few rows."""
-    return ready_linear(torch.cat([first.weight, second.weight]), torch.cat([first.bias, second.bias]))
+def side_by_side(*layers: nn.Linear) -> Projection:
+    """Combines projections of the same input in one product, packed for a few rows."""
+    return ready_linear(torch.cat([p.weight for p in layers]), torch.cat([p.bias for p in layers]))

@@ -7,11 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _aten = torch.ops.aten
+GELU_SIGMOID = 1.702  # x sigmoid(1.702 x) approximates gelu, in Sparse Transformers
 
 
 class Activation(NamedTuple):
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]  # (gradient, input) -> gradient of the input
+
+
+def _gelu_sigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    gate = torch.sigmoid(GELU_SIGMOID * x)
+    return grad * gate * (1.0 + GELU_SIGMOID * x * (1.0 - gate))
 
 
 def _gelu(approximate: str) -> Activation:
@@ -27,5 +33,6 @@ ACTIVATIONS = {
     "gelu": _gelu("none"),
     "gelu_fast": _gelu("tanh"),
     "gelu_accurate": _gelu("tanh"),
+    "gelu_sigmoid": Activation(lambda x: x * torch.sigmoid(GELU_SIGMOID * x), _gelu_sigmoid_backward),
     "linear": Activation(lambda x: x, lambda grad, x: grad),
 }

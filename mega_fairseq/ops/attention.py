@@ -9,6 +9,9 @@ heads it is (H, n + m - 1), and group g belongs to head g % H: the heads of a se
 (B, n, H, z) -> (B H, n, z). `multiplier`, of either shape, multiplies the weights after f and before dropout. Neither
 is stored as a matrix, and their gradients are vectors too.
 
+tau is sqrt(z) for softmax, else the number N of keys that a row sees. With `outer` (GAU), relu2 is
+relu(q k / sqrt(z) + b)^2 / N: scores and bias are divided by sqrt(N), so that no number is larger than its result.
+
 Four implementations of the same function:
 
     attention_naive   whole matrices and autograd: the reference for tests, and the form for compilers
@@ -29,6 +32,7 @@ from mega_fairseq.ops.attention_scores import (
     MASKED,
     bias_matrix,
     laplace,
+    outer_factor,
     relu2,
     scaled_queries,
     temperature,
@@ -72,12 +76,18 @@ def attention_naive(
     keep: Optional[Tensor] = None,
     scale: float = 1.0,
     multiplier: Optional[Tensor] = None,
+    after: Optional[Tensor] = None,
 ) -> Tensor:
-    """Attention by its definition, for q already divided by tau; `keep` (G, n, m) and `scale` are for dropout."""
+    """Attention by its definition, for q already divided by tau; `keep` (G, n, m) and `scale` are for dropout.
+
+    `after` (G, n, 1) is the `outer_factor`.
+    """
     (_, queries, _), keys = q.shape, k.size(1)
     scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
     if bias is not None:
         scores = _with_vectors(torch.add, scores, _by_index(bias, queries, keys))
+    if after is not None:
+        scores = scores * after
     visible = visible_keys(q, k, causal, key_padding)
     if visible is not None:
         scores = scores.masked_fill(~visible, MASKED)
@@ -111,6 +121,7 @@ def weights_at_one_position(
     bias: Optional[Tensor] = None,
     key_padding: Optional[Tensor] = None,
     multiplier: Optional[Tensor] = None,
+    outer: bool = False,
 ) -> Tensor:
     """The weights of queries (G, n, z) that are all at one position, such as the beams of a sentence: (G, n, m).
 
@@ -119,13 +130,16 @@ def weights_at_one_position(
     """
     dtype = product_dtype(q.device.type, q.dtype)
     q, k = q.to(dtype), k.to(dtype)
-    q, rest = scaled_queries(q, temperature(q[:, :1], k, function, False, key_padding))
+    q, rest = scaled_queries(q, temperature(q[:, :1], k, function, False, key_padding, outer))
     # For a few queries, the CPU's product is twice as fast in this order, tall times narrow.
     scores = torch.bmm(k, q.transpose(1, 2)).transpose(1, 2).to(at_least_float32(q.dtype))
     if rest is not None:
         scores = scores * rest
     if bias is not None:
         scores = _with_vectors(torch.add, scores, bias if bias.dim() == 1 else bias.unsqueeze(1))
+    after = outer_factor(q, k, function, outer, False, key_padding)
+    if after is not None:
+        scores = scores * after
     if key_padding is None:
         weights = weights_of(scores, function)
     else:
@@ -195,6 +209,7 @@ def attention(
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
     multiplier: Optional[Tensor] = None,
+    outer: bool = False,
 ) -> Tensor:
     """Attention in the fastest form for these inputs: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e).
 
@@ -206,13 +221,16 @@ def attention(
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
         if q.size(1) == 1 and columns is None and dropout == 0.0 and not torch.is_grad_enabled():
-            return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier), v).to(dtype)
+            return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer), v).to(
+                dtype
+            )
         bias, multiplier = _with_heads(q, bias, multiplier)
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
         if multiplier is not None or _mask_entries(q, k, causal, bias, key_padding) > tile_size(q):
             fused = False
         tiled = not fused and not is_compiling()
-        factor = temperature(q, k, function, causal, key_padding)
+        factor = temperature(q, k, function, causal, key_padding, outer)
+        after = outer_factor(q, k, function, outer, causal, key_padding)
         q, rest = scaled_queries(q, factor, apart=tiled and columns is None)
         if columns is not None:
             q, k = (torch.cat([t, c.to(t.dtype).expand(t.size(0), -1, -1)], -1) for t, c in zip((q, k), columns))
@@ -220,9 +238,9 @@ def attention(
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
         if tiled:
-            out = tiled_attention(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, rest)
+            out = tiled_attention(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, rest, after)
         else:
-            out = attention_naive(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier)
+            out = attention_naive(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, after)
     return out.to(dtype)
 
 

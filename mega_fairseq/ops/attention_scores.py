@@ -49,12 +49,17 @@ def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: st
 
 
 def temperature(
-    q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor]
+    q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor], outer: bool = False
 ) -> Union[float, Tensor]:
-    """1 / tau, to multiply q by: tau is sqrt(z) for softmax, else the number of keys that each row sees."""
-    queries, keys = q.size(1), k.size(1)
-    if function == "softmax":
+    """1 / tau, to multiply q by: sqrt(z) for softmax and an outer scale, else the number of keys that each row sees."""
+    if function == "softmax" or (outer and function == "relu2"):
         return q.size(-1) ** -0.5
+    return one_over_keys(q, k, causal, key_padding)
+
+
+def one_over_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tensor]) -> Union[float, Tensor]:
+    """1 / the number of keys that each row sees: (n, 1), (G, n, 1) or (G, 1, 1), or one number for all rows."""
+    queries, keys = q.size(1), k.size(1)
     if causal:
         seen = torch.arange(keys - queries + 1, keys + 1, device=q.device)
         if key_padding is not None:
@@ -81,6 +86,17 @@ def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) 
     part = 2.0 ** -round(math.log2(q.size(-1)) / 2)
     rest = torch.as_tensor(factor / part, dtype=torch.float32, device=q.device)
     return q * part, rest.expand(q.size(0), q.size(1), 1)
+
+
+def outer_factor(
+    q: Tensor, k: Tensor, function: str, outer: bool, causal: bool, key_padding: Optional[Tensor]
+) -> Optional[Tensor]:
+    """The factor of scores and bias that divides relu2's weights by the number of keys: (G, n, 1)."""
+    if not outer or function != "relu2":
+        return None
+    dtype = at_least_float32(q.dtype)
+    factor = torch.as_tensor(one_over_keys(q, k, causal, key_padding), dtype=dtype, device=q.device)
+    return factor.sqrt().expand(q.size(0), q.size(1), 1)
 
 
 # ---------------------------------------------------------------------------------------- functions of distance

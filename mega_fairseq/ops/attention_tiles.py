@@ -40,6 +40,7 @@ class _Inputs(NamedTuple):
     key_padding: Optional[Tensor]
     keep: Optional[Tensor]
     rest: Optional[Tensor]  # (G, n, 1)
+    after: Optional[Tensor]  # (G, n, 1)
 
 
 def tiled_attention(
@@ -54,15 +55,16 @@ def tiled_attention(
     scale: float = 1.0,
     multiplier: Optional[Tensor] = None,
     rest: Optional[Tensor] = None,
+    after: Optional[Tensor] = None,
 ) -> Tensor:
     """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
-    return _Tiled.apply(q, k, v, bias, multiplier, key_padding, keep, rest, scale, function, causal)
+    return _Tiled.apply(q, k, v, bias, multiplier, key_padding, keep, rest, after, scale, function, causal)
 
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, bias, multiplier, key_padding, keep, rest, scale, function, causal):
-        inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest)
+    def forward(ctx, q, k, v, bias, multiplier, key_padding, keep, rest, after, scale, function, causal):
+        inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after)
         out = v.new_empty(q.size(0), q.size(1), v.size(2))
         for tile in _tiles(inputs, causal):
             _, weights = _tile_weights(inputs, function, causal, tile)
@@ -80,7 +82,7 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx, dout):
         v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint requires
         inputs = _Inputs(*inputs)
-        q, k, bias, multiplier, _, keep, rest = inputs
+        q, k, bias, multiplier, _, keep, rest, after = inputs
         dq = torch.empty_like(q)
         dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
         dbias, dmultiplier = (
@@ -105,6 +107,8 @@ class _Tiled(torch.autograd.Function):
                     kept = kept * keep[tile[:3]] * ctx.scale
                 _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
                 dscores = weights_backward(grad, scores, weights, ctx.function)
+                if after is not None:
+                    dscores.mul_(after[groups, rows])
                 if bias is not None:
                     _add_vectors(dbias, dscores, inputs, tile)
                 if rest is not None:
@@ -115,7 +119,7 @@ class _Tiled(torch.autograd.Function):
         dbias, dmultiplier = (
             None if t is None else d.to(t.dtype) for t, d in ((bias, dbias), (multiplier, dmultiplier))
         )
-        return dq, dk, dv, dbias, dmultiplier, None, None, None, None, None, None
+        return dq, dk, dv, dbias, dmultiplier, None, None, None, None, None, None, None
 
 
 def tile_size(x: Tensor) -> int:
@@ -141,7 +145,7 @@ def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
 
 def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> Tuple[Tensor, Tensor]:
     """Scores and f(scores), (G', T, keys) each."""
-    q, k, bias, _, key_padding, _, rest = inputs
+    q, k, bias, _, key_padding, _, rest, after = inputs
     groups, rows, keys, _ = tile
     scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(at_least_float32(q.dtype))
     if rest is not None:
@@ -149,6 +153,8 @@ def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> 
     count = rows.stop - rows.start
     if bias is not None:
         _by_head(scores, tile).add_(_matrices(bias, inputs, tile))
+    if after is not None:
+        scores.mul_(after[groups, rows])
     if causal and count > 1:  # only the last `count` keys can be in a row's future
         future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
         scores[..., keys.stop - count :].masked_fill_(future, MASKED)

@@ -59,6 +59,12 @@ class KeyValues(NamedTuple):
             buffer.append(self.keys, self.values)
         return KeyValues(*buffer.append(keys, values), self.padding, buffer)
 
+    def unless_complete(self, chunk_size: Optional[int]) -> "KeyValues":
+        """Itself, or without any tokens if its chunk is complete, since later tokens do not attend to it."""
+        if self.keys.size(1) != chunk_size:
+            return self
+        return KeyValues(*(t.new_empty(t.size(0), 0, t.size(2)) for t in (self.keys, self.values)))
+
     def select(self, order: Tensor) -> "KeyValues":
         """Replaces row i by row order[i]."""
         return KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
@@ -111,6 +117,49 @@ def chunked(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
+class Joined(NamedTuple):
+    """A piece of a sequence behind the unfinished chunk that it continues; index 0 is the first place of a chunk."""
+
+    q: Tensor  # (B, n, z), or (B, m + n, z) if rows were aligned
+    k: Tensor  # (B, m + n, z)
+    v: Tensor  # (B, m + n, e)
+    new: int  # n, the tokens of the piece
+    lengths: Optional[Tensor]  # (B,) real tokens in k and v, if there are pads; real tokens come first
+    align: Optional[Alignment]  # if rows were at different places in their chunks
+    buffer: Optional[Buffer]
+
+    def outputs(self, out: Tensor) -> Tensor:
+        """Outputs for every row of q, in the order of the piece: (B, n, e)."""
+        return out if self.align is None else self.align.back(out)[:, -self.new :]
+
+    def rest(self, chunk_size: Optional[int]) -> KeyValues:
+        """The keys and values that later tokens still see."""
+        return _rest(self.k, self.v, chunk_size, self.lengths, self.buffer)
+
+
+def join(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: Optional[int],
+    cache: Optional[KeyValues] = None,
+    lengths: Optional[Tensor] = None,
+) -> Joined:
+    """Puts the queries, keys and values of a piece (B, n, .) behind `cache`; `lengths` (B,) marks its right padding."""
+    new, padding, buffer = q.size(1), None, None
+    if cache is not None:
+        k, v, padding, buffer = cache.append(k, v, chunk_size)
+    total = k.size(1)
+    if padding is None:
+        return Joined(q, k, v, new, None if lengths is None else lengths + (total - new), None, buffer)
+    # Rows are at different places in their chunks: align each row's keys, and its queries with them.
+    pads = q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
+    align = Alignment.of(torch.cat([padding, pads], 1), crop=True)
+    q = torch.cat([q.new_zeros(q.size(0), total - new, q.size(2)), q], 1)
+    q, k, v = (align.front(t) for t in (q, k, v))
+    return Joined(q, k, v, new, align.lengths, align, None)
+
+
 def causal_chunked(
     attend: Attend,
     q: Tensor,
@@ -124,24 +173,9 @@ def causal_chunked(
 
     `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query sees them.
     """
-    new, align, padding, buffer = q.size(1), None, None, None
-    if cache is not None:
-        k, v, padding, buffer = cache.append(k, v, chunk_size)
-    total = k.size(1)
-    if padding is not None:
-        # Rows are at different positions in their chunks: align each row's keys, and its queries with them.
-        pads = (
-            q.new_zeros((q.size(0), new), dtype=torch.bool) if lengths is None else padding_from_lengths(lengths, new)
-        )
-        align = Alignment.of(torch.cat([padding, pads], 1), crop=True)
-        q = torch.cat([q.new_zeros(q.size(0), total - new, q.size(2)), q], 1)
-        q, k, v, lengths = align.front(q), align.front(k), align.front(v), align.lengths
-    elif lengths is not None:
-        lengths = lengths + (total - new)
-    out = chunked(attend, q, k, v, chunk_size)
-    if align is not None:
-        out = align.back(out)[:, total - new :]
-    return out, _rest(k, v, chunk_size, lengths, buffer)
+    joined = join(q, k, v, chunk_size, cache, lengths)
+    out = chunked(attend, joined.q, joined.k, joined.v, chunk_size)
+    return joined.outputs(out), joined.rest(chunk_size)
 
 
 def _rest(

@@ -22,6 +22,7 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
     NormalizedFeedForward,
 )
+from mega_fairseq.modules.mixers.gau import SCALES
 from tests.properties.contracts import Layer
 
 DIM, SOURCE_DIM = 4, 5
@@ -32,7 +33,7 @@ CHUNKS = (None, 1, 2, 3, 5, 8, 40)
 TRUNCATIONS = (None, 0, 1, 2, 3, 7, 40)
 CAUSAL_NORMS = ("layernorm", "scalenorm", "rmsnorm")
 NORMS = (*CAUSAL_NORMS, "batchnorm", "syncbatchnorm")
-ACTIVATIONS = ("silu", "relu", "gelu", "gelu_fast", "linear")
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_fast", "gelu_sigmoid", "linear")
 
 CAUSAL = ("ema", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
 BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXERS), "bidirectional_block")
@@ -136,67 +137,79 @@ class Recipe:
 seeds = st.integers(0, 2**20)
 
 
-def _attends(norms: Sequence[str]) -> Dict[str, st.SearchStrategy]:
-    """Options shared by self-attention and cross attention. With equal widths the fused kernel is used too."""
+def _layer(norms: Sequence[str]) -> Dict[str, st.SearchStrategy]:
+    """Options of every layer."""
     return {
         "dim": st.just(DIM),
-        "shared_dim": st.sampled_from((2, 4)),
-        "attention": st.sampled_from(FUNCTIONS),
-        "position_bias": st.sampled_from(BIASES),
-        "max_positions": st.just(REACH),
-        "activation": st.sampled_from(ACTIVATIONS),
         "norm": st.sampled_from(norms),
         "norm_affine": st.booleans(),
         "prenorm": st.booleans(),
     }
 
 
+# Options of single-head attention. With equal widths the fused kernel is used too.
+SINGLE_HEAD = {
+    "shared_dim": st.sampled_from((2, 4)),
+    "attention": st.sampled_from(FUNCTIONS),
+    "position_bias": st.sampled_from(BIASES),
+    "max_positions": st.just(REACH),
+}
+
+
 def _ema_options() -> st.SearchStrategy:
     return st.fixed_dictionaries({"ndim": st.integers(1, 3), "truncation": st.sampled_from(TRUNCATIONS)})
 
 
-def mega_options(causal: bool) -> st.SearchStrategy:
-    options = _attends(CAUSAL_NORMS if causal else NORMS)
-    return st.fixed_dictionaries(
-        {
-            **options,
-            "value_dim": st.sampled_from((4, 8)),
-            "ndim": st.integers(1, 3),
-            "chunk_size": st.sampled_from(CHUNKS),
-            "causal": st.just(causal),
-            "truncation": st.sampled_from(TRUNCATIONS),
-        }
-    )
+_GAU = {**SINGLE_HEAD, "value_dim": st.sampled_from((4, 8)), "scale": st.sampled_from(SCALES)}
+
+# Each mixer's own options. Tests fail for a mixer that is missing here.
+MIXER_OPTIONS: Dict[str, Dict[str, st.SearchStrategy]] = {
+    "mega": {
+        **SINGLE_HEAD,
+        "activation": st.sampled_from(ACTIVATIONS),
+        "value_dim": st.sampled_from((4, 8)),
+        "ndim": st.integers(1, 3),
+        "truncation": st.sampled_from(TRUNCATIONS),
+    },
+    "gau": _GAU,
+    "flash": {**_GAU, "chunk_size": st.sampled_from(CHUNKS[1:])},
+}
 
 
-# Each mixer's options, causal or not. Tests fail for a mixer that is missing here.
-MIXER_OPTIONS: Dict[str, Callable[[bool], st.SearchStrategy]] = {"mega": mega_options}
+def mixer_options(name: str, causal: bool) -> st.SearchStrategy:
+    """The options of a mixer, causal or not."""
+    common = {
+        **_layer(CAUSAL_NORMS if causal else NORMS),
+        "causal": st.just(causal),
+        "token_shift": st.booleans(),
+        "chunk_size": st.sampled_from(CHUNKS),
+    }
+    return st.fixed_dictionaries({**common, **MIXER_OPTIONS[name]})
 
 
 def _any_mixer(causal: bool) -> st.SearchStrategy:
-    drawn = (st.fixed_dictionaries({"name": st.just(n), "options": MIXER_OPTIONS[n](causal)}) for n in MIXERS)
+    drawn = (st.fixed_dictionaries({"name": st.just(n), "options": mixer_options(n, causal)}) for n in MIXERS)
     return st.one_of(*drawn)
 
 
 def _cross_options() -> st.SearchStrategy:
-    return st.fixed_dictionaries({**_attends(CAUSAL_NORMS), "source_dim": st.just(SOURCE_DIM)})
+    own = {"activation": st.sampled_from(ACTIVATIONS), "source_dim": st.just(SOURCE_DIM)}
+    return st.fixed_dictionaries({**_layer(CAUSAL_NORMS), **SINGLE_HEAD, **own})
 
 
-def _feed_forward_options(norms: Sequence[str]) -> st.SearchStrategy:
+def _feed_forward_options(norms: Sequence[str], shift: st.SearchStrategy) -> st.SearchStrategy:
     return st.fixed_dictionaries(
         {
-            "dim": st.just(DIM),
+            **_layer(norms),
             "hidden_dim": st.just(6),
-            "activation": st.sampled_from(ACTIVATIONS),
-            "norm": st.sampled_from(norms),
-            "norm_affine": st.booleans(),
-            "prenorm": st.booleans(),
+            "activation": st.sampled_from((*ACTIVATIONS, "geglu")),
+            "token_shift": shift,
         }
     )
 
 
 def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
-    feed_forward = _feed_forward_options(CAUSAL_NORMS if causal else NORMS)
+    feed_forward = _feed_forward_options(CAUSAL_NORMS if causal else NORMS, st.booleans())
     return st.fixed_dictionaries(
         {
             "mixer": _any_mixer(causal),
@@ -209,10 +222,10 @@ def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
 OPTIONS: Dict[str, Callable[[], st.SearchStrategy]] = {
     "ema": _ema_options,
     "bidirectional_ema": _ema_options,
-    **{name: partial(options, True) for name, options in MIXER_OPTIONS.items()},
-    **{f"bidirectional_{name}": partial(options, False) for name, options in MIXER_OPTIONS.items()},
+    **{name: partial(mixer_options, name, True) for name in MIXERS},
+    **{f"bidirectional_{name}": partial(mixer_options, name, False) for name in MIXERS},
     "cross_attention": _cross_options,
-    "feed_forward": lambda: _feed_forward_options(CAUSAL_NORMS),
+    "feed_forward": lambda: _feed_forward_options(CAUSAL_NORMS, st.just(False)),
     "block": lambda: _block_options(True, False),
     "decoder_block": lambda: _block_options(True, True),
     "bidirectional_block": lambda: _block_options(False, False),

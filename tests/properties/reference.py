@@ -55,7 +55,7 @@ def _one_direction(module: DampedEMA, direction: int, x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- attention, eq. 11
 
 
-def _rotated(x: Tensor, position: int) -> Tensor:
+def rotated(x: Tensor, position: int) -> Tensor:
     half = len(x) // 2
     out = []
     for i in range(len(x)):
@@ -83,7 +83,7 @@ def _bias(module: nn.Module, kind: str, query: int, key: int, causal: bool):
     if kind == "simple":
         return bias.weight[len(bias.weight) // 2 + key - query]  # distance 0 is in the middle
     if kind == "rotary":
-        return (_rotated(bias.a, query) * _rotated(bias.b, key)).sum()
+        return (rotated(bias.a, query) * rotated(bias.b, key)).sum()
     if kind == "alibi":
         return -abs(query - key) / 256.0
     return bias.weight[_bucket(key - query, causal)] if kind == "t5" else 0.0
@@ -95,16 +95,17 @@ def _attend(module: nn.Module, queries: List[Tensor], keys: List[Tensor], values
     outputs = []
     for i, query in enumerate(queries):
         seen = range(i + 1) if causal else range(len(keys))
-        tau = math.sqrt(c.shared_dim) if c.attention == "softmax" else float(len(seen))
+        outer = c.attention == "relu2" and getattr(c, "scale", "inner") == "outer"
+        tau = math.sqrt(c.shared_dim) if outer or c.attention == "softmax" else float(len(seen))
         scores = []
         for j in seen:
-            q, k = (_rotated(query, i), _rotated(keys[j], j)) if c.position_bias == "rope" else (query, keys[j])
+            q, k = (rotated(query, i), rotated(keys[j], j)) if c.position_bias == "rope" else (query, keys[j])
             scores.append((q * k).sum() / tau + _bias(module, c.position_bias, i, j, causal))
         s = torch.stack(scores)
         if c.attention == "softmax":
             weights = torch.exp(s - s.max()) / torch.exp(s - s.max()).sum()
         elif c.attention == "relu2":
-            weights = torch.relu(s) ** 2
+            weights = torch.relu(s) ** 2 / (len(seen) if outer else 1)
         else:
             weights = 0.5 * (1.0 + torch.erf((s - 0.707107) / (0.282095 * math.sqrt(2.0))))
         outputs.append(sum(weights[n] * values[j] for n, j in enumerate(seen)))
@@ -137,47 +138,63 @@ ACTIVATIONS = {
     "gelu": lambda x: 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0))),
     "gelu_fast": _gelu_tanh,
     "gelu_accurate": _gelu_tanh,
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "linear": lambda x: x,
 }
 
 
-def _project(linear: nn.Linear, x: Tensor) -> Tensor:
+def project(linear: nn.Linear, x: Tensor) -> Tensor:
     return x @ linear.weight.t() + linear.bias
 
 
 # ------------------------------------------------------------------------------------------- layers
 
 
-def gated_attention(module: MovingAverageGatedAttention, x: Tensor) -> Tensor:
+def token_mixer(mix: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> Callable[[nn.Module, Tensor], Tensor]:
+    """The layer of `mix(module, h, x)`, which maps the normed and shifted h (n, D) and adds the residual x."""
+
+    def layer(module: nn.Module, x: Tensor) -> Tensor:
+        c = module.config
+        h = norm(module.norm, x) if c.prenorm else x
+        if c.token_shift:
+            before = torch.cat([torch.zeros_like(h[:1]), h[:-1]])
+            h = torch.cat([before[:, : c.dim // 2], h[:, c.dim // 2 :]], 1)
+        y = mix(module, h, x)
+        return y if c.prenorm else norm(module.norm, y)
+
+    return layer
+
+
+def in_chunks(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Single-head attention in chunks: (n, e)."""
+    c, size = module.config, module.config.chunk_size or len(queries)
+    chunks = [slice(start, start + size) for start in range(0, len(queries), size)]
+    return torch.cat([_attend(module, list(queries[s]), list(keys[s]), values[s], c.causal) for s in chunks])
+
+
+@token_mixer
+def gated_attention(module: MovingAverageGatedAttention, h: Tensor, x: Tensor) -> Tensor:
     """Eq. 6-15 for x (n, D)."""
     c, act = module.config, ACTIVATIONS[module.config.activation]
-    normed = norm(module.norm, x) if c.prenorm else x
-    averaged = ema(module.ema, normed)  # X'
-    shared = silu(_project(module.shared, averaged))  # Z
+    averaged = ema(module.ema, h)  # X'
+    shared = silu(project(module.shared, averaged))  # Z
     queries, keys = (shared * module.kappa[i] + module.mu[i] for i in (0, 1))
-    values = act(_project(module.values, normed))  # V, from X
-    chunk = c.chunk_size or len(x)
-    attended = torch.cat(
-        [
-            _attend(module, list(queries[s : s + chunk]), list(keys[s : s + chunk]), values[s : s + chunk], c.causal)
-            for s in range(0, len(x), chunk)
-        ]
-    )
-    update, reset, candidate = _project(module.gates, averaged).split([c.dim, c.value_dim, c.dim], -1)
-    candidate = act(candidate + _project(module.hidden, silu(reset) * attended))
+    values = act(project(module.values, h))  # V, from X
+    attended = in_chunks(module, queries, keys, values)
+    update, reset, candidate = project(module.gates, averaged).split([c.dim, c.value_dim, c.dim], -1)
+    candidate = act(candidate + project(module.hidden, silu(reset) * attended))
     gate = torch.sigmoid(update)
-    y = gate * candidate + (1.0 - gate) * x
-    return y if c.prenorm else norm(module.norm, y)
+    return gate * candidate + (1.0 - gate) * x
 
 
 def cross_attention(module: GatedCrossAttention, source: Tensor, x: Tensor) -> Tensor:
     """Target x (n, D), source (m, S) -> (n, D)."""
     c, act = module.config, ACTIVATIONS[module.config.activation]
     normed = norm(module.norm, x) if c.prenorm else x
-    queries, keys = _project(module.queries, normed), _project(module.keys, source)
-    attended = _attend(module, list(queries), list(keys), act(_project(module.values, source)), False)
-    update, reset = _project(module.gates, normed).split(c.dim, -1)
-    candidate = act(_project(module.hidden, silu(reset) * attended))
+    queries, keys = project(module.queries, normed), project(module.keys, source)
+    attended = _attend(module, list(queries), list(keys), act(project(module.values, source)), False)
+    update, reset = project(module.gates, normed).split(c.dim, -1)
+    candidate = act(project(module.hidden, silu(reset) * attended))
     y = x + torch.sigmoid(update) * (candidate - x)
     return y if c.prenorm else norm(module.norm, y)
 
@@ -185,8 +202,9 @@ def cross_attention(module: GatedCrossAttention, source: Tensor, x: Tensor) -> T
 def feed_forward(module: NormalizedFeedForward, x: Tensor) -> Tensor:
     c = module.config
     normed = norm(module.norm, x) if c.prenorm else x
-    y = x + _project(module.contract, ACTIVATIONS[c.activation](_project(module.expand, normed)))
+    if c.activation == "geglu":
+        hidden = ACTIVATIONS["gelu"](project(module.expand, normed)) * project(module.gate, normed)
+    else:
+        hidden = ACTIVATIONS[c.activation](project(module.expand, normed))
+    y = x + project(module.contract, hidden)
     return y if c.prenorm else norm(module.norm, y)
-
-
-MIXERS = {"mega": gated_attention}  # the reference of each token mixer

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.modules import MIXERS
-from tests.properties import reference
+from tests.properties import reference, reference_mixers
 from tests.properties.contracts import check_equals_reference
 from tests.properties.layers import DIM, SOURCE_DIM, layouts, random_input, reading, recipes, seeds
 
@@ -13,8 +13,8 @@ lengths = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 11, 13))
 KINDS = {
     "ema": reference.ema,
     "bidirectional_ema": reference.ema,
-    **{name: reference.MIXERS[name] for name in MIXERS},
-    **{f"bidirectional_{name}": reference.MIXERS[name] for name in MIXERS},
+    **{name: reference_mixers.MIXERS[name] for name in MIXERS},
+    **{f"bidirectional_{name}": reference_mixers.MIXERS[name] for name in MIXERS},
     "feed_forward": reference.feed_forward,
 }
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.modules import MIXERS
-from mega_fairseq.modules.mixer import batch_size, follow, select
+from mega_fairseq.modules.mixer_state import batch_size, follow, select
 from tests.properties.contracts import (
     assert_close,
     check_ragged_pieces,

@@ -3,6 +3,12 @@
 from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixers.flash import FlashConfig
+from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
 
-MIXERS: Dict[str, Type[MixerConfig]] = {"mega": GatedAttentionConfig}
+MIXERS: Dict[str, Type[MixerConfig]] = {
+    "mega": GatedAttentionConfig,
+    "gau": GAUConfig,
+    "flash": FlashConfig,
+}

@@ -1,23 +1,22 @@
 """Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15)."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import TabledBias, attend, check_attention, weigh_at_one_position
-from mega_fairseq.modules.checks import check_state_shape
+from mega_fairseq.modules.attend import TabledBias, weigh_at_one_position
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
-from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep, Shape
-from mega_fairseq.modules.position_bias import POSITION_BIASES
+from mega_fairseq.modules.mixer import Batch, MixerStep
+from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
+from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, position_bias
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
-from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
+from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.ema import ema, ema_window_step, window_taps
 from mega_fairseq.ops.gating import activated_linear, gated_output
@@ -26,26 +25,20 @@ from mega_fairseq.ops.precision import at_least_float32
 
 
 @dataclass(frozen=True)
-class GatedAttentionConfig(MixerConfig):
+class GatedAttentionConfig(SingleHeadConfig):
     """Options of moving average equipped gated attention (eq. 6-15)."""
 
-    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
-    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
     ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
     truncation: Optional[int] = setting(
         None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length", fallback="truncation_length"
     )
     attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
-    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
-    max_positions: int = setting(1024, "reach of position bias simple without chunks")
     activation: str = setting("silu", "activation of values and candidate, not of the gates", "activation_fn")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.set_default("shared_dim", self.dim // 4)
-        self.set_default("value_dim", 2 * self.dim)
-        check_attention(self)
-        self.check_positive("value_dim", "ndim")
+        self.check_choice("activation", ACTIVATIONS)
+        self.check_positive("ndim")
         check_truncation(self.truncation, self.name("truncation"))
 
     def build(self) -> "MovingAverageGatedAttention":
@@ -59,11 +52,12 @@ class GatedAttentionState(NamedTuple):
     cache: KeyValues  # keys (B, m, z), values (B, m, v)
 
 
-class MovingAverageGatedAttention(Mixer):
+class MovingAverageGatedAttention(SingleHeadMixer):
     """Mega's token mixer, including its gates and residual connection."""
 
     State = GatedAttentionState
     PARTS = {"ema": "EMA"}
+    gated_residual = True
 
     def __init__(self, config: GatedAttentionConfig):
         super().__init__(config)
@@ -76,7 +70,7 @@ class MovingAverageGatedAttention(Mixer):
         self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))  # scale and offset of queries (0) and keys (1)
         self.mu = nn.Parameter(torch.zeros(2, c.shared_dim))
         nn.init.normal_(self.kappa, 0.0, RELEASED_STD) if c.init == "released" else nn.init.ones_(self.kappa)
-        self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
+        self.position_bias = position_bias(c)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
         c, state = self.config, batch.state
@@ -90,26 +84,13 @@ class MovingAverageGatedAttention(Mixer):
         queries, keys = (torch.addcmul(self.mu[i], shared, self.kappa[i]) for i in (0, 1))  # eq. 8-9
 
         cache = None if state is None else state.cache
-        if c.causal:
-            attended, cache = causal_chunked(self._attend, queries, keys, values, c.chunk_size, cache, batch.lengths)
-        else:
-            attended = chunked(self._attend, queries, keys, values, c.chunk_size, batch.padding)  # O (B, L, v), eq. 11
+        attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
 
         shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
         keep, scale = keep_mask(shape, self.rate(c.dropout), x.device)
         gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
         y = gated_output(x, attended, batch.residual, gates, hidden, c.activation, keep, scale)  # Y, eq. 12-15
         return y, GatedAttentionState(ema_state, cache) if c.causal else None
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """Attention within groups, with the last query at the position of the last key."""
-        c = self.config
-        first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
-        return attend(q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout)
-
-    @property
-    def reach(self) -> Optional[int]:
-        return None if self.config.chunk_size is not None else self.position_bias.reach
 
     def state_shapes(self) -> Dict[str, Shape]:
         c = self.config
@@ -119,37 +100,6 @@ class MovingAverageGatedAttention(Mixer):
             "cache.keys": (length, c.shared_dim),
             "cache.values": (length, c.value_dim),
         }
-
-    def check_state(self, state: GatedAttentionState, x: Tensor) -> None:
-        super().check_state(state, x)
-        chunk, (keys, values, padding, _) = self.config.chunk_size, state.cache
-        check_state_shape("state.cache.values", values, (*keys.shape[:2], values.size(2)))
-        if padding is not None:
-            check_state_shape("state.cache.padding", padding, keys.shape[:2])
-        if chunk is not None and keys.size(1) >= chunk:
-            raise ValueError(
-                f"state.cache.keys has {keys.size(1)} keys and chunk_size is {chunk}: an unfinished chunk has "
-                "up to chunk_size - 1; use the chunk_size that the state was made with"
-            )
-
-    def with_chunk(self, chunk_size: Optional[int]) -> "MovingAverageGatedAttention":
-        learned = self.position_bias.reach
-        if learned is not None and (chunk_size is None or not 0 < chunk_size <= learned):
-            raise ValueError(self._beyond(chunk_size, learned))
-        return super().with_chunk(chunk_size)
-
-    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        self.position_bias.adapt(stored, f"{prefix}position_bias.", partial(self._beyond, self.config.chunk_size))
-
-    def _beyond(self, wanted: Optional[int], learned: int) -> str:
-        chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
-        return (
-            f"{chunk_size} is {-1 if wanted is None else wanted} and this model's position bias 'simple' reaches "
-            f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
-        )
-
-    def takes_step(self, state: Optional[GatedAttentionState]) -> bool:
-        return state is not None and state.cache.padding is None
 
     def step(self) -> "GatedAttentionStep":
         return GatedAttentionStep(self)
@@ -164,10 +114,6 @@ class MovingAverageGatedAttention(Mixer):
             }
             for direction, name in enumerate(names)
         }
-
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        c = self.config
-        return self.position_bias.learned_scores(min(c.chunk_size or c.max_positions, most), c.causal)
 
 
 class GatedAttentionStep(MixerStep):
@@ -206,6 +152,4 @@ class GatedAttentionStep(MixerStep):
         attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
         hidden = self.hidden(F.silu(reset) * attended)
         y = torch.lerp(residual, self.activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
-        if cache.keys.size(1) == c.chunk_size:  # the chunk is complete: later tokens do not attend to it
-            cache = KeyValues(keys.new_empty(len(keys), 0, c.shared_dim), values.new_empty(len(keys), 0, c.value_dim))
-        return y, GatedAttentionState(ema_state, cache)
+        return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))

@@ -1,0 +1,74 @@
+"""What token mixers with single-head attention share, such as Mega and GAU: its options, position bias and chunks."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Dict, Optional, Tuple
+
+from torch import Tensor
+
+from mega_fairseq.modules.attend import attend, check_attention
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.mixer import Mixer, MixerConfig
+from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
+
+
+@dataclass(frozen=True)
+class SingleHeadConfig(MixerConfig):
+    """Options of a mixer with single-head attention; subclasses add `attention`, its function."""
+
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
+    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
+    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
+    max_positions: int = setting(1024, "reach of position bias simple without chunks")
+    attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_default("shared_dim", self.dim // 4)
+        self.set_default("value_dim", 2 * self.dim)
+        check_attention(self)
+        self.check_positive("value_dim")
+        self.check_probability("attention_dropout")
+
+
+def position_bias(c: SingleHeadConfig) -> PositionBias:
+    return POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
+
+
+class SingleHeadMixer(Mixer):
+    """A mixer with attention in chunks and a `position_bias`, which limits the chunk size if it is a table."""
+
+    position_bias: PositionBias
+    outer_scale = False  # see `attention`
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        """Attention within groups, with the last query at the position of the last key."""
+        c = self.config
+        first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
+        return attend(
+            q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout, self.outer_scale
+        )
+
+    @property
+    def reach(self) -> Optional[int]:
+        return None if self.config.chunk_size is not None else self.position_bias.reach
+
+    def with_chunk(self, chunk_size: Optional[int]) -> "SingleHeadMixer":
+        learned = self.position_bias.reach
+        if learned is not None and (chunk_size is None or not 0 < chunk_size <= learned):
+            raise ValueError(self._beyond(chunk_size, learned))
+        return super().with_chunk(chunk_size)
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        self.position_bias.adapt(stored, f"{prefix}position_bias.", partial(self._beyond, self.config.chunk_size))
+
+    def _beyond(self, wanted: Optional[int], learned: int) -> str:
+        chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
+        return (
+            f"{chunk_size} is {-1 if wanted is None else wanted} and this model's position bias 'simple' reaches "
+            f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
+        )
+
+    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+        c = self.config
+        return self.position_bias.learned_scores(min(c.chunk_size or c.max_positions, most), c.causal)

@@ -1,0 +1,89 @@
+"""Learned tables over the places of a window: w(t - u), alpha(t), beta(u), gamma(t) (the time weighting of RWKV).
+
+Attention with time weighting, gMLP and AFT share them. A place is counted from the start of its chunk.
+"""
+
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.mixer import Mixer, MixerConfig
+
+
+@dataclass(frozen=True)
+class TimeConfig(MixerConfig):
+    """Options of mixers with heads and tables over the places of a window, which is a chunk."""
+
+    heads: int = setting(8, "number of heads", "{side}_attention_heads")
+    beta: bool = setting(False, "learned weight of each place of a key in its chunk", "{side}_time_beta")
+    gamma: bool = setting(False, "learned factor of each place of an output in its chunk", "{side}_time_gamma")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("heads")
+        if self.tabled and self.chunk_size is None:
+            raise ValueError(
+                f"{self.name('chunk_size')} is {-1 if self.side else None} and this mixer learns tables over the "
+                "places of a chunk; give a number of tokens"
+            )
+
+    @property
+    def tabled(self) -> bool:
+        """Whether there is any table, so that the chunk size is fixed in training."""
+        return True
+
+    def check_heads(self, width: int, what: str) -> None:
+        if width % self.heads:
+            raise ValueError(f"{self.name('heads')} is {self.heads} and does not divide the {what}, {width}")
+
+
+class TimeMixer(Mixer):
+    """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
+
+    TABLES: Tuple[str, ...] = ()  # names of the parameters whose last dimension grows with the chunk
+
+    def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
+        if self.config.tabled and chunk_size != self.config.chunk_size:
+            raise ValueError(self._other(chunk_size, self.config.chunk_size))
+        return super().with_chunk(chunk_size)
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        for name in self.TABLES:
+            table, own = stored.get(f"{prefix}{name}"), getattr(self, name)
+            if table is not None and own is not None and table.shape != own.shape:
+                places = table.size(-1) if self.config.causal or name not in DISTANCES else (table.size(-1) + 1) // 2
+                raise ValueError(self._other(self.config.chunk_size, places))
+
+    def _other(self, wanted: Optional[int], learned: int) -> str:
+        name = self.config.name("chunk_size")
+        return (
+            f"{name} is {-1 if wanted is None else wanted} and this model learned tables over the {learned} places "
+            f"of a chunk; evaluate with {name} {learned}"
+        )
+
+
+DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
+
+
+def distance_table(config: TimeConfig, reach: int, logarithm: bool) -> nn.Parameter:
+    """w_h(k) = -k T^(-(h+1)/(H-1)), 0 for the last head (RWKV's curves); or e^w divided by its sum."""
+    heads = config.heads
+    slopes = torch.tensor([reach ** (-(h + 1) / (heads - 1)) for h in range(heads - 1)] + [0.0])
+    first = 0 if config.causal else 1 - reach
+    weight = -torch.arange(first, reach).abs() * slopes.unsqueeze(1)  # (H, T) or (H, 2 T - 1), by t - u
+    return nn.Parameter(weight if logarithm else torch.softmax(weight, -1))
+
+
+def by_distance(table: Tensor, causal: bool, queries: int, keys: int) -> Tensor:
+    """A table over t - u as vectors over key - query, as `attention` takes them: (H, n + m - 1).
+
+    The last query is at the place of the last key.
+    """
+    zero = 0 if causal else table.size(-1) // 2  # the index of distance 0
+    future = max(0, queries - 1) if not causal else 0
+    part = table[:, max(0, zero - future) : zero + keys].flip(-1)  # t - u = keys - 1 .. -future
+    missing = queries - 1 - future
+    return part if missing == 0 else torch.cat([part, part.new_zeros(part.size(0), missing)], -1)
