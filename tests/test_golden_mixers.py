@@ -6,6 +6,7 @@ The reference is in double precision. Differences in single precision are those 
 import pytest
 import torch
 
+from mega_fairseq.ops.sparse_attention import visible_places
 from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_outputs, each
@@ -61,3 +62,9 @@ def test_the_memory_of_flash_equals_the_reference_for_any_split(case):
         state = state.mixer if case.config["token_shift"] else state
         assert_outputs(state.memory, case.outputs["state_memory"], f"memory after pieces of {sizes}", EXACT)
         assert state.finished.tolist() == case.outputs["state_finished"].tolist()
+
+
+@each("mixer", where=lambda case: "mask" in case.outputs)
+def test_sparse_attention_sees_the_places_of_the_reference(case):
+    sparsity, mask = golden.build(case).config.sparsity, case.outputs["mask"]
+    assert torch.equal(visible_places(sparsity, *mask.shape[:2]), mask)

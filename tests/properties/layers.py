@@ -5,7 +5,7 @@ Parameters are far from their initial values, because layers with weights near z
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from hypothesis import strategies as st
@@ -23,6 +23,7 @@ from mega_fairseq.modules import (
     NormalizedFeedForward,
 )
 from mega_fairseq.modules.mixers.gau import SCALES
+from mega_fairseq.modules.mixers.sparse import COMBINATIONS
 from tests.properties.contracts import Layer
 
 DIM, SOURCE_DIM = 4, 5
@@ -162,8 +163,24 @@ def _ema_options() -> st.SearchStrategy:
 
 _GAU = {**SINGLE_HEAD, "value_dim": st.sampled_from((4, 8)), "scale": st.sampled_from(SCALES)}
 
-# Each mixer's own options. Tests fail for a mixer that is missing here.
-MIXER_OPTIONS: Dict[str, Dict[str, st.SearchStrategy]] = {
+_SPARSE = {
+    "heads": st.sampled_from((1, 2)),
+    "rotary_dims": st.sampled_from((0, 2)),
+    "combine": st.sampled_from(COMBINATIONS),
+    "layer": st.integers(0, 1),
+}
+_STRIDED = {**_SPARSE, "pattern": st.just("strided"), "stride": st.sampled_from((1, 2, 3, 5, 8))}
+_FIXED = {
+    **_SPARSE,
+    "pattern": st.just("fixed"),
+    "stride": st.sampled_from((4, 5, 7)),
+    "summary": st.integers(1, 2),
+    "subblocks": st.integers(1, 2),
+}
+
+# Each mixer's own options, or a strategy for them where they depend on each other. Tests fail for a mixer that is
+# missing here.
+MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]] = {
     "mega": {
         **SINGLE_HEAD,
         "activation": st.sampled_from(ACTIVATIONS),
@@ -173,6 +190,7 @@ MIXER_OPTIONS: Dict[str, Dict[str, st.SearchStrategy]] = {
     },
     "gau": _GAU,
     "flash": {**_GAU, "chunk_size": st.sampled_from(CHUNKS[1:])},
+    "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
 }
 
 
@@ -184,7 +202,10 @@ def mixer_options(name: str, causal: bool) -> st.SearchStrategy:
         "token_shift": st.booleans(),
         "chunk_size": st.sampled_from(CHUNKS),
     }
-    return st.fixed_dictionaries({**common, **MIXER_OPTIONS[name]})
+    own = MIXER_OPTIONS[name]
+    if isinstance(own, dict):
+        return st.fixed_dictionaries({**common, **own})
+    return st.builds(lambda shared, options: {**shared, **options}, st.fixed_dictionaries(common), own)
 
 
 def _any_mixer(causal: bool) -> st.SearchStrategy:

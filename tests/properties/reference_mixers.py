@@ -36,4 +36,44 @@ def flash(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return _gated(module, h, x, quad + torch.stack(outputs))
 
 
-MIXERS = {"mega": gated_attention, "gau": gau, "flash": flash}
+def _sees(c, head: int, i: int, j: int) -> bool:
+    """Whether sparse attention's query at place i of a window sees the key at place j."""
+    sets = ["first", "second"]
+    if c.combine == "interleaved":
+        sets = [sets[c.layer % 2]]
+    elif c.combine == "heads":
+        sets, head = [sets[head % 2]], head // 2
+    if c.causal and j > i:
+        return False
+    if c.pattern == "strided":
+        return ("first" in sets and abs(i - j) <= c.stride) or ("second" in sets and (i - j) % c.stride == 0)
+    from_end = c.stride - 1 - j % c.stride
+    same_block = i // c.stride == j // c.stride
+    return ("first" in sets and same_block) or ("second" in sets and from_end // c.summary == head % c.subblocks)
+
+
+@token_mixer
+def sparse(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+    c, outputs = module.config, []
+    window, width = c.chunk_size or len(h), c.dim // c.heads
+    queries, keys, values = (project(p, h) for p in (module.query, module.key, module.value))
+    for t in range(len(h)):
+        start, heads = t - t % window, []
+        for head in range(c.heads):
+            own = slice(head * width, (head + 1) * width)
+
+            def turned(row: Tensor, place: int) -> Tensor:
+                return torch.cat([rotated(row[: c.rotary_dims], place), row[c.rotary_dims :]]) if c.rotary_dims else row
+
+            seen = [u for u in range(start, min(start + window, len(h))) if _sees(c, head, t - start, u - start)]
+            if not seen:
+                heads.append(torch.zeros_like(values[t, own]))
+                continue
+            query = turned(queries[t, own], t - start)
+            scores = torch.stack([(query * turned(keys[u, own], u - start)).sum() / width**0.5 for u in seen])
+            heads.append(sum(w * values[u, own] for w, u in zip(torch.softmax(scores, 0), seen)))
+        outputs.append(torch.cat(heads))
+    return x + project(module.output, torch.stack(outputs))
+
+
+MIXERS = {"mega": gated_attention, "gau": gau, "flash": flash, "sparse": sparse}

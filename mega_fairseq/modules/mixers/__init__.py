@@ -6,9 +6,11 @@ from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
+from mega_fairseq.modules.mixers.sparse import SparseConfig
 
 MIXERS: Dict[str, Type[MixerConfig]] = {
     "mega": GatedAttentionConfig,
     "gau": GAUConfig,
     "flash": FlashConfig,
+    "sparse": SparseConfig,
 }
