@@ -37,7 +37,9 @@ class TimeConfig(MixerConfig):
 
     def check_heads(self, width: int, what: str) -> None:
         if width % self.heads:
-            raise ValueError(f"{self.name('heads')} is {self.heads} and does not divide the {what}, {width}")
+            raise ValueError(
+                f"{self.name('heads')} is {self.heads} and does not divide the {what}, {width}; give a divisor of it"
+            )
 
 
 class TimeMixer(Mixer):
@@ -46,9 +48,10 @@ class TimeMixer(Mixer):
     TABLES: Tuple[str, ...] = ()  # names of the parameters whose last dimension grows with the chunk
 
     def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
+        twin = super().with_chunk(chunk_size)
         if self.config.tabled and chunk_size != self.config.chunk_size:
             raise ValueError(self._other(chunk_size, self.config.chunk_size))
-        return super().with_chunk(chunk_size)
+        return twin
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         for name in self.TABLES:
@@ -68,12 +71,17 @@ class TimeMixer(Mixer):
 DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
 
 
-def distance_table(config: TimeConfig, reach: int, logarithm: bool) -> nn.Parameter:
-    """w_h(k) = -k T^(-(h+1)/(H-1)), 0 for the last head (RWKV's curves); or e^w divided by its sum."""
+def curves(config: TimeConfig, reach: int) -> Tensor:
+    """w_h(k) = -k T^(-(h+1)/(H-1)), and 0 for the last head (RWKV): (H, T) or (H, 2 T - 1), by t - u."""
     heads = config.heads
     slopes = torch.tensor([reach ** (-(h + 1) / (heads - 1)) for h in range(heads - 1)] + [0.0])
     first = 0 if config.causal else 1 - reach
-    weight = -torch.arange(first, reach).abs() * slopes.unsqueeze(1)  # (H, T) or (H, 2 T - 1), by t - u
+    return -torch.arange(first, reach).abs() * slopes.unsqueeze(1)
+
+
+def distance_table(config: TimeConfig, reach: int, logarithm: bool) -> nn.Parameter:
+    """The `curves` w, or e^w divided by its sum."""
+    weight = curves(config, reach)
     return nn.Parameter(weight if logarithm else torch.softmax(weight, -1))
 
 
@@ -87,3 +95,10 @@ def by_distance(table: Tensor, causal: bool, queries: int, keys: int) -> Tensor:
     part = table[:, max(0, zero - future) : zero + keys].flip(-1)  # t - u = keys - 1 .. -future
     missing = queries - 1 - future
     return part if missing == 0 else torch.cat([part, part.new_zeros(part.size(0), missing)], -1)
+
+
+def learned_curves(table: Tensor, causal: bool, most: int) -> Tuple[int, Tensor]:
+    """A table over t - u as `Mixer.learned_scores` returns it, by key - query."""
+    places = min(most, table.size(-1) if causal else (table.size(-1) + 1) // 2)
+    scores = by_distance(table, causal, places, places)  # (H, 2 n - 1), from 1 - n on
+    return 1 - places, scores[:, :places] if causal else scores

@@ -40,7 +40,7 @@ from mega_fairseq.ops.attention_scores import (
     weighted_sum,
     weights_of,
 )
-from mega_fairseq.ops.attention_tiles import tile_size, tiled_attention
+from mega_fairseq.ops.attention_tiles import Talking, tile_size, tiled_attention
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
@@ -52,6 +52,7 @@ from mega_fairseq.ops.precision import (
 
 __all__ = [
     "ATTENTION_FUNCTIONS",
+    "Talking",
     "attention",
     "attention_fused",
     "attention_naive",
@@ -77,6 +78,7 @@ def attention_naive(
     scale: float = 1.0,
     multiplier: Optional[Tensor] = None,
     after: Optional[Tensor] = None,
+    talking: Optional[Talking] = None,
 ) -> Tensor:
     """Attention by its definition, for q already divided by tau; `keep` (G, n, m) and `scale` are for dropout.
 
@@ -96,6 +98,13 @@ def attention_naive(
         weights = weights.masked_fill(~visible, 0.0)  # a row without any key
     if multiplier is not None:
         weights = _with_vectors(torch.mul, weights, _by_index(multiplier, queries, keys))
+    if talking is not None:
+        by_head = weights.unflatten(0, (-1, talking.mixing.size(0)))  # (G / H, H, n, m)
+        if talking.rows is not None:
+            by_head = by_head * talking.rows.unsqueeze(-1)
+        if talking.keys is not None:
+            by_head = by_head * talking.keys.unsqueeze(-2)
+        weights = torch.einsum("hg,bgnm->bhnm", talking.mixing.to(by_head.dtype), by_head).flatten(0, 1)
     if keep is not None:
         weights = weights * keep * scale
     return torch.bmm(weights.to(v.dtype), v)
@@ -210,46 +219,64 @@ def attention(
     dropout: float = 0.0,
     multiplier: Optional[Tensor] = None,
     outer: bool = False,
+    talking: Optional[Talking] = None,
 ) -> Tensor:
     """Attention in the fastest form for these inputs: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e).
 
-    `columns` (n, r), (m, r) are extra columns of q and k: a bias that is an inner product of positions.
+    `columns` (n, r), (m, r) are extra columns of q and k: a bias that is an inner product of positions. Either may be
+    one for each head, (H, n, r) or (H, m, r).
     """
     if function not in ATTENTION_FUNCTIONS:
         raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype = autocast_dtype(q.device.type) or q.dtype
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
-        if q.size(1) == 1 and columns is None and dropout == 0.0 and not torch.is_grad_enabled():
+        if q.size(1) == 1 and columns is talking is None and dropout == 0.0 and not torch.is_grad_enabled():
             return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer), v).to(
                 dtype
             )
-        bias, multiplier = _with_heads(q, bias, multiplier)
+        bias, multiplier = _with_heads(q, bias, multiplier, talking)
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
-        if multiplier is not None or _mask_entries(q, k, causal, bias, key_padding) > tile_size(q):
+        if (
+            multiplier is not None
+            or talking is not None
+            or _mask_entries(q, k, causal, bias, key_padding) > tile_size(q)
+        ):
             fused = False
         tiled = not fused and not is_compiling()
         factor = temperature(q, k, function, causal, key_padding, outer)
         after = outer_factor(q, k, function, outer, causal, key_padding)
         q, rest = scaled_queries(q, factor, apart=tiled and columns is None)
         if columns is not None:
-            q, k = (torch.cat([t, c.to(t.dtype).expand(t.size(0), -1, -1)], -1) for t, c in zip((q, k), columns))
+            q, k = (_with_columns(t, c) for t, c in zip((q, k), columns))
         if fused:
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
         if tiled:
-            out = tiled_attention(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, rest, after)
+            options = (bias, key_padding, keep, scale, multiplier, rest, after, talking)
+            out = tiled_attention(q, k, v, function, causal, *options)
         else:
-            out = attention_naive(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, after)
+            options = (bias, key_padding, keep, scale, multiplier, after, talking)
+            out = attention_naive(q, k, v, function, causal, *options)
     return out.to(dtype)
 
 
+def _with_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """[x, columns] for x (G, n, z) and columns (n, r), or (H, n, r) with one for each head."""
+    heads = 1 if columns.dim() == 2 else columns.size(0)
+    if x.size(0) % heads:
+        raise ValueError(f"columns have {heads} heads and q {x.size(0)} groups; give one group per head and sequence")
+    x = x.unflatten(0, (-1, heads))
+    return torch.cat([x, columns.to(x.dtype).expand(x.size(0), heads, -1, -1)], -1).flatten(0, 1)
+
+
 def _with_heads(
-    q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor]
+    q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor], talking: Optional[Talking]
 ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """Expands both to (H, n + m - 1), where H is the larger number of heads."""
     given = {"bias": bias, "multiplier": multiplier}
-    heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in given.values())
+    mixing = None if talking is None else talking.mixing
+    heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in (bias, multiplier, mixing))
     for name, t in given.items():
         if t is not None and t.dim() == 2 and (t.size(0) not in (1, heads) or q.size(0) % heads):
             raise ValueError(

@@ -22,6 +22,7 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
     NormalizedFeedForward,
 )
+from mega_fairseq.modules.mixers.attention import TIME_WEIGHTS
 from mega_fairseq.modules.mixers.gau import SCALES
 from mega_fairseq.modules.mixers.sparse import COMBINATIONS
 from tests.properties.contracts import Layer
@@ -30,6 +31,7 @@ DIM, SOURCE_DIM = 4, 5
 REACH = 64  # of the simple bias: more than any sequence here, padded or not
 FUNCTIONS = ("softmax", "relu2", "laplace")
 BIASES = tuple(POSITION_BIASES)
+HEADS = (1, 2, 4)
 CHUNKS = (None, 1, 2, 3, 5, 8, 40)
 TRUNCATIONS = (None, 0, 1, 2, 3, 7, 40)
 CAUSAL_NORMS = ("layernorm", "scalenorm", "rmsnorm")
@@ -178,6 +180,22 @@ _FIXED = {
     "subblocks": st.integers(1, 2),
 }
 
+
+@st.composite
+def _attention_options(draw: Callable[[st.SearchStrategy], Any]) -> Dict[str, Any]:
+    time_weight, heads, gamma = draw(st.sampled_from(TIME_WEIGHTS)), draw(st.sampled_from(HEADS)), draw(st.booleans())
+    return {
+        "time_weight": time_weight,
+        "heads": heads,
+        "gamma": gamma,
+        "alpha": time_weight == "after" and draw(st.booleans()),
+        "beta": time_weight != "none" and draw(st.booleans()),
+        "talking_heads": heads > 1 and draw(st.booleans()),
+        "rotary_dims": draw(st.sampled_from(range(0, DIM // heads + 1, 2))),
+        "chunk_size": draw(st.sampled_from(CHUNKS[1:] if gamma or time_weight != "none" else CHUNKS)),
+    }
+
+
 # Each mixer's own options, or a strategy for them where they depend on each other. Tests fail for a mixer that is
 # missing here.
 MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]] = {
@@ -191,6 +209,7 @@ MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]]
     "gau": _GAU,
     "flash": {**_GAU, "chunk_size": st.sampled_from(CHUNKS[1:])},
     "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
+    "attention": _attention_options(),
 }
 
 

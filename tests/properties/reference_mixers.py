@@ -1,5 +1,8 @@
 """Reference forms of the token mixers other than Mega, from their equations, key by key (see reference.py)."""
 
+import math
+from typing import List, Tuple, Union
+
 import torch
 from torch import Tensor, nn
 
@@ -76,4 +79,64 @@ def sparse(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return x + project(module.output, torch.stack(outputs))
 
 
-MIXERS = {"mega": gated_attention, "gau": gau, "flash": flash, "sparse": sparse}
+# ------------------------------------------------------------------------------------------- tables over places
+
+
+def _time(module: nn.Module, name: str, head: int, query: int, key: int) -> Tensor:
+    """The entry of a table over t - u."""
+    table = getattr(module, name)[head]
+    return table[query - key if module.config.causal else query - key + len(table) // 2]
+
+
+def _entry(module: nn.Module, name: str, *index: int) -> Union[Tensor, float]:
+    """The entry of a table over places, 1 without it."""
+    table = getattr(module, name, None)
+    return 1.0 if table is None else table[index]
+
+
+def _window(module: nn.Module, t: int, length: int) -> Tuple[range, int]:
+    """The tokens that t sees, and the first token of its window."""
+    c = module.config
+    size = c.chunk_size or length
+    start = t - t % size
+    return range(start, t + 1 if c.causal else min(length, start + size)), start
+
+
+@token_mixer
+def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+    c, width = module.config, module.config.dim // module.config.heads
+
+    def turned(vector: Tensor, place: int) -> Tensor:
+        return (
+            torch.cat([rotated(vector[: c.rotary_dims], place), vector[c.rotary_dims :]]) if c.rotary_dims else vector
+        )
+
+    def weights(t: int, head: int, seen: range, start: int) -> List[Tensor]:
+        own, scores = slice(head * width, (head + 1) * width), []
+        query = turned(project(module.query, h[t])[own], t - start)
+        for u in seen:
+            score = (query * turned(project(module.key, h[u])[own], u - start)).sum() / math.sqrt(width)
+            if c.time_weight == "before":
+                score = score + _time(module, "log_weight", head, t, u)
+                score = score + (module.log_beta[head, u - start] if c.beta else 0.0)
+            scores.append(score)
+        result = list(torch.softmax(torch.stack(scores), 0))
+        if c.time_weight == "after":
+            for i, u in enumerate(seen):
+                place = _entry(module, "alpha", head, t - start) * _entry(module, "beta", head, u - start)
+                result[i] = result[i] * _time(module, "time_weight", head, t, u) * place
+        return result
+
+    outputs = []
+    for t in range(len(x)):
+        seen, start = _window(module, t, len(x))
+        of_heads = [torch.stack(weights(t, head, seen, start)) for head in range(c.heads)]
+        if c.talking_heads:
+            of_heads = [sum(module.talking[a, b] * of_heads[b] for b in range(c.heads)) for a in range(c.heads)]
+        values = torch.stack([project(module.value, h[u]) for u in seen])
+        parts = [of_heads[a] @ values[:, a * width : (a + 1) * width] for a in range(c.heads)]
+        outputs.append(torch.cat(parts) * _entry(module, "gamma", t - start))
+    return x + project(module.output, torch.stack(outputs))
+
+
+MIXERS = {"mega": gated_attention, "gau": gau, "flash": flash, "sparse": sparse, "attention": attention}

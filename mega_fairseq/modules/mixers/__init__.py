@@ -3,6 +3,7 @@
 from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixers.attention import AttentionConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
@@ -13,4 +14,5 @@ MIXERS: Dict[str, Type[MixerConfig]] = {
     "gau": GAUConfig,
     "flash": FlashConfig,
     "sparse": SparseConfig,
+    "attention": AttentionConfig,
 }

@@ -1,0 +1,214 @@
+"""Multi-head attention (Vaswani et al. 2017), with the time weighting, talking heads and partial RoPE of RWKV."""
+
+import math
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.mixer import Batch, MixerStep
+from mega_fairseq.modules.mixer_state import OpenChunk, Shape
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.time_tables import (
+    TimeConfig,
+    TimeMixer,
+    by_distance,
+    curves,
+    distance_table,
+    learned_curves,
+)
+from mega_fairseq.ops.attention import Talking, attention
+from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.heads import (
+    attend_at_one_position,
+    head_weights_at_one_position,
+    merge_heads,
+    rotate_heads,
+    scale_places,
+    split_heads,
+    weighted_sum_by_head,
+)
+from mega_fairseq.ops.linear import ready_linear
+
+TIME_WEIGHTS = ("none", "before", "after")
+
+
+@dataclass(frozen=True)
+class AttentionConfig(TimeConfig):
+    """Options of multi-head attention.
+
+    With places t, u in a chunk, `before` adds w(t - u) + log beta(u) to the scores, and `after` multiplies the softmax
+    by f(t - u) alpha(t) beta(u), per head. In `before`, alpha would cancel.
+    """
+
+    time_weight: str = setting(
+        "none", "learned weights of distances, before or after the softmax", "{side}_time_weight", choices=TIME_WEIGHTS
+    )
+    alpha: bool = setting(False, "learned weight of each place of a query in its chunk", "{side}_time_alpha")
+    talking_heads: bool = setting(False, "mix the attention weights of all heads", "{side}_talking_heads")
+    rotary_dims: int = setting(0, "dimensions of each head that RoPE rotates", "{side}_rotary_dims")
+    attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_probability("attention_dropout")
+        self.check_heads(self.dim, "width of the model")
+        width, dims = self.dim // self.heads, self.rotary_dims
+        if isinstance(dims, bool) or not isinstance(dims, int) or not 0 <= dims <= width or dims % 2:
+            raise ValueError(
+                f"{self.name('rotary_dims')} is {dims!r}; give an even number up to the width of a head, {width}"
+            )
+        if self.talking_heads and self.heads == 1:
+            raise ValueError(f"{self.name('talking_heads')} mixes heads and {self.name('heads')} is 1; leave it out")
+        if self.beta and self.time_weight == "none":
+            raise ValueError(
+                f"{self.name('beta')} has no effect with {self.name('time_weight')} none; give before or after"
+            )
+        if self.alpha and self.time_weight != "after":
+            raise ValueError(
+                f"{self.name('alpha')} has no effect with {self.name('time_weight')} {self.time_weight}; give after"
+            )
+
+    @property
+    def tabled(self) -> bool:
+        return self.gamma or self.time_weight != "none"
+
+    def build(self) -> "MultiHeadAttention":
+        return MultiHeadAttention(self)
+
+
+class MultiHeadAttention(TimeMixer):
+    """M(X) = (gamma * concat_h(P_h V_h)) W_o + b_o."""
+
+    State = OpenChunk
+    TABLES = ("log_weight", "log_beta", "time_weight", "alpha", "beta", "gamma")
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__(config)
+        c = config
+        self.query, self.key, self.value = (linear(c.dim, c.dim, c.init) for _ in range(3))
+        self.output = linear(c.dim, c.dim, c.init)
+        before, after = c.time_weight == "before", c.time_weight == "after"
+
+        def places(given: bool, value: float) -> Optional[nn.Parameter]:
+            return nn.Parameter(torch.full((c.heads, c.chunk_size), value)) if given else None
+
+        self.log_weight = distance_table(c, c.chunk_size, True) if before else None  # (H, T) or (H, 2 T - 1)
+        self.log_beta = places(before and c.beta, 0.0)  # (H, T)
+        self.time_weight = nn.Parameter(curves(c, c.chunk_size).exp()) if after else None
+        self.alpha, self.beta = places(after and c.alpha, 1.0), places(after and c.beta, 1.0)
+        self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
+        self.talking = nn.Parameter(torch.eye(c.heads)) if c.talking_heads else None
+
+    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
+        c, cache = self.config, None if batch.state is None else batch.state.cache
+        q, k, v = self.query(x), self.key(x), self.value(x)  # (B, L, d) each
+        v = dropped(v, self.rate(c.hidden_dropout), c.feature_dropout)
+        if c.rotary_dims:  # keys are cached rotated, so that decoding rotates each of them once
+            places = self.places(x, cache)
+            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        attended, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
+        return self.output(attended), OpenChunk(cache) if c.causal else None
+
+    def places(self, x: Tensor, cache: Optional[KeyValues]) -> Tensor:
+        """The places of new tokens in their chunks: (L,), or (B, L) if rows are at different places."""
+        first = 0
+        if cache is not None:
+            first = cache.keys.size(1) if cache.padding is None else (~cache.padding).sum(1, keepdim=True)
+        places = first + torch.arange(x.size(1), device=x.device)
+        return places if self.config.chunk_size is None else places % self.config.chunk_size
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        """Attention within chunks (G, n, d), with the last query at the place of the last key."""
+        c, queries, keys = self.config, q.size(1), k.size(1)
+        places = slice(keys - queries, keys)
+        alpha, beta = self.at(self.alpha, places), self.at(self.beta, slice(0, keys))  # (H, n), (H, m)
+        q, k, v = (split_heads(t, c.heads) for t in (q, k, v))
+        talking = None if self.talking is None else Talking(self.talking, alpha, beta)
+        if talking is None and beta is not None:
+            v = scale_places(v, beta)
+        out = attention(
+            q,
+            k,
+            v,
+            causal=c.causal,
+            bias=self.distances(self.log_weight, queries, keys),
+            columns=self.columns(q, keys),
+            key_padding=None if padding is None else padding.repeat_interleave(c.heads, 0),
+            dropout=self.rate(c.attention_dropout),
+            multiplier=self.distances(self.time_weight, queries, keys),
+            talking=talking,
+        )
+        factors = [None if talking else alpha, self.at(self.gamma, places)]
+        factors = [factor for factor in factors if factor is not None]
+        if factors:
+            out = scale_places(out, math.prod(factors).expand(c.heads, -1))
+        return merge_heads(out, c.heads)
+
+    def at(self, table: Optional[Tensor], places: slice) -> Optional[Tensor]:
+        return None if table is None else table[..., places]
+
+    def distances(self, table: Optional[Tensor], queries: int, keys: int) -> Optional[Tensor]:
+        return None if table is None else by_distance(table, self.config.causal, queries, keys)
+
+    def columns(self, q: Tensor, keys: int) -> Optional[Tuple[Tensor, Tensor]]:
+        """log beta as one more column of the keys, against ones in the queries: it is added after the temperature."""
+        if self.log_beta is None:
+            return None
+        return q.new_ones(q.size(1), 1), self.log_beta[:, :keys].unsqueeze(-1)
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        c = self.config
+        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
+        return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+
+    def step(self) -> MixerStep:
+        return AttentionStep(self)
+
+    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+        table = self.time_weight if self.log_weight is None else self.log_weight
+        return None if table is None else learned_curves(table, self.config.causal, most)
+
+
+class AttentionStep(MixerStep):
+    """Attention for one token, with one projection for queries, keys and values."""
+
+    def __init__(self, module: MultiHeadAttention):
+        super().__init__(module)
+        self.module = module
+        self.projection = side_by_side(module.query, module.key, module.value)
+        self.output = ready_linear(module.output.weight, module.output.bias)
+
+    def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+        c, module, place = self.config, self.module, state.cache.keys.size(1)
+        q, k, v = self.projection(x).unsqueeze(1).chunk(3, -1)  # (R, 1, d) each
+        if c.rotary_dims:
+            places = torch.arange(place, place + 1, device=x.device)
+            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        cache = state.cache.append(k, v, c.chunk_size)
+        attended = self.attend(q.squeeze(1), cache)
+        if module.gamma is not None:
+            attended = attended * module.gamma[place]
+        return self.output(attended), OpenChunk(cache.unless_complete(c.chunk_size))
+
+    def attend(self, q: Tensor, cache: KeyValues) -> Tensor:
+        """The query of the last place, q (R, d), against all keys: (R, d)."""
+        c, module, count = self.config, self.module, cache.keys.size(1)
+        bias = module.distances(module.log_weight, 1, count)  # (H, m)
+        if module.log_beta is not None:
+            bias = bias + module.log_beta[:, :count]
+        if c.time_weight != "after" and not c.talking_heads:
+            return attend_at_one_position(q, cache.keys, cache.values, c.heads, bias)
+        weights = head_weights_at_one_position(q, cache.keys, c.heads, bias)  # (R, H, m)
+        for factor in (
+            module.distances(module.time_weight, 1, count),
+            module.at(module.alpha, slice(count - 1, count)),
+            module.at(module.beta, slice(0, count)),
+        ):
+            weights = weights if factor is None else weights * factor
+        if module.talking is not None:
+            weights = torch.matmul(module.talking.to(weights.dtype), weights)
+        return weighted_sum_by_head(weights, cache.values)
