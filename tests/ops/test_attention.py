@@ -73,7 +73,8 @@ def definition(function, causal, padding=None):
                 if bias is not None:
                     scores = scores + by_head(bias, g)[seen - i + queries - 1]
                 if rows is not None:
-                    scores = scores + (cols[seen] * rows[i]).sum(-1)
+                    own_rows, own_cols = (t if t.dim() == 2 else t[g % t.size(0)] for t in (rows, cols))
+                    scores = scores + (own_cols[seen] * own_rows[i]).sum(-1)
                 weights = torch.softmax(scores, -1) if function == "softmax" else WEIGHTS[function](scores)
                 if multiplier is not None:
                     weights = weights * by_head(multiplier, g)[seen - i + queries - 1]
@@ -164,6 +165,19 @@ def test_inner_products_of_extra_columns_are_added_to_the_scores(function, causa
         inputs = qkv(queries, keys, bias=False, columns=2, values=values)
         ours = with_gradients(chosen(function, causal), inputs)
         assert_same(ours, with_gradients(definition(function, causal), inputs))
+
+
+@pytest.mark.parametrize("heads", ["rows", "cols", "rows, cols"])
+@pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
+def test_extra_columns_may_differ_between_heads(values, heads):
+    for queries, keys in SHAPES:
+        inputs = qkv(queries, keys, 4, bias=False, columns=2, values=values)
+        for i, name in enumerate(heads.split(", ")):
+            inputs[name] = noise(2, *inputs[name].shape, seed=7 + i, grad=True)
+        ours = with_gradients(chosen("softmax", True), inputs)
+        assert_same(ours, with_gradients(definition("softmax", True), inputs))
+    with pytest.raises(ValueError, match="columns have 2 heads and q 4 groups|columns have 3 heads and q 4 groups"):
+        attention(*noise(3, 4, 5, 2), columns=(noise(5, 1), noise(3, 5, 1)))
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
