@@ -22,8 +22,8 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
     NormalizedFeedForward,
 )
-from mega_fairseq.modules.mixers.attention import TIME_WEIGHTS
 from mega_fairseq.modules.mixers.gau import SCALES
+from mega_fairseq.modules.mixers.multi_head import TIME_WEIGHTS
 from mega_fairseq.modules.mixers.sparse import COMBINATIONS
 from tests.properties.contracts import Layer
 

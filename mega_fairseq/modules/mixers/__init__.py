@@ -3,10 +3,10 @@
 from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
-from mega_fairseq.modules.mixers.attention import AttentionConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
+from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 
 MIXERS: Dict[str, Type[MixerConfig]] = {
