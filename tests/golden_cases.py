@@ -251,6 +251,8 @@ def _mixer(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     kind = MIXERS[MIXER_NAMES.get(config["mixer"], config["mixer"])]
     given = {MIXER_OPTIONS.get(name, name): value for name, value in config.items() if value is not None}
     known = {field.name for field in fields(kind)}
+    if "reach" in given:
+        given["form"] = "local"
     return kind(**{**{name: value for name, value in given.items() if name in known}, **changes}).build().double()
 
 

@@ -196,6 +196,22 @@ def _attention_options(draw: Callable[[st.SearchStrategy], Any]) -> Dict[str, An
     }
 
 
+_AFT_WINDOW = {
+    "form": st.just("window"),
+    "chunk_size": st.sampled_from(CHUNKS[1:]),
+    "heads": st.sampled_from((1, 2, DIM)),
+    "beta": st.booleans(),
+    "gamma": st.booleans(),
+}
+_UNBOUNDED = {"chunk_size": st.none()}
+_AFT_LOCAL = {
+    **_UNBOUNDED,
+    "form": st.just("local"),
+    "heads": st.sampled_from((1, 2, DIM)),
+    "reach": st.sampled_from((1, 2, 3, 8, 40)),
+}
+_AFT = [_AFT_WINDOW, _AFT_LOCAL, {**_UNBOUNDED, "form": st.just("simple")}]
+
 # Each mixer's own options, or a strategy for them where they depend on each other. Tests fail for a mixer that is
 # missing here.
 MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]] = {
@@ -210,6 +226,7 @@ MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]]
     "flash": {**_GAU, "chunk_size": st.sampled_from(CHUNKS[1:])},
     "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
     "attention": _attention_options(),
+    "aft": st.one_of([st.fixed_dictionaries(form) for form in _AFT]),
 }
 
 

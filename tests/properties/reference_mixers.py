@@ -139,4 +139,31 @@ def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return x + project(module.output, torch.stack(outputs))
 
 
-MIXERS = {"mega": gated_attention, "gau": gau, "flash": flash, "sparse": sparse, "attention": attention}
+@token_mixer
+def aft(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+    """Each channel of a token reads the channel of each key that it sees."""
+    c, outputs = module.config, []
+    keys, values = project(module.key, h), project(module.value, h)
+    for t in range(len(h)):
+        (seen, start), channels = _window(module, t, len(h)), []
+        for i in range(c.dim):
+            head, logits = i * c.heads // c.dim, []
+            for u in seen:
+                near = c.form == "window" or (c.form == "local" and abs(t - u) < c.reach)
+                logits.append(keys[u, i] + (_time(module, "log_weight", head, t, u) if near else 0.0))
+                logits[-1] = logits[-1] + (module.log_beta[head, u - start] if c.beta else 0.0)
+            shares = torch.softmax(torch.stack(logits), 0)
+            channels.append(sum(share * values[u, i] for share, u in zip(shares, seen)))
+        gate = torch.sigmoid(project(module.receptance, h[t])) * _entry(module, "gamma", t - start)
+        outputs.append(gate * torch.stack(channels))
+    return x + project(module.output, torch.stack(outputs))
+
+
+MIXERS = {
+    "mega": gated_attention,
+    "gau": gau,
+    "flash": flash,
+    "sparse": sparse,
+    "attention": attention,
+    "aft": aft,
+}

@@ -3,6 +3,7 @@
 from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
@@ -15,4 +16,5 @@ MIXERS: Dict[str, Type[MixerConfig]] = {
     "flash": FlashConfig,
     "sparse": SparseConfig,
     "attention": AttentionConfig,
+    "aft": AFTConfig,
 }

@@ -1,0 +1,201 @@
+"""AFT (Zhai et al. 2021, An Attention Free Transformer): attention without queries, with weights by distance.
+
+For channel i of head h = floor(i H / d), with R = sigmoid(X W_r + b_r) and K, V = linear(d, d):
+
+    M(X)_t = W_o (gamma_t R_t * sum_u e^(a_tu) v_u / sum_u e^(a_tu)) + b_o
+
+    window   a_tu = w_h(t - u) + log beta_h(u) + k_u over the tokens of a chunk; gamma and beta are optional
+    local    a_tu = w_h(t - u) + k_u for distances below `reach`, and k_u for all tokens before, with a constant state
+    simple   a_tu = k_u
+"""
+
+from dataclasses import dataclass, fields
+from typing import Dict, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.mixer import Batch
+from mega_fairseq.modules.mixer_state import OpenChunk, Shape
+from mega_fairseq.modules.projection import linear
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table, learned_curves
+from mega_fairseq.ops.attention_free import Sums, aft, no_sums, with_tokens
+from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.dropout import dropped
+
+FORMS = ("window", "local", "simple")
+# Options that not all forms have.
+OF_FORMS = {
+    "chunk_size": ("window",),
+    "heads": ("window", "local"),
+    "beta": ("window",),
+    "gamma": ("window",),
+    "reach": ("local",),
+}
+
+
+@dataclass(frozen=True)
+class AFTConfig(TimeConfig):
+    """Options of AFT."""
+
+    form: str = setting(
+        "window",
+        "AFT's weights: tables over a chunk (window), over the last tokens (local), or none (simple)",
+        "{side}_aft_form",
+        choices=FORMS,
+    )
+    reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
+
+    def __post_init__(self) -> None:
+        self.check_choice("form", FORMS)
+        defaults = {f.name: f.default for f in fields(self)}
+        for option, forms in OF_FORMS.items():
+            value = getattr(self, option)
+            if self.form not in forms and value != defaults[option]:
+                raise ValueError(
+                    f"{self.name(option)} is {value} and has no effect with {self.name('form')} {self.form}; "
+                    f"leave it out, or choose {' or '.join(forms)}"
+                )
+        super().__post_init__()
+        if self.form == "local" and self.reach is None:
+            raise ValueError(
+                f"{self.name('reach')} is {-1 if self.side else None} and {self.name('form')} local learns a weight "
+                "for each of the last tokens; give their number, such as 32"
+            )
+        if self.reach is not None:
+            self.check_positive("reach")
+        if self.form in OF_FORMS["heads"]:
+            self.check_heads(self.dim, "width of the model")
+
+    @property
+    def tabled(self) -> bool:
+        return self.form == "window"
+
+    def build(self) -> "AttentionFree":
+        return WindowedAFT(self) if self.form == "window" else LocalAFT(self)
+
+
+class AttentionFree(TimeMixer):
+    """What all forms share: projections, gate and values."""
+
+    def __init__(self, config: AFTConfig):
+        super().__init__(config)
+        c = config
+        self.receptance = linear(c.dim, c.dim, c.init)
+        self.key = linear(c.dim, c.dim, c.init)
+        self.value = linear(c.dim, c.dim, c.init)
+        self.output = linear(c.dim, c.dim, c.init)
+
+    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
+        c = self.config
+        values = dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
+        mixed, state = self.weighted(self.key(x), values, batch)
+        return self.output(torch.sigmoid(self.receptance(x)) * mixed), state
+
+    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
+        """gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D), and the next state."""
+        raise NotImplementedError
+
+    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+        table = getattr(self, "log_weight", None)
+        return None if table is None else learned_curves(table, self.config.causal, most)
+
+
+# ------------------------------------------------------------------------------------------- windows
+
+
+class WindowedAFT(AttentionFree):
+    """AFT inside chunks, with tables over the places of a chunk."""
+
+    State = OpenChunk
+    TABLES = ("log_weight", "log_beta", "gamma")
+
+    def __init__(self, config: AFTConfig):
+        super().__init__(config)
+        c, places = config, config.chunk_size
+        self.log_weight = distance_table(c, places, logarithm=True)
+        self.log_beta = nn.Parameter(torch.zeros(c.heads, places)) if c.beta else None
+        self.gamma = nn.Parameter(torch.ones(places)) if c.gamma else None
+
+    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
+        cache = None if batch.state is None else batch.state.cache
+        mixed, cache = self.in_chunks(self.attend, k[..., :0], k, v, cache, batch)
+        return mixed, OpenChunk(cache) if self.config.causal else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        """The rows of q (G, n, 0) in groups of keys and values (G, m, D), the last at the place of the last key."""
+        queries, keys = q.size(1), k.size(1)
+        if self.log_beta is not None:
+            beta = self.log_beta[:, :keys].t().repeat_interleave(k.size(2) // self.config.heads, 1)  # (m, D)
+            k = k + beta.to(k.dtype)
+        mixed = aft(k, v, self.log_weight, self.config.causal, queries, padding)
+        if self.gamma is not None:
+            mixed = mixed * self.gamma[keys - queries : keys].unsqueeze(1)
+        return mixed
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        c = self.config
+        length = "up to chunk_size - 1"
+        return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+
+
+# ------------------------------------------------------------------------------------------- the whole past
+
+
+class LocalState(NamedTuple):
+    """The last reach - 1 tokens, and the sums over all tokens before them."""
+
+    cache: KeyValues  # (B, reach - 1, D); where a row has fewer tokens, keys of the lowest number come first
+    older: Sums
+
+
+class LocalAFT(AttentionFree):
+    """AFT over the whole past, with learned weights for the last tokens; AFT-simple has none."""
+
+    State = LocalState
+
+    def __init__(self, config: AFTConfig):
+        super().__init__(config)
+        self.log_weight = distance_table(config, config.reach, logarithm=True) if config.form == "local" else None
+
+    @property
+    def remembered(self) -> int:
+        """How many tokens have to be kept one by one."""
+        return self.config.reach - 1 if self.config.form == "local" else 0
+
+    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[LocalState]]:
+        weight = k.new_zeros(1, 1) if self.log_weight is None else self.log_weight
+        if not self.config.causal:
+            return aft(k, v, weight, False, None, batch.padding), None
+        queries, older = k.size(1), no_sums(k)
+        if batch.state is not None:
+            cache, older = batch.state
+            k, v = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)
+        mixed = aft(k, v, weight, True, queries, None, None if batch.state is None else older)
+        return mixed, self.next_state(k, v, older, queries, batch.lengths)
+
+    def next_state(self, k: Tensor, v: Tensor, older: Sums, new: int, lengths: Optional[Tensor]) -> LocalState:
+        """The state after k, v (B, m, D), the cached tokens if any and `new` ones, of which `lengths` are real."""
+        kept, lowest = self.remembered, torch.finfo(k.dtype).min
+        missing = new + kept - k.size(1)  # without a cache, tokens to put in front
+        leaving = k.size(1) - kept  # tokens that are too far away now
+        if lengths is None:
+            older = with_tokens(older, k[:, : max(0, leaving)], v[:, : max(0, leaving)])
+            front = max(0, -leaving)
+            k, v = k[:, max(0, leaving) :], v[:, max(0, leaving) :]
+            keys, values = F.pad(k, (0, 0, front, 0), value=lowest), F.pad(v, (0, 0, front, 0))
+            return LocalState(KeyValues(keys.clone() if front == 0 else keys, values.clone()), older)
+        counts = lengths - missing
+        older = with_tokens(older, k, v, counts.clamp_min(0))
+        index = counts.unsqueeze(1) + torch.arange(kept, device=k.device)  # (B, reach - 1)
+        absent = (index < 0).unsqueeze(-1)
+        index = index.clamp_min(0).unsqueeze(-1).expand(-1, -1, k.size(2))
+        keys, values = k.gather(1, index).masked_fill(absent, lowest), v.gather(1, index).masked_fill(absent, 0.0)
+        return LocalState(KeyValues(keys, values), older)
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        dim = self.config.dim
+        tokens = {f"cache.{name}": (self.remembered, dim) for name in ("keys", "values")}
+        return {**tokens, **{f"older.{name}": (dim,) for name in Sums._fields}}
