@@ -48,10 +48,9 @@ class TimeMixer(Mixer):
     TABLES: Tuple[str, ...] = ()  # names of the parameters whose last dimension grows with the chunk
 
     def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
-        twin = super().with_chunk(chunk_size)
         if self.config.tabled and chunk_size != self.config.chunk_size:
             raise ValueError(self._other(chunk_size, self.config.chunk_size))
-        return twin
+        return super().with_chunk(chunk_size)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         for name in self.TABLES:

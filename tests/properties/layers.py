@@ -227,6 +227,12 @@ MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]]
     "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
     "attention": _attention_options(),
     "aft": st.one_of([st.fixed_dictionaries(form) for form in _AFT]),
+    "gmlp": {
+        "heads": st.sampled_from(HEADS),
+        "expansion": st.integers(1, 2),
+        "chunk_size": st.sampled_from(CHUNKS[1:]),
+        **{name: st.booleans() for name in ("alpha", "beta", "gamma", "value_norm", "spatial_bias")},
+    },
 }
 
 

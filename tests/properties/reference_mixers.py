@@ -6,7 +6,7 @@ from typing import List, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from tests.properties.reference import gated_attention, in_chunks, project, rotated, silu, token_mixer
+from tests.properties.reference import ACTIVATIONS, gated_attention, in_chunks, project, rotated, silu, token_mixer
 
 
 def _mapped(module: nn.Module, h: Tensor, row: int) -> Tensor:
@@ -105,6 +105,7 @@ def _window(module: nn.Module, t: int, length: int) -> Tuple[range, int]:
 @token_mixer
 def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     c, width = module.config, module.config.dim // module.config.heads
+    queries, keys, values = (project(p, h) for p in (module.query, module.key, module.value))
 
     def turned(vector: Tensor, place: int) -> Tensor:
         return (
@@ -113,9 +114,9 @@ def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
 
     def weights(t: int, head: int, seen: range, start: int) -> List[Tensor]:
         own, scores = slice(head * width, (head + 1) * width), []
-        query = turned(project(module.query, h[t])[own], t - start)
+        query = turned(queries[t, own], t - start)
         for u in seen:
-            score = (query * turned(project(module.key, h[u])[own], u - start)).sum() / math.sqrt(width)
+            score = (query * turned(keys[u, own], u - start)).sum() / math.sqrt(width)
             if c.time_weight == "before":
                 score = score + _time(module, "log_weight", head, t, u)
                 score = score + (module.log_beta[head, u - start] if c.beta else 0.0)
@@ -133,8 +134,7 @@ def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
         of_heads = [torch.stack(weights(t, head, seen, start)) for head in range(c.heads)]
         if c.talking_heads:
             of_heads = [sum(module.talking[a, b] * of_heads[b] for b in range(c.heads)) for a in range(c.heads)]
-        values = torch.stack([project(module.value, h[u]) for u in seen])
-        parts = [of_heads[a] @ values[:, a * width : (a + 1) * width] for a in range(c.heads)]
+        parts = [of_heads[a] @ values[list(seen), a * width : (a + 1) * width] for a in range(c.heads)]
         outputs.append(torch.cat(parts) * _entry(module, "gamma", t - start))
     return x + project(module.output, torch.stack(outputs))
 
@@ -159,6 +159,28 @@ def aft(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return x + project(module.output, torch.stack(outputs))
 
 
+@token_mixer
+def gmlp(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+    c, outputs = module.config, []
+    gelu, width = ACTIVATIONS["gelu"], c.expansion * c.dim // c.heads
+    values = gelu(project(module.value, h))
+    if c.value_norm:
+        centred = values - values.mean(-1, keepdim=True)
+        values = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
+        values = values * module.value_norm.weight + module.value_norm.bias
+    for t in range(len(x)):
+        seen, start = _window(module, t, len(x))
+        parts = []
+        for head in range(c.heads):
+            part = torch.zeros_like(values[0, :width])
+            for u in seen:
+                weight = _time(module, "time_weight", head, t, u) * _entry(module, "alpha", head, t - start)
+                part = part + weight * _entry(module, "beta", head, u - start) * values[u, head * width :][:width]
+            parts.append(part + (module.spatial_bias[head, t - start] if c.spatial_bias else 0.0))
+        outputs.append(_entry(module, "gamma", t - start) * torch.cat(parts))
+    return x + project(module.output, gelu(project(module.receptance, h)) * torch.stack(outputs))
+
+
 MIXERS = {
     "mega": gated_attention,
     "gau": gau,
@@ -166,4 +188,5 @@ MIXERS = {
     "sparse": sparse,
     "attention": attention,
     "aft": aft,
+    "gmlp": gmlp,
 }

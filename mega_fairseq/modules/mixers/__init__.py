@@ -6,6 +6,7 @@ from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
+from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
@@ -17,4 +18,5 @@ MIXERS: Dict[str, Type[MixerConfig]] = {
     "sparse": SparseConfig,
     "attention": AttentionConfig,
     "aft": AFTConfig,
+    "gmlp": GatedMLPConfig,
 }

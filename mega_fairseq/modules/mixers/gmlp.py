@@ -1,0 +1,138 @@
+"""gMLP (Liu et al. 2021): tokens are mixed by learned weights of places, with the time weighting of RWKV."""
+
+from dataclasses import dataclass
+from typing import Dict, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.mixer import Batch, MixerStep
+from mega_fairseq.modules.mixer_state import OpenChunk, Shape
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table, learned_curves
+from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.heads import weighted_sum_by_head
+from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.toeplitz import toeplitz
+
+SMALL = 1e-3  # times 1 / T: the first weights beside a spatial bias of 1, so that training starts without mixing
+
+
+@dataclass(frozen=True)
+class GatedMLPConfig(TimeConfig):
+    """Options of gMLP. `value_norm` and `spatial_bias` together are the paper's spatial gating unit."""
+
+    expansion: int = setting(2, "width of gMLP's gate and values, in widths of the model", "{side}_gmlp_expansion", "E")
+    alpha: bool = setting(False, "learned weight of each place of a query in its chunk", "{side}_time_alpha")
+    value_norm: bool = setting(False, "normalise gMLP's values", "{side}_gmlp_value_norm")
+    spatial_bias: bool = setting(False, "learned bias of each place in gMLP", "{side}_gmlp_spatial_bias")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("expansion")
+        self.check_heads(self.width, f"width of gMLP's values, {self.name('expansion')} times the model's")
+
+    @property
+    def width(self) -> int:
+        return self.expansion * self.dim
+
+    def build(self) -> "GatedMLP":
+        return GatedMLP(self)
+
+
+class Weights(NamedTuple):
+    """Arguments of `toeplitz` for the last n of m places."""
+
+    weight: Tensor  # (H, n + m - 1)
+    rows: Optional[Tensor]  # (H, n)
+    keys: Optional[Tensor]  # (H, m)
+    bias: Optional[Tensor]  # (H, n)
+
+
+class GatedMLP(TimeMixer):
+    """M(X) = (gamma * R * (W V + c)) W_o + b_o with W_tu = f(t - u) alpha(t) beta(u), per head."""
+
+    State = OpenChunk
+    TABLES = ("time_weight", "alpha", "beta", "gamma", "spatial_bias")
+
+    def __init__(self, config: GatedMLPConfig):
+        super().__init__(config)
+        c, places = config, (config.heads, config.chunk_size)
+        self.receptance, self.value = (linear(c.dim, c.width, c.init) for _ in range(2))  # R, V
+        self.output = linear(c.width, c.dim, c.init)
+        self.value_norm = nn.LayerNorm(c.width) if c.value_norm else None
+        self.time_weight = distance_table(c, c.chunk_size, logarithm=False)  # (H, T) or (H, 2 T - 1)
+        if c.spatial_bias:
+            nn.init.uniform_(self.time_weight, -SMALL / c.chunk_size, SMALL / c.chunk_size)
+        self.alpha = nn.Parameter(torch.ones(places)) if c.alpha else None
+        self.beta = nn.Parameter(torch.ones(places)) if c.beta else None
+        self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
+        self.spatial_bias = nn.Parameter(torch.ones(places)) if c.spatial_bias else None
+
+    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
+        c, cache = self.config, None if batch.state is None else batch.state.cache
+        gate = activated_linear(x, self.receptance.weight, self.receptance.bias, "gelu")  # (B, L, E d)
+        values = activated_linear(x, self.value.weight, self.value.bias, "gelu")
+        if self.value_norm is not None:
+            values = self.value_norm(values)
+        values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
+        none = values[..., :0]  # no queries, no keys
+        mixed, cache = self.in_chunks(self.attend, none, none, values, cache, batch)
+        return self.output(gate * mixed), OpenChunk(cache) if c.causal else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""
+        if padding is not None:
+            v = v.masked_fill(padding.unsqueeze(-1), 0.0)
+        weight, rows, keys, bias = self.weights(q.size(1), v.size(1))
+        return toeplitz(v, weight, rows, keys, bias, self.config.causal)
+
+    def weights(self, queries: int, keys: int) -> Weights:
+        rows, bias = (self.factor(t, keys - queries, keys) for t in (self.alpha, self.spatial_bias))
+        if self.gamma is not None:
+            gamma = self.gamma[keys - queries : keys].expand(self.config.heads, -1)
+            rows = gamma if rows is None else gamma * rows
+            bias = None if bias is None else gamma * bias
+        weight = by_distance(self.time_weight, self.config.causal, queries, keys)
+        return Weights(weight, rows, self.factor(self.beta, 0, keys), bias)
+
+    def factor(self, table: Optional[Tensor], first: int, stop: int) -> Optional[Tensor]:
+        return None if table is None else table[:, first:stop]
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        length = "up to chunk_size - 1"
+        return {"cache.keys": (length, 0), "cache.values": (length, self.config.width)}
+
+    def step(self) -> MixerStep:
+        return GatedMLPStep(self)
+
+    def learned_scores(self, most: int) -> Tuple[int, Tensor]:
+        return learned_curves(self.time_weight, self.config.causal, most)
+
+
+class GatedMLPStep(MixerStep):
+    """gMLP for one token, with one projection for gate and values."""
+
+    def __init__(self, module: GatedMLP):
+        super().__init__(module)
+        self.projection = side_by_side(module.receptance, module.value)
+        self.output = ready_linear(module.output.weight, module.output.bias)
+        self.value_norm, self.weights = module.value_norm, module.weights
+
+    def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+        c = self.config
+        gate, values = F.gelu(self.projection(x)).chunk(2, -1)  # (R, E d) each
+        if self.value_norm is not None:
+            values = self.value_norm(values)
+        values = values.unsqueeze(1)
+        cache = state.cache.append(values[..., :0], values, c.chunk_size)
+        weight, rows, keys, bias = self.weights(1, cache.values.size(1))
+        for factor in (rows, keys):
+            weight = weight if factor is None else weight * factor  # (H, m)
+        mixed = weighted_sum_by_head(weight, cache.values)
+        if bias is not None:
+            mixed = mixed + bias.repeat_interleave(c.width // c.heads)
+        return self.output(gate * mixed), OpenChunk(cache.unless_complete(c.chunk_size))

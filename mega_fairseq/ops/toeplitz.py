@@ -1,0 +1,205 @@
+"""Products of Toeplitz matrices, one for each head, with sequences: the token mixing of gMLP.
+
+    y_i = rows_h(i) sum_j weight_h(j - i) keys_h(j) v_j + bias_h(i)
+
+Shapes: v (G, m, H w) -> (G, n, H w). A group is a chunk of a sequence, and head h has the h-th block of w channels.
+As in `attention`, weight is (H, n + m - 1), with weight[:, j - i + n - 1] for output i and token j, and the last output
+is at the place of the last token. rows and bias are (H, n), keys (H, m). `causal` leaves out later tokens.
+
+The fast form multiplies blocks of rows of a head's matrix, which all groups share, with the head's channels in place.
+Nothing of size n x m outlives its block; backward computes the blocks again.
+"""
+
+from typing import Iterator, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.attention_scores import bias_matrix, bias_vector, scaled_rows
+from mega_fairseq.ops.precision import (
+    at_least_float32,
+    autocast_dtype,
+    is_compiling,
+    product_dtype,
+    without_autocast,
+)
+
+BLOCK_ROWS = 128  # of a matrix, on the CPU: fewer rows leave out more of the future, more rows multiply faster
+
+
+def toeplitz_naive(
+    v: Tensor,
+    weight: Tensor,
+    rows: Optional[Tensor] = None,
+    keys: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    causal: bool = False,
+) -> Tensor:
+    """`toeplitz` with whole matrices and autograd: the form for compilers."""
+    heads, m = weight.size(0), v.size(1)
+    n = weight.size(1) - m + 1
+    matrix = bias_matrix(weight.to(at_least_float32(weight.dtype)), n, m)  # (H, n, m)
+    if causal:
+        matrix = matrix.tril(m - n)
+    if rows is not None:
+        matrix = matrix * rows.unsqueeze(-1)
+    if keys is not None:
+        matrix = matrix * keys.unsqueeze(-2)
+    y = torch.einsum("hnm,gmhw->gnhw", matrix.to(v.dtype), v.unflatten(-1, (heads, -1)))
+    return (y if bias is None else y + bias.t().unsqueeze(-1).to(y.dtype)).flatten(2)
+
+
+def toeplitz(
+    v: Tensor,
+    weight: Tensor,
+    rows: Optional[Tensor] = None,
+    keys: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    causal: bool = False,
+) -> Tensor:
+    """v (G, m, H w) -> (G, n, H w), block by block."""
+    dtype = autocast_dtype(v.device.type) or v.dtype
+    v = v.to(product_dtype(v.device.type, dtype))
+    with without_autocast(v):
+        if is_compiling():
+            return toeplitz_naive(v, weight, rows, keys, bias, causal).to(dtype)
+        if causal:  # the weights of later keys have no effect and no gradient
+            queries = weight.size(1) - v.size(1) + 1
+            weight = F.pad(weight[:, : v.size(1)], (0, queries - 1))
+        return _Toeplitz.apply(v, weight, rows, keys, bias, causal).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------- blocks
+
+
+class _Block(NamedTuple):
+    head: int
+    channels: slice
+    rows: slice
+    keys: slice
+    distances: slice  # of weight
+
+
+class _Matrices(NamedTuple):
+    """What a head's matrix is made of; the optional parts as in `toeplitz`."""
+
+    weight: Tensor
+    rows: Optional[Tensor]
+    keys: Optional[Tensor]
+
+    def block(self, b: _Block) -> Tensor:
+        """(r, k) in float32 or better."""
+        weight = self.weight[b.head, b.distances].to(at_least_float32(self.weight.dtype))
+        matrix = bias_matrix(weight, b.rows.stop - b.rows.start, b.keys.stop)
+        for factor in self.places(b):
+            matrix = matrix if factor is None else matrix * factor
+        return matrix
+
+    def places(self, b: _Block) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        rows, keys = self.rows, self.keys
+        rows = None if rows is None else rows[b.head, b.rows].unsqueeze(1)
+        return rows, None if keys is None else keys[b.head, b.keys]
+
+
+def _blocks(v: Tensor, weight: Tensor, causal: bool) -> Iterator[_Block]:
+    """Blocks that cover all matrices, the last rows of a head first, which have all its keys."""
+    heads, m = weight.size(0), v.size(1)
+    n, width = weight.size(1) - m + 1, v.size(2) // heads
+    size = min(n, BLOCK_ROWS) if v.device.type == "cpu" else n
+    for head in range(heads):
+        for stop in range(n, 0, -size):
+            start, seen = max(0, stop - size), m - n + stop if causal else m
+            distances = slice(n - stop, n - start + seen - 1)
+            yield _Block(head, slice(head * width, (head + 1) * width), slice(start, stop), slice(0, seen), distances)
+
+
+class _Toeplitz(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v, weight, rows, keys, bias, causal):
+        ctx.save_for_backward(v, weight, rows, keys, bias)
+        ctx.causal = causal
+        matrices, out = _Matrices(weight, rows, keys), None
+        y = v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
+        for b in _blocks(v, weight, causal):
+            out = y[:, b.rows, b.channels]
+            _multiply(matrices.block(b), v[:, b.keys, b.channels], out)
+            if bias is not None:
+                out += bias[b.head, b.rows].unsqueeze(1).to(out.dtype)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        v, weight, *others = ctx.saved_tensors
+        rows, keys, bias = others
+        matrices = _Matrices(weight, rows, keys)
+        dv = torch.empty_like(v, dtype=at_least_float32(v.dtype))
+        sums = [None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (weight, *others)]
+        dweight, drows, dkeys, dbias = sums
+        with without_autocast(v):
+            for b in _blocks(v, weight, ctx.causal):
+                grad = dy[:, b.rows, b.channels]  # (G, r, w)
+                if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
+                    values = _channels_together(v[:, :, b.channels])  # (m, G w)
+                    _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+                else:
+                    _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+                dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
+                _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
+                if dbias is not None:
+                    dbias[b.head, b.rows] += grad.sum((0, 2), dtype=dbias.dtype)
+        grads = (None if t is None else s.to(t.dtype) for t, s in zip((weight, *others), sums))
+        return (dv.to(v.dtype), *grads, None)
+
+
+def _add_gradients(
+    matrices: _Matrices,
+    b: _Block,
+    dmatrix: Tensor,
+    dweight: Tensor,
+    drows: Optional[Tensor],
+    dkeys: Optional[Tensor],
+) -> None:
+    """Adds the gradients of weight, rows and keys, from that of a block of their product."""
+    rows, keys = matrices.places(b)
+    by_rows = dmatrix if rows is None else dmatrix * rows
+    dweight[b.head, b.distances] += bias_vector(by_rows if keys is None else by_rows * keys)
+    if rows is None and keys is None:
+        return
+    plain = _Matrices(matrices.weight, None, None).block(b)
+    if drows is not None:
+        drows[b.head, b.rows] += (dmatrix * plain if keys is None else dmatrix * plain * keys).sum(1)
+    if dkeys is not None:
+        dkeys[b.head, b.keys] += (by_rows * plain).sum(0)
+
+
+# ------------------------------------------------------------------------------------------- products
+
+
+def _multiply(matrix: Tensor, x: Tensor, out: Tensor) -> None:
+    """matrix (r, k) times each x (G, k, w), into a part of a tensor (G, r, w)."""
+    rows, size = scaled_rows(matrix, x.dtype)
+    rows = rows.expand(x.size(0), -1, -1)
+    if size is None and out.dtype == x.dtype:
+        torch.bmm(rows, x, out=out)
+    else:
+        product = torch.bmm(rows, x)
+        out.copy_(product if size is None else product * size)
+
+
+def _add_product(matrix: Tensor, x: Tensor, target: Tensor) -> None:
+    """The same, added to the target."""
+    rows, size = scaled_rows(matrix, x.dtype)
+    rows = rows.expand(x.size(0), -1, -1)
+    if size is None and target.dtype == x.dtype:
+        target.baddbmm_(rows, x)
+    else:
+        product = torch.bmm(rows, x)
+        target += product if size is None else product * size
+
+
+def _channels_together(x: Tensor) -> Tensor:
+    """(G, k, w) -> (k, G w), for sums over all groups; float16 becomes float32, since they could overflow."""
+    x = x.transpose(0, 1).flatten(1)
+    return x.float() if x.dtype == torch.float16 else x

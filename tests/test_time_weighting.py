@@ -1,0 +1,93 @@
+"""Attention and gMLP with tables over places: refused options, first values of the tables, learned curves."""
+
+import pytest
+import torch
+
+from mega_fairseq.modules import MIXERS
+
+ATTENTION, GMLP = MIXERS["attention"], MIXERS["gmlp"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (ATTENTION, {"heads": 3}, "--decoder-attention-heads is 3 and does not divide the width of the model, 8"),
+        (ATTENTION, {"heads": 0}, "--decoder-attention-heads is 0; it must be a whole number of at least 1"),
+        (ATTENTION, {"rotary_dims": 3}, "--decoder-rotary-dims is 3; give an even number up to the width of a head, 4"),
+        (ATTENTION, {"rotary_dims": 6}, "--decoder-rotary-dims is 6; give an even number up to the width of a head, 4"),
+        (ATTENTION, {"rotary_dims": -2}, "--decoder-rotary-dims is -2; give an even number"),
+        (ATTENTION, {"heads": 1, "talking_heads": True}, "--decoder-talking-heads mixes heads and .* is 1; leave it"),
+        (ATTENTION, {"beta": True}, "--decoder-time-beta has no effect with --decoder-time-weight none; give before"),
+        (ATTENTION, {"alpha": True}, "--decoder-time-alpha has no effect with --decoder-time-weight none; give after"),
+        (
+            ATTENTION,
+            {"alpha": True, "time_weight": "before"},
+            "--decoder-time-alpha has no effect with --decoder-time-weight before; give after",
+        ),
+        (ATTENTION, {"time_weight": "during"}, "--decoder-time-weight is 'during'; choose one of none, before, after"),
+        (ATTENTION, {"time_weight": "after", "chunk_size": None}, "--decoder-chunk-size is -1 and .* learns tables"),
+        (ATTENTION, {"gamma": True, "chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
+        (GMLP, {"chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
+        (GMLP, {"heads": 3}, "--decoder-attention-heads is 3 and does not divide the width of gMLP's values, .* 16"),
+        (GMLP, {"expansion": 0}, "--decoder-gmlp-expansion is 0; it must be a whole number of at least 1"),
+    ],
+)
+def test_options_without_effect_or_that_do_not_fit_are_refused(config, options, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        config(8, **{"heads": 2, "chunk_size": 4, "side": "decoder", **options})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"time_weight": "before"}, {"time_weight": "after"}])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_time_weighting_starts_with_the_same_curves_before_and_after_the_softmax(options, causal):
+    module = ATTENTION(8, heads=4, chunk_size=9, causal=causal, **options).build()
+    table = module.time_weight.log() if module.log_weight is None else module.log_weight
+    assert table.shape == (4, 9 if causal else 17)
+    assert torch.equal(table, table.flip(-1)) != causal
+    zero = 0 if causal else 8  # index of distance 0
+    expected = [-3.0 * 9 ** (-(head + 1) / 3) for head in range(3)] + [0.0]
+    torch.testing.assert_close(table[:, zero + 3], torch.tensor(expected))
+    first, scores = module.learned_scores(4)
+    assert first == -3
+    torch.testing.assert_close(
+        scores[:, 0], table[:, zero + 3] if options["time_weight"] == "before" else table[:, zero + 3].exp()
+    )
+
+
+@torch.no_grad()
+def test_attention_starts_as_plain_attention_if_all_places_weigh_the_same():
+    x = torch.randn(2, 7, 8)
+    plain = ATTENTION(8, heads=2, chunk_size=4).build()
+    expected, _ = plain(x)
+    for time_weight in ("before", "after"):
+        options = {"alpha": time_weight == "after", "beta": True, "gamma": True, "talking_heads": True}
+        module = ATTENTION(8, heads=2, chunk_size=4, time_weight=time_weight, **options).build()
+        module.load_state_dict(plain.state_dict(), strict=False)
+        (module.log_weight if time_weight == "before" else module.time_weight).fill_(time_weight == "after")
+        torch.testing.assert_close(module(x)[0], expected)
+
+
+@torch.no_grad()
+def test_gmlp_starts_as_an_average_of_the_past_or_with_a_bias_as_a_feed_forward_layer():
+    plain = GMLP(8, heads=2, chunk_size=5).build()
+    torch.testing.assert_close(plain.time_weight.sum(-1), torch.ones(2))
+    gated = GMLP(8, heads=2, chunk_size=5, spatial_bias=True).build()
+    assert gated.time_weight.abs().max() <= 1e-3 / 5
+    assert torch.equal(gated.spatial_bias, torch.ones(2, 5))
+
+
+def test_attention_without_tables_takes_any_chunk_size_and_with_tables_only_that_of_training():
+    x = torch.randn(1, 6, 8)
+    free = ATTENTION(8, heads=2, chunk_size=4).build()
+    assert free.with_chunk(None)(x)[0].shape == x.shape
+    assert free.learned_scores(3) is None
+    for options in ({"time_weight": "before"}, {"gamma": True}):
+        fixed = ATTENTION(8, heads=2, chunk_size=4, causal=False, **options).build()
+        with pytest.raises(ValueError, match="chunk_size is -1 and this model learned tables over the 4 places"):
+            fixed.with_chunk(None)
+        longer = ATTENTION(8, heads=2, chunk_size=6, causal=False, side="decoder", **options).build()
+        message = "--decoder-chunk-size is 6 .* tables over the 4 places .*; evaluate with --decoder-chunk-size 4"
+        with pytest.raises(ValueError, match=message):
+            longer.adapt({f"x.{name}": t for name, t in fixed.state_dict().items()}, "x.")
