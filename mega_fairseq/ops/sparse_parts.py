@@ -1,0 +1,352 @@
+"""Sparse attention as dense attention within small groups of queries and keys, in tiles that fit into the cache.
+
+A `Part` gives every query some of its keys, such as the band of the last l places. It views queries (N, n, .) as groups
+(N, I, R, .) and keys (N, m, .) as groups (N, I, M, .), and a query sees keys of its group only. `attend_parts` takes
+one softmax over the keys of all parts: their results are joined by the logarithms of their sums, as in flash attention,
+so that nothing of size n x M outlives its tile. Backward computes the weights again.
+"""
+
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.attention_scores import MASKED
+from mega_fairseq.ops.attention_tiles import tile_size
+from mega_fairseq.ops.dropout import keep_mask
+from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+
+ROWS = 256  # of a tile; few, so that most keys after its rows are left out
+
+
+class Keys(NamedTuple):
+    k: Tensor  # (N, m, z)
+    v: Tensor  # (N, m, e)
+    padding: Optional[Tensor] = None  # (N, m, 1) bool, True = pad
+
+    def map(self, function: Callable[..., Tensor], *arguments: Any) -> "Keys":
+        return Keys(*(None if t is None else function(t, *arguments) for t in self))
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+
+class Blocks(NamedTuple):
+    """Queries and keys, each padded to whole blocks."""
+
+    size: int
+    queries: int  # blocks
+    skipped: int  # blocks of keys before the first block of queries
+    causal: bool
+    front: int = 0  # blocks of zeros before the first key
+
+
+class Part:
+    """How queries and keys form groups, and which keys of its group a query sees."""
+
+    def __init__(self, blocks: Blocks):
+        self.blocks = blocks
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(N, n, w) -> (N, I, R, w), a view."""
+        return x.unflatten(1, (-1, self.blocks.size))
+
+    def keys(self, x: Tensor) -> List[Tensor]:
+        """(N, m, w) -> views (N, I, M_j, w) that are the keys of a group when put side by side."""
+        raise NotImplementedError
+
+    def seen(self, rows: slice, keys: int) -> int:
+        """How many of the first keys of a group these rows see at most."""
+        return keys
+
+    def hide(self, scores: Tensor, rows: slice, groups: slice) -> None:
+        """Masks the keys that rows of groups do not see in their scores (N', I', R', M'), in place."""
+
+
+class Block(Part):
+    """The places of a query's own block."""
+
+    def keys(self, x: Tensor) -> List[Tensor]:
+        b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
+        return [blocks[:, b.front + b.skipped :][:, : b.queries]]
+
+    def seen(self, rows: slice, keys: int) -> int:
+        return rows.stop if self.blocks.causal else keys
+
+    def hide(self, scores: Tensor, rows: slice, groups: slice) -> None:
+        if self.blocks.causal:
+            _hide_after(scores, rows.start)
+
+
+class Band(Part):
+    """The places at most a block away: of the block before, the own one and, if not causal, the next one."""
+
+    def keys(self, x: Tensor) -> List[Tensor]:
+        b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
+        before = b.front + b.skipped - 1
+        return [blocks[:, before + j :][:, : b.queries] for j in range(2 if b.causal else 3)]
+
+    def seen(self, rows: slice, keys: int) -> int:
+        return keys - self.blocks.size + rows.stop
+
+    def hide(self, scores: Tensor, rows: slice, groups: slice) -> None:
+        b = self.blocks
+        _hide_after(scores, rows.start + (1 if b.causal else 2) * b.size)
+        _hide_before(scores, rows.start)
+        if b.front and groups.start == 0:
+            scores[:, 0, :, : b.size] = MASKED
+
+
+class Column(Part):
+    """The places at a multiple of the block's size from the query, but those less than `gap` blocks away."""
+
+    def __init__(self, blocks: Blocks, gap: int):
+        super().__init__(blocks)
+        self.gap = gap
+
+    def queries(self, x: Tensor) -> Tensor:
+        return super().queries(x).transpose(1, 2)
+
+    def keys(self, x: Tensor) -> List[Tensor]:
+        b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
+        return [blocks[:, b.front :][:, : b.skipped + b.queries].transpose(1, 2)]
+
+    def seen(self, rows: slice, keys: int) -> int:
+        return max(0, self.blocks.skipped + rows.stop - self.gap) if self.blocks.causal else keys
+
+    def hide(self, scores: Tensor, rows: slice, groups: slice) -> None:
+        own = self.blocks.skipped + rows.start  # of the first row
+        if self.blocks.causal:
+            _hide_after(scores, own - self.gap)
+        elif self.gap:
+            near = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            scores.masked_fill_(near.triu_(own - self.gap + 1).tril_(own + self.gap - 1), MASKED)
+
+
+class Summaries(Part):
+    """The summaries of all blocks, `summary` places each.
+
+    That of a query's own block is seen only if `first`, its place in the block, is given.
+    """
+
+    def __init__(self, blocks: Blocks, summary: int, first: Optional[int]):
+        super().__init__(blocks)
+        self.summary, self.first, self.own = summary, first, first is not None
+
+    def queries(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1)
+
+    def keys(self, x: Tensor) -> List[Tensor]:
+        return [x.unsqueeze(1)]
+
+    def _own(self, row: int) -> int:
+        """The number of summaries before the row's own block."""
+        return self.summary * (self.blocks.skipped + row // self.blocks.size)
+
+    def seen(self, rows: slice, keys: int) -> int:
+        if not self.blocks.causal:
+            return keys
+        return min(keys, self._own(rows.stop - 1) + (self.summary if self.own else 0))
+
+    def hide(self, scores: Tensor, rows: slice, groups: slice) -> None:
+        b, first = self.blocks, self._own(rows.start)
+        if first >= scores.size(-1) or (self.own and not b.causal):
+            return
+        part = scores[..., first : self._own(rows.stop - 1) + self.summary]  # of blocks that have some of these rows
+        key = torch.arange(first, first + part.size(-1), device=scores.device)
+        row = torch.arange(rows.start, rows.stop, device=scores.device).unsqueeze(1)
+        block = torch.div(key, self.summary, rounding_mode="floor") - b.skipped
+        if not b.causal:
+            hidden = block == torch.div(row, b.size, rounding_mode="floor")
+        else:
+            hidden = block * b.size + (self.first + key % self.summary if self.own else b.size) > row
+        part.masked_fill_(hidden, MASKED)
+
+
+def _hide_after(scores: Tensor, last: int) -> None:
+    """Hides keys after `last` from the first row, after last + 1 from the second, and so on."""
+    first = max(0, last + 1)
+    part = scores[..., first:]
+    hidden = torch.ones(part.shape[-2:], dtype=torch.bool, device=scores.device).triu_(last + 1 - first)
+    part.masked_fill_(hidden, MASKED)
+
+
+def _hide_before(scores: Tensor, first: int) -> None:
+    """Hides keys before `first` from the first row, before first + 1 from the second, and so on."""
+    part = scores[..., : first + scores.size(-2)]
+    hidden = torch.ones(part.shape[-2:], dtype=torch.bool, device=scores.device).tril_(first - 1)
+    part.masked_fill_(hidden, MASKED)
+
+
+# ------------------------------------------------------------------------------------------- attention
+
+
+class Source(NamedTuple):
+    part: Part
+    number: int  # of the keys that it reads
+
+
+def attend_parts(q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], dropout: float = 0.0) -> Tensor:
+    """Softmax attention of q (N, n, z), already divided by sqrt(z), to the keys of all parts together: (N, n, e).
+
+    A query that sees no key gives 0.
+    """
+    keep, scale = [], 1.0
+    for part, number in sources:
+        shape = (*part.queries(q).shape[:3], sum(k.size(2) for k in part.keys(keys[number].k)))
+        mask, scale = keep_mask(shape, dropout, q.device)
+        keep.append(mask)
+    with without_autocast(q):
+        if is_compiling():
+            return _whole(q, keys, sources, keep, scale)
+        return _Parts.apply(sources, scale, q, len(keys), *(t for each in keys for t in each), *keep)
+
+
+def _whole(
+    q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], keep: Sequence[Optional[Tensor]], scale: float
+) -> Tensor:
+    """`attend_parts` without tiles, by autograd: for compilers."""
+    totals, outputs = [], []
+    for (part, number), kept in zip(sources, keep):
+        rows, (k, v) = part.queries(q), (torch.cat(part.keys(t), 2) for t in keys[number][:2])
+        scores = (rows @ k.transpose(2, 3)).to(at_least_float32(q.dtype))
+        part.hide(scores, slice(0, rows.size(2)), slice(0, rows.size(1)))
+        if keys[number].padding is not None:
+            hidden = torch.cat(part.keys(keys[number].padding), 2).transpose(2, 3)
+            scores = scores.masked_fill(hidden, MASKED)
+        total = torch.logsumexp(scores, -1, keepdim=True)
+        weights = torch.exp(scores - total)
+        weights = weights if kept is None else weights * kept * scale
+        for found, values in ((totals, total), (outputs, weights.to(v.dtype) @ v)):
+            found.append(values.new_empty(q.size(0), q.size(1), values.size(-1)))
+            part.queries(found[-1]).copy_(values)
+    total = torch.logsumexp(torch.stack(totals), 0)
+    joined = sum(torch.exp(t - total) * y for t, y in zip(totals, outputs))
+    return joined.masked_fill(total < MASKED / 2, 0.0).to(q.dtype)
+
+
+class _Tile(NamedTuple):
+    sequences: slice
+    groups: slice
+    rows: slice
+    keys: slice
+
+
+class _Views:
+    """The groups of a part, and its tiles."""
+
+    def __init__(self, part: Part, q: Tensor, keys: Keys, keep: Optional[Tensor]):
+        self.part, self.keep = part, keep
+        self.q, self.k, self.v = part.queries(q), part.keys(keys.k), part.keys(keys.v)
+        self.padding = None if keys.padding is None else part.keys(keys.padding)
+
+    def tiles(self) -> Iterator[_Tile]:
+        sequences, groups, queries = self.q.shape[:3]
+        keys, limit = sum(k.size(2) for k in self.k), tile_size(self.q)
+        rows = min(queries, max(1, limit // keys), ROWS)
+        for start in range(0, queries, rows):
+            row = slice(start, min(start + rows, queries))
+            seen = min(keys, self.part.seen(row, keys))
+            if seen <= 0:
+                continue
+            together = max(1, limit // (seen * rows))
+            step, within = max(1, together // groups), min(groups, together)
+            for s in range(0, sequences, step):
+                for g in range(0, groups, within):
+                    last = min(s + step, sequences), min(g + within, groups)
+                    yield _Tile(slice(s, last[0]), slice(g, last[1]), row, slice(0, seen))
+
+    def scores(self, tile: _Tile) -> Tensor:
+        """(N' I', R', M'), in float32 or better."""
+        q, k = of_rows(self.q, tile), of_keys(self.k, tile)
+        scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
+        each = scores.unflatten(0, (-1, tile.groups.stop - tile.groups.start))
+        self.part.hide(each, tile.rows, tile.groups)
+        if self.padding is not None:
+            each.masked_fill_(of_keys(self.padding, tile).view(*each.shape[:2], 1, -1), MASKED)
+        return scores
+
+    def drop(self, weights: Tensor, tile: _Tile, scale: float) -> Tensor:
+        """The weights after dropout, in place."""
+        return weights if self.keep is None else weights.mul_(self.keep[tile].flatten(0, 1)).mul_(scale)
+
+
+def of_rows(x: Tensor, tile: _Tile) -> Tensor:
+    """(N, I, R, w) -> (N' I', R', w)."""
+    return x[tile[:3]].flatten(0, 1)
+
+
+def of_keys(views: List[Tensor], tile: _Tile) -> Tensor:
+    """Keys (N, I, M_j, w) side by side -> (N' I', M', w)."""
+    own = [x[tile[:2]] for x in views]
+    return (own[0] if len(own) == 1 else torch.cat(own, 2))[:, :, tile.keys].flatten(0, 1)
+
+
+def add_to_keys(views: List[Tensor], tile: _Tile, grad: Tensor) -> None:
+    """The transpose of `of_keys`."""
+    grad, start = grad.unflatten(0, (-1, tile.groups.stop - tile.groups.start)), 0
+    for x in views:
+        part = grad[:, :, start : start + x.size(2)]
+        x[tile[:2]][:, :, : part.size(2)] += part
+        start += x.size(2)
+
+
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, sources, scale, q, count, *rest):
+        keys, keep = _keys_and_masks(count, rest)
+        dtype = at_least_float32(q.dtype)
+        out = q.new_zeros(*q.shape[:2], keys[0].v.size(2), dtype=dtype)
+        total = q.new_full((*q.shape[:2], 1), MASKED, dtype=dtype)  # the logarithm of the sum of exp(score)
+        for place, ((part, number), kept) in enumerate(zip(sources, keep)):
+            views = _Views(part, q, keys[number], kept)
+            outs, totals = part.queries(out), part.queries(total)
+            for tile in views.tiles():
+                weights = views.scores(tile)
+                highest = weights.amax(-1, keepdim=True)
+                sums = weights.sub_(highest).exp_().sum(-1, keepdim=True)
+                v = of_keys(views.v, tile)
+                y = torch.bmm(views.drop(weights, tile, scale).to(v.dtype), v).to(dtype)
+                own_out, own_total = outs[tile[:3]], totals[tile[:3]]
+                more = sums.log_().add_(highest).view(own_total.shape)
+                joined = more if place == 0 else torch.logaddexp(own_total, more)
+                y = y.mul_(torch.exp(highest - joined.flatten(0, 1))).view(own_out.shape)
+                own_out.copy_(y) if place == 0 else own_out.mul_(torch.exp(own_total - joined)).add_(y)
+                own_total.copy_(joined)
+        blind = total < MASKED / 2
+        out = out.masked_fill_(blind, 0.0).to(q.dtype)
+        total.masked_fill_(blind, float("inf"))  # exp(score - total) is 0 for every score
+        ctx.save_for_backward(q, out, total, *rest)
+        ctx.sources, ctx.scale, ctx.count = sources, scale, count
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        q, out, total, *rest = ctx.saved_tensors
+        keys, keep = _keys_and_masks(ctx.count, rest)
+        dtype, dout = total.dtype, dout.to(q.dtype)
+        with without_autocast(q):
+            dq = torch.zeros_like(q, dtype=dtype)
+            grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
+            mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
+            for (part, number), kept in zip(ctx.sources, keep):
+                views = _Views(part, q, keys[number], kept)
+                douts, totals, means, dqs = (part.queries(t) for t in (dout, total, mean, dq))
+                dk, dv = (part.keys(t) for t in grads[number][:2])
+                for tile in views.tiles():
+                    weights = views.scores(tile).sub_(of_rows(totals, tile)).exp_()
+                    own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
+                    dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, ctx.scale)
+                    dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
+                    weights = views.drop(weights, tile, ctx.scale).to(q.dtype)
+                    add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
+                    own_dq = dqs[tile[:3]]
+                    own_dq += torch.bmm(dscores, of_keys(views.k, tile)).view(own_dq.shape)
+                    add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), of_rows(views.q, tile)))
+        found = (t for each, own in zip(grads, keys) for t in (each.k.to(own.k.dtype), each.v.to(own.v.dtype), None))
+        return (None, None, dq.to(q.dtype), None, *found, *(None for _ in keep))
+
+
+def _keys_and_masks(count: int, rest: Sequence[Optional[Tensor]]) -> Tuple[List[Keys], Sequence[Optional[Tensor]]]:
+    return [Keys(*rest[i : i + 3]) for i in range(0, 3 * count, 3)], rest[3 * count :]

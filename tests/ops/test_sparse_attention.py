@@ -1,0 +1,181 @@
+"""Sparse attention in blocks equals its definition in values and all gradients; dropout; precision; memory."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops import sparse_parts
+from mega_fairseq.ops.sparse_attention import Sparsity, sparse_attention, sparse_attention_naive, visible_places
+from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, relative_error, with_gradients
+
+HEADS, WIDTH, VALUES = 3, 4, 4
+SETS = ["first", "second", "merged", "heads"]
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 23, 29]
+PATTERNS = {
+    "strided": Sparsity("strided", "merged", 4),
+    "strided, stride 1": Sparsity("strided", "merged", 1),
+    "fixed": Sparsity("fixed", "merged", 4, summary=1),
+    "fixed, whole blocks": Sparsity("fixed", "merged", 4, summary=4),
+    "fixed, subblocks": Sparsity("fixed", "merged", 5, summary=2, subblocks=2),
+}
+each_pattern = pytest.mark.parametrize("pattern", PATTERNS)
+each_set = pytest.mark.parametrize("sets", SETS)
+each_direction = pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+
+
+@pytest.fixture(params=["one tile", "many tiles"])
+def tiles(request, monkeypatch):
+    if request.param == "many tiles":
+        monkeypatch.setattr(sparse_parts, "tile_size", lambda x: 12)
+        monkeypatch.setattr(sparse_parts, "ROWS", 3)
+
+
+def qkv(queries, keys, groups=2, heads=HEADS, width=WIDTH, dtype=torch.float64):
+    sizes = {"q": queries, "k": keys, "v": keys}
+    return {
+        name: noise(groups, n, heads, width, seed=seed, dtype=dtype, grad=True)
+        for seed, (name, n) in enumerate(sizes.items())
+    }
+
+
+def padding_of(groups, keys):
+    """Pads anywhere, and a row of pads only."""
+    columns = torch.arange(keys)
+    return torch.stack([columns % 3 == 1, columns >= 0, columns >= keys // 2])[:groups]
+
+
+def form(function, sparsity, **options):
+    return lambda q, k, v: function(q, k, v, sparsity, **options)
+
+
+@each_pattern
+@each_set
+@each_direction
+def test_sparse_attention_equals_its_definition_in_values_and_all_gradients(pattern, sets, causal, tiles):
+    sparsity = PATTERNS[pattern]._replace(sets=sets, causal=causal)
+    for length in LENGTHS:
+        inputs = qkv(length, length)
+        truth = with_gradients(form(sparse_attention_naive, sparsity), inputs)
+        assert_same(with_gradients(form(sparse_attention, sparsity), inputs), truth)
+
+
+@each_pattern
+@each_set
+def test_queries_may_be_the_last_places_only(pattern, sets, tiles):
+    sparsity = PATTERNS[pattern]._replace(sets=sets)
+    for queries, keys in ((1, 2), (1, 5), (3, 9), (4, 12), (2, 13), (9, 21), (20, 21)):
+        inputs = qkv(queries, keys)
+        truth = with_gradients(form(sparse_attention_naive, sparsity), inputs)
+        assert_same(with_gradients(form(sparse_attention, sparsity), inputs), truth)
+
+
+@each_pattern
+@each_set
+def test_pads_are_not_seen_and_rows_without_keys_give_zeros(pattern, sets, tiles):
+    sparsity = PATTERNS[pattern]._replace(sets=sets, causal=False)
+    for length in (1, 4, 7, 13):
+        inputs, padding = qkv(length, length, groups=3), padding_of(3, length)
+        truth = with_gradients(form(sparse_attention_naive, sparsity, key_padding=padding), inputs)
+        ours = with_gradients(form(sparse_attention, sparsity, key_padding=padding), inputs)
+        assert_same(ours, truth)
+        assert not ours["output 0"][1].any()
+
+
+@pytest.mark.parametrize("pattern", ["fixed", "fixed, whole blocks", "fixed, subblocks"])
+@each_set
+def test_of_finished_blocks_only_the_summaries_are_needed(pattern, sets, tiles):
+    sparsity = PATTERNS[pattern]._replace(sets=sets)
+    stride, width = sparsity.stride, sparsity.summary * sparsity.subblocks
+    for blocks, rest in ((1, 1), (1, stride), (2, 3), (3, stride + 2), (2, 3 * stride)):
+        start = blocks * stride
+        inputs = qkv(rest, start + rest)
+        truth = with_gradients(form(sparse_attention_naive, sparsity), inputs)
+
+        def ours(q, k, v):
+            past = tuple(t[:, :start].unflatten(1, (blocks, stride))[:, :, stride - width :] for t in (k, v))
+            return sparse_attention(q, k[:, start:], v[:, start:], sparsity, finished=past)
+
+        assert_same(with_gradients(ours, inputs), truth)
+
+
+def test_the_number_of_keys_that_a_query_sees():
+    for size in (6, 23):
+        strided = Sparsity("strided", "first", 4)
+        assert (visible_places(strided, 1, size)[0].sum(1) == torch.arange(1, size + 1).clamp_max(5)).all()
+        columns = visible_places(strided._replace(sets="second"), 1, size)[0].sum(1)
+        assert (columns == torch.arange(size) // 4 + 1).all()
+        fixed = visible_places(Sparsity("fixed", "merged", 4, summary=1), 1, size)[0].sum(1)
+        assert (fixed == torch.arange(size) // 4 + torch.arange(size) % 4 + 1).all()
+
+
+@each_pattern
+@each_set
+def test_gradients_are_those_of_finite_differences_also_with_dropout(pattern, sets):
+    inputs = list(qkv(9, 11, groups=1, heads=2, width=2).values())
+    for dropout in (0.0, 0.4):
+
+        def attend(*tensors, dropout=dropout):
+            torch.manual_seed(1)
+            return sparse_attention(*tensors, PATTERNS[pattern]._replace(sets=sets), dropout=dropout)
+
+        assert torch.autograd.gradcheck(attend, inputs)
+
+
+@each_pattern
+@each_set
+@each_direction
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_form_for_compilers_equals_the_tiles(pattern, sets, causal, dropout, monkeypatch):
+    def attend(q, k, v):
+        torch.manual_seed(2)
+        return sparse_attention(q, k, v, PATTERNS[pattern]._replace(sets=sets, causal=causal), dropout=dropout)
+
+    for length in (3, 13):
+        truth = with_gradients(attend, qkv(length, length))
+        with monkeypatch.context() as patched:
+            patched.setattr(sparse_parts, "is_compiling", lambda: True)
+            assert_same(with_gradients(attend, qkv(length, length)), truth)
+
+
+@each_pattern
+@torch.no_grad()
+def test_dropout_drops_weights_and_preserves_their_mean(pattern):
+    torch.manual_seed(0)
+    inputs, sparsity = qkv(13, 13, groups=1), PATTERNS[pattern]
+    inputs["v"] = torch.ones_like(inputs["v"])
+    draws = torch.stack([sparse_attention(**inputs, sparsity=sparsity, dropout=0.5) for _ in range(400)])
+    assert_close(draws.mean(0), torch.ones_like(draws[0]), "mean", rtol=0.0, atol=0.25)
+    assert bool((draws == 0).any())
+    assert bool((draws.std(0) > 0.1).all())
+
+
+@each_pattern
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_at_8192_places_is_within_one_percent(pattern, dtype):
+    sparsity = PATTERNS[pattern]._replace(stride=64)
+    inputs = qkv(8192, 8192, groups=1, heads=2, width=16, dtype=dtype)
+    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
+    ours = with_gradients(form(sparse_attention, sparsity), inputs)
+    for name, truth in with_gradients(form(sparse_attention, sparsity), exact).items():
+        assert ours[name].dtype == dtype
+        assert relative_error(ours[name], truth) < 0.01, name
+
+
+def test_large_scores_stay_finite():
+    for pattern in PATTERNS.values():
+        inputs = {name: (1e4 * t.detach()).float().requires_grad_() for name, t in qkv(13, 13).items()}
+        for found in with_gradients(form(sparse_attention, pattern), inputs).values():
+            assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+@each_set
+@each_direction
+def test_no_tensor_grows_with_the_square_of_the_length_and_little_is_kept(pattern, sets, causal):
+    length = 4096
+    sparsity = PATTERNS[pattern]._replace(sets=sets, causal=causal, stride=64)
+    inputs = qkv(length, length, groups=1, heads=2, width=8, dtype=torch.float32)
+    with Recorder() as recorded:
+        kept = sum(kept_for_backward(lambda: sparse_attention(**inputs, sparsity=sparsity)))
+        with_gradients(form(sparse_attention, sparsity), inputs)
+    assert recorded.largest <= sparse_parts.tile_size(inputs["q"])
+    assert kept <= 6 * inputs["q"].numel()
