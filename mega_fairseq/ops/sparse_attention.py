@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import MASKED
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, without_autocast
-from mega_fairseq.ops.sparse_parts import Band, Block, Blocks, Column, Keys, Source, Summaries, attend_parts
+from mega_fairseq.ops.sparse_parts import LOG_2, Band, Block, Blocks, Column, Keys, Source, Summaries, attend_parts
 
 PATTERNS = ("strided", "fixed")
 SETS = ("first", "second", "merged", "heads")  # heads: even heads the first set, odd heads the second
@@ -100,7 +100,7 @@ def sparse_attention(
     """
     dtype = autocast_dtype(q.device.type) or q.dtype
     wide = torch.float32 if dtype == torch.float16 else dtype  # weights would underflow in float16
-    q, k, v = (t.to(wide) for t in (q * q.size(-1) ** -0.5, k, v))
+    q, k, v = (t.to(wide) for t in (q * (q.size(-1) ** -0.5 / LOG_2), k, v))
     finished = None if finished is None else tuple(t.to(wide) for t in finished)
     padding = None
     if not sparsity.causal:  # also of the places that fill the last block
@@ -166,7 +166,9 @@ def _attend_alike(
 
 def _by_head(x: Tensor, before: int = 0, after: int = 0) -> Tensor:
     """(G, n, H, z) -> (G H, before + n + after, z), with zeros, or True for masks, at the ends."""
-    return F.pad(x.transpose(1, 2), (0, 0, before, after), value=x.dtype == torch.bool).flatten(0, 1)
+    x = x.transpose(1, 2)
+    ends = (x.new_full((*x.shape[:2], size, x.size(3)), x.dtype == torch.bool) for size in (before, after))
+    return torch.cat([next(ends), x, next(ends)], 2).flatten(0, 1)  # faster than padding, which fills everything first
 
 
 def _summaries(keys: Keys, sparsity: Sparsity, subblock: int, finished: Optional[Tuple[Tensor, Tensor]]) -> Keys:

@@ -5,7 +5,15 @@ import torch
 
 from mega_fairseq.ops import sparse_parts
 from mega_fairseq.ops.sparse_attention import Sparsity, sparse_attention, sparse_attention_naive, visible_places
-from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, relative_error, with_gradients
+from tests.ops.helpers import (
+    Recorder,
+    assert_close,
+    assert_same,
+    kept_for_backward,
+    noise,
+    relative_error,
+    with_gradients,
+)
 
 HEADS, WIDTH, VALUES = 3, 4, 4
 SETS = ["first", "second", "merged", "heads"]
@@ -90,7 +98,7 @@ def test_of_finished_blocks_only_the_summaries_are_needed(pattern, sets, tiles):
         inputs = qkv(rest, start + rest)
         truth = with_gradients(form(sparse_attention_naive, sparsity), inputs)
 
-        def ours(q, k, v):
+        def ours(q, k, v, blocks=blocks, start=start):
             past = tuple(t[:, :start].unflatten(1, (blocks, stride))[:, :, stride - width :] for t in (k, v))
             return sparse_attention(q, k[:, start:], v[:, start:], sparsity, finished=past)
 
