@@ -134,7 +134,7 @@ class Joined(NamedTuple):
 
     def rest(self, chunk_size: Optional[int]) -> KeyValues:
         """The keys and values that later tokens still see."""
-        return _rest(self.k, self.v, chunk_size, self.lengths, self.buffer)
+        return unfinished_chunk(self.k, self.v, chunk_size, self.lengths, self.buffer)
 
 
 def join(
@@ -178,7 +178,7 @@ def causal_chunked(
     return joined.outputs(out), joined.rest(chunk_size)
 
 
-def _rest(
+def unfinished_chunk(
     k: Tensor, v: Tensor, chunk_size: Optional[int], lengths: Optional[Tensor], buffer: Optional[Buffer]
 ) -> KeyValues:
     """The keys and values that later tokens still see, from k and v that start at a chunk border."""

@@ -106,7 +106,7 @@ def sparse_attention(
     if not sparsity.causal:  # also of the places that fill the last block
         padding = k.new_zeros(k.shape[:2], dtype=torch.bool) if key_padding is None else key_padding
         padding = padding[..., None, None].expand(-1, -1, k.size(2), 1)
-    classes, found = _classes(sparsity, q.size(2)), []
+    classes, found = alike_heads(sparsity, q.size(2)), []
     for heads, sets, subblock in classes:
         own = None if finished is None else tuple(t[..., heads, :] for t in finished)
         keys = Keys(*(None if t is None else t[:, :, heads] for t in (k, v, padding)))
@@ -119,7 +119,7 @@ def sparse_attention(
     return out.to(dtype)
 
 
-def _classes(sparsity: Sparsity, heads: int) -> List[Tuple[slice, str, int]]:
+def alike_heads(sparsity: Sparsity, heads: int) -> List[Tuple[slice, str, int]]:
     """Heads that see the same places: which ones, their sets, and the number of their subblock."""
     subblocks = sparsity.subblocks if sparsity.pattern == "fixed" else 1
     if sparsity.sets == "heads":

@@ -1,22 +1,26 @@
 """The attention of the Sparse Transformer (Child et al. 2019): strided and fixed patterns of about sqrt(n) keys."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig
-from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import linear
-from mega_fairseq.ops.chunks import KeyValues, causal_chunked, chunked
+from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep
+from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.position import rotate
-from mega_fairseq.ops.sparse_attention import PATTERNS, Sparsity, sparse_attention
+from mega_fairseq.ops.heads import attend_at_one_position, rotate_heads
+from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.sparse_attention import PATTERNS, Sparsity, alike_heads, sparse_attention
+from mega_fairseq.ops.summaries import Summarized, advance, restore, summarize
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 INIT_STD = 0.125  # times 1 / sqrt(fan in) (Child et al., section 6)
+
+Place = Union[int, Tensor]  # in the window; (B, 1) if rows are at different places
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class SparseConfig(MixerConfig):
         return Sparsity(self.pattern, sets, self.stride, self.causal, self.summary, self.subblocks)
 
     def build(self) -> "SparseAttention":
-        return SparseAttention(self)
+        return (SparseAttention if self.pattern == "strided" else FixedAttention)(self)
 
 
 def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
@@ -90,53 +94,187 @@ def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
 
 
 class SparseAttention(Mixer):
-    """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sparse set."""
+    """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sets; the strided pattern."""
 
-    State = OpenChunk
+    State = OpenChunk  # with all keys of the window, since every column is visited
 
     def __init__(self, config: SparseConfig):
         super().__init__(config)
         self.query, self.key, self.value = (_projection(config) for _ in range(3))
         self.output = _projection(config, residual=True)
 
-    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        c, cache = self.config, None if batch.state is None else batch.state.cache
-        q, k, v = self.projected(x, self.places(x, cache))
-        if not c.causal:
-            return self.output(chunked(self.attend, q, k, v, c.chunk_size, batch.padding)), None
-        out, cache = causal_chunked(self.attend, q, k, v, c.chunk_size, cache, batch.lengths)
-        return self.output(out), OpenChunk(cache)
-
-    def projected(self, x: Tensor, places: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated to their places, and values: (B, L, D) each."""
+    def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         c = self.config
-        q, k = (self.rotated(p(x), places) for p in (self.query, self.key))
-        return q, k, dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
+        q, k = self.query(x), self.key(x)  # (B, L, d)
+        v = dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
+        if c.rotary_dims:
+            places = torch.arange(x.size(1), device=x.device)
+            places = places if batch.state is None else places + self.place(batch.state)
+            places = places if c.chunk_size is None else places % c.chunk_size
+            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        out, state = self.mix_values(q, k, v, batch)
+        return self.output(out), state
 
-    def rotated(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (B, L, D) with the first `rotary_dims` of each head rotated to `places`, (L,) or (B, L)."""
-        c = self.config
-        if c.rotary_dims == 0:
-            return x
-        x = x.unflatten(-1, (c.heads, -1)).transpose(1, 2)  # (B, H, L, z)
-        turned = rotate(x[..., : c.rotary_dims], places if places.dim() == 1 else places.unsqueeze(1))
-        return torch.cat([turned, x[..., c.rotary_dims :]], -1).transpose(1, 2).flatten(2)
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
+        """Attention of rotated queries and keys: (B, L, d), and the next state if causal."""
+        cache = None if batch.state is None else batch.state.cache
+        out, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
+        return out, OpenChunk(cache) if self.config.causal else None
 
-    def places(self, x: Tensor, cache: Optional[KeyValues]) -> Tensor:
-        """The places of the tokens in their windows, (L,) or (B, L)."""
-        places, size = torch.arange(x.size(1), device=x.device), self.config.chunk_size
-        if cache is not None:
-            read = cache.keys.size(1) if cache.padding is None else (~cache.padding).sum(1, keepdim=True)
-            places = places + read
-        return places if size is None else places % size
+    def place(self, state: MixerState) -> Place:
+        """The place in the window of the next token: a number, or (B, 1) if rows are at different places."""
+        return _count(state.cache)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """Attention within groups, with the last query at the place of the last key."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Optional[Tensor],
+        finished: Optional[Tuple[Tensor, Tensor]] = None,
+    ) -> Tensor:
+        """Attention within groups (G, n, d), with the last query at the place of the last key."""
         c = self.config
         q, k, v = (t.unflatten(-1, (c.heads, -1)) for t in (q, k, v))  # (G, n, H, z)
-        return sparse_attention(q, k, v, c.sparsity, padding, self.rate(c.attention_dropout)).flatten(2)
+        return sparse_attention(q, k, v, c.sparsity, padding, self.rate(c.attention_dropout), finished).flatten(2)
 
     def state_shapes(self) -> Dict[str, Shape]:
         c = self.config
         length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
         return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+
+    def step(self) -> MixerStep:
+        return SparseStep(self)
+
+
+def _count(cache: KeyValues) -> Place:
+    return cache.keys.size(1) if cache.padding is None else (~cache.padding).sum(1, keepdim=True)
+
+
+class SparseStep(MixerStep):
+    """Sparse attention for one token, which takes its visible keys from the state."""
+
+    def __init__(self, module: SparseAttention):
+        super().__init__(module)
+        self.projection = side_by_side(module.query, module.key, module.value)
+        self.output = ready_linear(module.output.weight, module.output.bias)
+        self.place = module.place
+        self.classes = alike_heads(self.config.sparsity, self.config.heads)
+
+    def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
+        c, place = self.config, self.place(state)
+        q, k, v = self.projection(x).unsqueeze(1).chunk(3, -1)  # (R, 1, d) each
+        if c.rotary_dims:
+            places = torch.arange(place, place + 1, device=x.device)
+            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        state = self.append(state, k, v)
+        y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
+        for heads, sets, subblock in self.classes:
+            seen = (torch.cat(self.visible(state, t, place, sets, subblock), 1) for t in ("keys", "values"))
+            own_q, keys, values = (t.unflatten(-1, (c.heads, -1))[:, :, heads] for t in (q, *seen))
+            if keys.size(1):
+                own = attend_at_one_position(own_q.flatten(1), keys.flatten(2), values.flatten(2), own_q.size(2))
+                y[:, heads] = own.view(own_q.squeeze(1).shape)
+        return self.output(y.flatten(1)), self.after(state, place + 1)
+
+    def append(self, state: OpenChunk, k: Tensor, v: Tensor) -> OpenChunk:
+        return OpenChunk(state.cache.append(k, v, self.config.chunk_size))
+
+    def visible(self, state: OpenChunk, name: str, place: int, sets: str, subblock: int) -> List[Tensor]:
+        """The keys or values that the token at `place` of the window sees: (R, ., d) each."""
+        x, stride = getattr(state.cache, name), self.config.stride
+        band, column = x[:, max(0, place - stride) :], x[:, place % stride :: stride]
+        if sets == "merged":  # the last two of the column are in the band
+            return [x[:, place % stride : max(0, place - stride) : stride], band]
+        return [band if sets == "first" else column]
+
+    def after(self, state: OpenChunk, place: int) -> OpenChunk:
+        """The state for the token at `place`."""
+        return OpenChunk(state.cache.unless_complete(self.config.chunk_size))
+
+
+# ------------------------------------------------------------------------------------------- the fixed pattern
+
+
+class FixedAttention(SparseAttention):
+    """Sparse attention with the fixed pattern, whose state has only the places that later tokens see."""
+
+    State = Summarized
+
+    def __init__(self, config: SparseConfig):
+        super().__init__(config)
+        self.kept = config.summary * config.subblocks  # places of a finished block
+        self.layout = config.stride, self.kept, 0 if config.sparsity.sets == "first" else config.dim
+
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Summarized]]:
+        c, state = self.config, batch.state
+        if not c.causal:
+            return self.in_chunks(self.attend, q, k, v, None, batch)
+        place = 0 if state is None else self.place(state)
+        ragged = batch.lengths is not None or isinstance(place, Tensor)
+        if state is None or ragged or (c.chunk_size is not None and place + q.size(1) >= c.chunk_size):
+            cache = None if state is None else restore(state, c.stride, self.kept)
+            out, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
+            return out, summarize(cache, *self.layout)
+        joined = state.open.append(k, v, c.stride)
+        out = self.attend(q, joined.keys, joined.values, None, self.finished(state))
+        return out, advance(state, joined, *self.layout)
+
+    def finished(self, state: Summarized) -> Optional[Tuple[Tensor, Tensor]]:
+        """The keys and values of finished blocks as `sparse_attention` takes them: (B, F, c s, H, z)."""
+        if state.summaries.keys.size(2) == 0:
+            return None
+        blocks, heads = state.summaries.keys.size(1) // self.kept, self.config.heads
+        return tuple(t.unflatten(1, (blocks, self.kept)).unflatten(-1, (heads, -1)) for t in state.summaries[:2])
+
+    def place(self, state: Summarized) -> Place:
+        return _count(state.summaries) // self.kept * self.config.stride + _count(state.open)
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        width = self.layout[2]
+        open_shape, summaries = ("up to stride - 1", self.config.dim), ("summaries of finished blocks", width)
+        return {
+            "open.keys": open_shape,
+            "open.values": open_shape,
+            "summaries.keys": summaries,
+            "summaries.values": summaries,
+        }
+
+    def check_state(self, state: MixerState, x: Tensor) -> None:
+        super().check_state(state, x)
+        own = state.mixer if self.config.token_shift else state
+        sizes, stride = (own.open.keys.size(1), own.summaries.keys.size(1)), self.config.stride
+        if sizes[0] >= stride or sizes[1] % self.kept:
+            raise ValueError(
+                f"state has {sizes[0]} places of an unfinished block and {sizes[1]} of summaries, and blocks have "
+                f"{stride} places with summaries of {self.kept}; continue with the module that made the state"
+            )
+
+    def step(self) -> MixerStep:
+        return FixedStep(self)
+
+
+class FixedStep(SparseStep):
+    """The same for the fixed pattern."""
+
+    def __init__(self, module: FixedAttention):
+        super().__init__(module)
+        self.layout, self.finished = module.layout, module.finished
+
+    def append(self, state: Summarized, k: Tensor, v: Tensor) -> Summarized:
+        return Summarized(state.open.append(k, v, self.config.stride), state.summaries)
+
+    def visible(self, state: Summarized, name: str, place: int, sets: str, subblock: int) -> List[Tensor]:
+        c, block, ends = self.config, getattr(state.open, name), getattr(state.summaries, name)
+        if sets == "first":
+            return [block]
+        blocks, kept = ends.size(1) // self.layout[1], self.layout[1]
+        first = c.stride - c.summary * (subblock + 1)  # of the summary in its block
+        start = first - (c.stride - kept)
+        summaries = ends.unflatten(1, (blocks, kept))[:, :, start : start + c.summary].flatten(1, 2)
+        return [summaries, block if sets == "merged" else block[:, first : first + c.summary]]
+
+    def after(self, state: Summarized, place: int) -> Summarized:
+        if place == self.config.chunk_size:
+            return Summarized(*(cache.unless_complete(cache.keys.size(1)) for cache in state))
+        return advance(state, state.open, *self.layout)
