@@ -193,9 +193,15 @@ def attention_fused(
     if bias is not None:
         matrix = bias_matrix(bias.to(at_least_float32(bias.dtype)), q.size(1), k.size(1)).to(q.dtype)
         mask = matrix if mask is None else matrix.masked_fill(~mask, float("-inf"))
+        mask = mask.unsqueeze(0) if mask.dim() == 3 else mask  # the CPU's kernel takes two or four dimensions
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, square, scale=1.0).flatten(0, 1)
     return out if key_padding is None else out.masked_fill(blind, 0.0)
+
+
+def _is_learned_on_cpu(bias: Optional[Tensor]) -> bool:
+    """Whether the bias gets a gradient: on the CPU, torch then keeps whole matrices for backward."""
+    return bias is not None and bias.device.type == "cpu" and bias.requires_grad and torch.is_grad_enabled()
 
 
 def _mask_entries(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_padding: Optional[Tensor]) -> int:
@@ -237,11 +243,9 @@ def attention(
             )
         bias, multiplier = _with_heads(q, bias, multiplier, talking)
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
-        if (
-            multiplier is not None
-            or talking is not None
-            or _mask_entries(q, k, causal, bias, key_padding) > tile_size(q)
-        ):
+        if multiplier is not None or talking is not None or _is_learned_on_cpu(bias):
+            fused = False
+        if _mask_entries(q, k, causal, bias, key_padding) > tile_size(q):
             fused = False
         tiled = not fused and not is_compiling()
         factor = temperature(q, k, function, causal, key_padding, outer)

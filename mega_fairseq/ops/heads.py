@@ -46,7 +46,7 @@ def attend_at_one_position(q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Op
     """
     dtype, out = product_dtype(q.device.type, q.dtype), v.dtype
     q, k, v = (t.to(dtype).unflatten(-1, (heads, -1)) for t in (q.unsqueeze(1), k, v))
-    mask = None if bias is None else bias.to(dtype).unsqueeze(1)  # (H, 1, m)
+    mask = None if bias is None else bias.to(dtype)[None, :, None]  # the fused kernel only takes 2 or 4 dimensions
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (R, H, m, d / H)
     y = F.scaled_dot_product_attention(q, k, v, mask)
     return y.flatten(1).to(out)

@@ -270,7 +270,7 @@ def float_qkv(size, width, values, columns=0, heads=None):
 
 
 MEMORY = [(function, 8, 12, 0, heads) for function in ATTENTION_FUNCTIONS for heads in (None, 2)]
-MEMORY.append(("softmax", 8, 12, 4, None))
+MEMORY += [("softmax", 8, 12, 4, None), ("softmax", 8, 8, 0, None)]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
@@ -285,7 +285,7 @@ def test_no_tensor_of_queries_times_keys_is_kept_for_backward(function, width, v
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), [*MEMORY, ("softmax", 8, 8, 0, None)])
+@pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), MEMORY)
 def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
     function, width, values, columns, heads, causal
 ):
@@ -294,6 +294,15 @@ def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
     with Recorder() as recorder:
         chosen(function, causal)(**inputs).sum().backward()
     assert recorder.largest <= size * size // 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [None, 2])
+def test_a_bias_in_the_fused_form_needs_no_scores_of_all_groups(heads):
+    inputs = qkv(128, 128, 8, width=8, values=8, heads=heads)
+    with Recorder() as recorder:
+        fused(True)(**{name: t.detach().float() for name, t in inputs.items()})
+    assert recorder.largest <= (heads or 1) * 128 * 128
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])

@@ -14,7 +14,7 @@ from mega_fairseq.ops.heads import (
     weighted_sum_by_head,
 )
 from mega_fairseq.ops.position import rotate
-from tests.ops.helpers import assert_close, assert_same, noise, relative_error, with_gradients
+from tests.ops.helpers import Recorder, assert_close, assert_same, noise, relative_error, with_gradients
 
 ROWS, HEADS, WIDTH = 3, 2, 4
 
@@ -56,6 +56,18 @@ def test_one_position_equals_the_last_row_of_attention(biased):
         assert_close(attend_at_one_position(q, k, v, HEADS, bias), expected)
         weights = head_weights_at_one_position(q, k, HEADS, bias)
         assert_close(weighted_sum_by_head(weights, v), expected)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@torch.no_grad()
+def test_one_position_copies_neither_keys_nor_values(biased):
+    keys = 512
+    q, k, v = (noise(*shape, dtype=torch.float32) for shape in ((ROWS, 64), (ROWS, keys, 64), (ROWS, keys, 64)))
+    bias = noise(HEADS, keys, dtype=torch.float32) if biased else None
+    with Recorder() as recorder:
+        attend_at_one_position(q, k, v, HEADS, bias)
+        weighted_sum_by_head(head_weights_at_one_position(q, k, HEADS, bias), v)
+    assert recorder.largest <= ROWS * HEADS * keys
 
 
 @torch.no_grad()

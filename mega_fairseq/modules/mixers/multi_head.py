@@ -184,10 +184,10 @@ class AttentionStep(MixerStep):
 
     def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
         c, module, place = self.config, self.module, state.cache.keys.size(1)
-        q, k, v = self.projection(x).unsqueeze(1).chunk(3, -1)  # (R, 1, d) each
+        both, v = self.projection(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
         if c.rotary_dims:
-            places = torch.arange(place, place + 1, device=x.device)
-            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+            both = rotate_heads(both, torch.arange(place, place + 1, device=x.device), 2 * c.heads, c.rotary_dims)
+        q, k = both.chunk(2, -1)  # (R, 1, d) each
         cache = state.cache.append(k, v, c.chunk_size)
         attended = self.attend(q.squeeze(1), cache)
         if module.gamma is not None:
