@@ -64,7 +64,7 @@ def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]]
         ),
         "embed_path": (Optional[str], option(None, f"file of pre-trained {language} embeddings")),
     }
-    options.update({name: o for name, o in _mixer_options().items() if name not in options})
+    options.update({name: o for name, o in mixer_options().items() if name not in options})
 
     def add(cls: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
         kinds = {f"{side}_{name}": kind for name, (kind, _) in options.items()}
@@ -76,7 +76,7 @@ def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]]
     return add
 
 
-def _mixer_options() -> Dict[str, Tuple[type, Any]]:
+def mixer_options() -> Dict[str, Tuple[type, Any]]:
     """Types and defaults of the options of one stack, without its name, that set fields of the mixers' configs."""
     found = {}
     for config in MIXERS.values():

@@ -23,14 +23,19 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_options
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.convert.names import translate
+from mega_fairseq.models.options import mixer_options
+from mega_fairseq.modules import GatedAttentionConfig
 
 Options = Mapping[str, Any]
 
 SIDES = ("encoder", "decoder")
+RELEASED = {option.partition("}_")[2] for option in GatedAttentionConfig.options().values()} - {"token_shift"}
 # Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
 NEW = {
     *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
+    *("token_mixer", "ffn_activation_fn"),
     *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "layers_to_keep")),
+    *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", *(mixer_options().keys() - RELEASED))),
 }
 
 
