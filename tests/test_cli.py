@@ -18,7 +18,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
-from mega_fairseq.models import mega_lm, mega_transformer
+from mega_fairseq.models import lm_presets, mega_transformer
 from tests.commands import ROOT, Running, refused_by
 from tests.faults import killed_while_writing, no_space
 from tests.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
@@ -84,7 +84,7 @@ def options(capsys, *arguments):
 def test_options_lists_every_registered_architecture_and_task(capsys):
     _, lines = options(capsys)
     known = {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
-    assert set(lines) & known == {*mega_lm.PRESETS, *mega_transformer.PRESETS, "mega_lm", *known}
+    assert set(lines) & known == {*lm_presets.PRESETS, *mega_transformer.PRESETS, "mega_lm", *known}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
     assert lines["mega_lm_small"].endswith("For small corpora, laptops and the demo.")
 

@@ -11,7 +11,7 @@ from fairseq.models import MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
-from mega_fairseq.models.mega_lm import MegaLMWt103Config
+from mega_fairseq.models.lm_presets import MegaLMWt103Config
 from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
 from tests.commands import ROOT, as_words
 from tests.configurations import parsed, plain, released_options, under_hydra

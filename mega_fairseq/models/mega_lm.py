@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Optional
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
@@ -26,7 +26,6 @@ from mega_fairseq.models.options import (
     warn_unused,
 )
 from mega_fairseq.models.overrides import check_overrides
-from mega_fairseq.models.presets import preset, register_with_presets
 from mega_fairseq.models.resume import check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -147,65 +146,3 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
             "--share-decoder-input-output-embed ties one table of one width; leave out --adaptive-input, "
             "--adaptive-softmax-cutoff and --decoder-input-dim, or tie adaptive ones with --tie-adaptive-weights"
         )
-
-
-def _sizes(layers: int, embed_dim: int, hidden_dim: int, z_dim: int) -> Dict[str, Any]:
-    return {
-        "decoder_layers": layers,
-        "decoder_embed_dim": embed_dim,
-        "decoder_hidden_dim": hidden_dim,
-        "decoder_ffn_embed_dim": hidden_dim,
-        "decoder_z_dim": z_dim,
-    }
-
-
-# Chunks with a position bias that works at any length and context, as in the released models.
-_streaming = {"rel_pos_bias": "rotary", "normalize_before": True, "no_affine_final_norm": True}
-_adaptive = {
-    "adaptive_input": True,
-    "adaptive_softmax_cutoff": "20000,60000",
-    "adaptive_softmax_dropout": 0.2,
-    "tie_adaptive_weights": True,
-    "tie_adaptive_proj": True,
-    "dropout": 0.3,
-    "attention_dropout": 0.1,
-    "hidden_dropout": 0.1,
-    "activation_dropout": 0.1,
-}
-
-
-@preset(**_sizes(16, 1024, 2048, 256), **_streaming, **_adaptive, decoder_chunk_size=1024)
-class MegaLMWt103Config(MegaLMConfig):
-    """The paper's WikiText-103 model; v and feed-forward as released (the paper's table says 1536)."""
-
-
-@preset(**_sizes(12, 512, 1024, 128), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=2048)
-class MegaLMEnwik8Config(MegaLMConfig):
-    """The paper's enwik8 model."""
-
-
-@preset(**_sizes(16, 768, 1536, 128), **_streaming, **_adaptive, decoder_chunk_size=1024)
-class MegaLMBaseConfig(MegaLMConfig):
-    """Words, as released for one machine."""
-
-
-@preset(**_sizes(16, 1024, 2048, 256), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=1024)
-class MegaLMBigConfig(MegaLMConfig):
-    """One softmax over a vocabulary of BPE."""
-
-
-@preset(
-    **_sizes(4, 128, 256, 64), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=256, dropout=0.0
-)
-class MegaLMSmallConfig(MegaLMConfig):
-    """For small corpora, laptops and the demo."""
-
-
-PRESETS = {
-    "mega_lm_wt103": MegaLMWt103Config,
-    "mega_lm_enwik8": MegaLMEnwik8Config,
-    "mega_lm_base": MegaLMBaseConfig,
-    "mega_lm_big": MegaLMBigConfig,
-    "mega_lm_small": MegaLMSmallConfig,
-}
-register_with_presets("mega_lm", MegaLanguageModel, MegaLMConfig, PRESETS)
