@@ -10,6 +10,7 @@ import torch
 
 from mega_fairseq.modules import MIXERS
 from tests.commands import (
+    CPU,
     LM,
     LM_CHUNK,
     LM_HEADS,
@@ -182,10 +183,10 @@ def pairs(tmp_path_factory):
 def test_translation_with_different_mixers_in_encoder_and_decoder(pairs, mixers, tmp_path):
     options = {**side_options("encoder", mixers[0]), **side_options("decoder", mixers[1]), "rel_pos_bias": "rotary"}
     model = ["--arch=mega_transformer", *as_words(options), "--normalize-before", "--share-all-embeddings"]
-    said = fairseq("train", pairs, *PLUGIN, *model, *TRAINING, "--save-dir", tmp_path, "--max-update=100")
+    said = fairseq("train", pairs, *PLUGIN, *model, *TRAINING, "--save-dir", tmp_path, "--max-update=60")
     curve = losses(said)
-    assert curve[-1] < 0.7 * curve[0]
-    words = [pairs, *PLUGIN, "--cpu", "--path", tmp_path / "checkpoint_last.pt", *SEARCH]
+    assert curve[-1] < 0.8 * curve[0]
+    words = [pairs, *PLUGIN, *CPU, "--path", tmp_path / "checkpoint_last.pt", *SEARCH]
     outputs = [fairseq("generate", *words, f"--batch-size={size}") for size in (1, 7)]
     (_, texts, scores), (_, others, other_scores) = (zip(*translations(said)) for said in outputs)
     assert texts == others

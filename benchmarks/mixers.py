@@ -1,0 +1,269 @@
+"""All token mixers side by side: a Transformer layer's worth of each, feed-forward included, with equal parameters.
+
+    python benchmarks/mixers.py                     all tables (about an hour); --json saves the numbers
+    python benchmarks/mixers.py --tables layer      one of: layer, products, memory, decode
+    python benchmarks/mixers.py --mixers flash,aft  only mixers whose names contain one of these words, beside torch
+    python benchmarks/mixers.py --quick             a minute, at small lengths, to check that everything runs
+    python benchmarks/mixers.py --plot FILE.json    draws FILE.png from what --json wrote
+
+layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. products: the share of matrix
+products with weights in this time. memory: peak of such a step. decode: a token after so many others, five rows.
+Windows and tables have 512 places, chunks of FLASH 256, blocks of sparse attention 64, AFT-local reaches 32 tokens.
+Every layer is checked token by token before it is timed. CPU time of one thread.
+"""
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
+
+from benchmarks import contenders as c
+from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
+from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
+
+TOKENS = 8192
+LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+LONGEST_QUADRATIC = 8192
+DECODED = [64, 256, 1024, 4096, 8192]
+WINDOW, FLASH_CHUNK, STRIDE, REACH = 512, 256, 64, 32
+WIDTHS = {"shared_dim": c.SHARED, "value_dim": c.VALUES}
+ROPE = {"heads": c.HEADS, "rotary_dims": 32}
+
+# name -> mixer and options; GAU and FLASH have twice the layers and no feed-forward.
+LAYERS: Dict[str, Dict[str, Any]] = {
+    "Mega, chunks": {"mixer": "mega", "position_bias": "rotary", "chunk_size": WINDOW, **WIDTHS},
+    "GAU, full": {"mixer": "gau", "position_bias": "rope", **WIDTHS},
+    "GAU, windows": {"mixer": "gau", "position_bias": "rope", "chunk_size": WINDOW, **WIDTHS},
+    "FLASH": {"mixer": "flash", "position_bias": "rope", "chunk_size": FLASH_CHUNK, **WIDTHS},
+    "attention, full": {"mixer": "attention", **ROPE},
+    "attention, windows": {"mixer": "attention", "chunk_size": WINDOW, **ROPE},
+    "time weighting before": {
+        "mixer": "attention", "chunk_size": WINDOW, "time_weight": "before", "beta": True, "gamma": True, **ROPE,
+    },
+    "time weighting after": {
+        "mixer": "attention", "chunk_size": WINDOW, "time_weight": "after", "alpha": True, "beta": True, **ROPE,
+    },
+    "gMLP": {"mixer": "gmlp", "chunk_size": WINDOW, "heads": c.HEADS, "expansion": 2},
+    "AFT": {"mixer": "aft", "chunk_size": WINDOW, "heads": c.HEADS},
+    "AFT-local": {"mixer": "aft", "form": "local", "reach": REACH, "heads": c.HEADS},
+    "AFT-EMA": {"mixer": "aft", "form": "ema"},
+    "sparse, strided": {"mixer": "sparse", "pattern": "strided", "stride": STRIDE, **ROPE},
+    "sparse, fixed": {"mixer": "sparse", "pattern": "fixed", "stride": STRIDE, "summary": 8, **ROPE},
+}  # fmt: skip
+QUADRATIC = ("torch", "GAU, full", "attention, full")
+
+
+class CausalTransformerLayer(nn.Module):
+    """torch's Transformer layer with causal fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = c.torch_layer(c.EQUAL)
+
+    def forward(self, x: Tensor) -> Tensor:
+        future = nn.Transformer.generate_square_subsequent_mask(x.size(1), dtype=x.dtype)
+        return self.layer(x, src_mask=future, is_causal=True)
+
+
+class Stack(nn.Module):
+    """Blocks one after the other, without a state."""
+
+    def __init__(self, blocks: List[Block]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+
+def stack(name: str) -> Stack:
+    """As many parameters as torch's layer, within 2%: the feed-forward layer is as wide as that takes."""
+    options = dict(LAYERS[name])
+    mixer = MIXERS[options.pop("mixer")]
+    config = mixer(c.DIM, **options)
+    if name.startswith(("GAU", "FLASH")):
+        return Stack([Block(config), Block(config)])
+    missing = c.size_of(CausalTransformerLayer()) - c.size_of(Block(config))
+    return Stack([Block(config, FeedForwardConfig(c.DIM, hidden_dim=missing // (2 * c.DIM + 1)))])
+
+
+def layer(name: str) -> nn.Module:
+    return CausalTransformerLayer() if name == "torch" else stack(name)
+
+
+def gate(names: List[str]) -> None:
+    """Raises unless each stack equals itself run token by token, and has the parameters of torch's layer within 2%."""
+    torch.manual_seed(0)
+    size = c.size_of(layer("torch"))
+    for name in names:
+        module = layer(name)
+        assert abs(c.size_of(module) / size - 1) < 0.02, f"{name}: {c.size_of(module):,} parameters, torch {size:,}"
+        if name == "torch":
+            continue
+        x, ys = torch.randn(1, 140, c.DIM, dtype=torch.float64), []
+        module, states = module.double(), [None] * len(module.blocks)
+        with torch.no_grad():
+            for token in x.split(1, 1):
+                for i, block in enumerate(module.blocks):
+                    token, states[i] = block(token, states[i])
+                ys.append(token)
+            torch.testing.assert_close(module(x), torch.cat(ys, 1), rtol=0, atol=1e-9)
+    print("correct: whole sequences = token by token, equal parameters")
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def layer_table(names: List[str], lengths: List[int], tokens: int, repeats: int) -> Dict:
+    """Tokens per CPU second, forward and backward."""
+    rows = []
+    for length in lengths:
+        fitting = [name for name in names if length <= LONGEST_QUADRATIC or name not in QUADRATIC]
+        count = max(tokens, length)
+        times = seconds({n: c.training_step(layer(n), count // length, length) for n in fitting}, repeats)
+        rows.append({"length": length, "tokens": count, "seconds": times})
+        print(
+            f"L={length:>6} tokens/CPU-s: " + ", ".join(f"{n} {count / t:,.0f}" for n, t in times.items()), flush=True
+        )
+    return {"parameters": {name: c.size_of(layer(name)) for name in names}, "rows": rows}
+
+
+class Products(nn.Module):
+    """The matrix products of a module's projections alone."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.linears = nn.ModuleList(part for part in module.modules() if isinstance(part, nn.Linear))
+        self.inputs = {linear.in_features: None for linear in self.linears}
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = {n: x.repeat(1, 1, -(-n // x.size(2)))[..., :n] for n in self.inputs}
+        return sum(linear(wide[linear.in_features]).sum() for linear in self.linears)
+
+
+def products_table(names: List[str], length: int, tokens: int, repeats: int) -> Dict:
+    """The share of matrix products with weights in the time of a layer."""
+    found = {}
+    for name in names:
+        module = layer(name)
+        if name == "torch":  # its projections of queries, keys and values are no modules
+            continue
+        steps = {"layer": module, "products": Products(module)}
+        found[name] = seconds({n: c.training_step(m, tokens // length, length) for n, m in steps.items()}, repeats)
+        print(f"{name}: products {found[name]['products'] / found[name]['layer']:.0%}", flush=True)
+    return {"length": length, "seconds": found}
+
+
+def memory_table(names: List[str], lengths: List[int], tokens: int) -> List[Dict]:
+    """Peak MiB of a step, gradients included, in a fresh process each."""
+    rows = []
+    for length in lengths:
+        fitting = [name for name in names if length <= LONGEST_QUADRATIC or name not in QUADRATIC]
+        row = {name: in_fresh_process(__file__, name, length, tokens)[0] for name in fitting}
+        rows.append({"length": length, "tokens": max(tokens, length), "mib": row})
+        print(f"L={length:>6} peak MiB: " + ", ".join(f"{n} {mib:.0f}" for n, mib in row.items()), flush=True)
+    return rows
+
+
+def decode_table(names: List[str], lengths: List[int], repeats: int) -> List[Dict]:
+    """Milliseconds of a token in beam search after so many others."""
+    rows = []
+    for length in lengths:
+        steps = {}
+        for name in (n for n in names if n != "torch"):
+            block = layer(name).blocks[0].eval()
+            with torch.no_grad():
+                _, state = block(torch.randn(5, length - 1, c.DIM))
+                steps[name] = c.single_token(block.step(), 5, state)
+        times = {name: time / c.SINGLE_TOKENS for name, time in seconds(steps, repeats).items()}
+        rows.append({"tokens": length, "seconds": times})
+        print(f"{length:>6} tokens, ms: " + ", ".join(f"{n} {1e3 * t:.2f}" for n, t in times.items()), flush=True)
+    return rows
+
+
+def one(name: str, length: int, tokens: int) -> float:
+    """Peak memory of a step, after a small one that makes the libraries allocate what they keep."""
+    module = layer(name)
+    c.training_step(module, 1, 256)()
+    return peak_mib(c.training_step(module, max(1, tokens // length), length))
+
+
+def plot(source: Path) -> None:
+    """Draws tokens per second against length, next to a file that --json wrote."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    results = json.loads(source.read_text())
+    rows = results["layer"]["rows"]
+    figure, axis = pyplot.subplots(figsize=(9, 5))
+    for number, name in enumerate(rows[0]["seconds"]):
+        points = [(row["length"], row["tokens"] / row["seconds"][name]) for row in rows if name in row["seconds"]]
+        style = {"color": "black", "linewidth": 2.5} if name == "torch" else {"color": f"C{number % 10}"}
+        axis.plot(*zip(*points), marker="os^"[number // 10], label=c.LABELS.get(name, name), **style)
+    axis.set(xscale="log", yscale="log", xlabel="sequence length", ylabel="tokens per CPU second")
+    lengths = [row["length"] for row in rows]
+    axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
+    axis.set_title(
+        f"A layer of 3.25M parameters, forward + backward, one thread of {results['machine']['layer']['cpu']}"
+    )
+    figure.tight_layout()
+    figure.savefig(source.with_suffix(".png"), dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = "layer,products,memory,decode"
+    parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
+    parser.add_argument("--mixers", default="", help="words, separated by commas; by default all mixers")
+    parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median is taken")
+    parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the numbers of this file, next to it")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # name, length and tokens of one step
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.plot:
+        return plot(args.plot)
+    if args.one:
+        name, length, tokens = args.one
+        print(one(name, int(length), int(tokens)))
+        return
+    chosen = [name for name in LAYERS if any(word in name for word in args.mixers.split(","))]
+    names = ["torch", *chosen]
+    gate(names)
+    print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
+    lengths, decoded, tokens, repeats = LENGTHS, DECODED, TOKENS, args.repeats
+    if args.quick:
+        lengths, decoded, tokens, repeats = [512, 1024], [64], 1024, 1
+    if args.lengths:
+        lengths = [int(n) for n in args.lengths.split(",")]
+    tables: Dict[str, Callable[[], Any]] = {
+        "layer": partial(layer_table, names, lengths, tokens, repeats),
+        "products": partial(products_table, names, min(4096, max(lengths)), tokens, repeats),
+        "memory": partial(memory_table, names, [n for n in lengths if n <= 16384], tokens),
+        "decode": partial(decode_table, names, decoded, repeats),
+    }
+    for name in chosen_tables(parser, args.tables, tables):
+        print(f"\n{name}: {tables[name].func.__doc__}")
+        result = tables[name]()
+        if args.json and result:
+            write_json(args.json, {name: result})
+
+
+if __name__ == "__main__":
+    main()
