@@ -14,7 +14,8 @@ from tests.golden_models import dictionary, task
 from tests.small_models import ADAPTIVE, TIED
 from tests.small_models import language_model as model
 
-WORDS, BYTES, BPE = 267_744, 208, 33_000
+WORDS, BYTES, BPE, PIECES, CHARACTERS = 267_744, 208, 33_000, 32_000, 5_744
+CANCELLING = 8 * 128  # the experiment counts a table alpha, which cancels in normalised forms
 PARAMETERS = {  # size of the vocabulary, and parameters with it
     "mega_lm": (BPE, 53_330_682),
     "mega_lm_wt103": (WORDS, 252_237_824),  # 252M in the paper
@@ -22,11 +23,33 @@ PARAMETERS = {  # size of the vocabulary, and parameters with it
     "mega_lm_base": (WORDS, 149_591_552),
     "mega_lm_big": (BPE, 240_635_904),
     "mega_lm_small": (BYTES, 888_064),
+    # Other token mixers; the small ones have as many parameters as mega_lm_small, within 2%.
+    "flash_quad_lm_base": (PIECES, 112_015_872),  # 110M in the paper
+    "flash_quad_lm_small": (BYTES, 888_576),
+    "flash_lm_base": (PIECES, 112_028_160),  # 110M in the paper
+    "flash_lm_small": (BYTES, 890_624),
+    "attention_lm_base": (PIECES, 109_632_000),
+    "attention_lm_small": (BYTES, 885_760),
+    "time_weighted_lm_base": (PIECES, 109_785_600),
+    "time_weighted_lm_small": (BYTES, 894_976),
+    "time_weighted_lm_seed": (CHARACTERS, 9_301_696 - CANCELLING),  # 9.3M
+    "gmlp_lm_base": (PIECES, 109_853_184),
+    "gmlp_lm_small": (BYTES, 889_824),
+    "gmlp_lm_seed": (CHARACTERS, 9_826_432),  # 9.8M
+    "aft_lm_enwik8": (BYTES, 19_014_144),
+    "aft_lm_enwik8_wide": (BYTES, 37_939_200),
+    "aft_lm_small": (BYTES, 886_272),
+    "aft_lm_seed": (CHARACTERS, 9_301_632 - CANCELLING),  # 9.3M
+    "sparse_lm_enwik8": (BYTES, 94_679_040),  # 95M in the paper
+    "sparse_lm_small": (BYTES, 885_760),
 }
 
 
 def test_the_table_of_parameters_lists_every_preset():
     assert set(PARAMETERS) == {"mega_lm", *PRESETS}
+    for name in PRESETS:
+        if name.endswith("_small"):
+            assert PARAMETERS[name] == (BYTES, pytest.approx(PARAMETERS["mega_lm_small"][1], rel=0.02))
 
 
 @pytest.mark.parametrize("preset", PARAMETERS)

@@ -41,6 +41,13 @@ GATED = {"decoder_hidden_dim": 48, "decoder_z_dim": 16, "rel_pos_bias": "rotary"
 OPTIONS = {
     "gau": {**GATED, "decoder_token_shift": True},
     "flash": {**GATED, "rel_pos_bias": "rope"},
+    "attention": {
+        "decoder_attention_heads": 2, "decoder_rotary_dims": 8, "decoder_talking_heads": True,
+        "decoder_time_weight": "before", "decoder_time_beta": True, "decoder_time_gamma": True,
+    },
+    "gmlp": {"decoder_attention_heads": 4, "decoder_token_shift": True},
+    "aft": {"decoder_aft_form": "local", "decoder_aft_reach": 8, "decoder_chunk_size": -1},
+    "sparse": {"decoder_attention_heads": 2, "decoder_sparse_stride": 4, "decoder_sparse_summary": 1},
 }
 
 
@@ -166,11 +173,12 @@ def test_two_processes_train_like_one_with_batches_twice_as_large(text, name):
 # ------------------------------------------------------------------------------------------- translation
 
 COMMON = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 64, "chunk_size": 5}  # sentences are several chunks long
-PAIRS = [("flash", "gau"), ("gau", "flash")]
+PAIRS = [("attention", "gau"), ("sparse", "flash"), ("flash", "attention"), ("gmlp", "aft")]
 
 
 def side_options(side, mixer):
     own = {name.replace("decoder_", f"{side}_"): value for name, value in OPTIONS[mixer].items()}
+    own.pop("rel_pos_bias", None)  # of both sides
     return {f"{side}_token_mixer": mixer, **{f"{side}_{name}": size for name, size in COMMON.items()}, **own}
 
 

@@ -131,6 +131,89 @@ class TimeWeightedLMSmallConfig(MegaLMConfig):
     """Attention with time weighting, for small corpora."""
 
 
+@preset(
+    token_mixer="gmlp",
+    **_layers(12, 768, 2304, decoder_attention_heads=12, decoder_time_alpha=True, decoder_time_beta=True),
+    decoder_chunk_size=512,
+    decoder_token_shift=True,
+)
+class GMLPLMBaseConfig(MegaLMConfig):
+    """gMLP with weights by distance and token shift."""
+
+
+@preset(
+    token_mixer="gmlp",
+    **_bytes,
+    **_layers(4, 128, 440, decoder_attention_heads=4, decoder_time_alpha=True, decoder_time_beta=True),
+    decoder_chunk_size=256,
+    decoder_token_shift=True,
+)
+class GMLPLMSmallConfig(MegaLMConfig):
+    """gMLP for small corpora."""
+
+
+_local = {"token_mixer": "aft", "decoder_aft_form": "local", "decoder_aft_reach": 32}
+
+
+@preset(**_local, **_layers(24, 256, 1024))
+class AFTLMEnwik8Config(MegaLMConfig):
+    """The deep AFT-local of Zhai et al. (2021) for bytes."""
+
+
+@preset(**_local, **_layers(12, 512, 2048))
+class AFTLMEnwik8WideConfig(MegaLMConfig):
+    """The wide AFT-local of Zhai et al. (2021) for bytes."""
+
+
+@preset(**_local, **_bytes, **_layers(4, 128, 576, decoder_attention_heads=4))
+class AFTLMSmallConfig(MegaLMConfig):
+    """AFT-local for small corpora."""
+
+
+@preset(
+    token_mixer="sparse",
+    **_layers(30, 512, 2048, init="scaled", ffn_activation_fn="gelu_sigmoid", decoder_rotary_dims=64),
+    decoder_sparse_stride=128,
+    decoder_sparse_summary=32,
+    decoder_chunk_size=12288,
+)
+class SparseLMEnwik8Config(MegaLMConfig):
+    """The Sparse Transformer of Child et al. (2019) for bytes, with RoPE in place of learned positions."""
+
+
+@preset(
+    token_mixer="sparse",
+    **_bytes,
+    **_layers(4, 128, 576, decoder_attention_heads=4, decoder_rotary_dims=32),
+    decoder_sparse_stride=64,
+)
+class SparseLMSmallConfig(MegaLMConfig):
+    """Sparse attention for small corpora."""
+
+
+def _seed(mixer: str, **options: Any) -> Dict[str, Any]:
+    """One layer with tables over 128 places, a gated feed-forward layer and token shift in both."""
+    layer = _layers(1, 512, 1536, ffn_activation_fn="geglu", share_decoder_input_output_embed=False)
+    tables = {"decoder_chunk_size": 128, "decoder_time_beta": True, "decoder_time_gamma": True}
+    return {**layer, **tables, "token_mixer": mixer, "decoder_token_shift": True, **options}
+
+
+# In MHA+ and AFT, alpha would cancel. The experiment counts it all the same: 1,024 parameters more than here.
+@preset(**_seed("attention", decoder_time_weight="before", decoder_rotary_dims=32, decoder_talking_heads=True))
+class TimeWeightedLMSeedConfig(MegaLMConfig):
+    """MHA+ of the time weighting experiment."""
+
+
+@preset(**_seed("gmlp", decoder_time_alpha=True))
+class GMLPLMSeedConfig(MegaLMConfig):
+    """gMLP of the time weighting experiment."""
+
+
+@preset(**_seed("aft"))
+class AFTLMSeedConfig(MegaLMConfig):
+    """AFT of the time weighting experiment."""
+
+
 PRESETS = {
     "mega_lm_wt103": MegaLMWt103Config,
     "mega_lm_enwik8": MegaLMEnwik8Config,
@@ -145,5 +228,15 @@ PRESETS = {
     "attention_lm_small": AttentionLMSmallConfig,
     "time_weighted_lm_base": TimeWeightedLMBaseConfig,
     "time_weighted_lm_small": TimeWeightedLMSmallConfig,
+    "time_weighted_lm_seed": TimeWeightedLMSeedConfig,
+    "gmlp_lm_base": GMLPLMBaseConfig,
+    "gmlp_lm_small": GMLPLMSmallConfig,
+    "gmlp_lm_seed": GMLPLMSeedConfig,
+    "aft_lm_enwik8": AFTLMEnwik8Config,
+    "aft_lm_enwik8_wide": AFTLMEnwik8WideConfig,
+    "aft_lm_small": AFTLMSmallConfig,
+    "aft_lm_seed": AFTLMSeedConfig,
+    "sparse_lm_enwik8": SparseLMEnwik8Config,
+    "sparse_lm_small": SparseLMSmallConfig,
 }
 register_with_presets("mega_lm", MegaLanguageModel, MegaLMConfig, PRESETS)
