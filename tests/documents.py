@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-from mega_fairseq.cli.listing import Option, architectures, options_of, tasks
+from mega_fairseq.cli.listing import Option, architectures, by_mixer, options_of, tasks
 from tests.commands import ROOT, fairseq
 
 DOCUMENTS = sorted(
@@ -49,7 +49,8 @@ OPTIONS = """# Options
 
 The options of the models and the task: `--name` on the command line, `name` with underscores in hydra's YAML. Defaults
 are those of the model without a preset. fairseq's `--help` does not list the options of an `--arch`;
-`mega-fairseq options ARCH` does, with the defaults of a preset.
+`mega-fairseq options ARCH` does, with the defaults of a preset. Options that some [token mixers](mixers.md) do not have
+are listed by mixer; one that the chosen mixer does not have is refused.
 """
 
 
@@ -60,8 +61,11 @@ def options_document() -> str:
     sections.update({f"--task {name}": config for name, config in tasks().items()})
     parts = [OPTIONS]
     for title, config in sections.items():
-        lines = [f"## `{title}`\n", "| option | default | meaning |", "|---|---|---|"]
-        parts.append("\n".join([*lines, *map(_row, options_of(config)), ""]))
+        parts.append(f"## `{title}`\n")
+        for mixers, options in by_mixer(options_of(config)).items():
+            heading = [f"### With the token mixer {mixers}\n"] if mixers else []
+            lines = [*heading, "| option | default | meaning |", "|---|---|---|"]
+            parts.append("\n".join([*lines, *map(_row, options), ""]))
     return "\n".join(parts)
 
 

@@ -83,8 +83,8 @@ def options(capsys, *arguments):
 
 def test_options_lists_every_registered_architecture_and_task(capsys):
     _, lines = options(capsys)
-    known = {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
-    assert set(lines) & known == {*lm_presets.PRESETS, *mega_transformer.PRESETS, "mega_lm", *known}
+    presets = {*lm_presets.PRESETS, *mega_transformer.PRESETS}
+    assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
     assert lines["mega_lm_small"].endswith("For small corpora, laptops and the demo.")
 
@@ -110,6 +110,15 @@ def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys, monkey
     assert lines["--attention-dropout"].split()[1:3] == ["0.0", "dropout"]
     assert "softmax, relu2, laplace" in out
     assert "*" not in options(capsys, "mega_lm")[0]
+
+
+def test_options_are_grouped_by_the_mixers_that_have_them(capsys):
+    out, _ = options(capsys, "mega_lm")
+    headings = [line for line in out.splitlines() if line.startswith("With the token mixer ")]
+    assert "With the token mixer gau, flash:" in headings
+    common, of_gau = out.split("With the token mixer gau, flash:")[0], out.split("With the token mixer gau, flash:")[1]
+    assert "--decoder-layers " in common
+    assert "--decoder-gau-scale " in of_gau
 
 
 def test_options_suggests_names_similar_to_an_unknown_one(capsys):

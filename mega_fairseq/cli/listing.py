@@ -17,6 +17,7 @@ import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import table
+from mega_fairseq.modules import MIXERS, FeedForwardConfig
 
 Config = Type[FairseqDataclass]
 SIZES = {"layers": "decoder_layers", "width": "decoder_embed_dim", "chunk": "decoder_chunk_size"}
@@ -63,6 +64,20 @@ def options_of(config: Config) -> List[Option]:
     return found
 
 
+def by_mixer(options: List[Option]) -> Dict[str, List[Option]]:
+    """Options by the names of the mixers that have them: under "" those of the model or of all mixers."""
+    sides = ("encoder", "decoder")
+    owners: Dict[str, List[str]] = {}
+    for mixer, config in MIXERS.items():
+        for name in config.option_names(*sides) - FeedForwardConfig.option_names(*sides):
+            owners.setdefault(_typed(f"--{name}"), []).append(mixer)
+    groups: Dict[str, List[Option]] = {"": []}
+    for option in options:
+        mixers = owners.get(option.name, [])
+        groups.setdefault("" if len(mixers) == len(MIXERS) else ", ".join(mixers), []).append(option)
+    return groups
+
+
 def _typed(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
@@ -82,12 +97,15 @@ def details(name: str, config: Config) -> str:
     bases = [base for base in config.__mro__[1:] if base in architectures().values()]
     inherited = options_of(bases[0]) if bases else []
     note = " Defaults with * are set by this preset." if bases else ""
-    rows = [["option", "default", "meaning"]]
-    for option in options_of(config):
-        choices = f": {', '.join(option.choices)}" if option.choices else ""
-        own = bool(bases) and option not in inherited
-        rows.append([option.name, option.default + " *" * own, option.help + choices])
-    return f"{name}: {_about(name, config)}{note}\n\n{_columns(rows)}"
+    parts = [f"{name}: {_about(name, config)}{note}"]
+    for mixers, options in by_mixer(options_of(config)).items():
+        rows = [["option", "default", "meaning"]]
+        for option in options:
+            choices = f": {', '.join(option.choices)}" if option.choices else ""
+            own = bool(bases) and option not in inherited
+            rows.append([option.name, option.default + " *" * own, option.help + choices])
+        parts.append((f"With the token mixer {mixers}:\n\n" if mixers else "") + _columns(rows))
+    return "\n\n".join(parts)
 
 
 def _about(name: str, config: Config) -> str:

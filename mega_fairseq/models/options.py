@@ -211,16 +211,15 @@ def layer_configs(
 def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     """Refuses options of token mixers that the model does not use, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
-    used = {o.format(side=side) for side in sides for config in _configs(cfg, side) for o in config.options().values()}
+    used = {name for side in sides for config in _configs(cfg, side) for name in config.option_names(side)}
     for side in sides:
-        for config in MIXERS.values():
-            for option in (o.format(side=side) for o in config.options().values()):
-                if option not in used and getattr(cfg, option) != getattr(defaults, option):
-                    name = _mixer_option(cfg, side)
-                    raise ValueError(
-                        f"{_typed(option)} is {getattr(cfg, option)} and has no effect with {_typed(name)} "
-                        f"{getattr(cfg, name)}; leave it out"
-                    )
+        for name in sorted({name for config in MIXERS.values() for name in config.option_names(side)} - used):
+            if getattr(cfg, name) != getattr(defaults, name):
+                mixer = _mixer_option(cfg, side)
+                raise ValueError(
+                    f"{_typed(name)} is {getattr(cfg, name)} and has no effect with {_typed(mixer)} "
+                    f"{getattr(cfg, mixer)}; leave it out"
+                )
 
 
 def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:

@@ -1,7 +1,7 @@
 """The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Iterable, Optional, Sequence
+from typing import Any, Dict, Iterable, Optional, Sequence, Set
 
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.modules.projection import INITS
@@ -56,6 +56,12 @@ class ModuleConfig:
     def options(cls) -> Dict[str, str]:
         """Field names and the model options that set them."""
         return {f.name: f.metadata["option"] for f in fields(cls) if f.metadata.get("option")}
+
+    @classmethod
+    def option_names(cls, *sides: str) -> Set[str]:
+        """The model options that set its fields in stacks of these names, directly or as a fallback."""
+        patterns = (f.metadata.get(key) for f in fields(cls) for key in ("option", "fallback"))
+        return {pattern.format(side=side) for pattern in patterns if pattern for side in sides}
 
     @classmethod
     def help(cls, name: str) -> str:
