@@ -66,7 +66,7 @@ def text(tmp_path_factory):
 
 def words_of(name):
     model = {"arch": "mega_lm", "token_mixer": name, **SIZES, **OPTIONS[name], "normalize_before": True}
-    return [*LM, *as_words(model), *LM_HEADS["softmax"], *LM_TRAINING]
+    return [*LM, *as_words(model), *LM_HEADS["softmax"], *LM_TRAINING, f"--tokens-per-sample={LM_CHUNK}"]
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,7 @@ def test_hydra_trains_the_same_model(text, models, name, tmp_path):
     config = {
         "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
         "task": {
-            "_name": "mega_language_modeling", "data": str(text),
+            "_name": "mega_language_modeling", "data": str(text), "tokens_per_sample": LM_CHUNK,
             "variant_block_multiple_min": LM_MULTIPLES[0], "variant_block_multiple_max": LM_MULTIPLES[1],
         },
         "model": {"_name": "mega_lm", "token_mixer": name, **SIZES, **OPTIONS[name], **flags},
