@@ -7,23 +7,34 @@ from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedF
 from mega_fairseq.modules.mixer import Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState
 from mega_fairseq.modules.mixers import MIXERS
+from mega_fairseq.modules.mixers.aft import AFTConfig
+from mega_fairseq.modules.mixers.flash import FlashConfig
+from mega_fairseq.modules.mixers.gau import GAUConfig
+from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
 from mega_fairseq.modules.mixers.mega import GatedAttentionConfig, GatedAttentionState, MovingAverageGatedAttention
+from mega_fairseq.modules.mixers.multi_head import AttentionConfig
+from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES
 
 __all__ = [
     "MIXERS",
     "POSITION_BIASES",
+    "AFTConfig",
+    "AttentionConfig",
     "Block",
     "BlockState",
     "BlockStep",
     "CrossAttentionState",
     "DampedEMA",
     "FeedForwardConfig",
+    "FlashConfig",
+    "GAUConfig",
     "GatedAttentionConfig",
     "GatedAttentionState",
     "GatedCrossAttention",
     "GatedCrossAttentionConfig",
+    "GatedMLPConfig",
     "MegaBlock",
     "Mixer",
     "MixerConfig",
@@ -32,4 +43,5 @@ __all__ = [
     "MovingAverageGatedAttention",
     "NormalizedFeedForward",
     "SequenceNorm",
+    "SparseConfig",
 ]

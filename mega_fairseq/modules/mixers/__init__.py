@@ -15,8 +15,8 @@ MIXERS: Dict[str, Type[MixerConfig]] = {
     "mega": GatedAttentionConfig,
     "gau": GAUConfig,
     "flash": FlashConfig,
-    "sparse": SparseConfig,
     "attention": AttentionConfig,
-    "aft": AFTConfig,
     "gmlp": GatedMLPConfig,
+    "aft": AFTConfig,
+    "sparse": SparseConfig,
 }
