@@ -6,13 +6,14 @@ Tables w are (H, R) by t - u if causal, (H, 2 R - 1) otherwise; beyond the table
 sums of older tokens, all with w = 0. Everything is in float32 or better.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.attention_free_slabs import SLAB, in_slabs
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 
 class Sums(NamedTuple):
@@ -36,19 +37,54 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
     if k.size(1) == 0:
         return sums
     with without_autocast(k):
-        dtype = sums.largest.dtype
-        unseen = k <= torch.finfo(k.dtype).min
-        if counts is not None:
-            unseen = unseen | padding_from_lengths(counts, k.size(1)).unsqueeze(-1)
-        k = k.to(dtype).masked_fill(unseen, torch.finfo(dtype).min)
-        largest = torch.maximum(sums.largest, k.detach().amax(1))
+        dtype, lowest = sums.largest.dtype, torch.finfo(k.dtype).min
+        padding = None if counts is None else padding_from_lengths(counts, k.size(1)).unsqueeze(-1)
+        real = k.detach() if padding is None else k.detach().masked_fill(padding, lowest)
+        largest = torch.maximum(sums.largest, real.amax(1).to(dtype))
+        any_token = largest > lowest
         before = torch.exp(sums.largest - largest)
-        e = torch.exp(k - largest.unsqueeze(1)).masked_fill(unseen, 0.0)
+        apply = _sums if is_compiling() else _Sums.apply
+        numerator, denominator = apply(k, v, largest, padding)
         return Sums(
             largest,
-            torch.addcmul((e * v.to(dtype)).sum(1), sums.numerator, before),
-            torch.addcmul(e.sum(1), sums.denominator, before),
+            torch.addcmul(numerator * any_token, sums.numerator, before),
+            torch.addcmul(denominator * any_token, sums.denominator, before),
         )
+
+
+def _shares(k: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tensor:
+    e = torch.exp(k.to(largest.dtype) - largest.unsqueeze(1))
+    return e if padding is None else e.masked_fill(padding, 0.0)
+
+
+def _sums(k: Tensor, v: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    e = _shares(k, largest, padding)
+    return (e * v.to(e.dtype)).sum(1), e.sum(1)
+
+
+class _Sums(torch.autograd.Function):
+    """`_sums` of pieces that fit into the processor's cache; it saves nothing but its inputs for backward."""
+
+    @staticmethod
+    def forward(ctx, k, v, largest, padding):
+        ctx.save_for_backward(k, v, largest, padding)
+        size = max(1, SLAB // (k.size(0) * k.size(2))) if k.device.type == "cpu" else k.size(1)
+        total = [torch.zeros_like(largest), torch.zeros_like(largest)]
+        for start in range(0, k.size(1), size):
+            piece = slice(start, start + size)
+            of_piece = _sums(k[:, piece], v[:, piece], largest, None if padding is None else padding[:, piece])
+            total = [a + b for a, b in zip(total, of_piece)]
+        return tuple(total)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dnumerator, ddenominator):
+        k, v, largest, padding = ctx.saved_tensors
+        with without_autocast(k):
+            e = _shares(k, largest, padding)
+            dv = e * dnumerator.unsqueeze(1)
+            dk = torch.addcmul(e * ddenominator.unsqueeze(1), dv, v.to(dv.dtype))
+        return dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def aft_naive(
@@ -93,5 +129,15 @@ def aft(
     padding: Optional[Tensor] = None,
     older: Optional[Sums] = None,
 ) -> Tensor:
-    """`aft_naive`."""
-    return aft_naive(k, v, weight, causal, queries, padding, older)
+    """`aft_naive` in tiles, with tensors of m x D entries; of these it keeps k, v, o and the denominators for backward.
+
+    On a GPU, where looking at the results costs time, shares below e^-60 of a tile's largest one may count as 0.
+    """
+    queries = queries or k.size(1)
+    if queries == 1:  # it is as small as that of tiles, and faster
+        return aft_naive(k, v, weight, causal, queries, padding, older)
+    with without_autocast(k):
+        if padding is not None:
+            k = k.masked_fill(padding.unsqueeze(-1), torch.finfo(k.dtype).min)
+        weight = weight.to(at_least_float32(weight.dtype))
+        return in_slabs(k, v, weight, *(older or (None, None, None)), causal, queries)
