@@ -73,3 +73,16 @@ def test_a_state_of_another_stride_is_refused():
     _, state = made(stride=5, summary=1)(x)
     with pytest.raises(ValueError, match="have 5 places with summaries of 2; continue with the module that made the"):
         made(stride=5, summary=2)(x, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("options", [{"pattern": "strided"}, {"subblocks": 2}, {"chunk_size": 6}], ids=str)
+def test_compiled_sparse_attention_gives_the_same_outputs_and_gradients(options, causal):
+    torch._dynamo.reset()
+    module = made(stride=4, summary=1, rotary_dims=2, causal=causal, **options)
+    found, x = [], torch.randn(2, 13, 16, dtype=torch.float64, requires_grad=True)
+    for run in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
+        y = run(x)[0] if causal else run(x)
+        found.append((y, *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))))
+    torch.testing.assert_close(found[1], found[0])

@@ -2,9 +2,9 @@
 
 With stride l, summary width c, and places i of a query and j of a key in their window (j <= i if causal):
 
-              first set                  second set
-    strided   |i - j| <= l               (i - j) mod l = 0
-    fixed     floor(i / l) = floor(j / l)  j mod l in l - c (v + 1) .. l - c v - 1, the summary of j's block
+              first set                      second set
+    strided   |i - j| <= l                   (i - j) mod l = 0
+    fixed     floor(i / l) = floor(j / l)    j mod l in l - c (v + 1) .. l - c v - 1, the summary of j's block
 
 A head attends to the first set, to the second, or to their union under one softmax; a query that sees no key gives 0.
 With s `subblocks`, v is the head's number modulo s, so that heads read different summaries; otherwise v = 0.
@@ -21,14 +21,13 @@ from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, without
 from mega_fairseq.ops.sparse_parts import LOG_2, Band, Block, Blocks, Column, Keys, Source, Summaries, attend_parts
 
 PATTERNS = ("strided", "fixed")
-SETS = ("first", "second", "merged", "heads")  # heads: even heads the first set, odd heads the second
 
 
 class Sparsity(NamedTuple):
     """Which places a query sees."""
 
-    pattern: str
-    sets: str
+    pattern: str  # "strided" or "fixed"
+    sets: str  # "first", "second", "merged", or "heads": even heads see the first, odd heads the second
     stride: int
     causal: bool = True
     summary: int = 0
@@ -61,12 +60,10 @@ def sparse_attention_naive(
     v: Tensor,
     sparsity: Sparsity,
     key_padding: Optional[Tensor] = None,
-    keep: Optional[Tensor] = None,
-    scale: float = 1.0,
 ) -> Tensor:
     """Sparse attention with whole matrices: q (G, n, H, z) for the last n of m places, k and v (G, m, H, z).
 
-    `key_padding` (G, m) bool, True = pad; `keep` (G, H, n, m) and `scale` are for dropout.
+    `key_padding` is (G, m) bool, True = pad.
     """
     dtype = at_least_float32(q.dtype)
     with without_autocast(q):
@@ -76,8 +73,6 @@ def sparse_attention_naive(
             hidden = hidden | key_padding[:, None, None]
         scores = torch.einsum("gihz,gjhz->ghij", q.to(dtype) * width**-0.5, k.to(dtype))
         weights = torch.softmax(scores.masked_fill(hidden, MASKED), -1).masked_fill(hidden, 0.0)
-        if keep is not None:
-            weights = weights * keep * scale
         return torch.einsum("ghij,gjhz->gihz", weights, v.to(dtype)).to(v.dtype)
 
 
@@ -93,9 +88,9 @@ def sparse_attention(
     dropout: float = 0.0,
     finished: Optional[Tuple[Tensor, Tensor]] = None,
 ) -> Tensor:
-    """The same without matrices of n x m: q (G, n, H, z), k and v (G, m, H, z) -> (G, n, H, z).
+    """The same without matrices of n x m, from small groups of dense attention, with dropout on weights.
 
-    In causal attention pads come last, and need no mask. `finished`, for the causal fixed pattern, are keys and values
+    In causal attention pads come last and need no mask. `finished`, for the causal fixed pattern, are keys and values
     (G, F, c s, H, z) of F blocks before the first place of k: the last c s places of each, which are in summaries.
     """
     dtype = autocast_dtype(q.device.type) or q.dtype
@@ -151,6 +146,7 @@ def _attend_alike(
         if sets != "second":
             sources.append(Source((Band if band else Block)(blocks), 0))
         if pattern == "strided" and (sets == "second" or (sets == "merged" and band)):
+            # Merged, the column leaves out the places 0 and 1 blocks away, which are in the band.
             sources.append(Source(Column(blocks, 2 if sets == "merged" else 0), 0))
     if pattern == "fixed" and sets != "first":
         summaries = _summaries(keys, sparsity, subblock, finished)
