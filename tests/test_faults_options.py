@@ -68,6 +68,17 @@ RANGES = {
     },
     MegaLMCrossEntropyConfig: {},
 }
+# Options of other mixers than Mega: the mixer, its other options, and values.
+OF_MIXERS = {
+    "attention_heads": ("attention", {}, ([0, -1, 3, 10**30], [1, 8])),
+    "rotary_dims": ("attention", {}, ([-1, 1, 66, 10**30], [0, 64])),
+    "gmlp_expansion": ("gmlp", {"chunk_size": 16}, ([0, -1, 10**30], [1, 3])),
+    "aft_reach": ("aft", {"aft_form": "local"}, ([0, -1, 10**30], [1, 32])),
+    "sparse_stride": ("sparse", {}, ([0, -1, 7, 10**30], [8, 10**6])),
+    "sparse_summary": ("sparse", {}, ([0, -1, 129, 10**30], [1, 128])),
+    "sparse_subblocks": ("sparse", {}, ([0, -1, 10**30], [1, 16])),
+    "chunk_size": ("gmlp", {}, ([0, -1, 10**6 + 1, 10**30], [1, 512])),
+}
 OF_FAIRSEQ = {"seed"}  # checked by fairseq-train itself
 SMALL = {"decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
 
@@ -90,7 +101,19 @@ def build(config, **options):
 
 @pytest.mark.parametrize("config", RANGES)
 def test_every_option_that_is_a_number_has_a_range(config):
-    assert numbers(config) - OF_FAIRSEQ == set(RANGES[config])
+    of_mixers = {f"{side}_{name}" for side in ("encoder", "decoder") for name in OF_MIXERS.keys() - SIDE.keys()}
+    assert numbers(config) - OF_FAIRSEQ - of_mixers == set(RANGES[config])
+
+
+@pytest.mark.parametrize("name", OF_MIXERS)
+def test_a_number_of_a_mixer_is_accepted_within_its_range_and_refused_by_name_outside_it(name):
+    mixer, others, (refused, taken) = OF_MIXERS[name]
+    own = {"token_mixer": mixer, **{f"decoder_{other}": value for other, value in others.items()}}
+    for value in taken:
+        build(MegaLMConfig, **own, **{f"decoder_{name}": value})
+    for value in refused:
+        with pytest.raises(ValueError, match=f"--decoder-{name.replace('_', '-')} .*{re.escape(str(value))}\\b"):
+            build(MegaLMConfig, **own, **{f"decoder_{name}": value})
 
 
 @pytest.mark.parametrize(("config", "option"), [(config, option) for config in RANGES for option in RANGES[config]])

@@ -1,5 +1,7 @@
 """What `mega-fairseq inspect` reports: half-lives, parameters and the architecture."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -206,7 +208,7 @@ def test_the_architecture_and_the_training_are_reported(translation, inspect):
     assert seen["best"] == pytest.approx(validated["valid_loss"])
     for line in (
         "model          mega_transformer, task translation, de to en",
-        "decoder mixer  mega, attention softmax, position bias simple, max positions 1024, activation silu",
+        "decoder mixer  mega, position bias simple, max positions 1024, attention softmax, activation silu",
         "norm           layernorm, before each layer",
         "head           softmax, tied to the embedding",
         f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, best loss {seen['best']:.4g}",
@@ -250,7 +252,7 @@ def test_precision_and_truncation_are_reported(translation, inspect, edited):
     assert "precision      stored as float16, trained in fp16" in out.splitlines()
     assert "model          mega_transformer, task translation" in out.splitlines()
     assert "no feed-forward, " in out
-    assert "encoder mixer  mega, truncation 9," in out
+    assert re.search(r"^encoder mixer  mega, .*truncation 9,", out, re.MULTILINE)
     assert found["architecture"]["decoder"]["options"]["truncation"] == 0
     assert found["architecture"]["best"] is None
     before = row(inspect(translation.last)[1], "decoder layer 0")["median"]

@@ -138,9 +138,10 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     chunk = getattr(cfg, f"{side}_chunk_size")
     if chunk < 1 and chunk != -1:
         raise ValueError(f"--{side}-chunk-size is {chunk}; give a number of tokens, or -1 for no chunks")
-    widths = ("embed_dim", "hidden_dim", "z_dim", "n_dim", "ffn_embed_dim")
+    widths = {"ffn_embed_dim", *(name for name, (kind, _) in mixer_options().items() if kind is int)}
+    widths -= {"chunk_size", "truncation_length"}
     lengths = (f"{side}_chunk_size", f"{side}_truncation_length", "truncation_length", *positions)
-    check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in widths})
+    check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in sorted(widths)})
     check_at_most(DEEPEST, **{f"{side}_layers": getattr(cfg, f"{side}_layers")})
     check_at_most(UNBOUNDED, **{name: getattr(cfg, name) for name in lengths})
 

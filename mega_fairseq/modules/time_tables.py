@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Mixer, MixerConfig
 
+MOST_PLACES = 1_000_000  # larger tables are mistakes that would fill the memory
+
 
 @dataclass(frozen=True)
 class TimeConfig(MixerConfig):
@@ -28,6 +30,11 @@ class TimeConfig(MixerConfig):
             raise ValueError(
                 f"{self.name('chunk_size')} is {-1 if self.side else None} and this mixer learns tables over the "
                 "places of a chunk; give a number of tokens"
+            )
+        if self.tabled and self.chunk_size > MOST_PLACES:
+            raise ValueError(
+                f"{self.name('chunk_size')} is {self.chunk_size} and this mixer learns tables over the places of a "
+                f"chunk; give at most {MOST_PLACES:,}"
             )
 
     @property
