@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention_free_slabs import SLAB, in_slabs
+from mega_fairseq.ops.attention_free_tiles import log_weights
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
@@ -50,6 +51,12 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
             torch.addcmul(numerator * any_token, sums.numerator, before),
             torch.addcmul(denominator * any_token, sums.denominator, before),
         )
+
+
+def _as_token(sums: Sums) -> Tuple[Tensor, Tensor]:
+    """The key and value of one token with the same effect, (B, D) each."""
+    denominator = sums.denominator.clamp_min(torch.finfo(sums.denominator.dtype).tiny)
+    return sums.largest + torch.log(denominator), sums.numerator / denominator
 
 
 def _shares(k: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tensor:
@@ -112,12 +119,22 @@ def aft_naive(
             a = a.masked_fill((distance < 0).unsqueeze(-1), lowest)
         if padding is not None:
             a = a.masked_fill(padding[:, None, :, None], lowest)
-        if older is not None:  # like one more token
-            key = older.largest + torch.log(older.denominator.clamp_min(torch.finfo(older.largest.dtype).tiny))
-            value = older.numerator / older.denominator.clamp_min(torch.finfo(older.largest.dtype).tiny)
+        if older is not None:
+            key, value = _as_token(older)
             a = torch.cat([key[:, None, None].expand(-1, a.size(1), -1, -1), a], 2)
             v = torch.cat([value.unsqueeze(1), v], 1)
         return (torch.softmax(a, 2) * v.unsqueeze(1)).sum(2).to(dtype)
+
+
+def aft_last_row(k: Tensor, v: Tensor, weight: Tensor, older: Optional[Sums] = None) -> Tensor:
+    """The last row of causal AFT alone: k, v (B, m, D), weights (m, D) of these keys -> (B, D) in v's dtype."""
+    dtype = v.dtype
+    k, v, weight = (t.to(at_least_float32(t.dtype)) for t in (k, v, weight))
+    a = k + weight
+    if older is not None:
+        key, value = _as_token(older)
+        a, v = torch.cat([key.unsqueeze(1), a], 1), torch.cat([value.unsqueeze(1), v], 1)
+    return (torch.softmax(a, 1) * v).sum(1).to(dtype)
 
 
 def aft(
@@ -134,9 +151,10 @@ def aft(
     On a GPU, where looking at the results costs time, shares below e^-60 of a tile's largest one may count as 0.
     """
     queries = queries or k.size(1)
-    if queries == 1:  # it is as small as that of tiles, and faster
-        return aft_naive(k, v, weight, causal, queries, padding, older)
     with without_autocast(k):
+        if queries == 1:
+            w = log_weights(weight, causal, 0, k.size(1)).flip(1).repeat_interleave(k.size(2) // weight.size(0), 0)
+            return aft_last_row(k, v, w.t(), older).unsqueeze(1)
         if padding is not None:
             k = k.masked_fill(padding.unsqueeze(-1), torch.finfo(k.dtype).min)
         weight = weight.to(at_least_float32(weight.dtype))

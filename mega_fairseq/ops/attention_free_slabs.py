@@ -41,12 +41,12 @@ def _plans(reach: int, tokens: int, causal: bool, checked: bool) -> List[Plan]:
     return plans if checked else [plans[-2]]
 
 
-def _channels_first(x: Tensor) -> Tensor:
+def channels_first(x: Tensor) -> Tensor:
     """(G, n, D) -> (D, G, n)."""
     return x.reshape(-1, x.size(-1)).t().contiguous().view(x.size(-1), *x.shape[:2])
 
 
-def _channels_last(x: Tensor, like: Tensor) -> Tensor:
+def channels_last(x: Tensor, like: Tensor) -> Tensor:
     """(D, G, n) -> (G, n, D) in the dtype of `like`."""
     return x.to(like.dtype).flatten(1).t().contiguous().view(*x.shape[1:], -1)
 
@@ -166,10 +166,10 @@ class _InSlabs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, k, v, weight, largest, numerator, denominator, causal, queries):
-        keys, values = _channels_first(k), _channels_first(v)
+        keys, values = channels_first(k), channels_first(v)
         older = (largest, numerator, denominator)
         out, log_denominators, ctx.slabs = _compute(keys, values, weight, *older, causal, queries)
-        out = _channels_last(out, v)
+        out = channels_last(out, v)
         ctx.save_for_backward(keys, values, weight, *older, out, log_denominators)
         return out
 
@@ -177,7 +177,7 @@ class _InSlabs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
         k, v, weight, largest, numerator, denominator, out, log_denominators = ctx.saved_tensors
-        out, dout = _channels_first(out), _channels_first(dout)
+        out, dout = channels_first(out), channels_first(dout)
         dk, dv, dweight = torch.empty_like(k), torch.empty_like(v), torch.zeros_like(weight)
         dolder = None if largest is None else [torch.empty_like(largest) for _ in range(2)]
         lowest, highest = torch.finfo(weight.dtype).min, torch.finfo(weight.dtype).max
@@ -203,7 +203,7 @@ class _InSlabs(torch.autograd.Function):
                 if dolder is not None:
                     for into, part in zip(dolder, dsums.unbind(1)):
                         into[:, slab.channels] = part.reshape(-1, part.size(-1)).t()
-        return (_channels_last(dk, k), _channels_last(dv, v), dweight, None, *(dolder or (None, None)), None, None)
+        return (channels_last(dk, k), channels_last(dv, v), dweight, None, *(dolder or (None, None)), None, None)
 
 
 def in_slabs(
@@ -219,6 +219,6 @@ def in_slabs(
     """`aft_naive` of the same arguments, with keys of the lowest number at pads."""
     older = (largest, numerator, denominator)
     if is_compiling():
-        out, _, _ = _compute(_channels_first(k), _channels_first(v), weight, *older, causal, queries)
-        return _channels_last(out, v)
+        out, _, _ = _compute(channels_first(k), channels_first(v), weight, *older, causal, queries)
+        return channels_last(out, v)
     return _InSlabs.apply(k, v, weight, *older, causal, queries)

@@ -86,16 +86,17 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- running sums
 
 
-def _running(decay: Tensor, u: Tensor) -> Tensor:
-    """c_i = decay_i c_{i-1} + u_i along the last dimension, by doubling; c_{-1} is 0."""
-    stride = 1
-    while stride < u.size(-1):
-        more = torch.addcmul(u[..., stride:], decay[..., stride:], u[..., :-stride])
-        u = torch.cat([u[..., :stride], more], -1)
+def running(decay: Tensor, u: Tensor, dim: int = -1) -> Tensor:
+    """c_i = decay_i c_{i-1} + u_i along a dimension, by doubling; c_{-1} is 0. `decay` broadcasts to u elsewhere."""
+    stride, count = 1, u.size(dim)
+    while stride < count:
+        before, after = u.narrow(dim, 0, count - stride), u.narrow(dim, stride, count - stride)
+        u = torch.cat(
+            [u.narrow(dim, 0, stride), torch.addcmul(after, decay.narrow(dim, stride, count - stride), before)], dim
+        )
+        both = decay.narrow(dim, stride, count - stride) * decay.narrow(dim, 0, count - stride)
+        decay = torch.cat([decay.narrow(dim, 0, stride), both], dim)
         stride *= 2
-        if stride < u.size(-1):
-            half = stride // 2
-            decay = torch.cat([decay[..., :half], decay[..., half:] * decay[..., :-half]], -1)
     return u
 
 
@@ -116,19 +117,19 @@ def _past(tiles: Tiles, plan: Plan, first: int, older: Optional[Older]) -> _Past
         start, zero = torch.full_like(largest[..., :1], torch.finfo(x.dtype).min), torch.zeros_like(totals[..., :1])
     else:
         start, zero = older.largest.unsqueeze(-1), older.sums.unsqueeze(-1)
-    running = torch.cat([start, largest], -1).cummax(-1).values  # (H, C, G, N + 1)
-    scale = torch.exp(largest - running[..., 1:])
-    decay = F.pad(torch.exp(running[..., :-1] - running[..., 1:]), (1, 0))
-    sums = _running(decay.unsqueeze(1), torch.cat([zero, totals * scale.unsqueeze(1)], -1))
+    so_far = torch.cat([start, largest], -1).cummax(-1).values  # (H, C, G, N + 1)
+    scale = torch.exp(largest - so_far[..., 1:])
+    decay = F.pad(torch.exp(so_far[..., :-1] - so_far[..., 1:]), (1, 0))
+    sums = running(decay.unsqueeze(1), torch.cat([zero, totals * scale.unsqueeze(1)], -1))
     index = (torch.arange(first, largest.size(-1), device=x.device) - plan.near).clamp_min(0)
-    return _Past(running.index_select(-1, index), sums.index_select(-1, index), scale, decay, index)
+    return _Past(so_far.index_select(-1, index), sums.index_select(-1, index), scale, decay, index)
 
 
 def _past_backward(past: _Past, dsums: Tensor) -> Tuple[Tensor, Tensor]:
     """The gradients of the totals of all tiles, and of the older sums."""
     decay = F.pad(past.decay[..., 1:], (0, 1)).unsqueeze(1)
     d = dsums.new_zeros(*dsums.shape[:-1], past.decay.size(-1)).index_add(-1, past.index, dsums)
-    d = _running(decay.flip(-1), d.flip(-1)).flip(-1)
+    d = running(decay.flip(-1), d.flip(-1)).flip(-1)
     return d[..., 1:] * past.scale.unsqueeze(1), d[..., 0]
 
 

@@ -23,22 +23,29 @@ class EMACoefficients(NamedTuple):
 def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (..., N).
 
-    log phi is computed so that it keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
-    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. Thus phi does not round to 1 in slow
-    channels, nor to 0 at large logits, where its log would be infinite. eta is scaled by sqrt(1/N).
+    eta is scaled by sqrt(1/N).
     """
     alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
+    return EMACoefficients(log_decays(alpha, delta), torch.sigmoid(alpha) * beta, eta * math.sqrt(1.0 / eta.size(-1)))
+
+
+def log_decays(alpha: Tensor, delta: Tensor) -> Tensor:
+    """log phi from the logits of alpha and delta, in float32 or better.
+
+    It is computed so that it keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
+    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. Thus phi does not round to 1 in slow
+    channels, nor to 0 at large logits, where its log would be infinite.
+    """
     weight, damping = torch.sigmoid(alpha), torch.sigmoid(delta)
     product = weight * damping
     complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
     slow = product < 0.5
     # The branch that is not taken gets a constant, so that its gradient is 0 and not NaN.
-    log_decay = torch.where(
+    return torch.where(
         slow,
         torch.log1p(-torch.where(slow, product, 0.25)),
         torch.log(torch.where(slow, 0.75, complement).clamp_min(torch.finfo(alpha.dtype).tiny)),
     )
-    return EMACoefficients(log_decay, weight * beta, eta * math.sqrt(1.0 / eta.size(-1)))
 
 
 def powers(log_decay: Tensor, first: int, count: int) -> Tensor:

@@ -7,6 +7,10 @@ For channel i of head h = floor(i H / d), with R = sigmoid(X W_r + b_r) and K, V
     window   a_tu = w_h(t - u) + log beta_h(u) + k_u over the tokens of a chunk; gamma and beta are optional
     local    a_tu = w_h(t - u) + k_u for distances below `reach`, and k_u for all tokens before, with a constant state
     simple   a_tu = k_u
+    ema      a_tu = log W(t - u) + k_u, W(j) = sum_n c_n phi_n^j: a damped EMA as in Mega, with a state of d N means
+
+The last is not in the paper. phi = 1 - alpha delta as in Mega; c is Mega's alpha beta eta, which must be positive here,
+so that beta and eta are one parameter, `log_eta`. The scale of W cancels, so c is normalised.
 """
 
 from dataclasses import dataclass, fields
@@ -17,15 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.mixer import Batch
-from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import linear
+from mega_fairseq.modules.mixer import Batch, MixerStep
+from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
+from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table, learned_curves
-from mega_fairseq.ops.attention_free import Sums, aft, no_sums, with_tokens
+from mega_fairseq.ops.attention_free import Sums, aft, aft_last_row, no_sums, with_tokens
+from mega_fairseq.ops.attention_free_ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_step, no_means
 from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.ema_recurrence import log_decays
+from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.precision import at_least_float32
 
-FORMS = ("window", "local", "simple")
+FORMS = ("window", "local", "simple", "ema")
+FARTHEST = 2048  # tokens that AFT-EMA remembers at first
 # Options that not all forms have.
 OF_FORMS = {
     "chunk_size": ("window",),
@@ -33,6 +42,7 @@ OF_FORMS = {
     "beta": ("window",),
     "gamma": ("window",),
     "reach": ("local",),
+    "ndim": ("ema",),
 }
 
 
@@ -42,11 +52,12 @@ class AFTConfig(TimeConfig):
 
     form: str = setting(
         "window",
-        "AFT's weights: tables over a chunk (window), over the last tokens (local), or none (simple)",
+        "AFT's weights: tables over a chunk (window) or the last tokens (local), an EMA (ema), or none (simple)",
         "{side}_aft_form",
         choices=FORMS,
     )
     reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
+    ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
 
     def __post_init__(self) -> None:
         self.check_choice("form", FORMS)
@@ -66,6 +77,7 @@ class AFTConfig(TimeConfig):
             )
         if self.reach is not None:
             self.check_positive("reach")
+        self.check_positive("ndim")
         if self.form in OF_FORMS["heads"]:
             self.check_heads(self.dim, "width of the model")
 
@@ -74,7 +86,7 @@ class AFTConfig(TimeConfig):
         return self.form == "window"
 
     def build(self) -> "AttentionFree":
-        return WindowedAFT(self) if self.form == "window" else LocalAFT(self)
+        return {"window": WindowedAFT, "ema": DecayingAFT}.get(self.form, LocalAFT)(self)
 
 
 class AttentionFree(TimeMixer):
@@ -140,6 +152,9 @@ class WindowedAFT(AttentionFree):
         length = "up to chunk_size - 1"
         return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
 
+    def step(self) -> MixerStep:
+        return WindowStep(self)
+
 
 # ------------------------------------------------------------------------------------------- the whole past
 
@@ -199,3 +214,138 @@ class LocalAFT(AttentionFree):
         dim = self.config.dim
         tokens = {f"cache.{name}": (self.remembered, dim) for name in ("keys", "values")}
         return {**tokens, **{f"older.{name}": (dim,) for name in Sums._fields}}
+
+    def step(self) -> MixerStep:
+        return LocalStep(self)
+
+
+# ------------------------------------------------------------------------------------------- weights that decay
+
+
+class PositiveEMA(nn.Module):
+    """The weights of AFT-EMA, one set for each direction."""
+
+    def __init__(self, dim: int, ndim: int, directions: int):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the input weight
+        self.delta = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the damping
+        self.log_eta = nn.Parameter(torch.empty(directions, dim, ndim))
+        # Memories from four to FARTHEST tokens in equal ratios, all of equal weight, so that W(j) is about 1 / j.
+        damping = 0.5 * (4.0 / FARTHEST) ** torch.linspace(0.0, 1.0, ndim)
+        nn.init.normal_(self.alpha, std=0.2)
+        nn.init.normal_(self.delta, std=0.2)
+        nn.init.normal_(self.log_eta, std=0.2)
+        with torch.no_grad():
+            self.delta += torch.logit(damping)
+            self.log_eta += torch.log(damping)
+
+    def coefficients(self) -> Tuple[Tensor, Tensor]:
+        """log phi and log c, (D, N) each, or (2, D, N) for two directions."""
+        alpha, delta, log_eta = (t.to(at_least_float32(t.dtype)) for t in (self.alpha, self.delta, self.log_eta))
+        log_mix = F.logsigmoid(alpha) + log_eta
+        total = torch.logsumexp(log_mix, (0, 2), keepdim=True)
+        return log_decays(alpha, delta).squeeze(0), (log_mix - total).squeeze(0)
+
+
+class DecayingAFT(AttentionFree):
+    """AFT over the whole past, with weights that are sums of exponentials of the distance."""
+
+    State = Means
+    PARTS = {"ema": "EMA"}
+
+    def __init__(self, config: AFTConfig):
+        super().__init__(config)
+        self.ema = PositiveEMA(config.dim, config.ndim, 1 if config.causal else 2)
+
+    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Means]]:
+        log_decay, log_mix = self.ema.coefficients()
+        if not self.config.causal:
+            return bidirectional_ema_aft(k, v, log_decay, log_mix, batch.padding), None
+        state = no_means(k, log_decay) if batch.state is None else batch.state
+        return ema_aft(k, v, log_decay, log_mix, state, batch.lengths)
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        return dict.fromkeys(Means._fields, (self.config.dim, self.config.ndim))
+
+    def step(self) -> MixerStep:
+        return DecayingStep(self)
+
+    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
+        names, ema = ("",) if self.config.causal else ("forward", "backward"), self.ema
+        return {
+            name: {
+                "log_decay": log_decays(ema.alpha[direction], ema.delta[direction]),
+                "alpha": torch.sigmoid(ema.alpha[direction]),
+                "delta": torch.sigmoid(ema.delta[direction]),
+            }
+            for direction, name in enumerate(names)
+        }
+
+
+# ------------------------------------------------------------------------------------------- single tokens
+
+
+class AttentionFreeStep(MixerStep):
+    """AFT for one token, with one projection for R, K and V."""
+
+    def __init__(self, module: AttentionFree):
+        super().__init__(module)
+        self.projection = side_by_side(module.receptance, module.key, module.value)
+        self.output = ready_linear(module.output.weight, module.output.bias)
+
+    def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
+        receptance, k, v = self.projection(x).chunk(3, -1)
+        mixed, state = self.weighted(k, v, state)
+        return self.output(torch.sigmoid(receptance) * mixed), state
+
+    def weighted(self, k: Tensor, v: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
+        """`AttentionFree.weighted` for k, v (R, D)."""
+        raise NotImplementedError
+
+
+def _of_channels(table: Tensor, dim: int) -> Tensor:
+    """(H, n) -> (n, D)."""
+    return table.t().repeat_interleave(dim // table.size(0), 1)
+
+
+class WindowStep(AttentionFreeStep):
+    def __init__(self, module: WindowedAFT):
+        super().__init__(module)
+        dim = self.config.dim
+        self.weight = _of_channels(module.log_weight, dim).flip(0)
+        self.beta = None if module.log_beta is None else _of_channels(module.log_beta, dim)
+        self.gamma = module.gamma
+
+    def weighted(self, k: Tensor, v: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+        places = self.config.chunk_size
+        cache = state.cache.append(k.unsqueeze(1), v.unsqueeze(1), places)
+        tokens = cache.keys.size(1)
+        weight = self.weight[places - tokens :]
+        if self.beta is not None:
+            weight = weight + self.beta[:tokens]
+        mixed = aft_last_row(cache.keys, cache.values, weight)
+        if self.gamma is not None:
+            mixed = mixed * self.gamma[tokens - 1]
+        return mixed, OpenChunk(cache.unless_complete(places))
+
+
+class LocalStep(AttentionFreeStep):
+    def __init__(self, module: LocalAFT):
+        super().__init__(module)
+        table = module.key.weight.new_zeros(1, 1) if module.log_weight is None else module.log_weight
+        self.weight = _of_channels(table, self.config.dim).flip(0)
+
+    def weighted(self, k: Tensor, v: Tensor, state: LocalState) -> Tuple[Tensor, LocalState]:
+        cache, older = state
+        k, v = (torch.cat([old, new.unsqueeze(1)], 1) for old, new in zip(cache[:2], (k, v)))
+        mixed = aft_last_row(k, v, self.weight, older)
+        return mixed, LocalState(KeyValues(k[:, 1:], v[:, 1:]), with_tokens(older, k[:, :1], v[:, :1]))
+
+
+class DecayingStep(AttentionFreeStep):
+    def __init__(self, module: DecayingAFT):
+        super().__init__(module)
+        self.coefficients = module.ema.coefficients()
+
+    def weighted(self, k: Tensor, v: Tensor, state: Means) -> Tuple[Tensor, Means]:
+        return ema_aft_step(k, v, *self.coefficients, state)

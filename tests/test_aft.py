@@ -1,0 +1,136 @@
+"""AFT's forms: options, initialisation, huge keys through whole layers, constant states, learned curves."""
+
+import re
+
+import pytest
+import torch
+
+from mega_fairseq.models import MegaLMConfig
+from mega_fairseq.models.options import from_options
+from mega_fairseq.modules import MIXERS, Block
+from mega_fairseq.modules.mixers.aft import AFTConfig
+from tests.properties.contracts import leaves
+
+DIM, LENGTH = 8, 23
+FORMS = {
+    "window": {"chunk_size": 5, "heads": 2, "beta": True, "gamma": True},
+    "local": {"form": "local", "reach": 3, "heads": 2},
+    "simple": {"form": "simple"},
+    "ema": {"form": "ema", "ndim": 3},
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def mixer(form, seed=0, **options):
+    torch.manual_seed(seed)
+    return AFTConfig(DIM, **{**FORMS[form], **options}).build().eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "recent"}, "form is 'recent'; choose one of window, local, simple, ema"),
+        ({}, "chunk_size is None and this mixer learns tables over the places of a chunk; give a number of tokens"),
+        ({"chunk_size": 4, "heads": 3}, "heads is 3 and does not divide the width of the model, 8; give a divisor of"),
+        ({"chunk_size": 4, "reach": 2}, "reach is 2 and has no effect with form window; leave it out, or choose local"),
+        ({"form": "local"}, "reach is None and form local learns a weight for each of the last tokens; give their num"),
+        ({"form": "local", "reach": 0}, "reach is 0; it must be a whole number of at least 1"),
+        ({"form": "local", "reach": 2, "chunk_size": 4}, "chunk_size is 4 and has no effect with form local; leave"),
+        ({"form": "local", "reach": 2, "beta": True}, "beta is True and has no effect with form local; leave it out"),
+        ({"form": "simple", "gamma": True}, "gamma is True and has no effect with form simple; leave it out"),
+        ({"form": "simple", "heads": 2}, "heads is 2 and has no effect with form simple; leave it out, or choose win"),
+        ({"form": "ema", "heads": 2}, "heads is 2 and has no effect with form ema; leave it out, or choose window"),
+        ({"form": "ema", "ndim": 0}, "ndim is 0; it must be a whole number of at least 1"),
+        ({"form": "local", "reach": 2, "ndim": 4}, "ndim is 4 and has no effect with form local; leave it out, or"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        AFTConfig(DIM, **options)
+
+
+def test_errors_name_the_options_of_the_command_line():
+    cfg = MegaLMConfig(decoder_aft_form="local", decoder_aft_reach=8, decoder_time_beta=True)
+    with pytest.raises(ValueError, match="--decoder-time-beta is True and has no effect with --decoder-aft-form local"):
+        from_options(AFTConfig, cfg, "decoder", causal=True)
+
+
+@every_form
+@torch.no_grad()
+def test_another_chunk_size_is_refused(form):
+    with pytest.raises(ValueError, match="chunk_size is 4 and (this model learned tables over the 5|has no effect)"):
+        mixer(form).with_chunk(4)
+
+
+@torch.no_grad()
+def test_tables_start_as_curves_from_local_to_uniform():
+    weight = mixer("window", heads=4, chunk_size=27).log_weight
+    distances = torch.arange(27.0)
+    for head, slope in enumerate((1 / 3, 1 / 9, 1 / 27, 0.0)):
+        torch.testing.assert_close(weight[head], -slope * distances)
+    made = mixer("window")
+    assert not made.log_beta.any()
+    assert bool((made.gamma == 1).all())
+
+
+@torch.no_grad()
+def test_the_weights_of_the_ema_start_inversely_proportional_to_the_distance():
+    made = MIXERS["aft"](256, form="ema").build()
+    log_decay, log_mix = made.ema.coefficients()
+    distances = torch.tensor([4.0, 32.0, 256.0])
+    kernel = torch.exp(log_mix.unsqueeze(-1) + log_decay.unsqueeze(-1) * distances).sum(1).mean(0)
+    torch.testing.assert_close(kernel[:-1] / kernel[1:], torch.full((2,), 8.0), rtol=0.4, atol=0.0)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@every_form
+def test_keys_up_to_1000_give_finite_outputs_states_and_gradients(form, causal):
+    made, x = mixer(form, causal=causal), torch.randn(2, LENGTH, DIM, requires_grad=True)
+    with torch.no_grad():
+        made.key.weight.mul_(400.0 / made.key(made.norm(x)).std())
+    y = made(x)
+    y, state = y if causal else (y, ())
+    assert made.key(made.norm(x)).abs().max() > 800
+    y.square().sum().backward()
+    assert all(
+        t.isfinite().all() for t in [y, x.grad, *(p.grad for p in made.parameters()), *leaves(state)] if t is not None
+    )
+
+
+@every_form
+@torch.no_grad()
+def test_a_state_does_not_grow_with_the_number_of_tokens(form):
+    made = mixer(form)
+
+    def entries(length):
+        return sum(t.numel() for t in leaves(made(torch.randn(1, length, DIM))[1]) if isinstance(t, torch.Tensor))
+
+    assert entries(21) == entries(201)
+
+
+@every_form
+@torch.no_grad()
+def test_a_step_equals_the_block_token_by_token_beyond_the_window(form):
+    block = Block(AFTConfig(DIM, **FORMS[form], token_shift=True)).eval()
+    x = torch.randn(3, LENGTH, DIM)
+    whole, _ = block(x)
+    _, state = block(x[:, :1])
+    step = block.step()
+    for t in range(1, LENGTH):
+        y, state = step(x[:, t : t + 1], state)
+        torch.testing.assert_close(y, whole[:, t : t + 1])
+
+
+@torch.no_grad()
+def test_learned_curves_and_decays_are_those_of_the_form():
+    for form in ("window", "local"):
+        made = mixer(form)
+        first, scores = made.learned_scores(3)
+        assert first == -2
+        torch.testing.assert_close(scores, made.log_weight[:, :3].flip(1))
+        assert made.learned_decays() == {}
+    made = mixer("ema")
+    assert made.learned_scores(3) is None
+    learned = made.learned_decays()[""]
+    torch.testing.assert_close(learned["log_decay"].exp(), 1 - learned["alpha"] * learned["delta"])
+    assert set(mixer("ema", causal=False).learned_decays()) == {"forward", "backward"}
