@@ -134,3 +134,34 @@ def test_learned_curves_and_decays_are_those_of_the_form():
     learned = made.learned_decays()[""]
     torch.testing.assert_close(learned["log_decay"].exp(), 1 - learned["alpha"] * learned["delta"])
     assert set(mixer("ema", causal=False).learned_decays()) == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@every_form
+def test_no_form_looks_at_numbers_on_devices_where_that_would_take_time(form, causal):
+    with torch.device("meta"):
+        made, x = mixer(form, causal=causal), torch.randn(2, LENGTH, DIM, requires_grad=True)
+    y = made(x)
+    if causal:
+        y, state = y
+        made(x[:, :1], state)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@every_form
+def test_a_compiled_form_equals_the_eager_one(form, causal):
+    torch._dynamo.reset()
+    made, x = mixer(form, causal=causal).double(), torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+    mask = torch.zeros(2, LENGTH, dtype=torch.bool)
+    mask[1, :5] = True
+    results = []
+    for run in (made, torch.compile(made, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        outputs = [t for t in leaves(run(leaf, padding_mask=mask)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        loss = sum((t * torch.linspace(1, 2, t.numel()).view_as(t)).sum() for t in outputs)
+        results.append([*outputs, *torch.autograd.grad(loss, [leaf, *made.parameters()])])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs)
