@@ -7,7 +7,7 @@ import torch
 
 from mega_fairseq.models import MegaLMConfig
 from mega_fairseq.models.options import from_options
-from mega_fairseq.modules import MIXERS, Block
+from mega_fairseq.modules import Block
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from tests.properties.contracts import leaves
 
@@ -73,13 +73,13 @@ def test_tables_start_as_curves_from_local_to_uniform():
     assert bool((made.gamma == 1).all())
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @torch.no_grad()
-def test_the_weights_of_the_ema_start_inversely_proportional_to_the_distance():
-    made = MIXERS["aft"](256, form="ema").build()
-    log_decay, log_mix = made.ema.coefficients()
-    distances = torch.tensor([4.0, 32.0, 256.0])
-    kernel = torch.exp(log_mix.unsqueeze(-1) + log_decay.unsqueeze(-1) * distances).sum(1).mean(0)
-    torch.testing.assert_close(kernel[:-1] / kernel[1:], torch.full((2,), 8.0), rtol=0.4, atol=0.0)
+def test_tables_of_local_start_above_the_weight_of_older_tokens_and_end_at_it(causal):
+    weight = mixer("local", heads=2, reach=4, causal=causal).log_weight
+    distances = torch.arange(4) if causal else torch.arange(-3, 4).abs()
+    torch.testing.assert_close(weight[0], (3 - distances) / 4)
+    assert not weight[1].any()
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

@@ -34,7 +34,6 @@ from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
 
 FORMS = ("window", "local", "simple", "ema")
-FARTHEST = 2048  # tokens that AFT-EMA remembers at first
 # Options that not all forms have.
 OF_FORMS = {
     "chunk_size": ("window",),
@@ -173,7 +172,13 @@ class LocalAFT(AttentionFree):
 
     def __init__(self, config: AFTConfig):
         super().__init__(config)
-        self.log_weight = distance_table(config, config.reach, logarithm=True) if config.form == "local" else None
+        self.log_weight = None
+        if config.form == "local":
+            # The curves end at 0, the weight of all older tokens. If they started there, as in a window, many old tokens
+            # would outweigh the last ones, and a small model learned far more slowly.
+            self.log_weight = distance_table(config, config.reach, logarithm=True)
+            with torch.no_grad():
+                self.log_weight -= self.log_weight[:, -1:].clone()
 
     @property
     def remembered(self) -> int:
@@ -230,14 +235,9 @@ class PositiveEMA(nn.Module):
         self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the input weight
         self.delta = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the damping
         self.log_eta = nn.Parameter(torch.empty(directions, dim, ndim))
-        # Memories from four to FARTHEST tokens in equal ratios, all of equal weight, so that W(j) is about 1 / j.
-        damping = 0.5 * (4.0 / FARTHEST) ** torch.linspace(0.0, 1.0, ndim)
-        nn.init.normal_(self.alpha, std=0.2)
-        nn.init.normal_(self.delta, std=0.2)
-        nn.init.normal_(self.log_eta, std=0.2)
-        with torch.no_grad():
-            self.delta += torch.logit(damping)
-            self.log_eta += torch.log(damping)
+        # As in Mega: short memories. In a small model they learned faster than ones that reach further from the start.
+        for parameter, std in ((self.alpha, 0.2), (self.delta, 0.2), (self.log_eta, 1.0)):
+            nn.init.normal_(parameter, std=std)
 
     def coefficients(self) -> Tuple[Tensor, Tensor]:
         """log phi and log c, (D, N) each, or (2, D, N) for two directions."""
