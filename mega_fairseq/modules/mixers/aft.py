@@ -114,6 +114,11 @@ class AttentionFree(TimeMixer):
         return None if table is None else learned_curves(table, self.config.causal, most)
 
 
+def _of_channels(table: Tensor, dim: int) -> Tensor:
+    """A table of heads by channels: (H, n) -> (n, D)."""
+    return table.t().repeat_interleave(dim // table.size(0), 1)
+
+
 # ------------------------------------------------------------------------------------------- windows
 
 
@@ -139,8 +144,7 @@ class WindowedAFT(AttentionFree):
         """The rows of q (G, n, 0) in groups of keys and values (G, m, D), the last at the place of the last key."""
         queries, keys = q.size(1), k.size(1)
         if self.log_beta is not None:
-            beta = self.log_beta[:, :keys].t().repeat_interleave(k.size(2) // self.config.heads, 1)  # (m, D)
-            k = k + beta.to(k.dtype)
+            k = k + _of_channels(self.log_beta[:, :keys], k.size(2)).to(k.dtype)
         mixed = aft(k, v, self.log_weight, self.config.causal, queries, padding)
         if self.gamma is not None:
             mixed = mixed * self.gamma[keys - queries : keys].unsqueeze(1)
@@ -174,8 +178,8 @@ class LocalAFT(AttentionFree):
         super().__init__(config)
         self.log_weight = None
         if config.form == "local":
-            # The curves end at 0, the weight of all older tokens. If they started there, as in a window, many old tokens
-            # would outweigh the last ones, and a small model learned far more slowly.
+            # The curves end at 0, the weight of all older tokens. If they started there, as in a window, old tokens
+            # would outweigh the last ones; a small model then learned far more slowly.
             self.log_weight = distance_table(config, config.reach, logarithm=True)
             with torch.no_grad():
                 self.log_weight -= self.log_weight[:, -1:].clone()
@@ -301,11 +305,6 @@ class AttentionFreeStep(MixerStep):
     def weighted(self, k: Tensor, v: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
         """`AttentionFree.weighted` for k, v (R, D)."""
         raise NotImplementedError
-
-
-def _of_channels(table: Tensor, dim: int) -> Tensor:
-    """(H, n) -> (n, D)."""
-    return table.t().repeat_interleave(dim // table.size(0), 1)
 
 
 class WindowStep(AttentionFreeStep):
