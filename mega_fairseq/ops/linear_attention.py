@@ -37,7 +37,7 @@ def chunk_memory_naive(
                 chunk = slice(t - chunk_size, t)
                 running, finished = running + k[b, chunk].t() @ v[b, chunk], finished + chunk_size
             if t >= first:
-                outputs.append(q[b, t - first] @ running / finished.clamp_min(1))
+                outputs.append(q[b, t - first] @ running / finished if finished > 0 else torch.zeros_like(v[b, t]))
         if total % chunk_size == 0 and total <= int(lengths[b]):
             chunk = slice(total - chunk_size, total)
             running, finished = running + k[b, chunk].t() @ v[b, chunk], finished + chunk_size
