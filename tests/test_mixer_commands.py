@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 UPDATES, WITHIN_EPOCH = 24, 12  # an epoch has 19
 OWN = {"hidden_dim", "z_dim", "n_dim"}  # Mega's
-SIZES = {name: size for name, size in LM_SIZES.items() if name.removeprefix("decoder_") not in OWN}
+SIZES = {name: size for name, size in LM_SIZES.items() if name.replace("decoder_", "") not in OWN}
 GATED = {"decoder_hidden_dim": 48, "decoder_z_dim": 16, "rel_pos_bias": "rotary"}
 OPTIONS = {
     "gau": {**GATED, "decoder_token_shift": True},
