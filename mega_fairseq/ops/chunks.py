@@ -5,7 +5,7 @@ Any split of a sequence gives the same outputs, because every piece first comple
 piece left unfinished.
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ MIN_SPARE = 8  # minimum spare capacity of a new buffer, in tokens; small, since
 
 # (queries, keys, values, key padding) of whole groups -> outputs; if causal, the last query is at the last key
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
+Place = Union[int, Tensor]  # in a chunk; (B, 1) if rows are at different places
 
 
 class Buffer:
@@ -46,6 +47,11 @@ class KeyValues(NamedTuple):
     values: Tensor  # (B, m, e)
     padding: Optional[Tensor] = None  # (B, m) bool, True = unused; only if rows are at different positions
     buffer: Optional[Buffer] = None  # the storage of keys and values, if more tokens can be appended in place
+
+    @property
+    def place(self) -> Place:
+        """The place of the next token, which is the number of tokens here."""
+        return self.keys.size(1) if self.padding is None else (~self.padding).sum(1, keepdim=True)
 
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
         """Appends n tokens: (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import weighted_sum
+from mega_fairseq.ops.chunks import Place
 from mega_fairseq.ops.position import rotate
 from mega_fairseq.ops.precision import at_least_float32, product_dtype
 
@@ -29,8 +30,12 @@ def scale_places(x: Tensor, factors: Tensor) -> Tensor:
     return (x.unflatten(0, (-1, factors.size(0))) * factors.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
 
 
-def rotate_heads(x: Tensor, places: Tensor, heads: int, dims: int) -> Tensor:
-    """RoPE on the first `dims` dimensions of each head of x (B, n, d), for places (n,) or (B, n)."""
+def rotate_heads(x: Tensor, first: Place, heads: int, dims: int, chunk_size: Optional[int] = None) -> Tensor:
+    """RoPE on the first `dims` dimensions of each head of x (B, n, d), at places first, first + 1, .. in chunks."""
+    if dims == 0:
+        return x
+    places = first + torch.arange(x.size(1), device=x.device)  # (n,) or (B, n)
+    places = places if chunk_size is None else places % chunk_size
     wide = x.unflatten(-1, (heads, -1))  # (B, n, H, d / H)
     rotated = rotate(wide[..., :dims], places.unsqueeze(-1))
     return torch.cat([rotated, wide[..., dims:]], -1).flatten(-2)

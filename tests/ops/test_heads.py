@@ -30,7 +30,8 @@ def test_heads_of_a_sequence_are_consecutive_and_merging_them_is_the_inverse():
 
 @pytest.mark.parametrize("dims", [2, WIDTH])
 def test_the_first_dimensions_of_each_head_are_rotated_to_the_places_of_each_row(dims):
-    places = torch.tensor([[0, 1, 2], [5, 6, 0], [3, 3, 3]])
+    first, chunk = torch.tensor([[0], [5], [3]]), 7
+    places = torch.tensor([[0, 1, 2], [5, 6, 0], [3, 4, 5]])
 
     def one_by_one(x):
         heads = x.unflatten(-1, (HEADS, WIDTH))
@@ -40,9 +41,9 @@ def test_the_first_dimensions_of_each_head_are_rotated_to_the_places_of_each_row
         return torch.cat([torch.stack(rows), heads[..., dims:]], -1).flatten(2)
 
     inputs = {"x": noise(ROWS, 3, HEADS * WIDTH, grad=True)}
-    ours = with_gradients(lambda x: rotate_heads(x, places, HEADS, dims), inputs)
+    ours = with_gradients(lambda x: rotate_heads(x, first, HEADS, dims, chunk), inputs)
     assert_same(ours, with_gradients(one_by_one, inputs))
-    assert_close(rotate_heads(inputs["x"], places[0], HEADS, dims)[0], ours["output 0"][0])
+    assert_close(rotate_heads(inputs["x"], 0, HEADS, dims)[0], ours["output 0"][0])
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])

@@ -107,19 +107,11 @@ class MultiHeadAttention(TimeMixer):
         c, cache = self.config, None if batch.state is None else batch.state.cache
         q, k, v = self.query(x), self.key(x), self.value(x)  # (B, L, d) each
         v = dropped(v, self.rate(c.hidden_dropout), c.feature_dropout)
-        if c.rotary_dims:  # keys are cached rotated, so that decoding rotates each of them once
-            places = self.places(x, cache)
-            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        # Keys are cached rotated, so that decoding rotates each of them once.
+        first = 0 if cache is None else cache.place
+        q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
         attended, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
         return self.output(attended), OpenChunk(cache) if c.causal else None
-
-    def places(self, x: Tensor, cache: Optional[KeyValues]) -> Tensor:
-        """The places of new tokens in their chunks: (L,), or (B, L) if rows are at different places."""
-        first = 0
-        if cache is not None:
-            first = cache.keys.size(1) if cache.padding is None else (~cache.padding).sum(1, keepdim=True)
-        places = first + torch.arange(x.size(1), device=x.device)
-        return places if self.config.chunk_size is None else places % self.config.chunk_size
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks (G, n, d), with the last query at the place of the last key."""
@@ -183,11 +175,9 @@ class AttentionStep(MixerStep):
         self.output = ready_linear(module.output.weight, module.output.bias)
 
     def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
-        c, module, place = self.config, self.module, state.cache.keys.size(1)
+        c, module, place = self.config, self.module, state.cache.place
         both, v = self.projection(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
-        if c.rotary_dims:
-            both = rotate_heads(both, torch.arange(place, place + 1, device=x.device), 2 * c.heads, c.rotary_dims)
-        q, k = both.chunk(2, -1)  # (R, 1, d) each
+        q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
         cache = state.cache.append(k, v, c.chunk_size)
         attended = self.attend(q.squeeze(1), cache)
         if module.gamma is not None:

@@ -1,7 +1,7 @@
 """The attention of the Sparse Transformer (Child et al. 2019): strided and fixed patterns of about sqrt(n) keys."""
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.chunks import Place
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.heads import attend_at_one_position, rotate_heads
 from mega_fairseq.ops.linear import ready_linear
@@ -19,8 +19,6 @@ from mega_fairseq.ops.summaries import Summarized, advance, restore, summarize
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 INIT_STD = 0.125  # times 1 / sqrt(fan in) (Child et al., section 6)
-
-Place = Union[int, Tensor]  # in the window; (B, 1) if rows are at different places
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,8 @@ class SparseAttention(Mixer):
         c = self.config
         q, k = self.query(x), self.key(x)  # (B, L, d)
         v = dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
-        if c.rotary_dims:
-            places = torch.arange(x.size(1), device=x.device)
-            places = places if batch.state is None else places + self.place(batch.state)
-            places = places if c.chunk_size is None else places % c.chunk_size
-            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        first = 0 if batch.state is None else self.place(batch.state)
+        q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
         out, state = self.mix_values(q, k, v, batch)
         return self.output(out), state
 
@@ -123,7 +118,7 @@ class SparseAttention(Mixer):
 
     def place(self, state: MixerState) -> Place:
         """The place in the window of the next token: a number, or (B, 1) if rows are at different places."""
-        return _count(state.cache)
+        return state.cache.place
 
     def attend(
         self,
@@ -147,10 +142,6 @@ class SparseAttention(Mixer):
         return SparseStep(self)
 
 
-def _count(cache: KeyValues) -> Place:
-    return cache.keys.size(1) if cache.padding is None else (~cache.padding).sum(1, keepdim=True)
-
-
 class SparseStep(MixerStep):
     """Sparse attention for one token, which takes its visible keys from the state."""
 
@@ -163,10 +154,8 @@ class SparseStep(MixerStep):
 
     def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
         c, place = self.config, self.place(state)
-        q, k, v = self.projection(x).unsqueeze(1).chunk(3, -1)  # (R, 1, d) each
-        if c.rotary_dims:
-            places = torch.arange(place, place + 1, device=x.device)
-            q, k = (rotate_heads(t, places, c.heads, c.rotary_dims) for t in (q, k))
+        both, v = self.projection(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
+        q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
         state = self.append(state, k, v)
         y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
         for heads, sets, subblock in self.classes:
@@ -228,7 +217,7 @@ class FixedAttention(SparseAttention):
         return tuple(t.unflatten(1, (blocks, self.kept)).unflatten(-1, (heads, -1)) for t in state.summaries[:2])
 
     def place(self, state: Summarized) -> Place:
-        return _count(state.summaries) // self.kept * self.config.stride + _count(state.open)
+        return state.summaries.place // self.kept * self.config.stride + state.open.place
 
     def state_shapes(self) -> Dict[str, Shape]:
         width = self.layout[2]
