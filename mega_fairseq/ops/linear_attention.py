@@ -97,7 +97,7 @@ def _in_chunks(
     q, k, v = _split(q, k, v, size, lengths)
     sums = _sums(k, v, memory)
     out = (q * _one_over(tokens, q.size(1), size, q.dtype)) @ sums[:, : q.size(1)]  # (B, G, c, e)
-    return out.flatten(1, 2)[:, before : before + new], sums[:, -1]
+    return out.flatten(1, 2)[:, before : before + new], sums[:, -1].clone()  # a view would keep all sums alive
 
 
 class _ChunkMemory(torch.autograd.Function):
