@@ -273,11 +273,17 @@ def check_batch_independence(
 def check_nothing_from_the_future(
     layer: Layer, x: Tensor, other: Tensor, cut: int, mask: Optional[Tensor] = None
 ) -> None:
-    """Outputs before `cut` depend on no input from `cut` on, by value (changed to `other`) or by gradient."""
+    """Outputs before `cut` depend on no input from `cut` on, nor on their number.
+
+    By value (the rest changed to `other`, and left out) and by gradient.
+    """
     x = _leaf(x)
     y, _ = layer.step(x, layer.start(), mask)
     changed, _ = layer.step(torch.cat([x[:, :cut], other[:, cut:]], 1), layer.start(), mask)
     assert_close(changed[:, :cut], y[:, :cut], f"outputs before {cut} when the rest changes", EXACT)
+    if cut:
+        alone, _ = layer.step(x[:, :cut], layer.start(), None if mask is None else mask[:, :cut])
+        assert_close(alone, y[:, :cut], f"outputs before {cut} without the rest")
     for grad in gradients(_probe(y[:, :cut]), [x]):
         assert_close(
             grad[:, cut:], torch.zeros_like(grad[:, cut:]), f"gradient of outputs before {cut} after it", EXACT

@@ -1,6 +1,6 @@
 """Negative controls: each check of contracts.py accepts a correct layer and rejects a deliberately broken one."""
 
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +21,8 @@ from tests.properties.contracts import (
     check_split_anywhere,
     check_state_is_a_value,
 )
+from tests.properties.controls import LEFT, OTHER, RIGHT, ROWS, TAILS, X, rejects
 from tests.properties.layers import DIM, random_input, randomise, stateless, with_state
-
-X, OTHER = random_input(1, 2, 9, DIM), random_input(2, 2, 9, DIM)
-TAILS = random_input(3, 2, 3, DIM)
-ROWS = [random_input(4, 7, DIM), random_input(5, 4, DIM)]
-LEFT = torch.zeros(2, 7, dtype=torch.bool)
-LEFT[1, :3] = True
-RIGHT = LEFT.flip(1)
 
 
 def ema(**options: Any) -> DampedEMA:
@@ -38,12 +32,6 @@ def ema(**options: Any) -> DampedEMA:
 def attention(seed: int = 5, **options: Any) -> MovingAverageGatedAttention:
     config = GatedAttentionConfig(DIM, shared_dim=2, value_dim=8, ndim=2, max_positions=32, **options)
     return randomise(MovingAverageGatedAttention(config), seed)
-
-
-def rejects(check: Callable[..., None], healthy: Layer, twin: Layer, *args: Any, saying: str) -> None:
-    check(healthy, *args)
-    with pytest.raises(AssertionError, match=saying):
-        check(twin, *args)
 
 
 # ------------------------------------------------------------------------------------------- any split
