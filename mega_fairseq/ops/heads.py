@@ -69,9 +69,10 @@ def head_weights_at_one_position(q: Tensor, k: Tensor, heads: int, bias: Optiona
 
 def weighted_sum_by_head(weights: Tensor, v: Tensor) -> Tensor:
     """Weights (R, H, m) or (H, m) of each head times its part of v (R, m, e) -> (R, e)."""
-    heads, dtype = weights.size(-2), product_dtype(v.device.type, v.dtype)
-    sums = weighted_sum(weights.expand(v.size(0), -1, -1), v.to(dtype))  # (R, H, e), of which head h needs part h
-    return (sums * _own_dimensions(v, heads)).sum(1).to(v.dtype)
+    wide = v.to(product_dtype(v.device.type, v.dtype))
+    rows = weights.expand(v.size(0), -1, -1).split(1, 1)
+    # A product for each head reads its part in place; one for all heads would take H times as many multiplications.
+    return torch.cat([weighted_sum(*pair) for pair in zip(rows, wide.chunk(len(rows), -1))], -1).squeeze(1).to(v.dtype)
 
 
 def _own_dimensions(x: Tensor, heads: int) -> Tensor:

@@ -114,7 +114,7 @@ class GatedMLP(TimeMixer):
 
 
 class GatedMLPStep(MixerStep):
-    """gMLP for one token, with one projection for gate and values."""
+    """gMLP for one token: the last row of a Toeplitz matrix, which reads the values of the chunk once."""
 
     def __init__(self, module: GatedMLP):
         super().__init__(module)
