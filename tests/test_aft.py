@@ -32,16 +32,19 @@ def mixer(form, seed=0, **options):
         ({"form": "recent"}, "form is 'recent'; choose one of window, local, simple, ema"),
         ({}, "chunk_size is None and this mixer learns tables over the places of a chunk; give a number of tokens"),
         ({"chunk_size": 4, "heads": 3}, "heads is 3 and does not divide the width of the model, 8; give a divisor of"),
-        ({"chunk_size": 4, "reach": 2}, "reach is 2 and has no effect with form window; leave it out, or choose local"),
+        (
+            {"chunk_size": 4, "reach": 2},
+            "reach is 2 and has no effect with form window; leave it at None, or choose local",
+        ),
         ({"form": "local"}, "reach is None and form local learns a weight for each of the last tokens; give their num"),
         ({"form": "local", "reach": 0}, "reach is 0; it must be a whole number of at least 1"),
         ({"form": "local", "reach": 2, "chunk_size": 4}, "chunk_size is 4 and has no effect with form local; leave"),
         ({"form": "local", "reach": 2, "beta": True}, "beta is True and has no effect with form local; leave it out"),
         ({"form": "simple", "gamma": True}, "gamma is True and has no effect with form simple; leave it out"),
-        ({"form": "simple", "heads": 2}, "heads is 2 and has no effect with form simple; leave it out, or choose win"),
-        ({"form": "ema", "heads": 2}, "heads is 2 and has no effect with form ema; leave it out, or choose window"),
+        ({"form": "simple", "heads": 2}, "heads is 2 and has no effect with form simple; leave it at 8, or choose win"),
+        ({"form": "ema", "heads": 2}, "heads is 2 and has no effect with form ema; leave it at 8, or choose window"),
         ({"form": "ema", "ndim": 0}, "ndim is 0; it must be a whole number of at least 1"),
-        ({"form": "local", "reach": 2, "ndim": 4}, "ndim is 4 and has no effect with form local; leave it out, or"),
+        ({"form": "local", "reach": 2, "ndim": 4}, "ndim is 4 and has no effect with form local; leave it at 16, or"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options, message):
@@ -60,6 +63,14 @@ def test_errors_name_the_options_of_the_command_line():
 def test_another_chunk_size_is_refused(form):
     with pytest.raises(ValueError, match="chunk_size is 4 and (this model learned tables over the 5|has no effect)"):
         mixer(form).with_chunk(4)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_another_reach_than_in_training_is_refused(causal):
+    stored = mixer("local", reach=3, causal=causal).state_dict()
+    message = "reach is 5 and this model learned weights for the last 3 tokens; evaluate with reach 3"
+    with pytest.raises(ValueError, match=message):
+        mixer("local", reach=5, causal=causal).adapt(stored, "")
 
 
 @torch.no_grad()

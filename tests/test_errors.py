@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mega_fairseq.modules import (
+    MIXERS,
+    Block,
     DampedEMA,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -177,8 +179,10 @@ def test_a_block_of_two_widths_is_refused():
     refuses(lambda: MegaBlock(attends(), None, crosses(dim=5)), "cross_attention.dim is 5", "mixer.dim 4")
 
 
-def test_cross_attention_in_a_bidirectional_block_is_refused():
-    refuses(lambda: MegaBlock(attends(causal=False), None, crosses()), "cross_attention", "causal=True")
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_bidirectional_mixer_in_a_block_of_a_decoder_is_refused(name):
+    mixer = MIXERS[name](DIM, chunk_size=4, causal=False, **({"heads": 2} if hasattr(MIXERS[name], "heads") else {}))
+    refuses(lambda: Block(mixer, None, crosses()), "cross_attention", "causal=True")
 
 
 # ------------------------------------------------------------------------------------------- inputs and masks

@@ -215,6 +215,85 @@ def test_options_of_an_invalid_translation_model_are_refused(no_data, words, sai
     assert_refused([*TRANSLATION, *words], no_data, said)
 
 
+HEADS, NO_DIVISOR = "--{}-attention-heads=5", "--{}-attention-heads is 5 and does not divide"
+TABLES, NO_CHUNK = (
+    "--{}-chunk-size=8",
+    "--{}-chunk-size is -1 and this mixer learns tables over the places of a chunk; giv",
+)
+
+
+@pytest.mark.parametrize("model", ["encoder", "decoder", "language model"])
+@pytest.mark.parametrize(
+    ("mixer", "options", "said"),
+    [
+        ("attention", [HEADS], NO_DIVISOR),
+        ("sparse", [HEADS], NO_DIVISOR),
+        ("gmlp", [HEADS, TABLES], NO_DIVISOR),
+        ("aft", [HEADS, TABLES], NO_DIVISOR),
+        ("attention", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3; give an even number up to the width of a head"),
+        ("sparse", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3 and RoPE rotates pairs of a head's"),
+        ("gau", ["--{}-z-dim=15", "--rel-pos-bias=rope"], "--{}-z-dim is 15; make --{}-z-dim even"),
+        ("sparse", ["--{}-sparse-summary=129"], "--{}-sparse-summary is 129 and --{}-sparse-stride 128, and summaries"),
+        (
+            "sparse",
+            ["--{}-sparse-pattern=strided", "--{}-sparse-summary=4"],
+            "no effect with --{}-sparse-pattern strid",
+        ),
+        ("gmlp", [], NO_CHUNK),
+        ("aft", [], NO_CHUNK),
+        ("attention", ["--{}-time-weight=after"], NO_CHUNK),
+        ("flash", [], "--{}-chunk-size is -1 and FLASH attends in chunks; give a number of tokens"),
+        (
+            "aft",
+            ["--{}-aft-form=local"],
+            "--{}-aft-reach is -1 and --{}-aft-form local learns a weight for each of the",
+        ),
+        (
+            "aft",
+            ["--{}-aft-form=local", "--{}-aft-reach=9", TABLES],
+            "no effect with --{}-aft-form local; leave it at -1",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_do_not_fit_a_mixer_are_refused_by_name_on_each_side(no_data, model, mixer, options, said):
+    base = [*PLUGIN, *TRAINING, "-s=de", "-t=en", "--arch=mega_transformer", f"--{model}-token-mixer={mixer}"]
+    if model == "language model":
+        base = [*LM, *LM_TRAINING, "--arch=mega_lm", "--tokens-per-sample=8", f"--token-mixer={mixer}"]
+    side = "encoder" if model == "encoder" else "decoder"
+    assert_refused([*base, *(word.replace("{}", side) for word in options)], no_data, said.replace("{}", side))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--arch=aft_lm_small", "--decoder-aft-form=window"],
+            "--decoder-aft-reach is 32 and has no effect with --deco",
+        ),
+        (["--arch=sparse_lm_enwik8", "--decoder-sparse-pattern=strided"], "strided; leave it at 8, or choose fixed"),
+        (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], NO_CHUNK.format("decoder")),
+        (
+            ["--arch=flash_lm_small", "--ffn-activation-fn=geglu"],
+            "--ffn-activation-fn is geglu and there is no feed-forw",
+        ),
+        (
+            ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,2"],
+            "--decoder-layers-to-keep is '0,2' and layers of this token mixer differ in 2 turns; keep them in turn, as",
+        ),
+        (["--arch=mega_transformer_small"], "--arch mega_transformer reads a source, and this --task has none; choose"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
+    assert_refused([*LM, *LM_TRAINING, "--tokens-per-sample=8", *words], no_data, said)
+
+
+def test_interleaved_layers_may_be_pruned_in_turn(no_data):
+    words = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,3"]
+    set_up([no_data, *LM, *LM_TRAINING, "--tokens-per-sample=8", *words])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),

@@ -228,3 +228,24 @@ def test_translation_with_different_mixers_in_encoder_and_decoder(pairs, mixers,
 def test_options_that_do_not_fit_the_mixer_are_refused_in_one_sentence(text, options, said):
     words = as_words({"arch": "mega_lm", **SIZES, **options})
     assert failure("train", text, *LM, *words, *LM_TRAINING, "--no-save").endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        (
+            "gmlp",
+            {"decoder_chunk_size": 8},
+            "over the 16 places of a chunk; evaluate with --decoder-chunk-size 16",
+        ),
+        ("aft", {"decoder_aft_reach": 4}, "learned weights for the last 8 tokens; evaluate with --decoder-aft-reach 8"),
+        (
+            "gmlp",
+            {"token_mixer": "aft"},
+            "not fit the options of this model, .*; give the options of its training",
+        ),
+    ],
+)
+def test_overrides_that_need_other_weights_are_refused_in_one_sentence(text, models, name, overrides, said):
+    words = ["--path", models(name).last, "--gen-subset=valid", f"--model-overrides={overrides}"]
+    assert re.search(f"{said}$", failure("eval-lm", text, *LM, *words))

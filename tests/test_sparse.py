@@ -14,9 +14,19 @@ DIM = 64
         ({"heads": 3}, "heads is 3 and does not divide dim, 64; give a divisor"),
         ({"rotary_dims": 3}, "rotary_dims is 3 and RoPE .* give an even number from 0 to 8"),
         ({"rotary_dims": 10}, "rotary_dims is 10 and RoPE .* give an even number from 0 to 8"),
-        ({"stride": 4, "summary": 5}, "summary is 5 and stride 4; the summaries of a block cannot be longer than it"),
-        ({"stride": 4, "summary": 1, "subblocks": 5}, "summary is 1 times 5 subblocks and stride 4; the summaries"),
-        ({"pattern": "strided", "subblocks": 2}, "subblocks is 2 and the strided pattern has no summaries; leave it"),
+        ({"stride": 4, "summary": 5}, "summary is 5 and stride 4, and summaries .*; give a summary of at most 4"),
+        (
+            {"stride": 4, "summary": 1, "subblocks": 5},
+            "summary is 1 times 5 subblocks and .*; give at most 4 subblocks",
+        ),
+        (
+            {"pattern": "strided", "subblocks": 2},
+            "subblocks is 2 and has no effect with pattern strided; leave it at 1",
+        ),
+        (
+            {"pattern": "strided", "summary": 4},
+            "summary is 4 and has no effect with pattern strided; leave it at 8, or",
+        ),
         ({"pattern": "dense"}, "pattern is 'dense'; choose one of strided, fixed"),
         ({"combine": "both"}, "combine is 'both'; choose one of interleaved, merged, heads"),
         ({"stride": 0}, "stride is 0"),
@@ -28,7 +38,7 @@ def test_impossible_options_are_refused_in_one_sentence(options, message):
 
 
 def test_errors_name_the_options_of_the_command_line():
-    with pytest.raises(ValueError, match="--decoder-sparse-summary is 40 and --decoder-sparse-stride 32; the summ"):
+    with pytest.raises(ValueError, match="--decoder-sparse-summary is 40 and --decoder-sparse-stride 32, and summ"):
         SparseConfig(DIM, stride=32, summary=40, side="decoder")
 
 

@@ -47,7 +47,16 @@ class MegaModel(BaseFairseqModel):
                 if stored[side] <= own[side]:  # already pruned, or trained with this many layers
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
                 setattr(model_cfg, f"{side}_layers", own[side])
-        return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
+        try:
+            return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
+        except RuntimeError as error:
+            _, *tensors = str(error).splitlines()  # torch lists all that do not fit
+            if not tensors:
+                raise
+            raise RuntimeError(
+                f"the checkpoint does not fit the options of this model, {tensors[0].strip(' .')}; give the options "
+                "of its training"
+            ) from None
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to the chunk sizes and longest sequences of this model."""

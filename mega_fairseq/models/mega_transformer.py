@@ -49,6 +49,11 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
+        if not isinstance(cfg.max_source_positions, int):  # an option of the task, which has none
+            raise ValueError(
+                "--arch mega_transformer reads a source, and this --task has none; choose an --arch that starts with "
+                "mega_lm, or --task translation"
+            )
         source, target = task.source_dictionary, task.target_dictionary
         for side in cls.STACKS:
             check_sizes(cfg, side)

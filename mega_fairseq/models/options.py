@@ -205,14 +205,31 @@ def layer_configs(
         feed_forward = from_options(FeedForwardConfig, cfg, side)
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
-    mixers = (from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers))
+    mixers = [from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers)]
+    _check_kept_layers(cfg, side, mixers[0].turns)
     return [(mixer, feed_forward, cross) for mixer in mixers]
+
+
+def _check_kept_layers(cfg: FairseqDataclass, side: str, turns: int) -> None:
+    """Refuses to prune layers if one that remains would then take another turn than in training."""
+    given = getattr(cfg, f"{side}_layers_to_keep")
+    numbers = sorted(map(int, given.split(","))) if given else []
+    if any((number - place) % turns for place, number in enumerate(numbers)):
+        raise ValueError(
+            f"--{side}-layers-to-keep is {given!r} and layers of this token mixer differ in {turns} turns; keep them "
+            "in turn, as in 0,1,4,5"
+        )
 
 
 def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     """Refuses options of token mixers that the model does not use, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
     used = {name for side in sides for config in _configs(cfg, side) for name in config.option_names(side)}
+    if cfg.ffn_activation_fn is not None and not any(getattr(cfg, f"{side}_ffn_embed_dim") for side in sides):
+        raise ValueError(
+            f"--ffn-activation-fn is {cfg.ffn_activation_fn} and there is no feed-forward layer; leave it out, or give "
+            f"--{sides[-1]}-ffn-embed-dim"
+        )
     for side in sides:
         for name in sorted({name for config in MIXERS.values() for name in config.option_names(side)} - used):
             if getattr(cfg, name) != getattr(defaults, name):

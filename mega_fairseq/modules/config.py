@@ -84,6 +84,17 @@ class ModuleConfig:
                     f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
                 )
 
+    def check_unused(self, name: str, why: str, otherwise: str = "") -> None:
+        """Refuses an option that has no effect, unless it has its default."""
+        value = getattr(self, name)
+        default = next(f.default for f in fields(self) if f.name == name)
+        if value == default:
+            return
+        # "Leave it out" would not help where a preset has set a number.
+        written = -1 if default is None and self.side else default
+        remedy = "leave it out" if default is False else f"leave it at {written}"
+        raise ValueError(f"{self.name(name)} is {value} and has no effect with {why}; {remedy}{otherwise}")
+
     def set_default(self, name: str, value: Any) -> None:
         """Replaces 0 by a default that depends on other fields."""
         if getattr(self, name) == 0:

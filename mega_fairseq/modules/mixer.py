@@ -47,6 +47,11 @@ class MixerConfig(ModuleConfig):
                 "causal=False"
             )
 
+    @property
+    def turns(self) -> int:
+        """Layers whose numbers differ by a multiple of this mix alike."""
+        return 1
+
     def build(self) -> "Mixer":
         raise NotImplementedError
 

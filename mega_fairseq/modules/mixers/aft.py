@@ -13,7 +13,7 @@ The last is not in the paper. phi = 1 - alpha delta as in Mega; c is Mega's alph
 so that beta and eta are one parameter, `log_eta`. The scale of W cancels, so c is normalised.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -60,14 +60,9 @@ class AFTConfig(TimeConfig):
 
     def __post_init__(self) -> None:
         self.check_choice("form", FORMS)
-        defaults = {f.name: f.default for f in fields(self)}
         for option, forms in OF_FORMS.items():
-            value = getattr(self, option)
-            if self.form not in forms and value != defaults[option]:
-                raise ValueError(
-                    f"{self.name(option)} is {value} and has no effect with {self.name('form')} {self.form}; "
-                    f"leave it out, or choose {' or '.join(forms)}"
-                )
+            if self.form not in forms:
+                self.check_unused(option, f"{self.name('form')} {self.form}", f", or choose {' or '.join(forms)}")
         super().__post_init__()
         if self.form == "local" and self.reach is None:
             raise ValueError(
@@ -183,6 +178,16 @@ class LocalAFT(AttentionFree):
             self.log_weight = distance_table(config, config.reach, logarithm=True)
             with torch.no_grad():
                 self.log_weight -= self.log_weight[:, -1:].clone()
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        table, own = stored.get(f"{prefix}log_weight"), self.log_weight
+        if table is not None and own is not None and table.size(-1) != own.size(-1):
+            name = self.config.name("reach")
+            learned = table.size(-1) if self.config.causal else (table.size(-1) + 1) // 2
+            raise ValueError(
+                f"{name} is {self.config.reach} and this model learned weights for the last {learned} tokens; "
+                f"evaluate with {name} {learned}"
+            )
 
     @property
     def remembered(self) -> int:

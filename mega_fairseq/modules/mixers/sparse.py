@@ -61,18 +61,23 @@ class SparseConfig(MixerConfig):
                 f"{self.name('rotary_dims')} is {self.rotary_dims} and RoPE rotates pairs of a head's {width} "
                 f"dimensions; give an even number from 0 to {width}"
             )
-        if self.pattern == "strided" and self.subblocks > 1:
-            raise ValueError(
-                f"{self.name('subblocks')} is {self.subblocks} and the strided pattern has no summaries; leave it "
-                f"out, or set {self.name('pattern')} to fixed"
-            )
+        if self.pattern == "strided":
+            for name in ("summary", "subblocks"):
+                self.check_unused(name, f"{self.name('pattern')} strided", ", or choose fixed")
         if self.pattern == "fixed" and self.summary * self.subblocks > self.stride:
             given = f"{self.name('summary')} is {self.summary}"
             if self.subblocks > 1:
                 given += f" times {self.subblocks} {self.name('subblocks')}"
+            most = self.stride // self.subblocks
+            remedy = f"a summary of at most {most}" if most else f"at most {self.stride} {self.name('subblocks')}"
             raise ValueError(
-                f"{given} and {self.name('stride')} {self.stride}; the summaries of a block cannot be longer than it"
+                f"{given} and {self.name('stride')} {self.stride}, and summaries cannot be longer than their block; "
+                f"give {remedy}"
             )
+
+    @property
+    def turns(self) -> int:
+        return 2 if self.combine == "interleaved" else 1
 
     @property
     def sparsity(self) -> Sparsity:
