@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig, MegaBlock
+from mega_fairseq.modules import MIXERS, FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig, MegaBlock
+from mega_fairseq.modules.projection import INITS
 
 DIM, WIDE = 256, 1024
 
@@ -36,6 +37,14 @@ def test_scaled_projections_preserve_the_scale_of_their_input():
         assert layer.weight.std().item() == pytest.approx(layer.in_features**-0.5, rel=0.05)
         assert not layer.bias.any()
     assert torch.equal(made.mixer.kappa, torch.ones(2, 64))
+
+
+@pytest.mark.parametrize(("name", "scales"), [("gau", [1.0, 1.0]), ("flash", [1.0, 1.0, 1 / 8, 1 / 8])])
+def test_scaled_gau_and_flash_start_with_scores_of_the_size_of_their_queries(name, scales):
+    torch.manual_seed(0)
+    kappa = {init: MIXERS[name](DIM, shared_dim=64, chunk_size=8, init=init).build().kappa for init in INITS}
+    assert kappa["released"].std().item() == pytest.approx(0.02, rel=0.3)
+    torch.testing.assert_close(kappa["scaled"], torch.tensor(scales).unsqueeze(1).expand(-1, 64))
 
 
 def test_an_unknown_init_is_refused():
