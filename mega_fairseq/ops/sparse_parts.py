@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import MASKED
-from mega_fairseq.ops.attention_tiles import tile_size
+from mega_fairseq.ops.attention_tiles import TILE_GPU
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
+TILE = 2**17  # scores of a tile on the CPU, so that these and their gradients stay in the L2 cache
 ROWS = 64  # of a tile; few, so that most keys after its rows are left out
 LOG_2 = math.log(2.0)
 
@@ -53,9 +54,13 @@ class Part:
         """(N, n, w) -> (N, I, R, w), a view."""
         return x.unflatten(1, (-1, self.blocks.size))
 
-    def keys(self, x: Tensor) -> List[Tensor]:
-        """(N, m, w) -> views (N, I, M_j, w) that are the keys of a group when put side by side."""
+    def keys(self, x: Tensor) -> Tensor:
+        """(N, m, w) -> (N, I, M, w), a view, in which groups may overlap."""
         raise NotImplementedError
+
+    def apart(self, x: Tensor) -> List[Tensor]:
+        """The same as views (N, I, M_j, w), each without overlap, side by side: for sums of gradients."""
+        return [self.keys(x)]
 
     def seen(self, rows: slice, count: int) -> slice:
         """A range of a group's keys that has all that these rows see, and at least one key."""
@@ -68,9 +73,9 @@ class Part:
 class Block(Part):
     """The places of a query's own block."""
 
-    def keys(self, x: Tensor) -> List[Tensor]:
+    def keys(self, x: Tensor) -> Tensor:
         b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
-        return [blocks[:, b.front + b.skipped :][:, : b.queries]]
+        return blocks[:, b.front + b.skipped :][:, : b.queries]
 
     def seen(self, rows: slice, count: int) -> slice:
         return slice(0, rows.stop if self.blocks.causal else count)
@@ -83,10 +88,17 @@ class Block(Part):
 class Band(Part):
     """The places at most a block away: of the block before, the own one and, if not causal, the next one."""
 
-    def keys(self, x: Tensor) -> List[Tensor]:
-        b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
-        before = b.front + b.skipped - 1
-        return [blocks[:, before + j :][:, : b.queries] for j in range(2 if b.causal else 3)]
+    def __init__(self, blocks: Blocks):
+        super().__init__(blocks)
+        self.before, self.count = blocks.front + blocks.skipped - 1, 2 if blocks.causal else 3  # blocks of keys
+
+    def keys(self, x: Tensor) -> Tensor:
+        size, last = self.blocks.size, self.before + self.blocks.queries + self.count - 1
+        return x[:, self.before * size : last * size].unfold(1, self.count * size, size).transpose(2, 3)
+
+    def apart(self, x: Tensor) -> List[Tensor]:
+        blocks = x.unflatten(1, (-1, self.blocks.size))
+        return [blocks[:, self.before + j :][:, : self.blocks.queries] for j in range(self.count)]
 
     def seen(self, rows: slice, count: int) -> slice:
         return slice(rows.start, count - self.blocks.size + rows.stop)
@@ -109,9 +121,9 @@ class Column(Part):
     def queries(self, x: Tensor) -> Tensor:
         return super().queries(x).transpose(1, 2)
 
-    def keys(self, x: Tensor) -> List[Tensor]:
+    def keys(self, x: Tensor) -> Tensor:
         b, blocks = self.blocks, x.unflatten(1, (-1, self.blocks.size))
-        return [blocks[:, b.front :][:, : b.skipped + b.queries].transpose(1, 2)]
+        return blocks[:, b.front :][:, : b.skipped + b.queries].transpose(1, 2)
 
     def seen(self, rows: slice, count: int) -> slice:
         return slice(0, max(1, self.blocks.skipped + rows.stop - self.gap) if self.blocks.causal else count)
@@ -138,8 +150,8 @@ class Summaries(Part):
     def queries(self, x: Tensor) -> Tensor:
         return x.unsqueeze(1)
 
-    def keys(self, x: Tensor) -> List[Tensor]:
-        return [x.unsqueeze(1)]
+    def keys(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1)
 
     def _before(self, row: int) -> int:
         """The number of summaries before the row's block."""
@@ -194,7 +206,7 @@ def attend_parts(q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], dro
     """
     keep, scale = [], 1.0
     for part, number in sources:
-        shape = (*part.queries(q).shape[:3], sum(k.size(2) for k in part.keys(keys[number].k)))
+        shape = (*part.queries(q).shape[:3], part.keys(keys[number].k).size(2))
         mask, scale = keep_mask(shape, dropout, q.device)
         keep.append(mask)
     with without_autocast(q):
@@ -209,11 +221,11 @@ def _whole(
     """`attend_parts` without tiles, by autograd: for compilers."""
     totals, outputs = [], []
     for (part, number), kept in zip(sources, keep):
-        rows, (k, v) = part.queries(q), (torch.cat(part.keys(t), 2) for t in keys[number][:2])
+        rows, (k, v) = part.queries(q), (part.keys(t) for t in keys[number][:2])
         scores = (rows @ k.transpose(2, 3)).to(at_least_float32(q.dtype))
         part.hide(scores, slice(0, rows.size(2)), slice(0, k.size(2)), slice(0, rows.size(1)))
         if keys[number].padding is not None:
-            hidden = torch.cat(part.keys(keys[number].padding), 2).transpose(2, 3)
+            hidden = part.keys(keys[number].padding).transpose(2, 3)
             scores = scores.masked_fill(hidden, MASKED)
         total = torch.logsumexp(scores * LOG_2, -1, keepdim=True)
         weights = torch.exp(scores * LOG_2 - total)
@@ -243,7 +255,7 @@ class _Views:
 
     def tiles(self) -> Iterator[_Tile]:
         sequences, groups, queries = self.q.shape[:3]
-        keys, limit = sum(k.size(2) for k in self.k), tile_size(self.q)
+        keys, limit = self.k.size(2), TILE if self.q.device.type == "cpu" else TILE_GPU
         rows = min(queries, max(1, limit // keys), ROWS)
         for start in range(0, queries, rows):
             row = slice(start, min(start + rows, queries))
@@ -255,9 +267,8 @@ class _Views:
                     last = min(s + step, sequences), min(g + within, groups)
                     yield _Tile(slice(s, last[0]), slice(g, last[1]), row, seen)
 
-    def scores(self, tile: _Tile) -> Tensor:
-        """(N' I', R', M'), in float32 or better."""
-        q, k = of_rows(self.q, tile), of_keys(self.k, tile)
+    def scores(self, q: Tensor, k: Tensor, tile: _Tile) -> Tensor:
+        """q (N' I', R', z), k (N' I', M', z) -> (N' I', R', M'), in float32 or better."""
         scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
         each = scores.unflatten(0, (-1, tile.groups.stop - tile.groups.start))
         self.part.hide(each, tile.rows, tile.keys, tile.groups)
@@ -275,14 +286,13 @@ def of_rows(x: Tensor, tile: _Tile) -> Tensor:
     return x[tile[:3]].flatten(0, 1)
 
 
-def of_keys(views: List[Tensor], tile: _Tile) -> Tensor:
-    """Keys (N, I, M_j, w) side by side -> (N' I', M', w)."""
-    own = [x[tile[:2]] for x in views]
-    return (own[0] if len(own) == 1 else torch.cat(own, 2))[:, :, tile.keys].flatten(0, 1)
+def of_keys(x: Tensor, tile: _Tile) -> Tensor:
+    """(N, I, M, w) -> (N' I', M', w)."""
+    return x[tile[:2]][:, :, tile.keys].flatten(0, 1)
 
 
 def add_to_keys(views: List[Tensor], tile: _Tile, grad: Tensor) -> None:
-    """The transpose of `of_keys`."""
+    """The transpose of `of_keys`, for views of `Part.apart`."""
     grad, first = grad.unflatten(0, (-1, tile.groups.stop - tile.groups.start)), 0
     for x in views:
         last = first + x.size(2)
@@ -304,7 +314,7 @@ class _Parts(torch.autograd.Function):
             views = _Views(part, q, keys[number], kept)
             outs, totals = part.queries(out), part.queries(total)
             for tile in views.tiles():
-                weights = views.scores(tile)
+                weights = views.scores(of_rows(views.q, tile), of_keys(views.k, tile), tile)
                 highest = weights.amax(-1, keepdim=True)
                 sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
                 v = of_keys(views.v, tile)
@@ -335,18 +345,19 @@ class _Parts(torch.autograd.Function):
             for place, ((part, number), kept) in enumerate(zip(ctx.sources, keep)):
                 views = _Views(part, q, keys[number], kept)
                 douts, totals, means, dqs = (part.queries(t) for t in (dout, total, mean, dq))
-                dk, dv = (part.keys(t) for t in grads[number][:2])
+                dk, dv = (part.apart(t) for t in grads[number][:2])
                 for tile in views.tiles():
-                    weights = views.scores(tile).sub_(of_rows(totals, tile)).exp2_()
+                    own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
+                    weights = views.scores(own_q, k, tile).sub_(of_rows(totals, tile)).exp2_()
                     own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
                     dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, ctx.scale)
                     dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
                     weights = views.drop(weights, tile, ctx.scale).to(q.dtype)
                     add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
                     own_dq = dqs[tile[:3]]
-                    more = torch.bmm(dscores, of_keys(views.k, tile)).view(own_dq.shape)
+                    more = torch.bmm(dscores, k).view(own_dq.shape)
                     own_dq.copy_(more) if place == 0 else own_dq.add_(more)
-                    add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), of_rows(views.q, tile)))
+                    add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), own_q))
             for t in (dq, *(each.k for each in grads)):
                 t.mul_(LOG_2)
         found = (t for each, own in zip(grads, keys) for t in (each.k.to(own.k.dtype), each.v.to(own.v.dtype), None))
