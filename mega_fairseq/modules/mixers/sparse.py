@@ -89,7 +89,10 @@ class SparseConfig(MixerConfig):
 
 
 def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
-    """`released`: N(0, 0.02) as in all mixers. `scaled`: the paper's initialisation, which depends on the depth."""
+    """`released`: N(0, 0.02) as in all mixers. `scaled`: the paper's initialisation, which depends on the depth.
+
+    The feed-forward layer is initialised as beside any other mixer.
+    """
     layer = linear(c.dim, c.dim, c.init)
     if c.init == "scaled":
         nn.init.normal_(layer.weight, std=INIT_STD * c.dim**-0.5 / ((2 * c.layers) ** 0.5 if residual else 1.0))
