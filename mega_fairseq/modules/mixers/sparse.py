@@ -151,7 +151,10 @@ class SparseAttention(Mixer):
 
 
 class SparseStep(MixerStep):
-    """Sparse attention for one token, which takes its visible keys from the state."""
+    """Sparse attention for one token, which takes its visible keys from the state.
+
+    Rows at different places see different columns; they use `forward`, whose cost grows with the window.
+    """
 
     def __init__(self, module: SparseAttention):
         super().__init__(module)
