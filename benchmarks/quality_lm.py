@@ -1,12 +1,12 @@
-"""Mega against fairseq's transformer_lm on bytes of Wikipedia: equal parameters, updates and tokens.
+"""Mega, the other token mixers and fairseq's transformer_lm on bytes of Wikipedia: equal parameters, updates, tokens.
 
     python benchmarks/quality_lm.py DATA --prepare FILE     first, once: FILE is text, or text compressed with xz
     python benchmarks/quality_lm.py DATA OUT --models mega,transformer --lr 5e-3 --seeds 1,2
-    python benchmarks/quality_lm.py DATA OUT --collect docs/quality_lm.json    scores and curves of all runs
+    python benchmarks/quality_lm.py DATA OUT --collect docs/quality_lm.json    adds scores and curves of all runs
     python benchmarks/quality_lm.py --plot docs/quality_lm.json                draws docs/quality_lm.png
 
-A run is OUT/MODEL-LR-SEED: train.log, checkpoint_last.pt and one eval-*.log for each test chunk (Mega) or context
-window (Transformer). Results that exist are kept, and an interrupted training is resumed by the same command.
+A run is OUT/MODEL-LR-SEED: train.log, checkpoint_last.pt and one eval-*.log for each test chunk, or each context window
+of the Transformer. Results that exist are kept, and an interrupted training is resumed by the same command.
 """
 
 import argparse
@@ -24,16 +24,25 @@ from benchmarks import runs
 TO_BYTES = runs.PLUGIN.parent / "examples/lm/to_bytes.py"
 PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
 
-MEGA = [
+OURS = [
     *["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
-    *["--arch", "mega_lm_small", "--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
+    *["--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
-MODELS = {  # 888,064 parameters; the Transformer's feed-forward is chosen to have 887,816
+MEGA = [*OURS, "--arch", "mega_lm_small"]
+MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],
     "mega-simple": [*MEGA, "--rel-pos-bias", "simple"],
+    "flash-quad": [*OURS, "--arch", "flash_quad_lm_small"],
+    "flash": [*OURS, "--arch", "flash_lm_small"],
+    "attention": [*OURS, "--arch", "attention_lm_small"],
+    "time-weighted": [*OURS, "--arch", "time_weighted_lm_small"],
+    "gmlp": [*OURS, "--arch", "gmlp_lm_small"],
+    "aft-local": [*OURS, "--arch", "aft_lm_small", "--tokens-per-sample", "256"],
+    "aft-ema": [*OURS, "--arch", "aft_lm_small", "--decoder-aft-form", "ema", "--tokens-per-sample", "256"],
+    "sparse": [*OURS, "--arch", "sparse_lm_small", "--tokens-per-sample", "256"],
     "transformer": [
         *["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "none"],
         *["--tokens-per-sample", "512", "--decoder-layers", "4", "--decoder-embed-dim", "128"],
@@ -42,9 +51,17 @@ MODELS = {  # 888,064 parameters; the Transformer's feed-forward is chosen to ha
         *["--share-decoder-input-output-embed", "--dropout", "0.0"],
     ],
 }
-CHUNKS = (64, 128, 256, 512, 1024, 2048)
-WINDOWS = (0, 256, 384)  # minimum context of a scored token, out of the Transformer's 512
-MAIN = ("chunk 256", "window 384")  # also on valid
+# Settings of the evaluation; the first one is also evaluated on valid.
+WINDOWS = (384, 0, 256)  # minimum context of a scored token, out of the Transformer's 512
+CHUNKS = (256, 64, 128, 512, 1024, 2048)
+FEWER_CHUNKS = {  # of models that do not work with other chunks, or have none
+    "mega-simple": (256, 64, 128),
+    "time-weighted": (256,),
+    "gmlp": (256,),
+    "sparse": (1024,),
+    "aft-local": (),
+    "aft-ema": (),
+}
 
 
 def prepare(text: Path, data: Path) -> None:
@@ -76,8 +93,8 @@ def run(data: Path, out: Path, model: str, lr: str, seed: int, updates: int) -> 
     """Trains and scores one model, unless already done."""
     folder = out / f"{model}-{lr}-{seed}"
     runs.train(folder, updates, str(data / "bin"), *MODELS[model], *recipe(lr, updates), "--seed", str(seed))
-    for setting, options in evaluations(model):
-        for subset in ("valid", "test") if setting in MAIN else ("test",):
+    for number, (setting, options) in enumerate(evaluations(model)):
+        for subset in ("test",) if number else ("valid", "test"):
             evaluate(data, folder, subset, setting, options)
 
 
@@ -86,8 +103,9 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
     common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
-    chunks = [chunk for chunk in CHUNKS if model != "mega-simple" or chunk <= 256]  # learned no longer distances
-    return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
+    chunks = FEWER_CHUNKS.get(model, CHUNKS)
+    settings = [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
+    return settings or [("stream", common)]
 
 
 def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[str]) -> None:

@@ -45,14 +45,18 @@ def curve(log: str, source: str, loss: str, updates: str) -> List[Tuple[int, flo
 
 
 def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress: str) -> Dict[str, Dict]:
-    """Writes what `read` returns for each run's folder and log, by name. Runs without `progress` are left out."""
-    runs = {}
+    """Writes what `read` returns for each run's folder and log, by name. Runs without `progress` are left out.
+
+    Runs that are in `target` already, from another folder, are kept.
+    """
+    runs = json.loads(target.read_text()) if target.exists() else {}
     for log in sorted(out.glob("*/train.log")):
         text = log.read_text()
         found = {"parameters": parameters(text), **read(log.parent, text)}
         if found[progress]:
             runs[log.parent.name] = found
-    target.write_text(json.dumps(runs, indent=1) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(runs.items()))
+    target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return runs
 
 

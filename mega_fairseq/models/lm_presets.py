@@ -186,6 +186,7 @@ class SparseLMEnwik8Config(MegaLMConfig):
     **_bytes,
     **_layers(4, 128, 576, decoder_attention_heads=4, decoder_rotary_dims=32),
     decoder_sparse_stride=64,
+    decoder_chunk_size=1024,
 )
 class SparseLMSmallConfig(MegaLMConfig):
     """Sparse attention for small corpora."""
