@@ -41,7 +41,7 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     "time-weighted": [*OURS, "--arch", "time_weighted_lm_small"],
     "gmlp": [*OURS, "--arch", "gmlp_lm_small"],
     "aft-local": [*OURS, "--arch", "aft_lm_small", "--tokens-per-sample", "256"],
-    "aft-ema": [*OURS, "--arch", "aft_lm_small", "--decoder-aft-form", "ema", "--tokens-per-sample", "256"],
+    "aft-ema": [*OURS, "--arch", "aft_ema_lm_small", "--tokens-per-sample", "256"],
     "sparse": [*OURS, "--arch", "sparse_lm_small", "--tokens-per-sample", "256"],
     "transformer": [
         *["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "none"],
