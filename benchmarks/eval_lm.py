@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
+from fairseq.models import BaseFairseqModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli.eval_lm import eval_lm
@@ -127,16 +128,22 @@ def evaluate(shape: str, contender: str, count: int, quick: bool) -> Tuple[float
     else:
         model, batches = c.mega(shape, made_up, int(contender.split()[1]), quick), c.as_stream(words, tokens)
         softmax_batch = 0
-    times = {}
+    speed, mib = scored(model, batches, count, softmax_batch=softmax_batch)
+    return speed, mib, sum(p.numel() for p in model.parameters())
+
+
+def scored(model: BaseFairseqModel, batches: List[Dict], count: int, **options: Any) -> Tuple[float, float]:
+    """Tokens per second and peak MiB of fairseq's eval_lm."""
+    words, times = model.decoder.dictionary, {}
 
     def run() -> None:
         start = time.process_time()
-        found = eval_lm([model], words, iter(batches), target_dictionary=words, softmax_batch=softmax_batch)
+        found = eval_lm([model], words, iter(batches), target_dictionary=words, **options)
         times["seconds"] = time.process_time() - start
         assert found["loss"] > 0
 
     mib = peak_mib(run)
-    return count / times["seconds"], mib, sum(p.numel() for p in model.parameters())
+    return count / times["seconds"], mib
 
 
 def read_stream(count: int) -> Tuple[float, float]:

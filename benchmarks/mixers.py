@@ -1,13 +1,14 @@
 """All token mixers side by side: a Transformer layer's worth of each, feed-forward included, with equal parameters.
 
     python benchmarks/mixers.py                     all tables (about an hour); --json saves the numbers
-    python benchmarks/mixers.py --tables layer      one of: layer, products, memory, decode
-    python benchmarks/mixers.py --mixers flash,aft  only mixers whose names contain one of these words, beside torch
+    python benchmarks/mixers.py --tables layer      one of: layer, products, memory, decode, models
+    python benchmarks/mixers.py --mixers flash,aft  only names that contain one of these words, beside the Transformer
     python benchmarks/mixers.py --quick             a minute, at small lengths, to check that everything runs
     python benchmarks/mixers.py --plot FILE.json    draws FILE.png from what --json wrote
 
 layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. products: the share of matrix
 products with weights in this time. memory: peak of such a step. decode: a token after so many others, five rows.
+models: the language models of quality_lm.py, training steps of 4,096 tokens and evaluation of a text as one stream.
 Windows and tables have 512 places, chunks of FLASH 256, blocks of sparse attention 64, AFT-local reaches 32 tokens.
 Every layer is checked token by token before it is timed. CPU time of one thread.
 """
@@ -15,6 +16,7 @@ Every layer is checked token by token before it is timed. CPU time of one thread
 import argparse
 import json
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -24,8 +26,12 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
+from fairseq.models import BaseFairseqModel
+
 from benchmarks import contenders as c
+from benchmarks import contenders_lm, eval_lm, quality_lm, train
 from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
+from benchmarks.models import from_args
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
 
 TOKENS = 8192
@@ -168,7 +174,7 @@ def memory_table(names: List[str], lengths: List[int], tokens: int) -> List[Dict
     rows = []
     for length in lengths:
         fitting = [name for name in names if length <= LONGEST_QUADRATIC or name not in QUADRATIC]
-        row = {name: in_fresh_process(__file__, name, length, tokens)[0] for name in fitting}
+        row = {name: in_fresh_process(__file__, "step", name, length, tokens)[0] for name in fitting}
         rows.append({"length": length, "tokens": max(tokens, length), "mib": row})
         print(f"L={length:>6} peak MiB: " + ", ".join(f"{n} {mib:.0f}" for n, mib in row.items()), flush=True)
     return rows
@@ -190,11 +196,48 @@ def decode_table(names: List[str], lengths: List[int], repeats: int) -> List[Dic
     return rows
 
 
-def one(name: str, length: int, tokens: int) -> float:
+def models_table(names: List[str], length: int, tokens: int, repeats: int) -> Dict:
+    """Whole language models of 0.89M parameters: tokens per CPU second and peak MiB, in training and evaluation."""
+    models = {name: language_model(name).train() for name in names}
+    steps = {name: train.training(model, length, tokens) for name, model in models.items()}
+    found = {}
+    for name, time in seconds(steps, repeats).items():
+        mib, speed, evaluation_mib = in_fresh_process(__file__, "model", name, length, tokens)
+        found[name] = {
+            "parameters": c.size_of(models[name]),
+            "training": {"tokens_per_second": tokens / time, "mib": mib},
+            "evaluation": {"tokens_per_second": speed, "mib": evaluation_mib},
+        }
+        print(
+            f"{name}: training {tokens / time:,.0f}, {mib:.0f} MiB; evaluation {speed:,.0f}, {evaluation_mib:.0f} MiB"
+        )
+    return {"length": length, "tokens": tokens, "models": found}
+
+
+def language_model(name: str) -> BaseFairseqModel:
+    torch.manual_seed(0)
+    return from_args(quality_lm.MODELS[name], contenders_lm.TYPES["enwik8"])
+
+
+# ------------------------------------------------------------------------------------------- in a separate process
+
+
+def one_step(name: str, length: int, tokens: int) -> List[float]:
     """Peak memory of a step, after a small one that makes the libraries allocate what they keep."""
     module = layer(name)
     c.training_step(module, 1, 256)()
-    return peak_mib(c.training_step(module, max(1, tokens // length), length))
+    return [peak_mib(c.training_step(module, max(1, tokens // length), length))]
+
+
+def one_model(name: str, length: int, tokens: int) -> List[float]:
+    """Peak memory of a training step; tokens per second and peak memory of an evaluation."""
+    model = language_model(name).train()
+    train.training(model, 256, 256)()
+    mib = peak_mib(train.training(model, length, tokens))
+    words, text = model.decoder.dictionary, contenders_lm.like_words(len(model.decoder.dictionary), 4 * tokens)
+    batches = contenders_lm.as_windows if name == "transformer" else contenders_lm.as_stream
+    with torch.no_grad():
+        return [mib, *eval_lm.scored(model.eval(), batches(words, text), len(text))]
 
 
 def plot(source: Path) -> None:
@@ -226,7 +269,7 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = "layer,products,memory,decode"
+    tables = "layer,products,memory,decode,models"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--mixers", default="", help="words, separated by commas; by default all mixers")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
@@ -234,17 +277,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024 and one round")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the numbers of this file, next to it")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # name, length and tokens of one step
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # step or model, name, length, tokens
     args = parser.parse_args()
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if args.plot:
         return plot(args.plot)
     if args.one:
-        name, length, tokens = args.one
-        print(one(name, int(length), int(tokens)))
+        what, name, length, tokens = args.one
+        print(*{"step": one_step, "model": one_model}[what](name, int(length), int(tokens)))
         return
-    chosen = [name for name in LAYERS if any(word in name for word in args.mixers.split(","))]
-    names = ["torch", *chosen]
+    words = args.mixers.lower().split(",")
+    names = ["torch", *(name for name in LAYERS if any(word in name.lower() for word in words))]
+    compared = [name for name in quality_lm.MODELS if not name.startswith("mega-")]
+    compared = [name for name in compared if name == "transformer" or any(word in name for word in words)]
     gate(names)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     lengths, decoded, tokens, repeats = LENGTHS, DECODED, TOKENS, args.repeats
@@ -257,6 +303,7 @@ def main() -> None:
         "products": partial(products_table, names, min(4096, max(lengths)), tokens, repeats),
         "memory": partial(memory_table, names, [n for n in lengths if n <= 16384], tokens),
         "decode": partial(decode_table, names, decoded, repeats),
+        "models": partial(models_table, compared, 512, tokens // 2, repeats),
     }
     for name in chosen_tables(parser, args.tables, tables):
         print(f"\n{name}: {tables[name].func.__doc__}")

@@ -10,12 +10,13 @@ of the Transformer. Results that exist are kept, and an interrupted training is 
 """
 
 import argparse
+import json
 import lzma
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
@@ -29,6 +30,7 @@ OURS = [
     *["--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
 MEGA = [*OURS, "--arch", "mega_lm_small"]
+TRAINED_CONTEXT = ["--valid-block", "size:1024"]  # of the longest training segments
 MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
@@ -40,7 +42,7 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     "attention": [*OURS, "--arch", "attention_lm_small"],
     "time-weighted": [*OURS, "--arch", "time_weighted_lm_small"],
     "gmlp": [*OURS, "--arch", "gmlp_lm_small"],
-    "aft-local": [*OURS, "--arch", "aft_lm_small", "--tokens-per-sample", "256"],
+    "aft-local": [*OURS, "--arch", "aft_lm_small", "--tokens-per-sample", "256", *TRAINED_CONTEXT],
     "aft-ema": [*OURS, "--arch", "aft_ema_lm_small", "--tokens-per-sample", "256"],
     "sparse": [*OURS, "--arch", "sparse_lm_small", "--tokens-per-sample", "256"],
     "transformer": [
@@ -54,13 +56,11 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
 # Settings of the evaluation; the first one is also evaluated on valid.
 WINDOWS = (384, 0, 256)  # minimum context of a scored token, out of the Transformer's 512
 CHUNKS = (256, 64, 128, 512, 1024, 2048)
-FEWER_CHUNKS = {  # of models that do not work with other chunks, or have none
+FEWER_CHUNKS = {  # of models that do not work with other chunks
     "mega-simple": (256, 64, 128),
     "time-weighted": (256,),
     "gmlp": (256,),
     "sparse": (1024,),
-    "aft-local": (),
-    "aft-ema": (),
 }
 
 
@@ -103,9 +103,11 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
         common = ["--task", "language_modeling", "--sample-break-mode", "none", "--tokens-per-sample", "512"]
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
     common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
+    if model.startswith("aft"):  # without chunks; AFT-local's weights count for less, the more tokens came before
+        stream = ("stream", common)
+        return [("context 1024", [*common, *TRAINED_CONTEXT]), stream] if model == "aft-local" else [stream]
     chunks = FEWER_CHUNKS.get(model, CHUNKS)
-    settings = [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
-    return settings or [("stream", common)]
+    return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 
 
 def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[str]) -> None:
@@ -119,7 +121,7 @@ def evaluate(data: Path, folder: Path, subset: str, setting: str, options: List[
 
 
 def read(folder: Path, log: str) -> Dict:
-    """Learning curves and test scores of a run, in bits per token: all but one token in 65,537 is a byte."""
+    """Learning curves and scores of a run, in bits per token: all but one token in 65,537 is a byte."""
     scores: Dict[str, Dict[str, float]] = {}
     for evaluation in sorted(folder.glob("eval-*.log")):
         _, subset, setting = evaluation.stem.split("-", 2)
@@ -141,15 +143,42 @@ def collect(out: Path, target: Path) -> None:
             print(f"   {subset}: " + ", ".join(f"{setting} {value}" for setting, value in scores.items()))
 
 
+def by_model(found: Dict[str, Dict]) -> Dict[str, Dict[str, List[str]]]:
+    """Names of the scored runs of each model, by learning rate, seeds in order; the best rate on valid comes first."""
+    score = {n: min(run["bits_per_byte"]["valid"].values()) for n, run in found.items() if run["bits_per_byte"]}
+    rates: Dict[str, Dict[str, List[str]]] = {}
+    for name in sorted(score):
+        model, rate = NAME.fullmatch(name).groups()
+        rates.setdefault(model, {}).setdefault(rate, []).append(name)
+    return {model: dict(sorted(of.items(), key=lambda item: score[item[1][0]])) for model, of in rates.items()}
+
+
+NAME = re.compile(r"(.*)-([\d.]+e-\d+)-\d+")  # of a run
+LABELS = {  # of the models that are compared
+    "transformer": "fairseq `transformer_lm`",
+    "mega": "Mega",
+    "flash": "FLASH",
+    "flash-quad": "FLASH-Quad",
+    "attention": "attention, RoPE",
+    "time-weighted": "attention, time weighting",
+    "gmlp": "gMLP",
+    "aft-local": "AFT-local",
+    "aft-ema": "AFT-EMA",
+    "sparse": "sparse attention",
+}
+
+
 def plot(source: Path) -> None:
-    """Validation loss against updates: one line per run, one colour per model."""
-    colours = {model: f"C{i}" for i, model in enumerate(MODELS)}
+    """Validation loss against updates: each model at its best learning rate, first seed."""
+    best = {next(iter(rates.values()))[0]: m for m, rates in by_model(json.loads(source.read_text())).items()}
 
-    def style(name: str) -> Dict[str, str]:
-        model = max((m for m in MODELS if name.startswith(m + "-")), key=len)
-        return {"color": colours[model], "marker": ".", "label": name}
+    def style(name: str) -> Optional[Dict[str, str]]:
+        if best.get(name) not in LABELS:
+            return None
+        number = list(LABELS).index(best[name])
+        return {"color": f"C{number}", "marker": "o.^v"[number % 4], "label": LABELS[best[name]].replace("`", "")}
 
-    title = "Bytes of Wikipedia, validation, 0.89M parameters"
+    title = "Bytes of Wikipedia, validation, 0.89M parameters, best learning rates"
     runs.plot(source, "valid_bits", "bits per byte", title, style, fontsize=7)
 
 

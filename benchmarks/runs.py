@@ -60,8 +60,10 @@ def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress
     return runs
 
 
-def plot(source: Path, losses: str, unit: str, title: str, style: Callable[[str], Dict], **legend: Any) -> None:
-    """Draws losses against updates next to `source`, which `collect` wrote: one line per run."""
+def plot(
+    source: Path, losses: str, unit: str, title: str, style: Callable[[str], Optional[Dict]], **legend: Any
+) -> None:
+    """Draws losses against updates next to `source`, which `collect` wrote: one line per run that has a style."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,7 +71,8 @@ def plot(source: Path, losses: str, unit: str, title: str, style: Callable[[str]
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2))
     for name, found in json.loads(source.read_text()).items():
-        axis.plot(*zip(*found[losses]), **style(name))
+        if style(name) is not None:
+            axis.plot(*zip(*found[losses]), **style(name))
     axis.set(xlabel="updates", ylabel=unit, title=title)
     axis.grid(alpha=0.3)
     axis.legend(**legend)

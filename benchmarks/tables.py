@@ -9,11 +9,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks import contenders
+from benchmarks import contenders, quality_lm
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -205,6 +205,36 @@ def _bytes(model: str, *first: str) -> Rows:
             yield rate, seed, *(f"{value:.4f}" for value in cells)
 
 
+def bytes_mixers() -> Rows:
+    """All token mixers: valid at each learning rate, test with each seed at the best one."""
+    found, cost = numbers("quality_lm"), numbers("mixers")["models"]["models"]
+    columns = ("valid, by learning rate", "test, by seed", "training, tokens/s", "evaluation, tokens/s")
+    yield ("model", "parameters", *columns, "peak memory of training")
+    runs = quality_lm.by_model(found)
+    for model in quality_lm.LABELS:
+        rates = runs.get(model, {})
+        if not rates:
+            continue
+        best, *_ = rates.values()
+        valid = (f"{rate} {_first(found[names[0]], 'valid'):.4f}" for rate, names in sorted(rates.items(), key=_rate))
+        speeds = (f"{cost[model][part]['tokens_per_second']:,.0f}" for part in ("training", "evaluation"))
+        yield (
+            *(quality_lm.LABELS[model], f"{found[best[0]]['parameters']:,}", "; ".join(valid)),
+            "; ".join(f"{_first(found[name], 'test'):.4f}" for name in best),
+            *(*speeds, f"{cost[model]['training']['mib']:,.0f} MiB"),
+        )
+
+
+def _rate(item: Tuple[str, Any]) -> float:
+    return float(item[0])
+
+
+def _first(run: Dict, subset: str) -> float:
+    """The score in the setting of training, which is the only one on valid."""
+    (setting,) = run["bits_per_byte"]["valid"]
+    return run["bits_per_byte"][subset][setting]
+
+
 def _rate_and_seed(run: str) -> List[float]:
     *_, rate, power, seed = re.split("-|e-", run)
     return [float(f"{rate}e-{power}"), int(seed)]
@@ -278,7 +308,7 @@ TABLES = {
     table.__name__: table
     for table in (
         *(layer, sublayer, layer_memory, flat, projections, ema, forms, token, decode, train, evaluation, head),
-        *(translation, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
+        *(translation, bytes_mixers, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
         *(addresses_chunks, addresses_contexts, summary),
     )
 }

@@ -84,6 +84,23 @@ def test_the_textbook_form_equals_the_recurrence():
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_mixers_times_layers_and_models_of_equal_size(tmp_path):
+    out = tmp_path / "mixers.json"
+    said = run("mixers.py", "--quick", "--lengths=512", "--mixers=aft-local", "--json", out)
+    assert "correct: whole sequences = token by token, equal parameters" in said
+    numbers = json.loads(out.read_text())
+    layers = {"torch", "AFT-local"}
+    (row,), (memory,), (decoded,) = numbers["layer"]["rows"], numbers["memory"], numbers["decode"]
+    assert set(row["seconds"]) == set(memory["mib"]) == layers
+    assert set(decoded["seconds"]) == set(numbers["products"]["seconds"]) == layers - {"torch"}
+    assert set(numbers["models"]["models"]) == {"transformer", "aft-local"}
+    for found in numbers["models"]["models"].values():
+        assert all(value > 0 for part in ("training", "evaluation") for value in found[part].values())
+    run("mixers.py", "--plot", out)
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
+@pytest.mark.slow
 def test_the_decode_benchmark_times_both_models_and_writes_its_numbers(tmp_path):
     out = tmp_path / "decode.json"
     assert "correct: step by step = all at once" in run("decode.py", "--quick", "--json", out)
