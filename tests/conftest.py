@@ -44,8 +44,8 @@ def translation(tmp_path_factory):
 def inspect(tmp_path, capsys):
     """Runs the command in this process; returns stdout and the content of PREFIX.json."""
 
-    def call(path):
-        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}"]), capsys.readouterr()
+    def call(path, *options):
+        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}", *options]), capsys.readouterr()
         assert (code, err) == (0, ""), err
         return out, json.loads((tmp_path / "out.json").read_text())
 

@@ -125,15 +125,13 @@ def test_a_step_equals_the_block_token_by_token_beyond_the_window(form):
 def test_learned_curves_and_decays_are_those_of_the_form():
     for form in ("window", "local"):
         made = mixer(form)
-        first, scores = made.learned_scores(3)
-        assert first == -2
-        torch.testing.assert_close(scores, made.log_weight[:, :3].flip(1))
-        assert made.learned_decays() == {}
-    made = mixer("ema")
-    assert made.learned_scores(3) is None
-    learned = made.learned_decays()[""]
-    torch.testing.assert_close(learned["log_decay"].exp(), 1 - learned["alpha"] * learned["delta"])
-    assert set(mixer("ema", causal=False).learned_decays()) == {"forward", "backward"}
+        weight = made.describe(3)[0]
+        assert weight.first == -2
+        torch.testing.assert_close(weight.values, made.log_weight[:, :3].flip(1))
+    (learned,) = mixer("ema").describe(3)
+    torch.testing.assert_close(learned.log_decay.exp(), 1 - learned.alpha * learned.delta)
+    assert [each.direction for each in mixer("ema", causal=False).describe(3)] == ["forward", "backward"]
+    assert mixer("simple").describe(3) == []
 
 
 @pytest.mark.slow

@@ -17,11 +17,12 @@ LONGEST = 1024  # positions that fairseq's translation task allows
 
 
 def scores(found):
-    return {each["name"]: (each["first"], each["values"]) for each in found["position_scores"]}
+    assert all((each["kind"], each["labels"]) == ("position scores", [""]) for each in found["curves"])
+    return {each["name"]: (each["first"], *each["values"]) for each in found["curves"]}
 
 
 def trained(found):
-    return {each["name"]: each["trained"] for each in found["position_scores"]}
+    return {each["name"]: each["trained"] for each in found["curves"]}
 
 
 def test_simple_scores_are_reported_for_the_distances_that_occur(translation, inspect):
@@ -47,15 +48,18 @@ def test_scores_without_gradients_are_reported_as_untrained(translation, inspect
     assert 10 < last < 40
     assert 0.015 < tensor[: LONGEST - 1 + first].std() < 0.025  # as initialised
     assert trained(found)["encoder layer 0"] == [-4, 4]
-    (printed,) = [line for line in out.splitlines() if line.endswith(f" {first} to {last}")]
-    assert " ".join(printed.split()).startswith("decoder layer 0 cross attention -1,023 to 1,023 ")
+    middle = tensor[LONGEST - 1 + torch.tensor([-10, -4, -1, 0, 1, 4, 10])]
+    shown = f"-1,023 to 1,023 {first} to {last} " + " ".join(f"{value:.4g}" for value in middle.tolist())
+    assert f"decoder layer 0 cross attention {shown}" in [" ".join(line.split()) for line in out.splitlines()]
 
 
 def test_without_an_optimizer_state_the_trained_range_is_unknown(translation, inspect, edited):
     out, found = inspect(edited(translation.last, lambda content: content.update(last_optimizer_state=None)))
     assert set(trained(found).values()) == {None}
     (printed,) = [line for line in out.splitlines() if line.startswith("decoder layer 0 cross attention")]
-    assert printed.endswith(" unknown")
+    words = printed.split()
+    assert words[5:9] == ["-1,023", "to", "1,023", "unknown"]
+    assert len(words[9:]) == 13  # values at all distances of the table
 
 
 def test_a_flattened_optimizer_state_is_read(translation, inspect, edited):
@@ -103,7 +107,7 @@ def test_t5_scores_are_looked_up_by_bucket(sweep_folder, inspect, edited):
 @pytest.mark.parametrize("kind", ["rope", "alibi", "none"])
 def test_without_a_learned_bias_there_are_no_scores(kind, sweep_folder, inspect, edited, drawn):
     out, found = inspect(edited(sweep_folder / "rotary.pt", lambda content: with_bias(content, kind)))
-    assert found["position_scores"] == []
+    assert found["curves"] == []
     assert f", position bias {kind}," in out
     assert "position scores" not in out
     assert not drawn["plot"]
@@ -125,9 +129,10 @@ def test_the_figure_has_a_histogram_for_each_row_and_a_panel_for_each_kind_of_sc
     assert drawn["vlines"] == [((5, 5, 5), (0, 1, 2), (1, 2, 3))]
     titles = [title for (title,) in drawn["set_title"]]
     assert titles[1:] == [f"position scores, {part}" for part in ("encoder", "decoder", "decoder cross attention")]
-    whole, reached = drawn["plot"][::2], drawn["plot"][1::2]
-    assert [(x[0], x[-1], len(y)) for _, x, y in whole] == [(-4, 4, 9), (-4, 0, 5), (-1023, 1023, 2047)]
-    assert [(label, [x[0], x[-1]]) for label, x, _ in reached] == list(trained(found).items())
+    (dotted,) = [(x, y) for label, x, y in drawn["plot"] if label is None]
+    assert (dotted[0][0], dotted[0][-1], len(dotted[1])) == (-1023, 1023, 2047)
+    reached = [(label, [x[0], x[-1]]) for label, x, _ in drawn["plot"] if label is not None]
+    assert reached == list(trained(found).items())
     limits = [low for low, *_ in drawn["set_xlim"] if isinstance(low, float)]
     assert limits[-1] > -60  # most distances that training did not reach are beyond the panel
 

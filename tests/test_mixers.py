@@ -10,6 +10,7 @@ import torch
 import mega_fairseq
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import MIXERS, Block, Mixer, MixerConfig
+from mega_fairseq.modules.description import DISTANCE, PLACE, Decays, RunningMemory
 from mega_fairseq.modules.mixer_state import batch_size, tensor_at
 from mega_fairseq.modules.time_tables import TimeMixer
 
@@ -61,7 +62,7 @@ def test_with_chunk_equals_a_mixer_built_with_that_chunk_size_and_does_not_chang
             ValueError, match=f"chunk_size is {CHUNK - 1} and this model learned tables over the {CHUNK} places"
         ):
             made.with_chunk(CHUNK - 1)
-        with pytest.raises(ValueError, match="evaluate with chunk_size 4"):
+        with pytest.raises(ValueError, match="evaluate at chunks of 4"):
             mixer(name, chunk_size=CHUNK - 1).adapt(made.state_dict(), "")
         return
     built = mixer(name, chunk_size=CHUNK - 1)
@@ -75,17 +76,20 @@ def test_with_chunk_equals_a_mixer_built_with_that_chunk_size_and_does_not_chang
 
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
-def test_learned_decays_and_scores_have_one_number_per_state_or_distance(name):
+def test_descriptions_have_one_number_per_state_distance_or_place(name):
     for causal in (True, False):
         made = mixer(name, causal=causal)
-        for learned in made.learned_decays().values():
-            assert bool((learned["log_decay"] <= 0).all())
-        learned = made.learned_scores(3)
-        if learned is not None:
-            first, scores = learned
-            assert first == -2
-            assert scores.dim() <= 2
-            assert scores.size(-1) == (3 if causal else 5)
+        _, state = made(torch.randn(BATCH, CHUNK, DIM)) if causal else (None, None)
+        for found in made.describe(3):
+            if isinstance(found, Decays):
+                assert found.log_decay.shape == found.alpha.shape == found.delta.shape
+                assert bool((found.log_decay <= 0).all())
+            elif isinstance(found, RunningMemory):
+                assert found.read(state).size(0) == BATCH
+            elif found.axis == DISTANCE:
+                assert (found.first, found.values.size(1)) == (-2, 3 if causal else 5)
+            else:
+                assert (found.axis, found.first, found.values.size(1)) == (PLACE, 0, 3)
 
 
 def test_no_code_outside_a_mixer_uses_its_fields():

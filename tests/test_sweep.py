@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import evaluate
 from tests.commands import fairseq
+from tests.mixer_checkpoints import language_checkpoint
 from tests.sweeps import CHUNK, TASK, points
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,14 @@ def test_the_default_is_one_stream(sweep, tmp_path):
     assert list(points(tmp_path / "out.json")) == [(8, "splits:1")]
 
 
+def test_chunks_of_flash_are_swept(sweep_folder, sweep, tmp_path):
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "flash.pt", "flash")
+    assert sweep("--chunks=4,8,500", model=path)[0] == 0
+    found = points(tmp_path / "out.json")
+    assert len({point["bits"] for point in found.values()}) == 3
+    assert eval_lm(sweep_folder, 4, "splits:1", path) == as_printed(found[4, "splits:1"])
+
+
 @pytest.mark.parametrize("limit", ["--max-tokens=40", "--batch-size=2"])
 def test_numbers_do_not_depend_on_the_batch_size(sweep, tmp_path, monkeypatch, limit):
     from mega_fairseq.data import StreamDataset
@@ -100,6 +110,22 @@ def test_the_command_fails_if_no_point_can_be_evaluated(sweep):
     assert (code, out) == (1, "")
     assert "no point could be evaluated" in err.splitlines()[-1]
     assert sweep("--chunks=8,10", model="simple.pt")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["attention before", "gmlp", "aft"])
+def test_tables_over_places_are_evaluated_at_the_chunk_size_of_training_only(sweep_folder, sweep, tmp_path, name):
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "tables.pt", name)
+    sentence = (
+        f"--decoder-chunk-size is 4 and this model learned tables over the {CHUNK} places of a chunk; evaluate at "
+        f"chunks of {CHUNK}"
+    )
+    code, out, err = sweep("--chunks=4", model=path)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == f"mega-fairseq sweep: no point could be evaluated; the last one: {sentence}"
+    code, out, _ = sweep(f"--chunks=4,{CHUNK}", model=path)
+    assert code == 0
+    assert f"chunk 4, splits:1 was not evaluated: {sentence}" in out
+    assert points(tmp_path / "out.json")[CHUNK, "splits:1"]["bits"] > 0
 
 
 def test_a_point_that_ran_out_of_gpu_memory_is_tried_again(sweep, tmp_path, monkeypatch):
@@ -151,7 +177,7 @@ def test_a_terminal_shows_a_progress_bar(sweep, monkeypatch):
 
 
 def test_progress_counts_the_pieces_of_a_stream(sweep_folder):
-    split = evaluate.load_split(str(sweep_folder / "data"), "test")
+    split = load_split(str(sweep_folder / "data"), "test")
     model, _ = evaluate.load_model(str(sweep_folder / "rotary.pt"), split)
     model.decoder.cfg.piece_tokens = 40
     heard, streams = [], split.streams("splits:1")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from mega_fairseq.cli.split import unit_of
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record
@@ -91,7 +92,7 @@ def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
     for symbol in symbols:
         dictionary.add_symbol(symbol)
     dictionary.finalize()  # adds fairseq's filler
-    assert evaluate.unit_of(dictionary) == unit
+    assert unit_of(dictionary) == unit
 
 
 def test_without_matplotlib_there_is_no_figure(sweep, tmp_path, monkeypatch):

@@ -72,8 +72,13 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--batch-size", type=int, metavar="N", help="streams in a batch (default: what fits)")
     sweep.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    inspect = add("inspect", "show a checkpoint's architecture, parameters, EMA half-lives and position bias")
+    inspect = add("inspect", "show a checkpoint's architecture, parameters, and what it learned about positions")
     inspect.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
+    inspect.add_argument(
+        "--data",
+        metavar="DATA",
+        help="folder that fairseq-preprocess --only-source wrote: also show the memory of FLASH after its valid split",
+    )
     inspect.add_argument(
         "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
     )

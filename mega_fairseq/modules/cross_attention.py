@@ -15,6 +15,7 @@ from mega_fairseq.modules.checks import (
     check_state_type,
 )
 from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES
@@ -188,9 +189,9 @@ class GatedCrossAttention(nn.Module):
     def step(self) -> "CrossAttentionStep":
         return CrossAttentionStep(self)
 
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        """As `Mixer.learned_scores`."""
-        return self.position_bias.learned_scores(min(self.config.max_positions, most), causal=False)
+    def describe(self, most: int) -> Description:
+        """Same as `Mixer.describe`."""
+        return self.position_bias.describe(min(self.config.max_positions, most), causal=False)
 
     def _attend(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence, check_state_shape, check_state_type
 from mega_fairseq.modules.config import ModuleConfig, setting
+from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.mixer_state import MixerState, Shape, Shifted, check_cache, tensor_at
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
@@ -170,19 +171,9 @@ class Mixer(nn.Module):
         """A faster form for single tokens, or None to use `forward`."""
         return None
 
-    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
-        """Learned decays, by direction ("" if there is only one) and then by name.
-
-        "log_decay" is the logarithm of the factor that a token multiplies each state by; others are shown with it.
-        """
-        return {}
-
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        """Learned position scores: the first distance (key minus query position) and a score for each from there on.
-
-        (n,), or (H, n) for H heads, covers at most `most` positions; None if no such scores are learned.
-        """
-        return None
+    def describe(self, most: int) -> Description:
+        """What it has learned about positions, for `inspect`; curves cover at most `most` positions."""
+        return []
 
 
 class MixerStep:

@@ -9,6 +9,7 @@ from typing import Callable, Dict, Optional, Tuple, Type
 import torch
 from torch import Tensor, nn
 
+from mega_fairseq.modules.description import DISTANCE, Curves, Description
 from mega_fairseq.ops import position as ops
 
 
@@ -36,15 +37,13 @@ class PositionBias(nn.Module):
         """The same at these positions, (n,) or (B, n)."""
         return x
 
-    def learned_scores(self, positions: int, causal: bool) -> Optional[Tuple[int, Tensor]]:
-        """The first distance between so many positions and a score for each distance from there on.
-
-        None if nothing is learned.
-        """
+    def describe(self, positions: int, causal: bool) -> Description:
+        """The scores of all distances between so many positions, if they are learned."""
         if not list(self.parameters()):
-            return None
+            return []
         first = 1 - positions
-        return first, self(first, 1 if causal else positions, torch.device("cpu"))
+        scores = self(first, 1 if causal else positions, torch.device("cpu"))
+        return [Curves("position scores", DISTANCE, first, scores.unsqueeze(0))]
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
         """Fits the tensors of a checkpoint to a shorter reach, in place.

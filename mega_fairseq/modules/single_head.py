@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
 from torch import Tensor
 
 from mega_fairseq.modules.attend import attend, check_attention
 from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.mixer import Mixer, MixerConfig
 from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
 
@@ -69,6 +70,6 @@ class SingleHeadMixer(Mixer):
             f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
         )
 
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
+    def describe(self, most: int) -> Description:
         c = self.config
-        return self.position_bias.learned_scores(min(c.chunk_size or c.max_positions, most), c.causal)
+        return self.position_bias.describe(min(c.chunk_size or c.max_positions, most), c.causal)

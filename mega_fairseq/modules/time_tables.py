@@ -4,15 +4,28 @@ Attention with time weighting, gMLP and AFT share them. A place is counted from 
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
 import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.description import DISTANCE, PLACE, Curves, Description
 from mega_fairseq.modules.mixer import Mixer, MixerConfig
 
 MOST_PLACES = 1_000_000  # larger tables are mistakes that would fill the memory
+
+# Attributes of mixers that are tables, and what they are. The last dimension is that of distances or places.
+TABLES = {
+    "log_weight": "time weight w(t - u)",
+    "time_weight": "time weight f(t - u)",
+    "alpha": "query weight alpha(t)",
+    "log_beta": "key weight log beta(u)",
+    "beta": "key weight beta(u)",
+    "gamma": "output factor gamma(t)",
+    "spatial_bias": "bias c(t)",
+}
+DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
 
 
 @dataclass(frozen=True)
@@ -52,29 +65,38 @@ class TimeConfig(MixerConfig):
 class TimeMixer(Mixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
 
-    TABLES: Tuple[str, ...] = ()  # names of the parameters whose last dimension grows with the chunk
-
     def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
         if self.config.tabled and chunk_size != self.config.chunk_size:
             raise ValueError(self._other(chunk_size, self.config.chunk_size))
         return super().with_chunk(chunk_size)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        for name in self.TABLES:
-            table, own = stored.get(f"{prefix}{name}"), getattr(self, name)
+        if not self.config.tabled:
+            return
+        for name in TABLES:
+            table, own = stored.get(f"{prefix}{name}"), getattr(self, name, None)
             if table is not None and own is not None and table.shape != own.shape:
                 places = table.size(-1) if self.config.causal or name not in DISTANCES else (table.size(-1) + 1) // 2
                 raise ValueError(self._other(self.config.chunk_size, places))
+
+    def describe(self, most: int) -> Description:
+        tables = {name: getattr(self, name, None) for name in TABLES}
+        return [self._curves(name, table, most) for name, table in tables.items() if table is not None]
+
+    def _curves(self, name: str, table: Tensor, most: int) -> Curves:
+        causal = self.config.causal
+        if name not in DISTANCES:
+            return Curves(TABLES[name], PLACE, 0, table.view(-1, table.size(-1))[:, :most])
+        places = min(most, table.size(-1) if causal else (table.size(-1) + 1) // 2)
+        values = by_distance(table, causal, places, places)  # (H, 2 n - 1), from 1 - n on
+        return Curves(TABLES[name], DISTANCE, 1 - places, values[:, :places] if causal else values)
 
     def _other(self, wanted: Optional[int], learned: int) -> str:
         name = self.config.name("chunk_size")
         return (
             f"{name} is {-1 if wanted is None else wanted} and this model learned tables over the {learned} places "
-            f"of a chunk; evaluate with {name} {learned}"
+            f"of a chunk; evaluate at chunks of {learned}"
         )
-
-
-DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
 
 
 def curves(config: TimeConfig, reach: int) -> Tensor:
@@ -101,10 +123,3 @@ def by_distance(table: Tensor, causal: bool, queries: int, keys: int) -> Tensor:
     part = table[:, max(0, zero - future) : zero + keys].flip(-1)  # t - u = keys - 1 .. -future
     missing = queries - 1 - future
     return part if missing == 0 else torch.cat([part, part.new_zeros(part.size(0), missing)], -1)
-
-
-def learned_curves(table: Tensor, causal: bool, most: int) -> Tuple[int, Tensor]:
-    """A table over t - u as `Mixer.learned_scores` returns it, by key - query."""
-    places = min(most, table.size(-1) if causal else (table.size(-1) + 1) // 2)
-    scores = by_distance(table, causal, places, places)  # (H, 2 n - 1), from 1 - n on
-    return 1 - places, scores[:, :places] if causal else scores

@@ -1,26 +1,34 @@
 """`mega-fairseq inspect`: show what a checkpoint contains, as tables, as PREFIX.json and as a figure."""
 
 import argparse
+import contextlib
+import os
 from functools import partial
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from mega_fairseq.cli import errors_of
 from mega_fairseq.cli.checkpoint.trained import read
-from mega_fairseq.cli.inspect.figure import figure
-from mega_fairseq.cli.inspect.numbers import QUANTILES, numbers_of
+from mega_fairseq.cli.inspect.curves import QUANTILES
+from mega_fairseq.cli.inspect.figure import figure, has_panels
+from mega_fairseq.cli.inspect.numbers import numbers_of
 from mega_fairseq.cli.output import check_prefix, table, write_figure, write_json
+from mega_fairseq.cli.split import load_split
+
+COLUMNS = [sign * 10**power for power in range(5) for sign in (-1, 1)] + [0]  # distances and places in tables
 
 
 def run(arguments: argparse.Namespace) -> None:
     path, prefix = arguments.checkpoint, arguments.out
     check_prefix(prefix, (".json", ".png"), "half_lives")
+    text = None if arguments.data is None else load_split(arguments.data, "valid")
     with errors_of(path):
-        numbers = numbers_of(read(path))
+        numbers = numbers_of(read(path), text)
     write_json(prefix, {"checkpoint": path, **numbers})
-    drawn = []
-    if numbers["half_lives"]["rows"] or numbers["position_scores"]:
-        drawn = write_figure(f"{prefix}.png", partial(figure, numbers))
-    parts = [architecture, parameters, half_lives, position_scores]
+    drawn = write_figure(f"{prefix}.png", partial(figure, numbers)) if has_panels(numbers) else []
+    if not drawn:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(f"{prefix}.png")  # of an earlier run
+    parts = [architecture, parameters, half_lives, curves, memory, not_shown]
     print("\n\n".join(filter(None, (part(numbers) for part in parts))))
     print("\nwrote", ", ".join([f"{prefix}.json", *drawn]))
 
@@ -93,15 +101,56 @@ def _share(value: Optional[float]) -> str:
     return "no chunks" if value is None else f"{value:.1%}"
 
 
-def position_scores(numbers: Dict[str, Any]) -> str:
-    """The distances of each learned bias; nothing if no bias is learned."""
-    rows = []
-    for scores in numbers["position_scores"]:
-        stored = [scores["first"], scores["first"] + len(scores["values"]) - 1]
-        trained = scores["trained"]
-        rows.append([scores["name"], _range(stored), "unknown" if trained is None else _range(trained)])
-    return table([["position scores, key minus query", "stored", "trained"], *rows]) if rows else ""
+def curves(numbers: Dict[str, Any]) -> str:
+    """A table for each kind of curve: the values at some distances or places that training may have reached."""
+    kinds: Dict[str, List[Dict[str, Any]]] = {}
+    for found in numbers["curves"]:
+        kinds.setdefault(f"{found['kind']} by {found['axis']}", []).append(found)
+    return "\n\n".join(_curves(title, rows) for title, rows in kinds.items())
 
 
-def _range(ends: Sequence[int]) -> str:
-    return f"{ends[0]:,} to {ends[1]:,}" if ends else "none"
+def _curves(title: str, rows: Sequence[Dict[str, Any]]) -> str:
+    ranges = [range(row["first"], row["first"] + len(row["values"][0])) for row in rows]
+    ends = {end for each in ranges for end in (each[0], each[-1])}
+    columns = sorted(ends | {x for x in COLUMNS if any(x in each for each in ranges)})
+    lines = [[title, "stored", "trained", *(f"{x:,}" for x in columns)]]
+    for row, stored in zip(rows, ranges):
+        trained, shown = row["trained"], stored
+        if trained is not None:
+            shown = range(trained[0], trained[1] + 1) if trained else range(0)
+        reach = [_range(stored), "unknown" if trained is None else _range(shown)]
+        for label, values in zip(row["labels"], row["values"]):
+            cells = [f"{values[x - row['first']]:.4g}" if x in shown else "" for x in columns]
+            lines.append([f"{row['name']} {label}".strip(), *reach, *cells])
+            reach = ["", ""]
+    return table(lines)
+
+
+def _range(positions: range) -> str:
+    return f"{positions[0]:,} to {positions[-1]:,}" if positions else "none"
+
+
+def memory(numbers: Dict[str, Any]) -> str:
+    """The norms of each layer's memory after 1, 2, 4, .. chunks; without a text, how to get them."""
+    found = numbers["memory"]
+    if not found["rows"]:
+        return ""
+    if found["text"] is None:
+        return "The layers have a running memory, which depends on the text: --data DATA shows it after that of DATA."
+    tokens = found["tokens"]
+    columns = [2**power - 1 for power in range(len(tokens).bit_length())]
+    title = f"norm of the {found['rows'][0]['kind']} after tokens of {found['text']['path']}"
+    lines = [[row["name"], *(f"{row['norms'][i]:.4g}" for i in columns)] for row in found["rows"]]
+    return table([[title, *(f"{tokens[i]:,}" for i in columns)], *lines])
+
+
+def not_shown(numbers: Dict[str, Any]) -> str:
+    """A sentence for an encoder or decoder whose mixer has nothing to show."""
+    rows = [*numbers["half_lives"]["rows"], *numbers["curves"], *numbers["memory"]["rows"]]
+    mixers = {row["name"].split()[0] for row in rows if not row["name"].endswith("cross attention")}
+    return "\n".join(
+        f"The {side}'s mixer, {numbers['architecture'][side]['mixer']}, has no learned decays or weights of positions "
+        "with these options."
+        for side in ("encoder", "decoder")
+        if side in numbers["architecture"] and side not in mixers
+    )

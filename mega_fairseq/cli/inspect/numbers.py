@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
-from mega_fairseq.cli.inspect.scores import position_scores
+from mega_fairseq.cli.inspect.curves import QUANTILES, curves
+from mega_fairseq.cli.inspect.memory import memory
+from mega_fairseq.cli.split import Split
 from mega_fairseq.modules import MIXERS, MixerConfig
+from mega_fairseq.modules.description import Decays
 
 Numbers = Dict[str, Any]
 
@@ -27,13 +30,12 @@ COLUMNS = {
     "output_projection": "head",
     "adaptive_softmax": "head",
 }
-QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 BINS = 60
 
 
 @torch.no_grad()
-def numbers_of(checkpoint: Checkpoint) -> Numbers:
-    """Plain values, ready for JSON."""
+def numbers_of(checkpoint: Checkpoint, text: Optional[Split] = None) -> Numbers:
+    """Plain values, ready for JSON. Memories that depend on a text are those after this one."""
     model = empty_model(checkpoint)
     parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
@@ -48,7 +50,8 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
         "half_lives": _half_lives(model),
-        "position_scores": position_scores(checkpoint, stacks(model), shapes),
+        "curves": curves(checkpoint, stacks(model), shapes),
+        "memory": memory(model, text),  # changes the model's precision, so it comes last
     }
 
 
@@ -92,7 +95,7 @@ def _stack(stack: nn.Module) -> Numbers:
         "layers": len(stack.layers),
         "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
         "sizes": symbols,
-        "mixer": next(name for name, kind in MIXERS.items() if isinstance(c, kind)),
+        "mixer": next(name for name, kind in MIXERS.items() if type(c) is kind),
         "options": own,
         "norm": c.norm,
         "prenorm": c.prenorm,
@@ -139,12 +142,13 @@ def _column(model: nn.Module, parts: List[str]) -> str:
 def _half_lives(model: nn.Module) -> Numbers:
     """The number of tokens after which half of a state is left, for the states of each layer and direction."""
     found = [
-        (f"{side} layer {i} {direction}".strip(), layer.mixer.config.chunk_size, learned)
+        (f"{side} layer {i} {learned.direction}".strip(), layer.mixer.config.chunk_size, learned)
         for side, stack in stacks(model)
         for i, layer in enumerate(stack.layers)
-        for direction, learned in layer.mixer.learned_decays().items()
+        for learned in layer.mixer.describe(most=1)
+        if isinstance(learned, Decays)
     ]
-    lives = [half_lives(learned.pop("log_decay")) for *_, learned in found]
+    lives = [half_lives(learned.log_decay) for *_, learned in found]
     finite = np.concatenate([np.empty(0), *(values[np.isfinite(values)] for values in lives)])
     low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
     edges = np.geomspace(low, max(high, 2 * low), BINS + 1)  # for a logarithmic scale
@@ -154,7 +158,8 @@ def _half_lives(model: nn.Module) -> Numbers:
             "chunk": chunk,
             **_quantiles(values),
             "beyond_chunk": None if chunk is None else float((values > chunk).mean()),
-            **{quantity: _quantiles(tensor.double().numpy()) for quantity, tensor in learned.items()},
+            "alpha": _quantiles(learned.alpha.double().numpy()),
+            "delta": _quantiles(learned.delta.double().numpy()),
             "counts": np.histogram(values[np.isfinite(values)], edges)[0].tolist(),
         }
         for (name, chunk, learned), values in zip(found, lives)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.output import check_prefix, table, write_figure
+from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record
@@ -46,7 +47,7 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
 
 
 def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[str]) -> Record:
-    split = evaluate.load_split(arguments.data, arguments.subset)
+    split = load_split(arguments.data, arguments.subset)
     tokens = len(split.corpus)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
     if most > tokens:

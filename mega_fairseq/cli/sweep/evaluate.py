@@ -2,79 +2,25 @@
 
 import hashlib
 import math
-import os
-import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
-from fairseq import utils
-from fairseq.data import Dictionary
 from fairseq.models import MODEL_REGISTRY
 from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
+from mega_fairseq.cli.split import Split
 from mega_fairseq.cli.sweep.record import Point
-from mega_fairseq.data.corpus import Corpus
-from mega_fairseq.data.streams import StreamDataset, stream_bounds
+from mega_fairseq.data.streams import StreamDataset
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 
 TASK = "mega_language_modeling"
 Limits = Tuple[int, Optional[int]]  # tokens and streams in a batch
 MOST_BITS = 1024  # 2 to this power overflows
-
-
-class Split(NamedTuple):
-    """The text that all points of a sweep share."""
-
-    dictionary: Dictionary
-    corpus: Corpus
-    origin: Dict[str, Any]  # how a record identifies it
-
-    def streams(self, cut: str) -> StreamDataset:
-        kind, _, how = cut.partition(":")
-        documents = self.corpus.documents(how if kind == "documents" else "stream")
-        bounds = stream_bounds("documents" if kind == "documents" else cut, documents)
-        return StreamDataset(self.corpus, bounds, self.dictionary.pad(), self.dictionary.eos()).for_scoring()
-
-
-def load_split(data: str, subset: str) -> Split:
-    folder = utils.split_paths(data)[0]
-    path = os.path.join(folder, "dict.txt")
-    if not os.path.exists(path):
-        raise UserError(
-            f"there is no {path}, the dictionary of a text for language models; give a folder that fairseq-preprocess "
-            "--only-source wrote"
-        )
-    try:
-        dictionary = Dictionary.load(path)
-        corpus = Corpus.load(os.path.join(folder, subset), dictionary)
-    except Exception as error:  # fairseq's readers raise anything for damaged files
-        own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
-        what = f"{data} with --subset {subset} cannot be read ({type(error).__name__}); run fairseq-preprocess again"
-        raise UserError(str(error) if own else what) from None
-    found = hashlib.sha256("\n".join(dictionary.symbols).encode())
-    for numbers in (*corpus.parts, corpus.lines):
-        found.update(str(numbers.dtype).encode())
-        found.update(numbers)
-    origin = {
-        "path": data,
-        "subset": subset,
-        "tokens": len(corpus),
-        "unit": unit_of(dictionary),
-        "fingerprint": found.hexdigest(),
-    }
-    return Split(dictionary, corpus, origin)
-
-
-def unit_of(dictionary: Dictionary) -> str:
-    """`byte` if all types are decimal numbers of bytes, as written by examples/lm/to_bytes.py; otherwise `token`."""
-    symbols = [s for s in dictionary.symbols[dictionary.nspecial :] if not s.startswith("madeupword")]
-    numbers = all(re.fullmatch(r"\d{1,3}", symbol) and int(symbol) < 256 for symbol in symbols)
-    return "byte" if symbols and numbers else "token"
 
 
 def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
@@ -86,12 +32,7 @@ def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageM
             f"contains the model {name} of the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
     model = fill(empty_model(checkpoint), checkpoint.tensors)
-    types = len(model.decoder.dictionary)
-    if types != len(split.dictionary):
-        raise UserError(
-            f"has {types:,} types and does not fit the {len(split.dictionary):,} types of dict.txt in "
-            f"{split.origin['path']}; give the data that it was trained on"
-        )
+    split.check_types(model)
     origin = {"path": path, "model": name, "updates": checkpoint.updates, "fingerprint": _fingerprint(checkpoint)}
     model = model.float().eval()
     return model if cpu or not torch.cuda.is_available() else model.cuda(), origin

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.description import Description, decays
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table, learned_curves
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
 from mega_fairseq.ops.attention_free import Sums, aft, aft_last_row, no_sums, with_tokens
 from mega_fairseq.ops.attention_free_ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_step, no_means
 from mega_fairseq.ops.chunks import KeyValues
@@ -104,10 +105,6 @@ class AttentionFree(TimeMixer):
         """gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D), and the next state."""
         raise NotImplementedError
 
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        table = getattr(self, "log_weight", None)
-        return None if table is None else learned_curves(table, self.config.causal, most)
-
 
 def _of_channels(table: Tensor, dim: int) -> Tensor:
     """A table of heads by channels: (H, n) -> (n, D)."""
@@ -121,7 +118,6 @@ class WindowedAFT(AttentionFree):
     """AFT inside chunks, with tables over the places of a chunk."""
 
     State = OpenChunk
-    TABLES = ("log_weight", "log_beta", "gamma")
 
     def __init__(self, config: AFTConfig):
         super().__init__(config)
@@ -279,16 +275,8 @@ class DecayingAFT(AttentionFree):
     def step(self) -> MixerStep:
         return DecayingStep(self)
 
-    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
-        names, ema = ("",) if self.config.causal else ("forward", "backward"), self.ema
-        return {
-            name: {
-                "log_decay": log_decays(ema.alpha[direction], ema.delta[direction]),
-                "alpha": torch.sigmoid(ema.alpha[direction]),
-                "delta": torch.sigmoid(ema.delta[direction]),
-            }
-            for direction, name in enumerate(names)
-        }
+    def describe(self, most: int) -> Description:
+        return decays(self.ema.alpha, self.ema.delta)
 
 
 # ------------------------------------------------------------------------------------------- single tokens

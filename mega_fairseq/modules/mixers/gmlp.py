@@ -11,7 +11,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table, learned_curves
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.gating import activated_linear
 from mega_fairseq.ops.heads import weighted_sum_by_head
@@ -56,7 +56,6 @@ class GatedMLP(TimeMixer):
     """M(X) = (gamma * R * (W V + c)) W_o + b_o with W_tu = f(t - u) alpha(t) beta(u), per head."""
 
     State = OpenChunk
-    TABLES = ("time_weight", "alpha", "beta", "gamma", "spatial_bias")
 
     def __init__(self, config: GatedMLPConfig):
         super().__init__(config)
@@ -108,9 +107,6 @@ class GatedMLP(TimeMixer):
 
     def step(self) -> MixerStep:
         return GatedMLPStep(self)
-
-    def learned_scores(self, most: int) -> Tuple[int, Tensor]:
-        return learned_curves(self.time_weight, self.config.causal, most)
 
 
 class GatedMLPStep(MixerStep):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.attend import TabledBias, weigh_at_one_position
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
+from mega_fairseq.modules.description import Description, decays
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
@@ -104,16 +105,8 @@ class MovingAverageGatedAttention(SingleHeadMixer):
     def step(self) -> "GatedAttentionStep":
         return GatedAttentionStep(self)
 
-    def learned_decays(self) -> Dict[str, Dict[str, Tensor]]:
-        names = ("forward", "backward") if self.ema.bidirectional else ("",)
-        return {
-            name: {
-                "log_decay": self.ema.coefficients(direction).log_decay,
-                "alpha": torch.sigmoid(self.ema.alpha[direction]),
-                "delta": torch.sigmoid(self.ema.delta[direction]),
-            }
-            for direction, name in enumerate(names)
-        }
+    def describe(self, most: int) -> Description:
+        return [*decays(self.ema.alpha, self.ema.delta), *super().describe(most)]
 
 
 class GatedAttentionStep(MixerStep):

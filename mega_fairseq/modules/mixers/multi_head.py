@@ -17,7 +17,6 @@ from mega_fairseq.modules.time_tables import (
     by_distance,
     curves,
     distance_table,
-    learned_curves,
 )
 from mega_fairseq.ops.attention import Talking, attention
 from mega_fairseq.ops.chunks import KeyValues
@@ -84,7 +83,6 @@ class MultiHeadAttention(TimeMixer):
     """M(X) = (gamma * concat_h(P_h V_h)) W_o + b_o."""
 
     State = OpenChunk
-    TABLES = ("log_weight", "log_beta", "time_weight", "alpha", "beta", "gamma")
 
     def __init__(self, config: AttentionConfig):
         super().__init__(config)
@@ -159,10 +157,6 @@ class MultiHeadAttention(TimeMixer):
 
     def step(self) -> MixerStep:
         return AttentionStep(self)
-
-    def learned_scores(self, most: int) -> Optional[Tuple[int, Tensor]]:
-        table = self.time_weight if self.log_weight is None else self.log_weight
-        return None if table is None else learned_curves(table, self.config.causal, most)
 
 
 class AttentionStep(MixerStep):

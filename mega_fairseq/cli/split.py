@@ -1,0 +1,73 @@
+"""A split of binarised text, for commands that read one."""
+
+import hashlib
+import os
+import re
+from typing import Any, Dict, NamedTuple
+
+from fairseq import utils
+from fairseq.data import Dictionary
+from torch import nn
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.streams import StreamDataset, stream_bounds
+
+
+class Split(NamedTuple):
+    """A split of binarised text, and its dictionary."""
+
+    dictionary: Dictionary
+    corpus: Corpus
+    origin: Dict[str, Any]  # what identifies it in files
+
+    def streams(self, cut: str) -> StreamDataset:
+        kind, _, how = cut.partition(":")
+        documents = self.corpus.documents(how if kind == "documents" else "stream")
+        bounds = stream_bounds("documents" if kind == "documents" else cut, documents)
+        return StreamDataset(self.corpus, bounds, self.dictionary.pad(), self.dictionary.eos()).for_scoring()
+
+    def check_types(self, model: nn.Module) -> None:
+        """Refuse a language model of another dictionary; the message continues the name of its checkpoint."""
+        types = len(model.decoder.dictionary)
+        if types != len(self.dictionary):
+            raise UserError(
+                f"has {types:,} types and does not fit the {len(self.dictionary):,} types of dict.txt in "
+                f"{self.origin['path']}; give the data that it was trained on"
+            )
+
+
+def load_split(data: str, subset: str) -> Split:
+    folder = utils.split_paths(data)[0]
+    path = os.path.join(folder, "dict.txt")
+    if not os.path.exists(path):
+        raise UserError(
+            f"there is no {path}, the dictionary of a text for language models; give a folder that fairseq-preprocess "
+            "--only-source wrote"
+        )
+    try:
+        dictionary = Dictionary.load(path)
+        corpus = Corpus.load(os.path.join(folder, subset), dictionary)
+    except Exception as error:  # fairseq's readers raise anything for damaged files
+        own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
+        what = f"the split {subset} of {data} cannot be read ({type(error).__name__}); run fairseq-preprocess again"
+        raise UserError(str(error) if own else what) from None
+    found = hashlib.sha256("\n".join(dictionary.symbols).encode())
+    for numbers in (*corpus.parts, corpus.lines):
+        found.update(str(numbers.dtype).encode())
+        found.update(numbers)
+    origin = {
+        "path": data,
+        "subset": subset,
+        "tokens": len(corpus),
+        "unit": unit_of(dictionary),
+        "fingerprint": found.hexdigest(),
+    }
+    return Split(dictionary, corpus, origin)
+
+
+def unit_of(dictionary: Dictionary) -> str:
+    """`byte` if all types are decimal numbers of bytes, as written by examples/lm/to_bytes.py; otherwise `token`."""
+    symbols = [s for s in dictionary.symbols[dictionary.nspecial :] if not s.startswith("madeupword")]
+    numbers = all(re.fullmatch(r"\d{1,3}", symbol) and int(symbol) < 256 for symbol in symbols)
+    return "byte" if symbols and numbers else "token"
