@@ -145,7 +145,7 @@ def test_the_trained_range_of_heads_is_that_of_the_training_segments(sweep_folde
     out, found = inspect(tmp_path / "checkpoint_last.pt")
     (seen,) = found["curves"]
     assert (seen["first"], seen["trained"], len(seen["values"])) == (-29, [-8, 0], 2)
-    values = " ".join(f"{seen['values'][1][-1 - distance]:.4g}" for distance in (1, 0))
+    values = " ".join(f"{seen['values'][1][-1 - distance]:.4g}" for distance in (8, 1, 0))
     shown = [" ".join(line.split()) for line in out.splitlines()]
     assert f"decoder layer 0 head 1 {values}" in shown  # nothing at -29 and -10
     lines = [(label, x[0], x[-1]) for label, x, _ in drawn["plot"]]

@@ -48,8 +48,8 @@ def test_scores_without_gradients_are_reported_as_untrained(translation, inspect
     assert 10 < last < 40
     assert 0.015 < tensor[: LONGEST - 1 + first].std() < 0.025  # as initialised
     assert trained(found)["encoder layer 0"] == [-4, 4]
-    middle = tensor[LONGEST - 1 + torch.tensor([-10, -4, -1, 0, 1, 4, 10])]
-    shown = f"-1,023 to 1,023 {first} to {last} " + " ".join(f"{value:.4g}" for value in middle.tolist())
+    values = tensor[LONGEST - 1 + torch.tensor([first, -10, -4, -1, 0, 1, 4, 10, last])]
+    shown = f"-1,023 to 1,023 {first} to {last} " + " ".join(f"{value:.4g}" for value in values.tolist())
     assert f"decoder layer 0 cross attention {shown}" in [" ".join(line.split()) for line in out.splitlines()]
 
 

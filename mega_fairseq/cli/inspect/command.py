@@ -110,20 +110,25 @@ def curves(numbers: Dict[str, Any]) -> str:
 
 
 def _curves(title: str, rows: Sequence[Dict[str, Any]]) -> str:
-    ranges = [range(row["first"], row["first"] + len(row["values"][0])) for row in rows]
-    ends = {end for each in ranges for end in (each[0], each[-1])}
-    columns = sorted(ends | {x for x in COLUMNS if any(x in each for each in ranges)})
+    stored = [range(row["first"], row["first"] + len(row["values"][0])) for row in rows]
+    shown = [_trained(row["trained"], each) for row, each in zip(rows, stored)]
+    ends = {end for each in shown for end in (*each[:1], *each[-1:])}
+    columns = sorted(ends | {x for x in COLUMNS if any(x in each for each in shown)})
     lines = [[title, "stored", "trained", *(f"{x:,}" for x in columns)]]
-    for row, stored in zip(rows, ranges):
-        trained, shown = row["trained"], stored
-        if trained is not None:
-            shown = range(trained[0], trained[1] + 1) if trained else range(0)
-        reach = [_range(stored), "unknown" if trained is None else _range(shown)]
+    for row, all_of_it, part in zip(rows, stored, shown):
+        reach = [_range(all_of_it), "unknown" if row["trained"] is None else _range(part)]
         for label, values in zip(row["labels"], row["values"]):
-            cells = [f"{values[x - row['first']]:.4g}" if x in shown else "" for x in columns]
+            cells = [f"{values[x - row['first']]:.4g}" if x in part else "" for x in columns]
             lines.append([f"{row['name']} {label}".strip(), *reach, *cells])
             reach = ["", ""]
     return table(lines)
+
+
+def _trained(ends: Optional[Sequence[int]], stored: range) -> range:
+    """What training reached, as far as it is known."""
+    if ends is None:
+        return stored
+    return range(ends[0], ends[1] + 1) if ends else range(0)
 
 
 def _range(positions: range) -> str:
