@@ -114,12 +114,13 @@ SINGLE_TOKENS = 20  # in one call of `single_token`
 
 
 def single_token(layer: Callable, rows: int, state: Any) -> Callable[[], None]:
-    """A call that passes a token through a causal layer, `SINGLE_TOKENS` times from the same state."""
+    """A call that passes `SINGLE_TOKENS` tokens through a causal layer, one after the other, always from this state."""
     x = torch.randn(rows, 1, DIM)
 
     @torch.no_grad()
     def step() -> None:
+        reached = state
         for _ in range(SINGLE_TOKENS):
-            layer(x, state)
+            _, reached = layer(x, reached)
 
     return step

@@ -7,7 +7,7 @@
     python benchmarks/mixers.py --plot FILE.json    draws FILE.png from what --json wrote
 
 layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. products: the share of matrix
-products with weights in this time. memory: peak of such a step. decode: a token after so many others, five rows.
+products with weights in this time. memory: peak of such a step. decode: the last ones of so many tokens, five rows.
 models: the language models of quality_lm.py, training steps of 4,096 tokens and evaluation of a text as one stream.
 Windows and tables have 512 places, chunks of FLASH 256, blocks of sparse attention 64, AFT-local reaches 32 tokens.
 Every layer is checked token by token before it is timed. CPU time of one thread.
@@ -181,14 +181,14 @@ def memory_table(names: List[str], lengths: List[int], tokens: int) -> List[Dict
 
 
 def decode_table(names: List[str], lengths: List[int], repeats: int) -> List[Dict]:
-    """Milliseconds of a token in beam search after so many others."""
+    """Milliseconds of a token in beam search, mean of the last ones of so many."""
     rows = []
     for length in lengths:
         steps = {}
         for name in (n for n in names if n != "torch"):
             block = layer(name).blocks[0].eval()
             with torch.no_grad():
-                _, state = block(torch.randn(5, length - 1, c.DIM))
+                _, state = block(torch.randn(5, length - c.SINGLE_TOKENS, c.DIM))
                 steps[name] = c.single_token(block.step(), 5, state)
         times = {name: time / c.SINGLE_TOKENS for name, time in seconds(steps, repeats).items()}
         rows.append({"tokens": length, "seconds": times})
