@@ -272,6 +272,40 @@ def addresses_contexts() -> Rows:
     return _sweeps("addresses", "context", lambda points: {"chunk": 256})
 
 
+# ------------------------------------------------------------------------------------------- mixers
+# One row for each mixer, one column for each length.
+
+
+def mixers_layer() -> Rows:
+    rows = numbers("mixers")["layer"]["rows"]
+    return _by_mixer({row["length"]: {n: row["tokens"] / t for n, t in row["seconds"].items()} for row in rows})
+
+
+def mixers_memory() -> Rows:
+    return _by_mixer({row["length"]: row["mib"] for row in numbers("mixers")["memory"]})
+
+
+def _by_mixer(columns: Dict[int, Dict[str, float]]) -> Rows:
+    """Numbers by length and mixer, with their ratios to torch's."""
+    yield ("layer", *(f"{length:,}" for length in columns))
+    for name in next(iter(columns.values())):
+        cells = (next(_compared(values, [name])) for values in columns.values())
+        yield (contenders.LABELS.get(name, name), *cells)
+
+
+def mixers_decode() -> Rows:
+    rows = numbers("mixers")["decode"]
+    yield ("ms per token, after tokens", *(f"{row['tokens']:,}" for row in rows))
+    for name in rows[0]["seconds"]:
+        yield (name, *(f"{1000 * row['seconds'][name]:.2f}" for row in rows))
+
+
+def mixers_products() -> Rows:
+    yield "layer", "share of matrix products"
+    for name, seconds in numbers("mixers")["products"]["seconds"].items():
+        yield name, f"{seconds['products'] / seconds['layer']:.0%}"
+
+
 # ------------------------------------------------------------------------------------------- README.md
 
 
@@ -310,6 +344,7 @@ TABLES = {
         *(layer, sublayer, layer_memory, flat, projections, ema, forms, token, decode, train, evaluation, head),
         *(translation, bytes_mixers, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
         *(addresses_chunks, addresses_contexts, summary),
+        *(mixers_layer, mixers_memory, mixers_decode, mixers_products),
     )
 }
 PLACE = re.compile(r"<!-- table: (.*) -->\n(?:\|.*\n)*")
