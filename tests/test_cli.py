@@ -37,7 +37,7 @@ def test_console_script_and_module_run_the_same_command():
     assert said.stdout.decode().strip() == mega_fairseq.__version__
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["convert", "one.pt"], ["sweep", "one.pt", "data"]])
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["convert", "one.pt"], ["sweep", "one.pt"]])
 def test_wrong_arguments_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)

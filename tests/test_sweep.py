@@ -60,9 +60,22 @@ def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
     assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(found)
 
 
-def test_the_default_is_one_stream(sweep, tmp_path):
-    assert sweep("--chunks=8,8")[0] == 0
-    assert list(points(tmp_path / "out.json")) == [(8, "splits:1")]
+def test_the_default_is_one_stream_and_the_chunk_size_of_the_model(sweep, tmp_path):
+    assert sweep("--chunks=4,4")[0] == 0
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
+    assert sweep()[0] == 0
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (CHUNK, "splits:1")]
+
+
+@pytest.mark.parametrize("name", ["aft local", "aft ema"])
+def test_contexts_of_a_model_without_chunks_are_swept(sweep_folder, sweep, tmp_path, name):
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "aft.pt", name)
+    code, out, _ = sweep("--contexts=7,19", model=path)
+    assert code == 0
+    assert [row.split()[0] for row in out.splitlines()[1:3]] == ["none", "none"]
+    found = points(tmp_path / "out.json")
+    assert as_printed(found[-1, "size:7"]) == eval_lm(sweep_folder, -1, "size:7", path)
+    assert found[-1, "size:7"]["bits"] != found[-1, "size:19"]["bits"]
 
 
 def test_chunks_of_flash_are_swept(sweep_folder, sweep, tmp_path):

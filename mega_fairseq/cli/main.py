@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")
     sweep.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_lm that fairseq-train or convert wrote")
     sweep.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess --only-source wrote")
-    sweep.add_argument("--chunks", required=True, metavar="C,...", help="chunk sizes of the attention, in tokens")
+    sweep.add_argument(
+        "--chunks", metavar="C,...", help="chunk sizes of the attention, in tokens (default: the model's own)"
+    )
     contexts = sweep.add_mutually_exclusive_group()
     contexts.add_argument("--streams", default="1", metavar="K,...", help="split the text into K streams (default: 1)")
     contexts.add_argument("--contexts", metavar="N,...", help="split the text into streams of N tokens")

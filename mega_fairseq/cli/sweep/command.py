@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 from functools import partial
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from tqdm import tqdm
 
@@ -13,11 +13,12 @@ from mega_fairseq.cli.output import check_prefix, table, write_figure
 from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
-from mega_fairseq.cli.sweep.record import Point, Record
+from mega_fairseq.cli.sweep.record import Point, Record, shown
 
 
 def run(arguments: argparse.Namespace) -> None:
-    chunks, cuts = numbers("--chunks", arguments.chunks), _cuts(arguments)
+    chunks = None if arguments.chunks is None else numbers("--chunks", arguments.chunks)
+    cuts = _cuts(arguments)
     for name, value in (("--max-tokens", arguments.max_tokens), ("--batch-size", arguments.batch_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
@@ -46,7 +47,7 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
     return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
-def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[str]) -> Record:
+def _sweep(arguments: argparse.Namespace, chunks: Optional[Sequence[int]], cuts: Sequence[str]) -> Record:
     split = load_split(arguments.data, arguments.subset)
     tokens = len(split.corpus)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
@@ -56,7 +57,7 @@ def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[
         model, origin = evaluate.load_model(arguments.checkpoint, split, arguments.cpu)
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
 
-    wanted = [(chunk, cut) for chunk in chunks for cut in cuts]
+    wanted = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
     plan = [point for point in wanted if not record.contains(*point)]
     if len(plan) < len(wanted):
         done = f"{len(wanted) - len(plan)} of {len(wanted)} points"
@@ -65,7 +66,7 @@ def _sweep(arguments: argparse.Namespace, chunks: Sequence[int], cuts: Sequence[
     try:
         with tqdm(total=len(plan) * tokens, unit="token", unit_scale=True, disable=None) as bar:
             for number, (chunk, cut) in enumerate(plan, 1):
-                title = f"point {number} of {len(plan)}: chunk {chunk}, {cut}"
+                title = f"point {number} of {len(plan)}: chunk {shown(chunk)}, {cut}"
                 bar.set_description(title)
                 point = evaluate.measure(model, split, chunk, cut, limits, bar)
                 record.add(point)
@@ -85,8 +86,8 @@ def results(points: Sequence[Point], unit: str) -> str:
     lines = []
     for p in points:
         if p.refused is not None:
-            lines.append(f"chunk {p.chunk}, {p.cut} was not evaluated: {p.refused}")
+            lines.append(f"chunk {shown(p.chunk)}, {p.cut} was not evaluated: {p.refused}")
             continue
-        sizes = [f"{p.chunk:,}", f"{p.streams:,}", f"{p.context:,}"]
+        sizes = [shown(p.chunk), f"{p.streams:,}", f"{p.context:,}"]
         rows.append([*sizes, f"{p.bits:.4f}", f"{p.perplexity:.2f}", f"{p.tokens:,}", f"{p.seconds:.1f}"])
     return "\n".join([table(rows, left=0), *lines])

@@ -2,7 +2,7 @@
 
 from typing import Any, Sequence
 
-from mega_fairseq.cli.sweep.record import Point
+from mega_fairseq.cli.sweep.record import Point, shown
 
 LABELS = {"context": "context: tokens in a stream", "chunk": "chunk: tokens that attend to each other"}
 # The minimum span of the y axis, so that negligible differences look negligible: in bits, or relative to perplexity.
@@ -15,7 +15,8 @@ def figure(points: Sequence[Point], unit: str) -> Any:
 
     points = [point for point in points if point.bits is not None]
     value = "bits" if unit == "byte" else "perplexity"
-    varied = [x for x in LABELS if len({getattr(point, x) for point in points}) > 1] or ["chunk"]
+    varied = [x for x in LABELS if len({getattr(point, x) for point in points}) > 1]
+    varied = varied or ["chunk" if points[0].chunk != -1 else "context"]
     drawing = Figure(figsize=(5 * len(varied), 4.2), layout="constrained")
     axes = drawing.subplots(1, len(varied), sharey=True, squeeze=False)[0]
     for axis, x in zip(axes, varied):
@@ -28,7 +29,7 @@ def _lines(axis: Any, points: Sequence[Point], x: str, line: str, value: str) ->
     """`value` over `x`, with one line for each value of `line`."""
     for each in sorted({getattr(point, line) for point in points}):
         chosen = sorted((getattr(point, x), getattr(point, value)) for point in points if getattr(point, line) == each)
-        axis.plot(*zip(*chosen), marker=".", label=f"{each:,}")
+        axis.plot(*zip(*chosen), marker=".", label=shown(each))
     axis.set(xscale="log", xlabel=LABELS[x])
     axis.minorticks_off()
     places = sorted({getattr(point, x) for point in points})

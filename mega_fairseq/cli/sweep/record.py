@@ -16,7 +16,7 @@ OTHER = {"checkpoint": "another checkpoint", "data": "other data or another subs
 class Point(NamedTuple):
     """One evaluation of a split: the attention's chunk size, and how the split was cut into streams."""
 
-    chunk: int
+    chunk: int  # -1: none
     cut: str  # splits:K, size:N, documents:line or documents:blank
     streams: int
     context: int  # tokens of the longest stream
@@ -26,6 +26,11 @@ class Point(NamedTuple):
     seconds: Optional[float] = None
     device: Optional[str] = None
     refused: Optional[str] = None  # why it could not be evaluated
+
+
+def shown(size: int) -> str:
+    """A chunk size or a number of tokens, for people."""
+    return "none" if size == -1 else f"{size:,}"
 
 
 class Record:
