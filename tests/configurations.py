@@ -18,11 +18,12 @@ def parsed(*words: str) -> DictConfig:
     return convert_namespace_to_omegaconf(arguments).model
 
 
-def under_hydra(task: str, **model: Any) -> DictConfig:
+def under_hydra(task: str, criterion: str = "cross_entropy", **model: Any) -> DictConfig:
     """The model's configuration as fairseq-hydra-train completes it."""
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         cfg.model, cfg.task = model, {"_name": task, "data": "data"}
+        cfg.criterion = {"_name": criterion}
         add_defaults(cfg)
     return cfg.model
 

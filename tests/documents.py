@@ -57,7 +57,7 @@ are listed by mixer; one that the chosen mixer does not have is refused.
 def options_document() -> str:
     """The content of docs/options.md; `python -m tests.documents > docs/options.md` writes it."""
     archs = architectures()
-    sections = {f"--arch {name}": archs[name] for name in ("mega_transformer", "mega_lm")}
+    sections = {f"--arch {name}": archs[name] for name in ("mega_transformer", "mega_lm", "mega_classifier")}
     sections.update({f"--task {name}": config for name, config in tasks().items()})
     parts = [OPTIONS]
     for title, config in sections.items():

@@ -41,6 +41,7 @@ KINDS = {
     "flash_": "mixer",
     "gau_": "mixer",
     "gmlp_": "mixer",
+    "lra_": "classifier",
     "mega_": "mega",
     "mega_lm_": "language model",
     "mega_model_": "translation model",
@@ -48,12 +49,13 @@ KINDS = {
     "mhatw_": "mixer",
     "nffn_": "nffn",
     "relbias_": "relbias",
+    "sc_": "classifier",
     "seqnorm_": "seqnorm",
     "sparse_": "mixer",
 }
 
 # Length-first in the files, batch-first here.
-SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "ema_out"}
+SEQUENCES = {"x", "query", "key", "cotangent", "y", "y_train", "y_full", "y_incremental", "y1", "ema_out"}
 SEQUENCES |= {"step_raw", "step_ema", "onestep_ema"}
 
 # The (released, our) prefix, inside other modules, of a module that was recorded alone.

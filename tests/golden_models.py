@@ -1,4 +1,4 @@
-"""Golden translation and language models: our models with the released weights, and beam search."""
+"""Golden translation models, language models and classifiers: our models with the released weights, and beam search."""
 
 import re
 from argparse import Namespace
@@ -10,8 +10,16 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
-from mega_fairseq.models.options import MegaOptions
+from mega_fairseq.cli.convert.names import HEAD
+from mega_fairseq.models import (
+    MegaClassifier,
+    MegaClassifierConfig,
+    MegaLanguageModel,
+    MegaLMConfig,
+    MegaTransformerConfig,
+    MegaTransformerModel,
+)
+from mega_fairseq.models.options import StackOptions
 from tests.golden_cases import Case, state_dict
 
 PAD = 1
@@ -31,7 +39,12 @@ def task(types: int) -> Namespace:
     return Namespace(source_dictionary=words, target_dictionary=words)
 
 
-def options(case: Case, kind: Type[MegaOptions], **changes: Any) -> MegaOptions:
+def classification(types: Optional[int]) -> Namespace:
+    """A task with a dictionary of this size for its inputs, or without one for real numbers."""
+    return Namespace(source_dictionary=None if types is None else dictionary(types), label_dictionary=None)
+
+
+def options(case: Case, kind: Type[StackOptions], **changes: Any) -> StackOptions:
     """Our options from the released options of a case; `changes` replace some."""
     known = {f.name for f in fields(kind)}
     recorded = {name: value for name, value in case.config.items() if name in known}
@@ -50,6 +63,30 @@ def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
     """The model of a case in eval mode."""
     model = MegaLanguageModel.build_model(options(case, MegaLMConfig, **changes), task(types(case)))
     model.load_state_dict(complete(state_dict(case), model))
+    return model.eval()
+
+
+# Released and our names of a classifier's options, and of its two ways of pooling.
+OF_CLASSIFIERS = {
+    "normalization_type": "norm_type",
+    "normalize_before": "encoder_normalize_before",
+    "encoder_z_dim": "z_dim",
+    "encoder_n_dim": "n_dim",
+    "encoder_chunk_size": "chunk_size",
+    "classifier_dim": "classifier_out_dim",
+}
+POOLING = {"mp": "mean", "cls": "first"}
+
+
+def classifier(case: Case, **changes: Any) -> MegaClassifier:
+    """The model of a case in eval mode."""
+    recorded = case.config
+    renamed = {ours: recorded[theirs] for ours, theirs in OF_CLASSIFIERS.items()}
+    renamed.update(pooling=POOLING[recorded["sen_rep_type"]], pairs="src_tokens1" in case.inputs)
+    cfg = options(case, MegaClassifierConfig, **{**renamed, **changes})
+    model = MegaClassifier.build_model(cfg, classification(recorded["vocabulary"]))
+    model.register_classification_head(HEAD.rpartition(".")[2], recorded["sentence_class_num"])
+    model.load_state_dict(state_dict(case))
     return model.eval()
 
 

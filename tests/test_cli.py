@@ -18,7 +18,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
-from mega_fairseq.models import lm_presets, mega_transformer
+from mega_fairseq.models import classifier_presets, lm_presets, mega_transformer
 from tests.commands import ROOT, Running, refused_by
 from tests.faults import killed_while_writing, no_space
 from tests.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
@@ -83,13 +83,16 @@ def options(capsys, *arguments):
 
 def test_options_lists_every_registered_architecture_and_task(capsys):
     _, lines = options(capsys)
-    presets = {*lm_presets.PRESETS, *mega_transformer.PRESETS}
+    presets = {*classifier_presets.PRESETS, *lm_presets.PRESETS, *mega_transformer.PRESETS}
     assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
+    assert lines["mega_lra_text_chunk"].split()[1:4] == ["4", "128", "128"]
     assert lines["mega_lm_small"].endswith("For small corpora, laptops and the demo.")
 
 
-@pytest.mark.parametrize("arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_language_modeling"])
+@pytest.mark.parametrize(
+    "arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_lra_text_chunk", "mega_language_modeling"]
+)
 def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsys):
     _, lines = options(capsys, arch)
     task = "translation" if "transformer" in arch else "mega_language_modeling"

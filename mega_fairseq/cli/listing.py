@@ -20,7 +20,7 @@ from mega_fairseq.cli.output import table
 from mega_fairseq.modules import MIXERS, FeedForwardConfig
 
 Config = Type[FairseqDataclass]
-SIZES = {"layers": "decoder_layers", "width": "decoder_embed_dim", "chunk": "decoder_chunk_size"}
+SIZES = {"layers": "layers", "width": "embed_dim", "chunk": "chunk_size"}
 
 
 class Option(NamedTuple):
@@ -86,7 +86,9 @@ def overview() -> str:
     """A line for each architecture and task."""
     archs, lines = [["--arch", *SIZES, ""]], [["--task", ""]]
     for name, config in architectures().items():
-        archs.append([name, *(f"{getattr(config, size):,}" for size in SIZES.values()), _about(name, config)])
+        side = "decoder" if hasattr(config, "decoder_layers") else "encoder"
+        sizes = (getattr(config, f"{side}_{size}") for size in SIZES.values())
+        archs.append([name, *(f"{size:,}" for size in sizes), _about(name, config)])
     lines += [[name, _about(name, config)] for name, config in tasks().items()]
     remark = "mega-fairseq options NAME lists the options of one of them, with their defaults."
     return "\n\n".join([_columns(archs), _columns(lines), remark])
@@ -95,7 +97,7 @@ def overview() -> str:
 def details(name: str, config: Config) -> str:
     """A line for each option; defaults that a preset changes are marked."""
     bases = [base for base in config.__mro__[1:] if base in architectures().values()]
-    inherited = options_of(bases[0]) if bases else []
+    inherited = options_of(bases[-1]) if bases else []
     note = " Defaults with * are set by this preset." if bases else ""
     parts = [f"{name}: {_about(name, config)}{note}"]
     for mixers, options in by_mixer(options_of(config)).items():

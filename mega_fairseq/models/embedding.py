@@ -9,7 +9,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from mega_fairseq.models.options import MegaOptions
+from mega_fairseq.models.options import StackOptions
 from mega_fairseq.modules import SequenceNorm
 from mega_fairseq.ops.dropout import dropped
 
@@ -81,20 +81,20 @@ class NarrowEmbedding(nn.Embedding):
         return self.project(super().forward(tokens))  # (B, L) -> (B, L, dim) -> (B, L, D)
 
 
-def embedding_norm(cfg: MegaOptions, dim: int) -> Optional[SequenceNorm]:
+def embedding_norm(cfg: StackOptions, dim: int) -> Optional[SequenceNorm]:
     return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_embedding else None
 
 
-def final_norm(cfg: MegaOptions, dim: int, affine: bool = True) -> Optional[SequenceNorm]:
+def final_norm(cfg: StackOptions, dim: int, affine: bool = True) -> Optional[SequenceNorm]:
     """The norm after the last layer of a pre-norm model."""
     return SequenceNorm(str(cfg.normalization_type), dim, affine=affine) if cfg.normalize_before else None
 
 
-def embed(stack: nn.Module, tokens: Tensor) -> Tensor:
+def embed(stack: nn.Module, tokens: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
     """Tokens (B, L) -> (B, L, D), with the embeddings, norm and dropout of an encoder or decoder."""
     x = stack.embed_tokens(tokens)
-    if not stack.cfg.no_scale_embedding:
+    if not getattr(stack.cfg, "no_scale_embedding", True):  # a classifier has no such option and never scales
         x = x * math.sqrt(x.size(-1))
     if stack.embed_norm is not None:
-        x = stack.embed_norm(x)
+        x = stack.embed_norm(x, padding_mask)
     return dropped(x, stack.dropout_module.rate(stack.cfg.dropout), stack.cfg.feature_dropout)

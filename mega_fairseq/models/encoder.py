@@ -1,6 +1,6 @@
 """A bidirectional Mega encoder with fairseq's interface."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
@@ -9,19 +9,36 @@ from torch import Tensor, nn
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.encoder_out import EncoderOut, encoder_out, reordered
 from mega_fairseq.models.layers import layers_to_run, run_layer
-from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
+from mega_fairseq.models.options import UNBOUNDED, StackOptions, layer_configs
 from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.ops.padding import Alignment, as_mask
 
 
-class MegaEncoder(FairseqEncoder):
-    """Tokens (B, L), padded on any side -> the dictionary that fairseq passes from encoder to decoder."""
+class Encoded(NamedTuple):
+    """Sequences with their real positions first and zeros at pads."""
 
-    def __init__(self, cfg: MegaOptions, dictionary: Dictionary, embed_tokens: nn.Embedding, max_positions: int):
+    x: Tensor  # (B, width, D)
+    align: Optional[Alignment]  # None if there are no pads
+    states: List[Tensor]  # of each layer, if wanted
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """(B, width, D) -> (B, L, D), with pads where they were."""
+        return x if self.align is None else self.align.back(x)
+
+
+class MegaEncoder(FairseqEncoder):
+    """Tokens (B, L), padded on any side -> the dictionary that fairseq passes from encoder to decoder.
+
+    `encode` is the stack itself. Without a dictionary, it takes the real numbers (B, L) that `embed_tokens` takes.
+    """
+
+    def __init__(
+        self, cfg: StackOptions, dictionary: Optional[Dictionary], embed_tokens: nn.Module, max_positions: int
+    ):
         super().__init__(dictionary)
-        self.cfg, self.padding_idx = cfg, dictionary.pad()
+        self.cfg, self.padding_idx = cfg, None if dictionary is None else dictionary.pad()
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, cfg.encoder_embed_dim)
         self.layers = nn.ModuleList(Block(*configs) for configs in layer_configs(cfg, "encoder", max_positions))
@@ -32,21 +49,22 @@ class MegaEncoder(FairseqEncoder):
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
     ) -> EncoderOut:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.where_needed(padding)
-        x, states = embed(self, src_tokens if align is None else align.front(src_tokens)), []
-        if align is not None:
-            x = x.masked_fill(as_mask(align.done()).unsqueeze(-1), 0.0)
+        encoded = self.encode(src_tokens, padding, return_all_hiddens)
+        states = [encoded.in_order(_zero_at_pads(x, encoded.align)) for x in encoded.states]
+        return encoder_out(encoded.in_order(encoded.x), None if encoded.align is None else padding, states)
+
+    def encode(self, inputs: Tensor, padding_mask: Tensor, return_all_hiddens: bool = False) -> Encoded:
+        """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm."""
+        align, states = Alignment.where_needed(padding_mask), []
+        done = None if align is None else align.done()
+        x = _zero_at_pads(embed(self, inputs if align is None else align.front(inputs), as_mask(done)), done)
         for i in layers_to_run(self, self.cfg.encoder_layerdrop):
-            x = run_layer(self.cfg, self.layers[i], x, None, None if align is None else align.done())  # (B, width, D)
+            x = run_layer(self.cfg, self.layers[i], x, None, done)  # (B, width, D)
             if return_all_hiddens:
                 states.append(x)
         if self.final_norm is not None:
-            x = self.final_norm(x)
-
-        def in_order(t: Tensor) -> Tensor:  # (B, width, D) -> (B, L, D), zero at pads
-            return t if align is None else align.back(t).masked_fill(padding.unsqueeze(-1), 0.0)
-
-        return encoder_out(in_order(x), None if align is None else padding, [in_order(t) for t in states])
+            x = self.final_norm(x, as_mask(done))
+        return Encoded(_zero_at_pads(x, done), align, states)
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
         return reordered(encoder_out, new_order)
@@ -63,5 +81,10 @@ class MegaEncoder(FairseqEncoder):
             keep_dropout(self, "TransformerEncoder", retain_dropout_modules)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        check_types(self, state_dict, name, "the source's dictionary")
+        if self.dictionary is not None:
+            check_types(self, state_dict, name, "the source's dictionary")
         return super().upgrade_state_dict_named(state_dict, name)
+
+
+def _zero_at_pads(x: Tensor, align: Optional[Alignment]) -> Tensor:
+    return x if align is None else x.masked_fill(as_mask(align).unsqueeze(-1), 0.0)

@@ -30,6 +30,10 @@ from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 logger = logging.getLogger(__name__)
 
 UNBOUNDED = 1_000_000_000  # max_positions() of a model without a limit; fairseq needs a whole number
+POSITIONS = {  # options of a model or of its task
+    "encoder": ("max_source_positions", "max_target_positions", "max_positions"),
+    "decoder": ("max_target_positions",),
+}
 WIDEST, DEEPEST = 1_000_000, 10_000  # larger values are mistakes that would fill the memory
 
 
@@ -90,9 +94,8 @@ def mixer_options() -> Dict[str, Tuple[type, Any]]:
 
 
 @dataclass
-@stack_options("decoder", "target")
-class MegaOptions(FairseqDataclass):
-    """Options of any Mega decoder."""
+class StackOptions(FairseqDataclass):
+    """Options of any Mega model, with those of its stacks added by `stack_options`."""
 
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
     ffn_activation_fn: Optional[str] = option(
@@ -105,7 +108,6 @@ class MegaOptions(FairseqDataclass):
     normalization_type: ChoiceEnum(["layernorm", "scalenorm", "rmsnorm"]) = option("layernorm", "kind of norm")
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
     normalize_embedding: bool = option(False, "normalise embeddings")
-    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
     truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
 
@@ -115,10 +117,17 @@ class MegaOptions(FairseqDataclass):
     activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0)
     feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False)
 
-    share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
-
     checkpoint_activations: bool = option(False, "save memory in training: recompute activations in backward")
     offload_activations: bool = option(False, "keep the inputs of layers in CPU memory; implies checkpoint_activations")
+
+
+@dataclass
+@stack_options("decoder", "target")
+class MegaOptions(StackOptions):
+    """Options of any Mega decoder."""
+
+    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
+    share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,
@@ -131,7 +140,7 @@ class MegaOptions(FairseqDataclass):
 
 def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     """Checks options that no layer's config checks, or checks only after embeddings are allocated."""
-    positions = ("max_source_positions", "max_target_positions") if side == "encoder" else ("max_target_positions",)
+    positions = [name for name in POSITIONS[side] if hasattr(cfg, name)]
     for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
         check_positive(**{_typed(name): getattr(cfg, name)})
     check_truncation(cfg.truncation_length, "--truncation-length")
@@ -156,7 +165,7 @@ def _typed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def warn_unused(cfg: FairseqDataclass, defaults: MegaOptions, needed: str, *names: str) -> None:
+def warn_unused(cfg: FairseqDataclass, defaults: StackOptions, needed: str, *names: str) -> None:
     """Warns about given options that have no effect without another one."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):

@@ -21,7 +21,8 @@ from mega_fairseq.models.whole_config import option_of_command
 
 logger = logging.getLogger(__name__)
 FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
-LIMITS = {"max_source_positions", "max_target_positions"}  # matter only if they change the shape of a weight
+# Matter only if they change the shape of a weight.
+LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}
 DATA = [
     "documents",
     "tokens_per_sample",

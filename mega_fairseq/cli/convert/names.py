@@ -4,6 +4,7 @@ Every rule is linear, so gradients translate like parameters. The released EMA s
 trailing axis of 1 and stacks both directions on one axis. Released projections of the same input are one matrix.
 """
 
+import re
 from typing import Dict, Mapping
 
 import torch
@@ -27,6 +28,14 @@ PARTS = {
 OF_EMA = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
 OF_BIAS = {"rel_pos_bias": "weight", "alpha": "a", "beta": "b"}
 OTHERS = {"scalar": "weight", "gamma": "kappa", "beta": "mu"}
+# The parts of a classifier around its layers; the head has the name that fairseq's tasks give it.
+HEAD = "classification_heads.sentence_classification_head"
+OF_CLASSIFIERS = {
+    r"^encoder\.encoder\.": "encoder.",
+    r"^(encoder\.embed_tokens)\.embed\.": r"\1.",
+    r"^classifier\.(\d+)\.0\.": rf"{HEAD}.hidden.\1.",
+    r"^sentence_projection_layer\.": f"{HEAD}.out.",
+}
 VERSIONS = ("encoder.version", "decoder.version")  # never read, unlike that of an adaptive softmax
 
 
@@ -56,4 +65,11 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             ours[f"{parent}.queries.{leaf}"] = queries.clone()
         else:
             ours[f"{path}.{OTHERS.get(leaf, leaf)}"] = tensor
-    return {".".join(PARTS.get(part, part) for part in name[1:].split(".")): t for name, t in ours.items()}
+    return {_renamed(name[1:]): tensor for name, tensor in ours.items()}
+
+
+def _renamed(name: str) -> str:
+    name = ".".join(PARTS.get(part, part) for part in name.split("."))
+    for released, ours in OF_CLASSIFIERS.items():
+        name = re.sub(released, ours, name)
+    return name

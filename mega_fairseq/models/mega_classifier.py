@@ -1,0 +1,149 @@
+"""Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import FairseqEncoderModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.embedding import token_embedding
+from mega_fairseq.models.encoder import MegaEncoder
+from mega_fairseq.models.layers import keep_layers
+from mega_fairseq.models.options import (
+    DEEPEST,
+    WIDEST,
+    StackOptions,
+    check_at_most,
+    check_mixer_options,
+    check_sizes,
+    option,
+    stack_options,
+)
+from mega_fairseq.models.overrides import check_overrides
+from mega_fairseq.models.resume import check_start
+from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
+from mega_fairseq.modules.normalization import NORMS
+from mega_fairseq.ops.padding import padding_from_lengths
+
+
+@dataclass
+@stack_options("encoder", "token")
+class MegaClassifierConfig(StackOptions):
+    encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
+    normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
+    max_positions: int = option(
+        512, "longest input, also for the task on a command line; with hydra, set it in the task as well"
+    )
+    pooling: ChoiceEnum(list(POOLINGS)) = option("mean", "features: the mean over positions, or the first one")
+    pairs: bool = option(False, "classify pairs of inputs, each encoded alone; needs a task that has pairs")
+    classifier_layers: int = option(1, "hidden layers of the head")
+    classifier_dim: int = option(0, "width of the head's hidden layers; 0 for twice --encoder-embed-dim")
+
+
+class MegaClassifier(MegaModel, FairseqEncoderModel):
+    """Tokens, or real numbers for a task without a dictionary; `--arch mega_classifier` builds it."""
+
+    STACKS = ("encoder",)
+
+    def __init__(self, cfg: MegaClassifierConfig, encoder: MegaEncoder):
+        super().__init__(encoder)
+        self.cfg = cfg
+        self.classification_heads = nn.ModuleDict()
+
+    @classmethod
+    def build_model(cls, cfg: MegaClassifierConfig, task: FairseqTask) -> "MegaClassifier":
+        if not hasattr(task, "label_dictionary"):
+            raise ValueError(
+                "--arch mega_classifier predicts one of several classes, and this --task has none; choose another "
+                "--arch, or --task sentence_prediction"
+            )
+        check_sizes(cfg, "encoder")
+        check_mixer_options(cfg, cls.STACKS)
+        keep_layers(cfg, "encoder")
+        _check_head(cfg)
+        encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
+        model = cls(cfg, encoder)
+        check_start(model, cfg)
+        check_overrides(cfg, task)
+        return model
+
+    def register_classification_head(self, name: str, num_classes: int, **unused: Any) -> None:
+        """Adds a head, as fairseq's tasks do."""
+        cfg, dim = self.cfg, self.cfg.encoder_embed_dim
+        features = 2 * dim if cfg.pairs else dim
+        self.classification_heads[name] = ClassificationHead(
+            features, cfg.classifier_dim or 2 * dim, cfg.classifier_layers, num_classes, cfg.dropout
+        )
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        src_tokens1: Optional[Tensor] = None,
+        src_lengths1: Optional[Tensor] = None,
+        classification_head_name: Optional[str] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        """Inputs (B, L), and (B, L1) for pairs -> scores (B, classes) of a head, or without one features (B, F).
+
+        Tokens are padded on any side, real numbers on the right.
+        """
+        if (src_tokens1 is not None) != self.cfg.pairs:
+            raise ValueError(
+                "--pairs needs two inputs for each label and the task gives one; choose an --arch without it"
+                if self.cfg.pairs
+                else "the task gives two inputs for each label; add --pairs"
+            )
+        inputs, padding = src_tokens, self._padding(src_tokens, src_lengths)
+        if src_tokens1 is not None:
+            inputs, padding = _in_one_batch(inputs, padding, src_tokens1, self._padding(src_tokens1, src_lengths1))
+        encoded = self.encoder.encode(inputs, padding)
+        features = pool(encoded.x, None if encoded.align is None else encoded.align.lengths, str(self.cfg.pooling))
+        if src_tokens1 is not None:
+            first, second = features.chunk(2)
+            features = torch.cat([second, first], 1)  # the released order
+        if classification_head_name is None:
+            return features, {}
+        return self.classification_heads[classification_head_name](features), {"features": features}
+
+    def _padding(self, inputs: Tensor, lengths: Optional[Tensor]) -> Tensor:
+        """(B, L) bool, True = pad."""
+        if self.encoder.padding_idx is not None:
+            return inputs.eq(self.encoder.padding_idx)
+        if lengths is None:
+            return torch.zeros_like(inputs, dtype=torch.bool)
+        return padding_from_lengths(lengths, inputs.size(1))
+
+
+def _in_one_batch(x: Tensor, padding: Tensor, other: Tensor, other_padding: Tensor) -> Tuple[Tensor, Tensor]:
+    """Two batches of B inputs and their pads -> one of 2B, padded to the longer of them."""
+    length = max(x.size(1), other.size(1))
+
+    def widened(tensor: Tensor, value: Any) -> Tensor:
+        return F.pad(tensor, (0, length - tensor.size(1)), value=value)
+
+    inputs = torch.cat([widened(x, 0), widened(other, 0)])
+    return inputs, torch.cat([widened(padding, True), widened(other_padding, True)])
+
+
+def _embedding(cfg: MegaClassifierConfig, task: FairseqTask) -> nn.Module:
+    if task.source_dictionary is not None:
+        return token_embedding(task.source_dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path)
+    if cfg.encoder_embed_path:
+        raise ValueError("--encoder-embed-path has embeddings of tokens, and the inputs are numbers; leave it out")
+    return ValueEmbedding(cfg.encoder_embed_dim)
+
+
+def _check_head(cfg: MegaClassifierConfig) -> None:
+    for name, most in (("classifier_layers", DEEPEST), ("classifier_dim", WIDEST)):
+        if getattr(cfg, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(cfg, name)}; give a whole number of at least 0")
+        check_at_most(most, **{name: getattr(cfg, name)})
+    if str(cfg.pooling) not in POOLINGS:
+        raise ValueError(f"--pooling is {cfg.pooling!r}; choose one of {', '.join(POOLINGS)}")
