@@ -14,6 +14,7 @@ from tests.released import READS_SAFELY
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 TRANSLATION, LANGUAGE = DOCS / "translation.md", DOCS / "language-modelling.md"
+CLASSIFICATION = DOCS / "classification.md"
 NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
 PYTHON = [README, TRANSLATION, LANGUAGE, DOCS / "modules.md", pytest.param(DOCS / "export.md", marks=NEW_TORCH)]
 
@@ -128,6 +129,24 @@ def test_a_documented_command_continues_a_text(text):
     for written, used in {**prompt, "fairseq-interactive": f"{sys.executable} -m fairseq_cli.interactive"}.items():
         command = command.replace(written, used)
     assert re.search(r"^H-0\t-?[\d.]+\t\S", shell(f"{command} --cpu", text[0]), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_documented_commands_prepare_listops(tmp_path):
+    few = {"mega-fairseq": ["--train=20", "--valid=5", "--test=5", "--longest=600"]}
+    made, inputs, labels = paste(CLASSIFICATION, "mega-fairseq prepare listops", tmp_path, {"/tmp/listops": "ops"}, few)
+    assert "train (20), valid (5), test (5)" in made
+    assert "20 sents" in inputs
+    assert "20 sents" in labels
+    types = {line.split()[0] for line in (tmp_path / "ops/bin/input0/dict.txt").read_text().splitlines()}
+    assert {name for name in types if not name.startswith("madeupword")} <= {
+        *"0123456789",
+        "[MIN",
+        "[MAX",
+        "[MED",
+        "[SM",
+        "]",
+    }
 
 
 @pytest.mark.slow

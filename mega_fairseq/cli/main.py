@@ -4,7 +4,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import mega_fairseq
 from mega_fairseq.cli import UserError
@@ -84,7 +84,25 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
     )
+
+    prepare = add("prepare", "make the data sets of a classification task")
+    _add_data(prepare.add_subparsers(dest="data", metavar="DATA", required=True))
     return top
+
+
+def _add_data(data: Any) -> None:
+    def add(name: str, about: str) -> argparse.ArgumentParser:
+        made = data.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        made.add_argument("out", metavar="OUT", help="a new folder; the same command continues an interrupted one")
+        made.add_argument("--seed", type=int, default=1, metavar="N", help="other seed, other data (default: 1)")
+        made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
+        return made
+
+    listops = add("listops", "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files")
+    for split, size in (("train", 96000), ("valid", 2000), ("test", 2000)):
+        listops.add_argument(f"--{split}", type=int, default=size, metavar="N", help="examples (default: %(default)s)")
+    for end, length in (("shortest", 501), ("longest", 1999)):
+        listops.add_argument(f"--{end}", type=int, default=length, metavar="N", help="symbols (default: %(default)s)")
 
 
 def run_module(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Union
 
 from mega_fairseq.cli import UserError
 
@@ -21,12 +21,12 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     return "\n".join(map("  ".join, aligned))
 
 
-def write(path: str, content: bytes) -> None:
+def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None:
     """Write the whole file or nothing: an existing `path` is replaced once the new file is completely written."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, (bytes, memoryview)) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,0 +1,1 @@
+"""`mega-fairseq prepare`: data sets for sequence classification."""
