@@ -1,12 +1,19 @@
-"""Small translation and language models with random weights, and inputs for them."""
+"""Small translation models, language models and classifiers with random weights, and inputs for them."""
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
-from tests.golden_models import PAD, task
+from mega_fairseq.models import (
+    MegaClassifier,
+    MegaClassifierConfig,
+    MegaLanguageModel,
+    MegaLMConfig,
+    MegaTransformerConfig,
+    MegaTransformerModel,
+)
+from tests.golden_models import PAD, classification, task
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
 SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
@@ -69,3 +76,18 @@ def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]
     random = torch.Generator().manual_seed(1)
     targets = [torch.randint(4, types, (length,), generator=random) for length in lengths]
     return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
+
+
+# ------------------------------------------------------------------------------------------------ classifiers
+
+
+def classifier(types: Optional[int] = TYPES, **options: Any) -> MegaClassifier:
+    """With one head, called "head"; without `types` its inputs are real numbers."""
+    torch.manual_seed(0)
+    mixer = options.get("encoder_token_mixer", "mega")
+    names = ("layers", "embed_dim", "ffn_embed_dim", *(("hidden_dim", "z_dim", "n_dim") if mixer == "mega" else ()))
+    sizes = {f"encoder_{name}": SIZES[name] for name in names}
+    cfg = MegaClassifierConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
+    model = MegaClassifier.build_model(cfg, classification(types))
+    model.register_classification_head("head", num_classes=3)
+    return _perturbed(model, 0.2, 0.2)

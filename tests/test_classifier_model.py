@@ -1,0 +1,116 @@
+"""Classifiers with every token mixer: batch independence, any length, pairs, real numbers, chunks, precision."""
+
+import pytest
+import torch
+
+from mega_fairseq.models import mega_classifier
+from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules.classification import pool
+from tests.golden_models import PAD
+from tests.small_models import CHUNK, TYPES, classifier
+
+LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
+OPTIONS = {  # of a mixer, where its defaults do not fit the small model
+    "sparse": {"encoder_sparse_stride": 4, "encoder_sparse_summary": 1},
+    "aft": {"encoder_aft_form": "local", "encoder_aft_reach": 3},
+}
+HEADS = {name: {"encoder_attention_heads": 2} for name in ("attention", "gmlp", "aft", "sparse")}
+mixers = pytest.mark.parametrize("mixer", MIXERS)
+poolings = pytest.mark.parametrize("pooling", ["mean", "first"])
+
+
+def build(mixer, **options):
+    own = {"encoder_chunk_size": -1 if mixer == "aft" else CHUNK, **OPTIONS.get(mixer, {}), **HEADS.get(mixer, {})}
+    return classifier(encoder_token_mixer=mixer, **{**own, **options}).double()
+
+
+def documents(seed=0, lengths=LENGTHS):
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, TYPES, (length,), generator=random) for length in lengths]
+
+
+def batch(rows, width=16):
+    """One tensor of the rows, each with pads before and after it."""
+    tokens = torch.full((len(rows), width), PAD)
+    for i, row in enumerate(rows):
+        start = (3 * i + 2) % (width - len(row) + 1)
+        tokens[i, start : start + len(row)] = row
+    return tokens
+
+
+def scores(model, *inputs):
+    names = ("src_tokens", "src_tokens1")
+    return model(**dict(zip(names, inputs)), classification_head_name="head")[0]
+
+
+def assert_rows_are_independent(model):
+    together = scores(model, batch(documents()))
+    for row, document in zip(together, documents()):
+        torch.testing.assert_close(row, scores(model, document[None])[0])
+
+
+@mixers
+@poolings
+def test_a_document_of_any_length_has_the_same_scores_alone_and_in_any_padded_batch(mixer, pooling):
+    assert_rows_are_independent(build(mixer, pooling=pooling))
+
+
+def test_a_mean_over_pads_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(mega_classifier, "pool", lambda x, lengths, pooling: pool(x, None, pooling))
+    with pytest.raises(AssertionError):
+        assert_rows_are_independent(build("mega"))
+
+
+@mixers
+def test_both_documents_of_a_pair_are_encoded_alone(mixer):
+    model, left, right = build(mixer, pairs=True), documents(1), documents(2)[::-1]
+    both = model(batch(left), src_tokens1=batch(right, width=21))[0]
+    for features, first, second in zip(both, left, right):
+        one, _ = model(first[None], src_tokens1=second[None])
+        torch.testing.assert_close(features, one[0])
+        swapped, _ = model(second[None], src_tokens1=first[None])
+        torch.testing.assert_close(swapped[0], one[0].roll(one.size(1) // 2))  # second, first
+
+
+def test_pairs_are_refused_without_the_option_and_needed_with_it():
+    with pytest.raises(ValueError, match="^the task gives two inputs for each label; add --pairs"):
+        scores(build("mega"), batch(documents()), batch(documents()))
+    with pytest.raises(ValueError, match="^--pairs needs two inputs for each label and the task gives one; choose"):
+        scores(build("mega", pairs=True), batch(documents()))
+
+
+@pytest.mark.parametrize("mixer", ["mega", "gau", "attention"])
+def test_a_chunk_as_long_as_the_document_is_full_attention(mixer):
+    position = {} if mixer == "attention" else {"rel_pos_bias": "rotary"}
+    longest = max(LENGTHS)
+    whole, chunk, shorter = (
+        scores(build(mixer, encoder_chunk_size=size, **position), batch(documents())) for size in (-1, longest, CHUNK)
+    )
+    torch.testing.assert_close(chunk, whole)
+    assert not torch.allclose(shorter, whole)
+
+
+@mixers
+def test_numbers_behind_the_length_of_a_real_valued_input_change_nothing(mixer):
+    model = build(mixer, types=None, normalization_type="batchnorm", normalize_before=True)
+    values = torch.randn(len(LENGTHS), 16, dtype=torch.float64)
+    together, _ = model(values, torch.tensor(LENGTHS), classification_head_name="head")
+    for row, length, whole in zip(values, LENGTHS, together):
+        alone = row[None, :length]
+        torch.testing.assert_close(scores(model, alone)[0], whole)
+        assert not torch.allclose(scores(model, alone + 0.5)[0], whole)
+
+
+@mixers
+def test_an_empty_document_has_finite_scores_and_gradients(mixer):
+    model = build(mixer)
+    scores(model, batch([torch.tensor([], dtype=torch.long), *documents()])).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@mixers
+def test_scores_in_bfloat16_are_near_those_in_float64(mixer):
+    model, tokens = build(mixer), batch(documents())
+    exact = scores(model, tokens)
+    near = scores(model.bfloat16(), tokens).double()
+    assert (near - exact).norm() < 0.05 * exact.norm()
