@@ -1,13 +1,15 @@
 """Classifiers through fairseq's own command lines, with its task and criterion `sentence_prediction`."""
 
 import functools
+import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.commands import CPU, PLUGIN, SMALL, SYLLABLES, as_words, failure, fairseq, records
+from tests.commands import CPU, PLUGIN, ROOT, SMALL, SYLLABLES, as_words, failure, fairseq, records
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +110,26 @@ def test_a_training_with_other_options_is_refused_in_one_sentence(data, trained,
 def test_pairs_are_refused_where_the_task_has_none(data, tmp_path):
     said = failure("train", data, *words_of("mega", pairs=True, save_dir=tmp_path, max_update=1))
     assert said.endswith("--pairs needs two inputs for each label and the task gives one; choose an --arch without it")
+
+
+def test_a_preset_keeps_its_defaults_under_hydra_in_training_and_resuming(data, tmp_path):
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {"_name": NAME, "data": str(data), "num_classes": 3, "max_positions": 20},
+        "model": {"_name": "mega_lra_text_chunk", **SIZES, **MIXERS["mega"]},
+        "criterion": {"_name": NAME},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 3},
+        "dataset": {"batch_size": 8, "num_workers": 0, "required_batch_size_multiple": 1},
+        "checkpoint": {"no_epoch_checkpoints": True, "save_dir": str(tmp_path)},
+    }
+    (tmp_path / "text.yaml").write_text(json.dumps(config))  # JSON is YAML
+    words = ["--config-dir", tmp_path, "--config-name=text", f"hydra.run.dir={tmp_path}"]
+    fairseq("hydra-train", *words, cwd=tmp_path)
+    fairseq("hydra-train", *words, "optimization.max_update=5", cwd=tmp_path)
+    log = (tmp_path / "hydra_train.log").read_text()
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 3 updates\)", log)
+    saved = checkpoint(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    names = ("normalization_type", "truncation_length", "max_positions", "encoder_chunk_size")
+    assert [saved[name] for name in names] == ["scalenorm", 1024, 20, 5]

@@ -1,12 +1,10 @@
 """Presets and options of the classifier as fairseq's parser and hydra read them, and what it refuses."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY, build_model
 
-from mega_fairseq.models import MegaClassifier, MegaClassifierConfig
+from mega_fairseq.models import MegaClassifier, MegaClassifierConfig, MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.classifier_presets import PRESETS
 from tests.configurations import parsed, plain, under_hydra
 from tests.golden_models import classification, task
@@ -85,8 +83,10 @@ def test_options_out_of_range_are_refused_in_one_sentence(options, said):
     assert str(caught.value).startswith(said)
 
 
-def test_embeddings_for_numbers_and_a_task_without_classes_are_refused():
+def test_embeddings_for_numbers_and_models_that_do_not_fit_the_task_are_refused():
     with pytest.raises(ValueError, match="^--encoder-embed-path has embeddings of tokens, and the inputs are numbers"):
         MegaClassifier.build_model(MegaClassifierConfig(encoder_embed_path="file"), classification(None))
     with pytest.raises(ValueError, match="^--arch mega_classifier predicts one of several classes, and this --task"):
-        MegaClassifier.build_model(MegaClassifierConfig(), Namespace(**vars(task(40))))
+        MegaClassifier.build_model(MegaClassifierConfig(), task(40))
+    with pytest.raises(ValueError, match="^--arch mega_lm predicts tokens, and this --task has classes; choose"):
+        MegaLanguageModel.build_model(MegaLMConfig(), classification(40))

@@ -66,6 +66,11 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
                 "--arch mega_lm has no encoder for the source of --task translation; choose an --arch that starts with "
                 "mega_transformer, or --task mega_language_modeling"
             )
+        if hasattr(task, "label_dictionary"):
+            raise ValueError(
+                "--arch mega_lm predicts tokens, and this --task has classes; choose an --arch that starts with "
+                "mega_classifier or mega_lra, or --task mega_language_modeling"
+            )
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
         check_mixer_options(cfg, cls.STACKS)

@@ -31,7 +31,10 @@ def model_options(checkpoint: Checkpoint) -> Dict[str, Any]:
     """The checkpoint's options of its model, without files of embeddings."""
     name = checkpoint.word("model")
     if not issubclass(MODEL_REGISTRY.get(name, object), MODELS):
-        raise UserError(f"contains the model {name}, which is not a Mega model; give one that {WRITER} wrote")
+        raise UserError(
+            f"contains the model {name}, which is not a language or translation model of mega_fairseq; give one that "
+            f"{WRITER} wrote"
+        )
     given = {**checkpoint.cfg["model"], **dict.fromkeys(PATHS)}
     return {field.name: given[field.name] for field in fields(MODEL_DATACLASS_REGISTRY[name]) if field.name in given}
 
