@@ -104,6 +104,12 @@ def _add_data(data: Any) -> None:
     for end, length in (("shortest", 501), ("longest", 1999)):
         listops.add_argument(f"--{end}", type=int, default=length, metavar="N", help="symbols (default: %(default)s)")
 
+    pathfinder = add("pathfinder", "images in which two discs lie on one contour or on two, in .npy files")
+    pathfinder.add_argument("--size", type=int, default=32, metavar="N", help="32 (default), 64, 128 (Path-X) or 256")
+    pathfinder.add_argument(
+        "--images", type=int, default=200000, metavar="N", help="8/10 to train, 1/10 each to validate and test"
+    )
+
 
 def run_module(args: argparse.Namespace) -> None:
     with quiet_logging():
