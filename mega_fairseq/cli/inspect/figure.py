@@ -119,11 +119,13 @@ def _curves(axis: Any, title: str, lines: List[Line], legend: bool) -> None:
 
 
 def _memory(axis: Any, memory: Dict[str, Any]) -> None:
-    """The norms of each layer's memory over the number of tokens read: a memory that stays bounded is flat."""
+    """The norms of each layer's memory over the number of tokens read: it must not grow."""
     rows = memory["rows"]
     for row, colour in zip(rows, _colours(len(rows))):
         axis.plot(memory["tokens"], row["norms"], color=colour, linewidth=0.8, label=row["name"])
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel(f"tokens of {memory['text']['path']} that were read", fontsize=8)
     axis.set_title(f"norm of the {rows[0]['kind']}, decoder", fontsize=9)
     axis.grid(alpha=0.3)
