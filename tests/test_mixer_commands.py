@@ -236,7 +236,7 @@ def test_options_that_do_not_fit_the_mixer_are_refused_in_one_sentence(text, opt
         (
             "gmlp",
             {"decoder_chunk_size": 8},
-            "over the 16 places of a chunk; evaluate with --decoder-chunk-size 16",
+            "over the 16 places of a chunk; evaluate at chunks of 16",
         ),
         ("aft", {"decoder_aft_reach": 4}, "learned weights for the last 8 tokens; evaluate with --decoder-aft-reach 8"),
         (
