@@ -1,0 +1,1 @@
+"""Data of classification: `layouts` finds the files, `inputs` and `labels` read them, `examples` makes batches."""

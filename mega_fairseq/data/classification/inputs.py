@@ -1,0 +1,187 @@
+"""The inputs of classification examples: tokens, bytes or real numbers, in memory-mapped files where possible."""
+
+import os
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+from tqdm import tqdm
+
+from mega_fairseq.data.corpus import Corpus
+
+BLOCK = 2**24  # numbers checked at a time
+
+
+class Inputs(Sequence[Tensor]):
+    """One-dimensional inputs, each a tensor, with their lengths. `source` is what an error names."""
+
+    def __init__(self, source: str, sizes: np.ndarray):
+        self.source, self.sizes = source, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+# ----------------------------------------------------------------------------------- tokens and bytes
+
+
+class Tokens(Inputs):
+    """The lines that fairseq-preprocess wrote to `path`.bin and `path`.idx, with eos."""
+
+    def __init__(self, path: Path, dictionary: Dictionary):
+        self.corpus = Corpus.load(str(path), dictionary)
+        super().__init__(f"{path}.bin", self.corpus.lines)
+        self.starts = np.cumsum([0, *self.sizes])
+        _refuse_empty(self.source, self.sizes - 1)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.corpus.read(int(self.starts[index]), int(self.starts[index + 1]))
+
+
+def byte_dictionary() -> Dictionary:
+    """The fixed dictionary of bytes; the symbol of a byte is its number."""
+    dictionary = Dictionary()
+    for byte in range(256):
+        dictionary.add_symbol(str(byte))
+    return dictionary
+
+
+def tokens_of_bytes(line: np.ndarray, dictionary: Dictionary) -> Tensor:
+    """Bytes (L,) -> their tokens and eos (L + 1,)."""
+    return torch.from_numpy(np.append(line.astype(np.int64) + dictionary.nspecial, dictionary.eos()))
+
+
+class ByteLines(Inputs):
+    """The lines of a file as bytes, with eos in place of the end of the line."""
+
+    def __init__(self, path: Path, dictionary: Dictionary):
+        if not os.path.getsize(path):
+            raise ValueError(f"{path} is empty; give one input in each line")
+        self.content, self.dictionary = np.memmap(path, np.uint8, "r"), dictionary
+        self.ends = _line_ends(self.content)
+        self.starts = np.append(0, self.ends[:-1] + 1)
+        super().__init__(str(path), self.ends - self.starts + 1)
+        _refuse_empty(self.source, self.sizes - 1)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return tokens_of_bytes(self.content[self.starts[index] : self.ends[index]], self.dictionary)
+
+
+def _line_ends(content: np.ndarray) -> np.ndarray:
+    """The position behind each line, where its newline or the end of the file is."""
+    blocks = range(0, len(content), BLOCK)
+    ends = np.concatenate([start + np.flatnonzero(content[start : start + BLOCK] == ord("\n")) for start in blocks])
+    return ends if content[-1] == ord("\n") else np.append(ends, len(content))
+
+
+def _refuse_empty(source: str, lengths: np.ndarray) -> None:
+    if (lengths == 0).any():
+        raise ValueError(f"{source} has an empty input in line {int(np.argmin(lengths)) + 1}; remove it and its label")
+
+
+# ------------------------------------------------------------------------------------------ numbers
+
+
+class Scaling:
+    """Numbers of a file -> (x - mean) / deviation; x is in [0, 1] for bytes and in [-1, 1) for 16-bit integers."""
+
+    SCALES: Dict[str, float] = {"uint8": 255.0, "int16": 32768.0, "float16": 1.0, "float32": 1.0, "float64": 1.0}
+
+    def __init__(self, mean: float, deviation: float):
+        if not deviation > 0:
+            raise ValueError(f"--values-deviation is {deviation}; give a number above 0")
+        self.mean, self.deviation = mean, deviation
+
+    def __call__(self, numbers: np.ndarray) -> Tensor:
+        x = torch.from_numpy(numbers.astype(np.float32)) / self.SCALES[numbers.dtype.name]
+        return (x - self.mean) / self.deviation
+
+
+class Numbers(Inputs):
+    """The rows of an array (examples, length)."""
+
+    def __init__(self, path: Path, numbers: np.ndarray, scaling: Scaling):
+        if numbers.ndim != 2 or not numbers.size:
+            raise ValueError(f"{path} has the shape {numbers.shape}; give (examples, length), neither of them 0")
+        if numbers.dtype.name not in scaling.SCALES:
+            raise ValueError(f"{path} has numbers of type {numbers.dtype}; give one of {', '.join(scaling.SCALES)}")
+        if numbers.dtype.kind == "f":
+            _refuse_nan(path, numbers)
+        super().__init__(str(path), np.full(len(numbers), numbers.shape[1]))
+        self.numbers, self.scaling = numbers, scaling
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.scaling(self.numbers[index])
+
+
+def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
+    rows = max(1, BLOCK // numbers.shape[1])
+    for start in tqdm(range(0, len(numbers), rows), desc=f"check {path.name}", disable=None, leave=False):
+        finite = np.isfinite(numbers[start : start + rows]).all(1)
+        if not finite.all():
+            number = start + int(np.argmin(finite)) + 1
+            raise ValueError(f"{path} has NaN or an infinite number in example {number}; correct or remove it")
+
+
+def array(path: Path) -> np.ndarray:
+    """The content of a .npy file, memory-mapped."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (EOFError, OSError, ValueError):
+        raise ValueError(f"{path} is damaged or something else; give an array that numpy saved") from None
+
+
+def released_speech(path: Path) -> np.ndarray:
+    """A tensor (examples, 1, length) that torch saved -> (examples, length)."""
+    stored = _tensor(path)
+    if stored.dim() != 3 or stored.size(1) != 1:
+        raise ValueError(f"{path} has the shape {tuple(stored.shape)}; give (examples, 1, samples)")
+    return stored[:, 0].numpy()
+
+
+def released_labels(path: Path) -> List[str]:
+    """A tensor (examples,) of class numbers that torch saved."""
+    stored = _tensor(path)
+    if stored.dim() != 1 or stored.is_floating_point():
+        raise ValueError(f"{path} has the shape {tuple(stored.shape)} and {stored.dtype}; give one integer an example")
+    return [str(number) for number in stored.tolist()]
+
+
+def released_images(path: Path) -> np.ndarray:
+    """Text with one image in a line: integers from 0 to 255 -> (examples, length)."""
+    with open(path, "rb") as file, tqdm(
+        total=os.path.getsize(path), unit="B", unit_scale=True, desc=path.name, disable=None, leave=False
+    ) as bar:
+        rows: List[np.ndarray] = []
+        for number, line in enumerate(file, 1):
+            rows.append(_pixels(line, len(rows[0]) if rows else None, f"{path} has in line {number}"))
+            bar.update(len(line))
+    if not rows:
+        raise ValueError(f"{path} is empty; give one image in each line")
+    return np.stack(rows)
+
+
+def _pixels(line: bytes, length: Optional[int], place: str) -> np.ndarray:
+    words = line.split()
+    if not words or len(words) != (length or len(words)):
+        raise ValueError(f"{place} {len(words)} numbers and in the first {length}; give images of equal size")
+    try:
+        row = np.array(words, dtype=np.int64)
+    except ValueError:
+        raise ValueError(f"{place} a word that is not a whole number; give integers from 0 to 255") from None
+    if row.min() < 0 or row.max() > 255:
+        raise ValueError(f"{place} numbers from {row.min()} to {row.max()}; give integers from 0 to 255")
+    return row.astype(np.uint8)
+
+
+def _tensor(path: Path) -> Tensor:
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # of many types
+        raise ValueError(f"{path} is damaged or something else; give a tensor that torch saved") from None
+    if not isinstance(stored, Tensor):
+        raise ValueError(f"{path} contains a {type(stored).__name__}; give a tensor")
+    return stored

@@ -1,0 +1,81 @@
+"""Labels of examples and the order of the classes."""
+
+import re
+from pathlib import Path
+from typing import List, Sequence
+
+import numpy as np
+from fairseq.data import Dictionary
+
+from mega_fairseq.data.corpus import Corpus
+
+ORDER = "labels.txt"  # one label in a line, in the order of the classes
+
+
+def read_labels(path: Path) -> List[str]:
+    """The labels in a text file, one in a line."""
+    labels = _lines(path)
+    for number, label in enumerate(labels, 1):
+        if len(label.split()) != 1:
+            raise ValueError(f"{path} has {label!r} in line {number}; give one label, a single word, in each line")
+    return [label.strip() for label in labels]
+
+
+def binarised_labels(path: Path, dictionary: Dictionary) -> List[str]:
+    """The labels that fairseq-preprocess wrote to `path`.bin and `path`.idx."""
+    corpus = Corpus.load(str(path), dictionary)
+    if (corpus.lines != 2).any():
+        number = int(np.argmax(corpus.lines != 2)) + 1
+        raise ValueError(
+            f"{path}.bin has {corpus.lines[number - 1] - 1} labels in line {number}; give one in each line"
+        )
+    names = dictionary.symbols
+    return [names[token] for token in corpus.read(0, len(corpus))[::2].tolist()]
+
+
+def classes_of(dictionary: Dictionary) -> List[str]:
+    """The symbols of a label dictionary, without those that fairseq-preprocess adds to fill it."""
+    added = re.compile(r"madeupword\d{4}")
+    counted = zip(dictionary.symbols, dictionary.count)
+    return [name for name, count in list(counted)[dictionary.nspecial :] if count or not added.fullmatch(name)]
+
+
+def classes_in(labels: Sequence[str]) -> List[str]:
+    """The labels that occur: by value if all are whole numbers, else in alphabetical order."""
+    found = set(labels)
+    numbers = all(re.fullmatch(r"-?\d+", label) for label in found)
+    return sorted(found, key=(lambda label: (int(label), label)) if numbers else None)
+
+
+def read_classes(path: Path) -> List[str]:
+    """The order of the classes in a file."""
+    classes = read_labels(path)
+    if len(set(classes)) < len(classes):
+        twice = next(name for number, name in enumerate(classes) if name in classes[:number])
+        raise ValueError(f"{path} has the label {twice} twice; give each label once")
+    return classes
+
+
+def class_numbers(labels: Sequence[str], classes: Sequence[str], source: str) -> np.ndarray:
+    """Each label's place in `classes`."""
+    place = {name: number for number, name in enumerate(classes)}
+    for number, label in enumerate(labels, 1):
+        if label not in place:
+            raise ValueError(
+                f"{source} has the label {label!r} in line {number}, which is none of the {len(classes)} classes of "
+                f"the training ({_some(classes)}); correct it, or list all classes in {ORDER} before training"
+            )
+    return np.array([place[label] for label in labels], dtype=np.int64)
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _lines(path: Path) -> List[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no {path}; give a folder with one label in a line in this file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; give one label in a line") from None

@@ -1,0 +1,199 @@
+"""Where a folder has the inputs and labels of a classification data set: layouts of fairseq, the release and ours."""
+
+from pathlib import Path
+from typing import List, Optional, Tuple, Type
+
+from fairseq.data import Dictionary
+
+from mega_fairseq.data.classification import inputs, labels
+from mega_fairseq.data.classification.inputs import Inputs, Scaling
+
+KINDS = ("tokens", "bytes", "values")
+
+
+class Layout:
+    """A folder in one layout. Inputs are one sequence, or two for pairs."""
+
+    kind: str
+    FILES: str  # what the user should have
+
+    def __init__(self, folder: Path, scaling: Scaling):
+        self.folder, self.scaling = folder, scaling
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        raise NotImplementedError
+
+    def dictionary(self) -> Optional[Dictionary]:
+        return None
+
+    def inputs(self, split: str) -> List[Inputs]:
+        raise NotImplementedError
+
+    def labels(self, split: str) -> List[str]:
+        return labels.read_labels(self.labels_file(split))
+
+    def labels_file(self, split: str) -> Path:
+        return self.folder / f"{split}.label"
+
+    def classes(self) -> List[str]:
+        """The order of the classes; empty if there is no training split."""
+        order = self.folder / labels.ORDER
+        if order.exists():
+            return labels.read_classes(order)
+        return labels.classes_in(self.labels("train")) if self.labels_file("train").exists() else []
+
+    def pairs(self) -> bool:
+        return False
+
+
+class Binarised(Layout):
+    """What fairseq-preprocess writes, for the task `sentence_prediction`."""
+
+    kind = "tokens"
+    FIRST, SECOND, LABELS = "input0", "input1", "label"
+    FILES = "the folders input0 and label that fairseq-preprocess wrote"
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        return (folder / cls.FIRST / "dict.txt").exists()
+
+    def dictionary(self) -> Dictionary:
+        dictionary = Dictionary.load(str(self.folder / self.FIRST / "dict.txt"))
+        dictionary.add_symbol("<mask>")  # as fairseq's task has it
+        return dictionary
+
+    def inputs(self, split: str) -> List[Inputs]:
+        folders = (self.FIRST, self.SECOND)[: 1 + self.pairs()]
+        return [inputs.Tokens(self.folder / name / split, self.dictionary()) for name in folders]
+
+    def labels(self, split: str) -> List[str]:
+        return labels.binarised_labels(self.folder / self.LABELS / split, self._label_dictionary())
+
+    def labels_file(self, split: str) -> Path:
+        return self.folder / self.LABELS / f"{split}.bin"
+
+    def classes(self) -> List[str]:
+        return labels.classes_of(self._label_dictionary())
+
+    def pairs(self) -> bool:
+        return (self.folder / self.SECOND).is_dir()
+
+    def _label_dictionary(self) -> Dictionary:
+        path = self.folder / self.LABELS / "dict.txt"
+        if not path.exists():
+            raise FileNotFoundError(
+                f"there is no {path}; run fairseq-preprocess --only-source on the labels, one in a line, "
+                f"with --destdir {path.parent}"
+            )
+        return Dictionary.load(str(path))
+
+
+class ReleasedText(Binarised):
+    FIRST, SECOND, LABELS = "src-bin", "src1-bin", "label-bin"
+    FILES = "the folders src-bin and label-bin of the released code"
+
+
+class Lines(Layout):
+    """One input in a line, read as bytes."""
+
+    kind = "bytes"
+    FILES = "the files train.input and train.label, with one input or label in a line"
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        return any(folder.glob("*.input"))
+
+    def dictionary(self) -> Dictionary:
+        return inputs.byte_dictionary()
+
+    def inputs(self, split: str) -> List[Inputs]:
+        names = ("input", "input1")[: 1 + self.pairs()]
+        return [inputs.ByteLines(_existing(self.folder / f"{split}.{name}"), self.dictionary()) for name in names]
+
+    def pairs(self) -> bool:
+        return any(self.folder.glob("*.input1"))
+
+
+class Arrays(Layout):
+    """Numbers in arrays (examples, length)."""
+
+    kind = "values"
+    FILES = "train.npy, an array (examples, length), and train.label with one label in a line"
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        return any(folder.glob("*.npy"))
+
+    def inputs(self, split: str) -> List[Inputs]:
+        path = _existing(self.folder / f"{split}.npy")
+        return [inputs.Numbers(path, inputs.array(path), self.scaling)]
+
+
+class ReleasedImages(Layout):
+    kind = "values"
+    FILES = "the folders input and label of the released code"
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        return any(folder.glob("input/*.src"))
+
+    def inputs(self, split: str) -> List[Inputs]:
+        path = _existing(self.folder / "input" / f"{split}.src")
+        return [inputs.Numbers(path, inputs.released_images(path), self.scaling)]
+
+    def labels_file(self, split: str) -> Path:
+        return self.folder / "label" / f"{split}.label"
+
+
+class ReleasedSpeech(Layout):
+    kind = "values"
+    FOLDER, NAMES = "processed_data/raw", {"valid": "val"}
+    FILES = f"the folder {FOLDER} of the released code"
+
+    @classmethod
+    def fits(cls, folder: Path) -> bool:
+        return any((folder / cls.FOLDER).glob("*_X.pt"))
+
+    def inputs(self, split: str) -> List[Inputs]:
+        path = _existing(self._file(split, "X"))
+        return [inputs.Numbers(path, inputs.released_speech(path), self.scaling)]
+
+    def labels(self, split: str) -> List[str]:
+        return inputs.released_labels(_existing(self.labels_file(split)))
+
+    def labels_file(self, split: str) -> Path:
+        return self._file(split, "y")
+
+    def _file(self, split: str, what: str) -> Path:
+        return self.folder / self.FOLDER / f"{self.NAMES.get(split, split)}_{what}.pt"
+
+
+LAYOUTS: Tuple[Type[Layout], ...] = (Binarised, ReleasedText, Lines, Arrays, ReleasedImages, ReleasedSpeech)
+
+
+def open_folder(path: str, kind: str, scaling: Scaling) -> Layout:
+    """The data set in a folder, with inputs of this kind."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {path}; give one with {_files(kind)}")
+    found = [layout for layout in LAYOUTS if layout.fits(folder)]
+    for layout in found:
+        if layout.kind == kind:
+            return layout(folder, scaling)
+    if found:
+        raise ValueError(
+            f"{path} contains {found[0].kind} ({found[0].FILES}) and --input-kind is {kind}; "
+            f"give --input-kind {found[0].kind}"
+        )
+    raise FileNotFoundError(f"{path} contains no inputs; give a folder with {_files(kind)}")
+
+
+def _files(kind: str) -> str:
+    return ", or ".join(layout.FILES for layout in LAYOUTS if layout.kind == kind)
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; give the name of a split that exists")
+    return path

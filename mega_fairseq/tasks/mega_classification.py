@@ -1,0 +1,166 @@
+"""Classification of tokens, bytes or real numbers, alone or in pairs, with the criterion `sentence_prediction`."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+
+from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
+from mega_fairseq.data.classification.inputs import Inputs, Scaling
+from mega_fairseq.data.classification.labels import class_numbers
+from mega_fairseq.data.classification.layouts import KINDS, Layout, open_folder
+from mega_fairseq.models.mega_classifier import MegaClassifier
+from mega_fairseq.models.options import option
+from mega_fairseq.models.whole_config import option_of_command
+
+logger = logging.getLogger(__name__)
+HEAD = "sentence_classification_head"  # the default of --classification-head-name
+
+
+@dataclass
+class MegaClassificationConfig(FairseqDataclass):
+    data: Optional[str] = option(None, "folder with inputs and labels; docs/classification.md lists the layouts")
+    input_kind: ChoiceEnum(list(KINDS)) = option("tokens", "what an input consists of")
+    max_positions: int = option(0, "longest input; 0 for that of the model")
+    shorten_method: ChoiceEnum(["none", "truncate"]) = option("none", "longer inputs: refuse the data, or cut them")
+    init_token: Optional[int] = option(None, "token in front of each input")
+    values_mean: float = option(0.0, "subtracted from values, which are in [0, 1] for bytes, in [-1, 1) for 16 bits")
+    values_deviation: float = option(1.0, "values minus their mean are divided by it")
+    seed: int = II("common.seed")
+
+
+@register_task("mega_classification", dataclass=MegaClassificationConfig)
+class MegaClassificationTask(FairseqTask):
+    """Checkpoints contain its state: the names of the classes in order, and the tokens of a dictionary made from data.
+
+    Labels of other data are matched by name, and another dictionary is refused.
+    """
+
+    def __init__(self, cfg: MegaClassificationConfig, dictionary: Optional[Dictionary], classes: List[str]):
+        super().__init__(cfg)
+        if cfg.init_token is not None and not (dictionary and 0 <= cfg.init_token < len(dictionary)):
+            known = f"a number below {len(dictionary)}, the size of the dictionary" if dictionary else "tokens or bytes"
+            raise ValueError(f"--init-token is {cfg.init_token}; it needs {known}")
+        self.dictionary, self.classes = dictionary, classes
+        self.longest = cfg.max_positions
+        self.layout: Optional[Layout] = None
+
+    @classmethod
+    def setup_task(cls, cfg: MegaClassificationConfig, **unused: Any) -> "MegaClassificationTask":
+        if not cfg.data:
+            raise ValueError("there is no data; give a folder with inputs and labels")
+        layout = open_folder(cfg.data, str(cfg.input_kind), Scaling(cfg.values_mean, cfg.values_deviation))
+        task = cls(cfg, layout.dictionary(), layout.classes())
+        task.layout = layout
+        return task
+
+    # ------------------------------------------------------------------------------------------ state
+
+    @property
+    def source_dictionary(self) -> Optional[Dictionary]:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Optional[Dictionary]:
+        return self.dictionary  # of the same text, as fairseq's task has it
+
+    @property
+    def label_dictionary(self) -> Dictionary:
+        dictionary = Dictionary()
+        for name in self.classes:
+            dictionary.add_symbol(name)
+        return dictionary
+
+    def symbols(self) -> Optional[List[str]]:
+        if self.dictionary is None or self.cfg.input_kind != "tokens":
+            return None
+        return self.dictionary.symbols[self.dictionary.nspecial :]
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"classes": self.classes, "symbols": self.symbols()}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Take the classes of a checkpoint; one that fairseq's own task wrote has none."""
+        symbols = state_dict.get("symbols")
+        if symbols and symbols != self.symbols():
+            raise ValueError(
+                f"{self.cfg.data} has another dictionary than the training of this checkpoint; give fairseq-preprocess "
+                "the dictionary of the training with --srcdict"
+            )
+        self.classes = state_dict.get("classes") or self.classes
+
+    # ------------------------------------------------------------------------------------------ model
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        if self.cfg.max_positions:
+            cfg.max_positions = self.cfg.max_positions
+        self.longest = cfg.max_positions
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"{self.cfg.data} has {len(self.classes)} classes of training examples; give at least 2 different "
+                "labels, or list them in labels.txt"
+            )
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, MegaClassifier):
+            self._check_other(model)
+        head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
+        model.register_classification_head(head, num_classes=len(self.classes))
+        return model
+
+    def _check_other(self, model: BaseFairseqModel) -> None:
+        """fairseq's own classifiers take tokens, and ignore a second input."""
+        lacking = [
+            *["is not a classifier"] * (not hasattr(model, "register_classification_head")),
+            *["does not take values"] * (self.dictionary is None),
+            *["does not take pairs"] * (self.layout is not None and self.layout.pairs()),
+        ]
+        if lacking:
+            raise ValueError(
+                f"{type(model).__name__} {lacking[0]}; choose --arch mega_classifier or one of its presets"
+            )
+
+    def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
+        if getattr(cfg, "_name", None) != "sentence_prediction" or cfg.regression_target:
+            raise ValueError(
+                "--task mega_classification predicts classes; give --criterion sentence_prediction, without "
+                "--regression-target"
+            )
+        return super().build_criterion(cfg, **options)
+
+    # ------------------------------------------------------------------------------------------- data
+
+    def load_dataset(self, split: str, **unused: Any) -> None:
+        if self.layout is None:
+            raise ValueError("the task was built without data")
+        labels = self.layout.labels(split)
+        numbers = class_numbers(labels, self.classes, str(self.layout.labels_file(split)))
+        self.datasets[split] = self.examples(self.layout.inputs(split), numbers)
+
+    def examples(self, inputs: List[Inputs], classes: Optional[np.ndarray] = None) -> ExampleDataset:
+        """Inputs, or both inputs of pairs, as examples for the model that the task has built."""
+        counts = [f"{of.source} has {len(of):,} inputs" for of in inputs]
+        if classes is not None and len(classes) != len(inputs[0]) or len(inputs[0]) != len(inputs[-1]):
+            labels = [] if classes is None else [f"there are {len(classes):,} labels"]
+            raise ValueError(f"{' and '.join([*counts, *labels])}; give as many of each, in the same order")
+        fitted = [Shortened(of, self.longest, self.cfg.init_token) for of in inputs]
+        for of in fitted:
+            if of.cut:
+                self._report_cut(of)
+        return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
+
+    def _report_cut(self, inputs: Shortened) -> None:
+        about = f"{inputs.cut:,} of {len(inputs):,} inputs in {inputs.source} have more than {self.longest:,} positions"
+        if self.cfg.shorten_method == "none":
+            raise ValueError(f"{about}; give a larger --max-positions, or --shorten-method truncate to cut them")
+        logger.info(f"{about} and are cut to the first {self.longest:,} (--shorten-method truncate)")
+
+    def max_positions(self) -> None:
+        """No limit for fairseq, which would leave out longer inputs."""
+        return None

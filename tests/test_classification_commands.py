@@ -1,0 +1,174 @@
+"""The task `mega_classification` through fairseq's command lines: pairs of documents as bytes, and real values."""
+
+import functools
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands import PLUGIN, ROOT, SMALL, as_words, failure, fairseq, records
+
+pytestmark = pytest.mark.slow
+
+TASK = [*PLUGIN, "--cpu", "--task=mega_classification", "--criterion=sentence_prediction"]
+EXAMPLES = {"train": 203, "valid": 37}  # primes, so that no batch size divides them
+UPDATES, WITHIN_EPOCH = 40, 20  # an epoch has 26
+SIZES = {f"encoder_{name}": size for name, size in SMALL.items()}
+MEGA = {**SIZES, "encoder_hidden_dim": 48, "encoder_z_dim": 16, "encoder_n_dim": 4, "encoder_chunk_size": 5}
+OPTIONS = {
+    "bytes": {"pairs": True, "normalization_type": "scalenorm"},
+    "values": {
+        "normalization_type": "batchnorm",
+        "normalize_before": True,
+        "values_mean": 0.5,
+        "values_deviation": 0.3,
+    },
+}
+LABELS = ("first", "second")
+
+
+def write_pairs(folder, split, chance, labels):
+    """Pairs of documents of which one has many vowels; the label says which."""
+    documents = []
+    for label in labels:
+        rich, poor = ("".join(chance.choices("aeiou" * many + "bdgkm", k=chance.randint(2, 19))) for many in (5, 1))
+        documents.append((rich, poor) if label == "first" else (poor, rich))
+    for name, column in zip(("input", "input1"), zip(*documents)):
+        (folder / f"{split}.{name}").write_text("\n".join(column) + "\n")
+
+
+def write_values(folder, split, chance, labels):
+    """Rows of 17 bytes; the larger ones are in the first or second half."""
+    low, high = ([[chance.randrange(start, start + 156) for _ in range(8)] for _ in labels] for start in (0, 100))
+    halves = [(b, a) if label == "first" else (a, b) for label, a, b in zip(labels, low, high)]
+    np.save(folder / f"{split}.npy", np.array([[*one, 127, *other] for one, other in halves], dtype=np.uint8))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    @functools.lru_cache(maxsize=None)
+    def written(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        for split, size in EXAMPLES.items():
+            chance = random.Random(split)
+            labels = chance.choices(LABELS, k=size)
+            (folder / f"{split}.label").write_text("\n".join(labels) + "\n")
+            {"bytes": write_pairs, "values": write_values}[kind](folder, split, chance, labels)
+        return folder
+
+    return written
+
+
+def words_of(kind, **more):
+    training = {"optimizer": "adam", "lr": 0.01, "clip_norm": 1, "batch_size": 8, "max_positions": 20, "dropout": 0.1}
+    logging = {"log_format": "json", "log_interval": 1, "num_workers": 0}
+    given = {"arch": "mega_classifier", "input_kind": kind, **MEGA, **OPTIONS[kind], **training, **logging, **more}
+    return [*TASK, *as_words(given)]
+
+
+@pytest.fixture(scope="session")
+def models(data, tmp_path_factory):
+    """Trains a classifier of one kind of inputs once."""
+
+    @functools.lru_cache(maxsize=None)
+    def trained(kind):
+        folder = tmp_path_factory.mktemp(f"{kind}-model")
+        saving = {"save_dir": folder, "save_interval_updates": WITHIN_EPOCH, "max_update": UPDATES}
+        said = fairseq("train", data(kind), *words_of(kind, **saving))
+        return SimpleNamespace(kind=kind, folder=folder, last=folder / "checkpoint_last.pt", said=said)
+
+    return trained
+
+
+@pytest.fixture(params=OPTIONS)
+def trained(request, models):
+    return models(request.param)
+
+
+def checkpoint(path):
+    return torch.load(path, weights_only=True)
+
+
+def losses(said):
+    return [record["loss"] for record in records(said, "train_inner")]
+
+
+def validated(folder, path, *words):
+    words = [*TASK, "--log-format=json", f"--path={path}", *words]
+    return records(fairseq("validate", folder, *words), "valid")[-1]
+
+
+def test_training_learns_which_half_or_document_it_is(trained):
+    curve = losses(trained.said)
+    assert len(curve) == UPDATES
+    assert sum(curve[-5:]) < 0.6 * sum(curve[:5])
+    assert records(trained.said, "valid")[-1]["valid_accuracy"] > 80
+
+
+def test_a_training_resumed_within_an_epoch_ends_with_exactly_the_same_model(data, trained, tmp_path):
+    start = {"restore_file": trained.folder / f"checkpoint_1_{WITHIN_EPOCH}.pt", "save_dir": tmp_path}
+    said = fairseq("train", data(trained.kind), *words_of(trained.kind, **start, max_update=UPDATES))
+    assert losses(said) == losses(trained.said)[WITHIN_EPOCH:]
+    first, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(resumed["model"], first["model"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_fairseq_validate_reads_everything_else_from_the_checkpoint(data, trained, batch_size):
+    found = validated(data(trained.kind), trained.last, f"--batch-size={batch_size}")
+    expected = records(trained.said, "valid")[-1]
+    for name in ("valid_loss", "valid_accuracy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-3)
+
+
+def test_the_classes_of_the_training_hold_for_other_data(data, models, tmp_path):
+    trained = models("values")
+    for name in ("valid.npy", "valid.label"):
+        (tmp_path / name).write_bytes((data("values") / name).read_bytes())
+    (tmp_path / "labels.txt").write_text("second\nfirst\n")  # the other order
+    assert checkpoint(trained.last)["task_state"] == {"classes": list(LABELS), "symbols": None}
+    expected = records(trained.said, "valid")[-1]["valid_accuracy"]
+    assert validated(tmp_path, trained.last, "--batch-size=8")["valid_accuracy"] == expected
+
+
+def test_pairs_need_a_model_for_pairs(data, tmp_path):
+    words = words_of("bytes", save_dir=tmp_path, max_update=1)
+    words.remove("--pairs")
+    assert failure("train", data("bytes"), *words).endswith("the task gives two inputs for each label; add --pairs")
+
+
+def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
+    words = words_of("values", save_dir=tmp_path, max_update=1, max_positions=16)
+    assert "have more than 16 positions; give a larger --max-positions" in failure("train", data("values"), *words)
+
+
+def test_one_hydra_run_trains_with_the_preset_of_a_recipe(data, tmp_path):
+    config = {
+        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+        "task": {"_name": "mega_classification", "data": str(data("values")), "input_kind": "values"},
+        "model": {"_name": "mega_lra_image_chunk", **MEGA},
+        "criterion": {"_name": "sentence_prediction"},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 3},
+        "dataset": {"batch_size": 8, "num_workers": 0},
+        "checkpoint": {"no_epoch_checkpoints": True, "save_dir": str(tmp_path)},
+    }
+    (tmp_path / "image.yaml").write_text(json.dumps(config))  # JSON is YAML
+    fairseq("hydra-train", "--config-dir", tmp_path, "--config-name=image", f"hydra.run.dir={tmp_path}", cwd=tmp_path)
+    saved = checkpoint(tmp_path / "checkpoint_last.pt")
+    assert saved["cfg"]["model"]["max_positions"] == 1024
+    assert validated(data("values"), tmp_path / "checkpoint_last.pt", "--batch-size=5")["valid_accuracy"] > 0
+
+
+def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):
+    for split in EXAMPLES:
+        (tmp_path / f"{split}.input").write_text("aaab\nb\n")
+        (tmp_path / f"{split}.label").write_text("a\nb\n")
+    sizes = {**SIZES, "encoder_attention_heads": 2, "max_positions": 20, "init_token": 0, "max_update": 1}
+    given = {"arch": "roberta", "input_kind": "bytes", "batch_size": 2, "optimizer": "adam", "lr": 0.01, **sizes}
+    said = fairseq("train", tmp_path, *TASK, *as_words({**given, "save_dir": tmp_path, "log_format": "json"}))
+    assert records(said, "valid")[-1]["valid_loss"] > 0
