@@ -134,6 +134,42 @@ def test_the_classes_of_the_training_hold_for_other_data(data, models, tmp_path)
     assert validated(tmp_path, trained.last, "--batch-size=8")["valid_accuracy"] == expected
 
 
+def relabelled(data, folder, names):
+    """The values with other labels."""
+    for split in EXAMPLES:
+        (folder / f"{split}.npy").write_bytes((data("values") / f"{split}.npy").read_bytes())
+        labels = (data("values") / f"{split}.label").read_text().split()
+        (folder / f"{split}.label").write_text("\n".join(names[label] for label in labels))
+    return folder
+
+
+def test_a_training_is_not_resumed_with_classes_in_another_order(data, models, tmp_path):
+    other = relabelled(data, tmp_path, {"first": "second", "second": "first"})
+    (tmp_path / "labels.txt").write_text("second\nfirst\n")
+    words = words_of("values", restore_file=models("values").last, save_dir=tmp_path / "model", max_update=UPDATES + 1)
+    said = failure("train", other, *words)
+    assert (
+        "was trained with other classes, or in another order; give the data of its training, or another --sav" in said
+    )
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+def test_another_training_starts_from_the_weights_with_a_new_head_if_it_has_more_classes(data, models, tmp_path, names):
+    other = relabelled(data, tmp_path, dict(zip(LABELS, names)))
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    start = {"finetune_from_model": models("values").last, "save_dir": tmp_path / "model", "max_update": 1, "lr": 0.0}
+    said = fairseq("train", other, *words_of("values", **start))
+    assert ("starts anew: that of --finetune-from-model has other sizes" in said) == (len(names) == 3)
+    first, started = (
+        checkpoint(models("values").last)["model"],
+        checkpoint(tmp_path / "model/checkpoint_last.pt")["model"],
+    )
+    heads = [name for name in first if name.startswith("classification_heads")]
+    assert [torch.equal(first[name], started[name]) for name in heads] == [len(names) == 2] * len(heads)
+    weights = [name for name in first if name not in heads and "running" not in name and "tracked" not in name]
+    assert all(torch.equal(first[name], started[name]) for name in weights)
+
+
 def test_pairs_need_a_model_for_pairs(data, tmp_path):
     words = words_of("bytes", save_dir=tmp_path, max_update=1)
     words.remove("--pairs")

@@ -1,5 +1,6 @@
 """Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
@@ -26,10 +27,13 @@ from mega_fairseq.models.options import (
 )
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.resume import check_start
+from mega_fairseq.models.whole_config import option_of_command
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.ops.padding import padding_from_lengths
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,7 +73,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         _check_head(cfg)
         encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
         model = cls(cfg, encoder)
-        check_start(model, cfg)
+        check_start(model, cfg, task.state_dict())
         check_overrides(cfg, task)
         return model
 
@@ -80,6 +84,21 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         self.classification_heads[name] = ClassificationHead(
             features, cfg.classifier_dim or 2 * dim, cfg.classifier_layers, num_classes, cfg.dropout
         )
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Fits a checkpoint to this model; with --finetune-from-model, heads for other classes start anew."""
+        super().upgrade_state_dict_named(state_dict, name)
+        if not option_of_command(self.cfg, "checkpoint.finetune_from_model"):
+            return
+        for head, module in self.classification_heads.items():
+            prefix = f"classification_heads.{head}."
+            own = {f"{prefix}{key}": tensor for key, tensor in module.state_dict().items()}
+            stored = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
+            if {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}:
+                logger.warning(f"the head {head!r} starts anew: that of --finetune-from-model has other sizes")
+                for key in stored:
+                    del state_dict[key]
+                state_dict.update(own)
 
     def forward(
         self,

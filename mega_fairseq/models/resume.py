@@ -13,7 +13,8 @@ import math
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import torch.distributed
 from fairseq.dataclass import FairseqDataclass
@@ -29,8 +30,8 @@ LAST = "checkpoint_last.pt"  # the default of --restore-file
 SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # what fairseq calls checkpoints
 
 
-def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
-    """Check the precision of a training and the checkpoint that it will load.
+def check_start(model: MegaModel, cfg: FairseqDataclass, task_state: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Check the precision of a training and the checkpoint that it will load; `task_state` is that of its task.
 
     A broken checkpoint is replaced by the newest complete one.
 
@@ -49,7 +50,7 @@ def check_start(model: MegaModel, cfg: FairseqDataclass) -> None:
         chosen = _newest_whole(options)
         path, resumed = _to_load(options, chosen)
         if path is not None and path.is_file():
-            check_same_model(model, cfg, path, resumed)
+            check_same_model(model, cfg, path, resumed, task_state)
         return chosen
 
     chosen = _decided_by_first_process(decide)

@@ -7,7 +7,7 @@ import logging
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -32,8 +32,10 @@ DATA = [
 ]  # of the task mega_language_modeling
 
 
-def check_same_model(model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool) -> None:
-    """Compare the options of a training with those of the checkpoint that it starts from.
+def check_same_model(
+    model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool, task_state: Mapping[str, Any]
+) -> None:
+    """Compare the options of a training, and the state of its task, with those of the checkpoint that it starts from.
 
     A resumed training must have the same model. A new one that starts from the weights of another (`resumed` is false)
     gets a warning if its model computes a different function of them.
@@ -51,6 +53,13 @@ def check_same_model(model: MegaModel, cfg: FairseqDataclass, path: Path, resume
             f"{path} belongs to another model: {changes}; give the values of the checkpoint to resume its training, or "
             "another --save-dir, with --finetune-from-model to start from its weights"
         )
+    stored = state.get("task_state") or {}
+    for name in stored.keys() & task_state.keys():
+        if resumed and stored[name] != task_state[name]:
+            raise ValueError(
+                f"{path} was trained with other {name}, or in another order; give the data of its training, or another "
+                "--save-dir, with --finetune-from-model to start from its weights"
+            )
     if changed and not _fits(model, cfg, state["model"]):
         raise ValueError(f"the weights of {path} do not fit: {changes}; give the values of the checkpoint")
     task = (state["cfg"].get("task") or {}) if resumed else {}
@@ -93,9 +102,10 @@ def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -
         own, stored = len(getattr(model, side).layers), count_layers(weights, side)
         if stored != own and not (stored > own and cfg[f"{side}_layers_to_keep"]):
             return False
-    return _shapes(model.state_dict()) == _shapes(weights)
+    return _shapes(model.state_dict()) == _shapes(weights)  # heads of classifiers are built later
 
 
 def _shapes(weights: Dict[str, Tensor]) -> Dict[str, torch.Size]:
     """The shapes by name, one for all layers of a stack."""
-    return {re.sub(r"\.layers\.\d+\.", ".layers.", name): tensor.shape for name, tensor in weights.items()}
+    of_stacks = {name: tensor for name, tensor in weights.items() if not name.startswith("classification_heads.")}
+    return {re.sub(r"\.layers\.\d+\.", ".layers.", name): tensor.shape for name, tensor in of_stacks.items()}
