@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mega_fairseq.models import MegaClassifier
 from tests.commands import PLUGIN, ROOT, SMALL, as_words, failure, fairseq, records
 
 pytestmark = pytest.mark.slow
@@ -208,3 +209,55 @@ def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):
     given = {"arch": "roberta", "input_kind": "bytes", "batch_size": 2, "optimizer": "adam", "lr": 0.01, **sizes}
     said = fairseq("train", tmp_path, *TASK, *as_words({**given, "save_dir": tmp_path, "log_format": "json"}))
     assert records(said, "valid")[-1]["valid_loss"] > 0
+
+
+@pytest.fixture
+def classifier(trained):
+    return MegaClassifier.from_pretrained(str(trained.folder), trained.last.name)
+
+
+def inputs_of(data, kind, split="valid"):
+    """Inputs as `predict` takes them, and their labels."""
+    folder = data(kind)
+    labels = (folder / f"{split}.label").read_text().split()
+    if kind == "values":
+        return np.load(folder / f"{split}.npy"), labels
+    return list(zip(*((folder / f"{split}.{name}").read_text().split() for name in ("input", "input1")))), labels
+
+
+def test_a_trained_model_predicts_labels_without_its_data(data, trained, classifier):
+    inputs, labels = inputs_of(data, trained.kind)
+    found = classifier.predict(inputs, batch_size=7)
+    right = [prediction.label == label for prediction, label in zip(found, labels)]
+    expected = records(trained.said, "valid")[-1]
+    assert 100 * sum(right) / len(right) == pytest.approx(expected["valid_accuracy"], abs=0.1)
+    bits = -np.mean([np.log2(prediction.probabilities[label]) for prediction, label in zip(found, labels)])
+    assert bits == pytest.approx(expected["valid_loss"], abs=1e-3)
+    for prediction in found:
+        assert prediction.probability == max(prediction.probabilities.values())
+        assert sum(prediction.probabilities.values()) == pytest.approx(1)
+    alone = [classifier.predict([one])[0] for one in inputs[:5]]
+    assert [one.label for one in alone] == [one.label for one in found[:5]]
+    assert [one.probability for one in alone] == pytest.approx([one.probability for one in found[:5]], abs=1e-5)
+    assert classifier.predict([]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "said"),
+    [
+        ("bytes", ["ae"], "this model classifies pairs; give tuples of two inputs"),
+        ("bytes", [("ae", "b"), ("ae", "")], "input 2 is empty; leave it out"),
+        ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; give a larger"),
+        (
+            "values",
+            [[1, 2, 3]],
+            r"input 1 has the shape .* and type int64; give one row of finite numbers",
+        ),
+        ("values", [np.zeros(0)], "input 1 is empty; leave it out"),
+        ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
+    ],
+)
+def test_inputs_that_a_model_does_not_take_are_refused(models, kind, inputs, said):
+    trained = models(kind)
+    with pytest.raises(ValueError, match=said):
+        MegaClassifier.from_pretrained(str(trained.folder), trained.last.name).predict(inputs)

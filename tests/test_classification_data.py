@@ -298,7 +298,6 @@ def test_truncated_arrays_are_refused(tmp_path):
     ("options", "said"),
     [
         ({"max_positions": 3}, "2 of 3 inputs in .*train.input have more than 3 positions; give a larger --max-pos"),
-        ({"init_token": 261}, "--init-token is 261; it needs a number below 260, the size of the dictionary"),
         ({"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
         ({"data": "nowhere"}, "there is no folder nowhere; give one with the files train.input and train.label"),
         ({"data": None}, "there is no data; give a folder with inputs and labels"),
@@ -307,6 +306,18 @@ def test_truncated_arrays_are_refused(tmp_path):
 def test_bad_options_are_refused_in_one_sentence(tmp_path, options, said):
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         examples(write(tmp_path, GOOD), "bytes", **options)
+
+
+def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):
+    task = task_of(write(tmp_path, GOOD), "bytes", init_token=260)
+    with pytest.raises(ValueError, match="--init-token is 260; give a number below 260, the size of the dictionary"):
+        task.build_model(SimpleNamespace(max_positions=9))
+
+
+def test_labels_of_a_single_class_are_refused(tmp_path):
+    task = task_of(write(tmp_path, {**GOOD, "train.label": ["1"] * 3}), "bytes")
+    with pytest.raises(ValueError, match="has 1 classes of training examples; give at least 2 different labels"):
+        task.build_model(SimpleNamespace(max_positions=9))
 
 
 def test_longer_inputs_are_cut_only_on_request_and_counted(tmp_path, caplog):

@@ -1,5 +1,6 @@
 """Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
 
+import importlib
 import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
@@ -84,6 +85,12 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         self.classification_heads[name] = ClassificationHead(
             features, cfg.classifier_dim or 2 * dim, cfg.classifier_layers, num_classes, cfg.dropout
         )
+
+    @classmethod
+    def from_pretrained(cls, *names: str, **options: Any) -> Any:
+        """Loads a trained classifier with its task, as MegaModel does; its `predict` classifies new inputs."""
+        hub = super().from_pretrained(*names, **options)
+        return importlib.import_module("mega_fairseq.tasks.prediction").Classifier(hub.task, list(hub.models))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model; with --finetune-from-model, heads for other classes start anew."""

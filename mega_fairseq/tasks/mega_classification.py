@@ -11,11 +11,12 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
+from torch import Tensor
 
 from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
-from mega_fairseq.data.classification.inputs import Inputs, Scaling
+from mega_fairseq.data.classification.inputs import Inputs, Scaling, byte_dictionary, tokens_of_bytes
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.data.classification.layouts import KINDS, Layout, open_folder
+from mega_fairseq.data.classification.layouts import KINDS, Layout, NoData, open_folder
 from mega_fairseq.models.mega_classifier import MegaClassifier
 from mega_fairseq.models.options import option
 from mega_fairseq.models.whole_config import option_of_command
@@ -43,23 +44,33 @@ class MegaClassificationTask(FairseqTask):
     Labels of other data are matched by name, and another dictionary is refused.
     """
 
-    def __init__(self, cfg: MegaClassificationConfig, dictionary: Optional[Dictionary], classes: List[str]):
+    def __init__(
+        self,
+        cfg: MegaClassificationConfig,
+        dictionary: Optional[Dictionary],
+        classes: List[str],
+        layout: Optional[Layout] = None,
+    ):
         super().__init__(cfg)
-        if cfg.init_token is not None and not (dictionary and 0 <= cfg.init_token < len(dictionary)):
-            known = f"a number below {len(dictionary)}, the size of the dictionary" if dictionary else "tokens or bytes"
-            raise ValueError(f"--init-token is {cfg.init_token}; it needs {known}")
         self.dictionary, self.classes = dictionary, classes
+        self.layout = layout or NoData(ValueError("this task was built without data"))
+        self.scaling = Scaling(cfg.values_mean, cfg.values_deviation)
         self.longest = cfg.max_positions
-        self.layout: Optional[Layout] = None
 
     @classmethod
-    def setup_task(cls, cfg: MegaClassificationConfig, **unused: Any) -> "MegaClassificationTask":
-        if not cfg.data:
-            raise ValueError("there is no data; give a folder with inputs and labels")
-        layout = open_folder(cfg.data, str(cfg.input_kind), Scaling(cfg.values_mean, cfg.values_deviation))
-        task = cls(cfg, layout.dictionary(), layout.classes())
-        task.layout = layout
-        return task
+    def setup_task(
+        cls, cfg: MegaClassificationConfig, from_checkpoint: bool = False, **unused: Any
+    ) -> "MegaClassificationTask":
+        try:
+            if not cfg.data:
+                raise ValueError("there is no data; give a folder with inputs and labels")
+            layout = open_folder(cfg.data, str(cfg.input_kind), Scaling(cfg.values_mean, cfg.values_deviation))
+        except (FileNotFoundError, ValueError) as error:
+            if not from_checkpoint:  # a trained model can classify other inputs without them
+                raise
+            layout = NoData(error)
+        dictionary = byte_dictionary() if cfg.input_kind == "bytes" else layout.dictionary()
+        return cls(cfg, dictionary, layout.classes(), layout)
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -89,6 +100,10 @@ class MegaClassificationTask(FairseqTask):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Take the classes of a checkpoint; one that fairseq's own task wrote has none."""
         symbols = state_dict.get("symbols")
+        if symbols and self.dictionary is None:
+            self.dictionary = Dictionary()
+            for symbol in symbols:
+                self.dictionary.add_symbol(symbol)
         if symbols and symbols != self.symbols():
             raise ValueError(
                 f"{self.cfg.data} has another dictionary than the training of this checkpoint; give fairseq-preprocess "
@@ -102,6 +117,9 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
+        first, types = self.cfg.init_token, len(self.dictionary or ())
+        if first is not None and not 0 <= first < types:
+            raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
         if len(self.classes) < 2:
             raise ValueError(
                 f"{self.cfg.data} has {len(self.classes)} classes of training examples; give at least 2 different "
@@ -119,7 +137,7 @@ class MegaClassificationTask(FairseqTask):
         lacking = [
             *["is not a classifier"] * (not hasattr(model, "register_classification_head")),
             *["does not take values"] * (self.dictionary is None),
-            *["does not take pairs"] * (self.layout is not None and self.layout.pairs()),
+            *["does not take pairs"] * self.layout.pairs(),
         ]
         if lacking:
             raise ValueError(
@@ -137,8 +155,6 @@ class MegaClassificationTask(FairseqTask):
     # ------------------------------------------------------------------------------------------- data
 
     def load_dataset(self, split: str, **unused: Any) -> None:
-        if self.layout is None:
-            raise ValueError("the task was built without data")
         labels = self.layout.labels(split)
         numbers = class_numbers(labels, self.classes, str(self.layout.labels_file(split)))
         self.datasets[split] = self.examples(self.layout.inputs(split), numbers)
@@ -160,6 +176,19 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.shorten_method == "none":
             raise ValueError(f"{about}; give a larger --max-positions, or --shorten-method truncate to cut them")
         logger.info(f"{about} and are cut to the first {self.longest:,} (--shorten-method truncate)")
+
+    def encode(self, given: Any, number: int = 1) -> Tensor:
+        """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by its number."""
+        if self.cfg.input_kind == "values":
+            x = self.scaling.checked(np.asarray(given), f"input {number}")
+        elif self.cfg.input_kind == "bytes":
+            line = given.encode() if isinstance(given, str) else bytes(given)
+            x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
+        else:
+            x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
+        if len(x) == (self.cfg.input_kind != "values"):  # eos
+            raise ValueError(f"input {number} is empty; leave it out")
+        return x
 
     def max_positions(self) -> None:
         """No limit for fairseq, which would leave out longer inputs."""

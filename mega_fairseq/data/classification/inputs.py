@@ -25,6 +25,17 @@ class Inputs(Sequence[Tensor]):
         return len(self.sizes)
 
 
+class Given(Inputs):
+    """Inputs in memory."""
+
+    def __init__(self, rows: Sequence[Tensor]):
+        super().__init__("the list", np.array([len(row) for row in rows]))
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+
 # ----------------------------------------------------------------------------------- tokens and bytes
 
 
@@ -94,6 +105,15 @@ class Scaling:
         if not deviation > 0:
             raise ValueError(f"--values-deviation is {deviation}; give a number above 0")
         self.mean, self.deviation = mean, deviation
+
+    def checked(self, numbers: np.ndarray, source: str) -> Tensor:
+        """One input (L,), if it can be scaled."""
+        if numbers.ndim != 1 or numbers.dtype.name not in self.SCALES or not np.isfinite(numbers).all():
+            raise ValueError(
+                f"{source} has the shape {numbers.shape} and type {numbers.dtype}; give one row of finite numbers of "
+                f"type {', '.join(self.SCALES)}"
+            )
+        return self(numbers)
 
     def __call__(self, numbers: np.ndarray) -> Tensor:
         x = torch.from_numpy(numbers.astype(np.float32)) / self.SCALES[numbers.dtype.name]

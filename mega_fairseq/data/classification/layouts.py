@@ -169,6 +169,22 @@ class ReleasedSpeech(Layout):
         return self.folder / self.FOLDER / f"{self.NAMES.get(split, split)}_{what}.pt"
 
 
+class NoData(Layout):
+    """Raises an error where inputs or labels are needed, for a trained model that classifies other inputs."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def inputs(self, split: str) -> List[Inputs]:
+        raise self.error
+
+    def labels(self, split: str) -> List[str]:
+        raise self.error
+
+    def classes(self) -> List[str]:
+        return []
+
+
 LAYOUTS: Tuple[Type[Layout], ...] = (Binarised, ReleasedText, Lines, Arrays, ReleasedImages, ReleasedSpeech)
 
 

@@ -1,0 +1,82 @@
+"""Predictions of trained classifiers for new inputs."""
+
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from fairseq.utils import move_to_cuda
+from torch import Tensor, nn
+
+from mega_fairseq.data.classification.examples import ExampleDataset
+from mega_fairseq.data.classification.inputs import Given
+from mega_fairseq.data.classification.labels import classes_of
+from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, MegaClassificationTask
+
+
+class Prediction(NamedTuple):
+    label: str  # of the most probable class
+    probability: float
+    probabilities: Dict[str, float]  # of all classes by label
+
+
+class Classifier(nn.Module):
+    """Trained models with their task, as `MegaClassifier.from_pretrained` returns them."""
+
+    def __init__(self, task: FairseqTask, models: Sequence[BaseFairseqModel]):
+        super().__init__()
+        self.task = task if isinstance(task, MegaClassificationTask) else _in_place_of(task)
+        self.models = nn.ModuleList(models).eval()
+        self.task.longest = min(model.cfg.max_positions for model in models)
+
+    @property
+    def labels(self) -> List[str]:
+        return list(self.task.classes)
+
+    def predict(self, inputs: Sequence[Any], batch_size: int = 16) -> List[Prediction]:
+        """Classify inputs: text, bytes, or arrays of numbers as in the files of the training; pairs are tuples of two.
+
+        Several models are averaged.
+        """
+        found = torch.zeros(len(inputs), len(self.labels))
+        if len(inputs):
+            for rows, probabilities in self.probabilities(self.task.examples(self._towers(inputs)), batch_size):
+                found[rows] = probabilities
+        return [self.prediction(row) for row in found]
+
+    def prediction(self, probabilities: Tensor) -> Prediction:
+        """(classes,) -> the prediction."""
+        best = int(probabilities.argmax())
+        return Prediction(self.labels[best], float(probabilities[best]), dict(zip(self.labels, probabilities.tolist())))
+
+    @torch.no_grad()
+    def probabilities(self, examples: ExampleDataset, batch_size: int) -> Iterator[Tuple[List[int], Tensor]]:
+        """Numbers of examples (B,) and the probabilities of their classes (B, classes), batch by batch."""
+        order = np.argsort(-examples.sizes, kind="stable")  # inputs of similar length need few pads
+        device = next(self.parameters()).device
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size].tolist()
+            net_input = examples.collater([examples[row] for row in rows])["net_input"]
+            if device.type == "cuda":
+                net_input = move_to_cuda(net_input, device)
+            scores = torch.stack([self._scores(model, net_input) for model in self.models])
+            yield rows, scores.float().softmax(-1).mean(0).cpu()
+
+    @staticmethod
+    def _scores(model: BaseFairseqModel, net_input: Dict[str, Tensor]) -> Tensor:
+        (head,) = model.classification_heads
+        return model(**net_input, features_only=True, classification_head_name=head)[0]
+
+    def _towers(self, inputs: Sequence[Any]) -> List[Given]:
+        pairs = self.models[0].cfg.pairs
+        towers = list(zip(*inputs)) if pairs else [inputs]
+        if pairs and not (len(towers) == 2 and all(isinstance(pair, (list, tuple)) for pair in inputs)):
+            raise ValueError("this model classifies pairs; give tuples of two inputs")
+        return [Given([self.task.encode(one, number) for number, one in enumerate(tower, 1)]) for tower in towers]
+
+
+def _in_place_of(task: FairseqTask) -> MegaClassificationTask:
+    """Our task with the options, tokens and classes of fairseq's `sentence_prediction`."""
+    given = {name: getattr(task.cfg, name) for name in ("init_token", "max_positions", "shorten_method")}
+    return MegaClassificationTask(MegaClassificationConfig(**given), task.dictionary, classes_of(task.label_dictionary))
