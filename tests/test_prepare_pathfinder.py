@@ -1,6 +1,11 @@
 """`mega-fairseq prepare pathfinder`: published statistics, the rules of contours, and the files."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from random import Random
 
 import numpy as np
@@ -9,9 +14,8 @@ import pytest
 from mega_fairseq.cli import main as command
 from mega_fairseq.cli.prepare import contours, drawing, pathfinder
 from mega_fairseq.cli.prepare.contours import RULES, Space, space
-from tests.commands import refused_by
-from tests.faults import killed_after_a_part, killed_after_the_training_set, killed_while_writing
-from tests.prepared import contents, kill, prepare, within
+from tests.commands import ROOT, refused_by
+from tests.prepared import contents, killed_in_the_third_part, prepare, within
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +43,7 @@ def drawings(size, number):
 
 @pytest.fixture(scope="module")
 def small():
-    return drawings(32, 700)
+    return drawings(32, 500)
 
 
 @pytest.fixture(scope="module")
@@ -212,18 +216,28 @@ def test_arrays_and_labels_are_those_of_the_drawings(few):
     assert (few / "examples.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_three_workers_write_the_files_of_one(few, tmp_path):
-    prepare("pathfinder", tmp_path / "same", *FEW, "--workers=3")
-    assert contents(tmp_path / "same") == contents(few)
-
-
-@pytest.mark.parametrize("fault", [killed_while_writing, killed_after_a_part, killed_after_the_training_set])
-def test_a_killed_preparation_continues(fault, few, tmp_path):
-    folder = tmp_path / "killed"
-    kill(fault, "pathfinder", folder, *FEW, "--workers=1")
-    assert not (folder / "valid.npy").exists()
-    prepare("pathfinder", folder, *FEW, "--workers=1")
+def test_ctrl_c_prints_one_sentence_and_the_command_continues_with_any_number_of_workers(few, tmp_path):
+    folder = tmp_path / "interrupted"
+    words = [sys.executable, "-m", "mega_fairseq.cli", "prepare", "pathfinder", folder, *FEW, "--workers=2"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while process.poll() is None and not list(folder.glob("parts/??????-*[!p]")):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal interrupts the command and its workers
+        _, errors = process.communicate()
+    refused_by("prepare", (process.returncode, "", errors), "interrupted; the same command continues")
+    prepare("pathfinder", folder, *FEW, "--workers=3")
     assert contents(folder) == contents(few)
+
+
+def test_a_killed_worker_is_reported_and_the_same_command_continues(few, tmp_path, capsys, monkeypatch):
+    words = ["prepare", "pathfinder", str(tmp_path / "killed"), *FEW]
+    with monkeypatch.context() as patch:
+        patch.setattr(pathfinder, "make_part", killed_in_the_third_part)
+        code = command.main([*words, "--workers=2"])
+    refused_by("prepare", (code, *capsys.readouterr()), "a worker was killed", "with fewer --workers continues")
+    assert list((tmp_path / "killed/parts").glob("00000[01]-*"))
+    assert command.main([*words, "--workers=1"]) == 0
+    assert contents(tmp_path / "killed") == contents(few)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 import mega_fairseq
 from mega_fairseq.cli import UserError
@@ -91,24 +91,43 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_data(data: Any) -> None:
-    def add(name: str, about: str) -> argparse.ArgumentParser:
+    def add(name: str, about: str, source: str, seeded: bool = True, **options: Tuple[int, str]) -> None:
+        """Data with options are generated if no source is given."""
         made = data.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         made.add_argument("out", metavar="OUT", help="a new folder; the same command continues an interrupted one")
-        made.add_argument("--seed", type=int, default=1, metavar="N", help="other seed, other data (default: 1)")
+        made.add_argument("source", metavar="SOURCE", nargs="?" if options else None, help=source)
         made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
-        return made
+        made.set_defaults(generator={option: default for option, (default, _) in options.items()})
+        if seeded:
+            options["seed"] = 1, "other seed, other data"
+        for option, (default, what) in options.items():
+            words = f"{what} (default: %(default)s)"
+            made.add_argument(f"--{option}", type=int, default=default, metavar="N", help=words)
 
-    listops = add("listops", "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files")
-    for split, size in (("train", 96000), ("valid", 2000), ("test", 2000)):
-        listops.add_argument(f"--{split}", type=int, default=size, metavar="N", help="examples (default: %(default)s)")
-    for end, length in (("shortest", 501), ("longest", 1999)):
-        listops.add_argument(f"--{end}", type=int, default=length, metavar="N", help="symbols (default: %(default)s)")
-
-    pathfinder = add("pathfinder", "images in which two discs lie on one contour or on two, in .npy files")
-    pathfinder.add_argument("--size", type=int, default=32, metavar="N", help="32 (default), 64, 128 (Path-X) or 256")
-    pathfinder.add_argument(
-        "--images", type=int, default=200000, metavar="N", help="8/10 to train, 1/10 each to validate and test"
+    add(
+        "listops",
+        "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files",
+        "folder with the published basic_{train,val,test}.tsv (default: generate)",
+        train=(96000, "examples"),
+        valid=(2000, "examples"),
+        test=(2000, "examples"),
+        shortest=(501, "symbols"),
+        longest=(1999, "symbols"),
     )
+    add(
+        "pathfinder",
+        "images in which two discs lie on one contour or on two, in .npy files",
+        "the published folder pathfinder32 or pathfinder128 (default: generate)",
+        size=(32, "32, 64, 128 (Path-X) or 256"),
+        images=(200000, "8/10 to train, 1/10 each to validate and test"),
+    )
+    add("text", "reviews of films (IMDB), in text files", "the folder aclImdb or aclImdb_v1.tar.gz")
+    folder = "folder with new_aan_pairs.{train,eval,test}.tsv"
+    add("retrieval", "pairs of papers (AAN), in text files", folder, seeded=False)
+    archive = "the folder cifar-10-batches-py or cifar-10-python.tar.gz"
+    add("image", "grey images of ten classes (CIFAR-10), in .npy files", archive, seeded=False)
+    archive = "the folder speech_commands_v0.02 or its .tar.gz archive"
+    add("speech", "recordings of ten words (Speech Commands), in .npy files", archive)
 
 
 def run_module(args: argparse.Namespace) -> None:

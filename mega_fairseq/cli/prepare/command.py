@@ -1,10 +1,16 @@
-"""`mega-fairseq prepare DATA`: the module of this folder with the name DATA has `prepare(arguments)`."""
+"""`mega-fairseq prepare DATA`: the module of this folder with the name DATA makes the data.
+
+Data that an algorithm defines can also be read from published files: then it is the module DATA_source. A module has
+`settings(arguments)`, which checks options before anything is written, and `prepare(arguments, folder)`.
+"""
 
 import argparse
 import importlib
 import os
+from typing import Dict
 
 from mega_fairseq.cli import UserError
+from mega_fairseq.cli.prepare.folder import Folder
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -12,6 +18,26 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.workers = os.cpu_count() or 1
     if arguments.workers < 1:
         raise UserError(f"--workers is {arguments.workers}; give a whole number of at least 1")
-    if arguments.seed < 0:
+    if getattr(arguments, "seed", 0) < 0:
         raise UserError(f"--seed is {arguments.seed}; give a whole number of at least 0")
-    importlib.import_module(f"mega_fairseq.cli.prepare.{arguments.data}").prepare(arguments)
+    name, settings = arguments.data, {"data": arguments.data}
+    if arguments.source is not None:
+        settings["source"] = os.path.abspath(arguments.source)
+        if arguments.generator:
+            name = f"{name}_source"
+            _refuse_options({**arguments.generator, "seed": 1}, arguments)
+    module = importlib.import_module(f"mega_fairseq.cli.prepare.{name}")
+    folder = Folder(arguments.out, {**settings, **module.settings(arguments)})
+    if folder.complete:
+        print(f"{arguments.out} is complete already")
+        return
+    try:
+        module.prepare(arguments, folder)
+    except KeyboardInterrupt:
+        raise UserError("interrupted; the same command continues") from None
+
+
+def _refuse_options(defaults: Dict[str, int], arguments: argparse.Namespace) -> None:
+    for option, default in defaults.items():
+        if getattr(arguments, option) != default:
+            raise UserError(f"--{option} is for generated data; leave it out to read {arguments.source}")

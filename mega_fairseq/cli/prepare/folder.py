@@ -1,12 +1,14 @@
 """The output folder of `mega-fairseq prepare`, which an interrupted preparation continues.
 
 prepare.json has the settings and whether the data are complete. Until then, parts/ has the parts that are finished:
-each depends on the settings and its number alone, so the number of workers does not change the data. No file has its
-final name before it is completely written.
+each depends on the settings and its item alone, so the number of workers does not change the data. Its name has a hash
+of the item: if a file of the source changes, its parts are made again. No file has its final name before it is
+completely written.
 """
 
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -16,7 +18,7 @@ import signal
 import threading
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -32,18 +34,13 @@ class Folder:
 
     def __init__(self, path: str, settings: Dict[str, Any]):
         self.path, self.settings = path, settings
+        self.parts: List[str] = []  # paths
         found = self._read()
         self.complete = found.pop("complete", False)
         if found and found != settings:
             raise UserError(
                 f"{path} contains data of other settings ({_listing(found)}); give another folder, or remove this one"
             )
-        if not found:
-            try:
-                os.makedirs(path, exist_ok=True)
-            except OSError as error:
-                raise UserError(f"{path} was not created ({error.strerror}); choose another folder") from None
-            self._save(complete=False)
         if self.complete:  # a process may have been killed before it removed them
             shutil.rmtree(self._place("parts"), ignore_errors=True)
 
@@ -64,35 +61,48 @@ class Folder:
     def _save(self, complete: bool) -> None:
         write_json(self._place("prepare"), {**self.settings, "complete": complete})
 
-    def part(self, number: int) -> bytes:
-        with open(_part(self._place("parts"), number), "rb") as file:
-            return file.read()
+    def temporary(self, name: str, item: Any) -> str:
+        """The path of a file that depends on this item and is removed when the data are complete."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path} was not created ({error.strerror}); choose another folder") from None
+        if not os.path.isdir(self._place("parts")):
+            self._save(complete=False)
+            os.mkdir(self._place("parts"))
+        digest = hashlib.blake2b(repr(item).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+        return os.path.join(self._place("parts"), f"{name}-{digest}")
 
-    def make(self, make: Callable[[int], bytes], numbers: Sequence[int], workers: int, examples: int) -> None:
-        """Write the parts with these numbers that do not exist; each has so many examples."""
-        parts = self._place("parts")
-        os.makedirs(parts, exist_ok=True)
-        missing = [number for number in numbers if not os.path.exists(_part(parts, number))]
-        done = (len(numbers) - len(missing)) * examples
+    def make(
+        self, make: Callable[[Any], bytes], items: Sequence[Any], workers: int, size: int, unit: str = "example"
+    ) -> None:
+        """Write a part for each item unless it exists; the progress bar counts `size` units for each."""
+        self.parts = [self.temporary(f"{number:06d}", item) for number, item in enumerate(items)]
+        missing = [(path, item) for path, item in zip(self.parts, items) if not os.path.exists(path)]
+        done = (len(items) - len(missing)) * size
         try:
             with _mapping(min(workers, len(missing))) as each, tqdm(
-                total=len(numbers) * examples, initial=done, unit="example", disable=None
+                total=len(items) * size, initial=done, unit=unit, disable=None
             ) as bar:
-                for _ in each(partial(_write_part, make, parts), missing):
-                    bar.update(examples)
-        except KeyboardInterrupt:
-            raise UserError("interrupted; the same command continues") from None
+                for _ in each(partial(_write_part, make), missing):
+                    bar.update(size)
         except BrokenProcessPool:
             raise UserError(
                 "a worker was killed, perhaps for lack of memory; the same command with fewer --workers continues"
             ) from None
 
+    def lines(self, parts: slice = slice(None)) -> Iterator[bytes]:
+        """The lines of all parts or some, without their ends."""
+        for path in self.parts[parts]:
+            with open(path, "rb") as file:
+                yield from file.read().split(b"\n")[:-1]
+
     def discard(self) -> None:
         """Remove the folder, after the first parts have shown that the settings are impossible."""
         shutil.rmtree(self.path)
 
-    def finish(self, files: Dict[str, Iterable[bytes]]) -> None:
-        """Write the data from the parts, and remove the parts."""
+    def finish(self, files: Dict[str, Iterable[bytes]], sizes: Dict[str, int]) -> None:
+        """Write the data from the parts, remove the parts, and print the sizes of the splits."""
         for name in os.listdir(self.path):
             if UNFINISHED.fullmatch(name):
                 os.remove(self._place(name))
@@ -100,18 +110,25 @@ class Folder:
             write(self._place(name), content)
         self._save(complete=True)
         shutil.rmtree(self._place("parts"), ignore_errors=True)
+        print(f"wrote {', '.join(f'{split} ({size:,})' for split, size in sizes.items())} to {self.path}")
+
+
+def batches(items: Sequence[Any], size: int) -> List[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def column(lines: Iterable[bytes], number: int, columns: int = 2) -> Iterator[bytes]:
+    """One of so many columns, which tabs separate, as lines of a file."""
+    return (line.split(b"\t", columns - 1)[number] + b"\n" for line in lines)
 
 
 def _listing(settings: Dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _part(parts: str, number: int) -> str:
-    return os.path.join(parts, f"{number:06d}")
-
-
-def _write_part(make: Callable[[int], bytes], parts: str, number: int) -> None:
-    write(_part(parts, number), make(number))
+def _write_part(make: Callable[[Any], bytes], job: Tuple[str, Any]) -> None:
+    path, item = job
+    write(path, make(item))
 
 
 @contextlib.contextmanager

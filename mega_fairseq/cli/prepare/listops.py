@@ -11,10 +11,10 @@ import hashlib
 from functools import partial
 from itertools import islice
 from random import Random
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.folder import SPLITS, Folder
+from mega_fairseq.cli.prepare.folder import SPLITS, Folder, column
 
 DEEPEST = 10
 PART = 500  # examples
@@ -35,6 +35,25 @@ def median(values: List[int]) -> int:
     """The mean of the two middle values, rounded down."""
     ordered = sorted(values)
     return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
+
+
+def value(symbols: Iterable[str]) -> int:
+    """The value of an expression; LookupError or ValueError if the symbols are none."""
+    operators: List[str] = []
+    values: List[List[int]] = [[]]
+    for symbol in symbols:
+        if symbol in OPERATORS:
+            operators.append(symbol)
+            values.append([])
+        elif symbol == "]":
+            arguments = values.pop()
+            if len(arguments) < 2:
+                raise ValueError
+            values[-1].append(OPERATORS[operators.pop()](arguments))
+        else:
+            values[-1].append(DIGITS.index(symbol))
+    ((result,),) = values
+    return result
 
 
 class Tree(NamedTuple):
@@ -93,17 +112,25 @@ def _example(random: Callable[[], float], shortest: int, longest: int) -> str:
     )
 
 
-def prepare(arguments: argparse.Namespace) -> None:
-    sizes, folder = _settings(arguments)
-    if folder.complete:
-        print(f"{arguments.out} is complete already")
-        return
+def settings(arguments: argparse.Namespace) -> Dict[str, int]:
+    for split in SPLITS:
+        if getattr(arguments, split) < 1:
+            raise UserError(f"--{split} is {getattr(arguments, split)}; give a whole number of at least 1")
+    shortest, longest = arguments.shortest, arguments.longest
+    if not LEAST <= shortest <= longest:
+        raise UserError(f"--shortest is {shortest} and --longest {longest}; give {LEAST} <= shortest <= longest")
+    _example(Random("listops").random, shortest, longest)  # refuses a range that trees hardly ever have
+    return {name: getattr(arguments, name) for name in (*SPLITS, "shortest", "longest", "seed")}
+
+
+def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
+    sizes = {split: getattr(arguments, split) for split in SPLITS}
     wanted = sum(sizes.values())
     make = partial(make_part, arguments.seed, arguments.shortest, arguments.longest)
     parts, found = _parts(wanted), 0
     while True:
         folder.make(make, range(parts), arguments.workers, PART)
-        before, found = found, sum(1 for _ in distinct(folder, parts))
+        before, found = found, sum(1 for _ in distinct(folder.lines()))
         if found >= wanted:
             break
         if found - before < PART // 10:
@@ -116,40 +143,21 @@ def prepare(arguments: argparse.Namespace) -> None:
     files: Dict[str, Iterable[bytes]] = {}
     start = 0
     for split, size in sizes.items():
-        for column, name in enumerate(("label", "input")):
-            files[f"{split}.{name}"] = _column(islice(distinct(folder, parts), start, start + size), column)
+        for number, name in enumerate(("label", "input")):
+            files[f"{split}.{name}"] = column(islice(distinct(folder.lines()), start, start + size), number)
         start += size
-    folder.finish(files)
-    print(f"wrote {', '.join(f'{split} ({size:,})' for split, size in sizes.items())} to {arguments.out}")
-
-
-def _settings(arguments: argparse.Namespace) -> Tuple[Dict[str, int], Folder]:
-    sizes = {split: getattr(arguments, split) for split in SPLITS}
-    for split, size in sizes.items():
-        if size < 1:
-            raise UserError(f"--{split} is {size}; give a whole number of at least 1")
-    shortest, longest = arguments.shortest, arguments.longest
-    if not LEAST <= shortest <= longest:
-        raise UserError(f"--shortest is {shortest} and --longest {longest}; give {LEAST} <= shortest <= longest")
-    _example(Random("listops").random, shortest, longest)  # refuses a range that trees hardly ever have
-    ranges = {"shortest": shortest, "longest": longest, "seed": arguments.seed}
-    return sizes, Folder(arguments.out, {"data": "listops", **sizes, **ranges})
+    folder.finish(files, sizes)
 
 
 def _parts(examples: int) -> int:
     return -(-examples // PART)
 
 
-def distinct(folder: Folder, parts: int) -> Iterator[bytes]:
-    """The lines of the first parts, without repetitions."""
+def distinct(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines without repetitions."""
     seen = set()
-    for number in range(parts):
-        for line in folder.part(number).splitlines():
-            digest = hashlib.blake2b(line, digest_size=16).digest()
-            if digest not in seen:
-                seen.add(digest)
-                yield line
-
-
-def _column(lines: Iterable[bytes], column: int) -> Iterator[bytes]:
-    return (line.split(b"\t")[column] + b"\n" for line in lines)
+    for line in lines:
+        digest = hashlib.blake2b(line, digest_size=16).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield line

@@ -9,23 +9,22 @@ published rules let fail in eleven of twelve cases at 32 pixels whatever is in t
 """
 
 import argparse
-import io
-import os
 from functools import lru_cache, partial
 from random import Random as Seeded
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import write_figure
+from mega_fairseq.cli.prepare.arrays import draw_examples, finish, row_type
 from mega_fairseq.cli.prepare.contours import RULES, Contour, Random, Space, space
 from mega_fairseq.cli.prepare.drawing import Point, shrinking, shrunk
-from mega_fairseq.cli.prepare.folder import SPLITS, Folder
+from mega_fairseq.cli.prepare.folder import Folder
 
 BARS, BARS_OF_DISTRACTORS = 14, 4
 DISTRACTOR_TRIES = 5
 PART = 100  # images
+LABELS = ("0", "1")
 
 
 class Drawing(NamedTuple):
@@ -126,58 +125,19 @@ def make_part(seed: int, size: int, number: int) -> bytes:
     return b"".join(rows)
 
 
-def prepare(arguments: argparse.Namespace) -> None:
-    size, images, out = arguments.size, arguments.images, arguments.out
+def settings(arguments: argparse.Namespace) -> Dict[str, int]:
+    size, images = arguments.size, arguments.images
     if size not in RULES:
         raise UserError(f"--size is {size}; choose one of {', '.join(map(str, RULES))}")
     if images < 10:
         raise UserError(f"--images is {images}; give at least 10, of which a tenth each is for validation and test")
-    folder = Folder(out, {"data": "pathfinder", "size": size, "images": images, "seed": arguments.seed})
-    if folder.complete:
-        print(f"{out} is complete already")
-        return
-    make = partial(make_part, arguments.seed, size)
-    folder.make(make, range(-(-images // PART)), arguments.workers, PART)
+    return {"size": size, "images": images, "seed": arguments.seed}
+
+
+def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
+    size, images = arguments.size, arguments.images
+    folder.make(partial(make_part, arguments.seed, size), range(-(-images // PART)), arguments.workers, PART)
     tenth = images // 10
-    sizes = dict(zip(SPLITS, (images - 2 * tenth, tenth, tenth)))
-    files: Dict[str, Iterable[bytes]] = {}
-    start = 0
-    for split, count in sizes.items():
-        files[f"{split}.label"] = (b"%d\n" % row[0] for row in _rows(folder, size, start, start + count))
-        files[f"{split}.npy"] = _array(folder, size, start, start + count)
-        start += count
-    folder.finish(files)
-    write_figure(os.path.join(out, "examples.png"), partial(_figure, out, size))
-    print(f"wrote {', '.join(f'{split} ({count:,})' for split, count in sizes.items())} to {out}")
-
-
-def _rows(folder: Folder, size: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    for number in range(start // PART, -(-stop // PART)):
-        rows = np.frombuffer(folder.part(number), dtype=np.uint8).reshape(PART, 1 + size * size)
-        yield from rows[max(start - number * PART, 0) : stop - number * PART]
-
-
-def _array(folder: Folder, size: int, start: int, stop: int) -> Iterator[bytes]:
-    """The content of a .npy file."""
-    header = io.BytesIO()
-    form = {"descr": "|u1", "fortran_order": False, "shape": (stop - start, size * size)}
-    np.lib.format.write_array_header_1_0(header, form)
-    yield header.getvalue()
-    for row in _rows(folder, size, start, stop):
-        yield row[1:].tobytes()
-
-
-def _figure(out: str, size: int) -> Any:
-    """A grid of training images with their labels."""
-    from matplotlib.figure import Figure
-
-    images = np.load(os.path.join(out, "train.npy"), mmap_mode="r")
-    with open(os.path.join(out, "train.label")) as file:
-        labels = file.read().split()
-    figure = Figure(figsize=(8, 2.3), layout="constrained")
-    for axis, image, label in zip(figure.subplots(2, 8).flat, images, labels):
-        axis.imshow(image.reshape(size, size), cmap="gray")
-        axis.set_title(label, fontsize=8, pad=2)
-    for axis in figure.axes:
-        axis.axis("off")
-    return figure
+    members = np.repeat(range(3), (images - 2 * tenth, tenth, tenth))
+    finish(folder, row_type("u1", size * size), members, LABELS)
+    draw_examples(arguments.out, size)

@@ -1,0 +1,100 @@
+"""Files that users bring: in a folder, or in a .tar.gz archive of it.
+
+An archive is unpacked once, as a whole, to a temporary .tar file: this checks it, and its members can then be read in
+any order. No code in a file is executed, and no member is written under its own name.
+"""
+
+import gzip
+import os
+import posixpath
+import tarfile
+import zlib
+from functools import partial
+from typing import Dict, Iterator, List, NamedTuple, Sequence
+
+from tqdm import tqdm
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import write
+from mega_fairseq.cli.prepare.folder import Folder
+
+
+class Place(NamedTuple):
+    """Where the bytes of a file are, and when they last changed."""
+
+    name: str
+    path: str
+    start: int
+    size: int
+    time: int
+
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+
+class Source(NamedTuple):
+    """What the user has to give: the folder `top`, or an archive that contains it."""
+
+    top: str
+    archive: str
+
+    @property
+    def remedy(self) -> str:
+        return f"give the folder {self.top}, or {self.archive} as it was published"
+
+    def find(self, path: str, folders: Sequence[str], ending: str, folder: Folder) -> Dict[str, List[Place]]:
+        """The files with this ending in each of the folders below `top`, sorted by name."""
+        if os.path.isdir(path):
+            found = {name: _in_folder(os.path.join(path, name)) for name in folders}
+        elif os.path.exists(path):
+            found = self._in_archive(path, folders, folder)
+        else:
+            raise UserError(f"{path} does not exist; {self.remedy}")
+        return {name: sorted(place for place in found[name] if place.name.endswith(ending)) for name in folders}
+
+    def _in_archive(self, path: str, folders: Sequence[str], folder: Folder) -> Dict[str, List[Place]]:
+        found: Dict[str, List[Place]] = {name: [] for name in folders}
+        unpacked, time = self._unpacked(path, folder), os.stat(path).st_mtime_ns
+        try:
+            with tarfile.open(unpacked, "r:") as archive:
+                for member in archive:
+                    name = posixpath.normpath(member.name)
+                    if name.startswith(f"{self.top}/"):
+                        name = name[len(self.top) + 1 :]
+                    if member.isfile() and posixpath.dirname(name) in found:
+                        place = Place(f"{path}/{name}", unpacked, member.offset_data, member.size, time)
+                        found[posixpath.dirname(name)].append(place)
+        except tarfile.TarError:
+            raise UserError(f"{path} is not a .tar.gz archive; {self.remedy}") from None
+        return found
+
+    def _unpacked(self, path: str, folder: Folder) -> str:
+        status = os.stat(path)
+        target = folder.temporary("source.tar", (os.path.abspath(path), status.st_size, status.st_mtime_ns))
+        if not os.path.exists(target):
+            write(target, self._content(path))
+        return target
+
+    def _content(self, path: str) -> Iterator[bytes]:
+        try:
+            with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) as file, tqdm(
+                total=os.path.getsize(path), unit="B", unit_scale=True, desc="unpacking", disable=None
+            ) as bar:
+                for chunk in iter(partial(file.read, 1 << 20), b""):
+                    yield chunk
+                    bar.update(raw.tell() - bar.n)
+        except (EOFError, OSError, zlib.error):
+            raise UserError(f"{path} is not a .tar.gz archive, or only a part of one; {self.remedy}") from None
+
+
+def _in_folder(path: str) -> List[Place]:
+    try:
+        with os.scandir(path) as entries:
+            files = [(entry.path, entry.stat()) for entry in entries if entry.is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
+    return [Place(name, name, 0, status.st_size, status.st_mtime_ns) for name, status in files]
