@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
+from mega_fairseq.cli.convert.families import CLASSIFICATION
 from mega_fairseq.cli.convert.names import HEAD
 from mega_fairseq.models import (
     MegaClassifier,
@@ -41,7 +42,8 @@ def task(types: int) -> Namespace:
 
 def classification(types: Optional[int]) -> Namespace:
     """A task with a dictionary of this size for its inputs, or without one for real numbers."""
-    return Namespace(source_dictionary=None if types is None else dictionary(types), label_dictionary=None)
+    words = None if types is None else dictionary(types)
+    return Namespace(source_dictionary=words, label_dictionary=None, state_dict=dict)
 
 
 def options(case: Case, kind: Type[StackOptions], **changes: Any) -> StackOptions:
@@ -66,26 +68,12 @@ def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
     return model.eval()
 
 
-# Released and our names of a classifier's options, and of its two ways of pooling.
-OF_CLASSIFIERS = {
-    "normalization_type": "norm_type",
-    "normalize_before": "encoder_normalize_before",
-    "encoder_z_dim": "z_dim",
-    "encoder_n_dim": "n_dim",
-    "encoder_chunk_size": "chunk_size",
-    "classifier_dim": "classifier_out_dim",
-}
-POOLING = {"mp": "mean", "cls": "first"}
-
-
 def classifier(case: Case, **changes: Any) -> MegaClassifier:
     """The model of a case in eval mode."""
-    recorded = case.config
-    renamed = {ours: recorded[theirs] for ours, theirs in OF_CLASSIFIERS.items()}
-    renamed.update(pooling=POOLING[recorded["sen_rep_type"]], pairs="src_tokens1" in case.inputs)
-    cfg = options(case, MegaClassifierConfig, **{**renamed, **changes})
-    model = MegaClassifier.build_model(cfg, classification(recorded["vocabulary"]))
-    model.register_classification_head(HEAD.rpartition(".")[2], recorded["sentence_class_num"])
+    recorded = CLASSIFICATION.model_options(case.config, [f.name for f in fields(MegaClassifierConfig)])
+    cfg = MegaClassifierConfig(**{**recorded, "pairs": "src_tokens1" in case.inputs, **changes})
+    model = MegaClassifier.build_model(cfg, classification(case.config["vocabulary"]))
+    model.register_classification_head(HEAD.rpartition(".")[2], case.config["sentence_class_num"])
     model.load_state_dict(state_dict(case))
     return model.eval()
 

@@ -40,7 +40,12 @@ OF_LANGUAGE_MODELLING = {
     "report_ema_alpha": False,
     "write_out_alpha": False,
 }
-OF_TASK = {"translation model": OF_TRANSLATION, "language model": OF_LANGUAGE_MODELLING}
+OF_CLASSIFICATION = {"criterion": "lra_cross_entropy"}
+OF_TASK = {
+    "translation model": OF_TRANSLATION,
+    "language model": OF_LANGUAGE_MODELLING,
+    "classifier": OF_CLASSIFICATION,
+}
 OF_TRAINING = {
     "data": "data-bin",
     "optimizer": "adam",
@@ -93,10 +98,10 @@ def save(content: Any, path: Path, **how: Any) -> Path:
     return path
 
 
-def convert(content: Any, folder: Path, name: str = "released.pt", **how: Any) -> Path:
+def convert(content: Any, folder: Path, name: str = "released.pt", options: Sequence[Any] = (), **how: Any) -> Path:
     """Converts in this process and returns the path of the result."""
     target = folder / f"ours-{name}"
-    assert main(["convert", str(save(content, folder / name, **how)), str(target)]) == 0
+    assert main(["convert", str(save(content, folder / name, **how)), str(target), *map(str, options)]) == 0
     return target
 
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from fairseq.modules import AdaptiveSoftmax
 
-from mega_fairseq.cli.convert.conversion import LANGUAGE, TRANSLATION, configuration, family_of
+from mega_fairseq.cli.convert.conversion import configuration
+from mega_fairseq.cli.convert.families import CLASSIFICATION, LANGUAGE, TRANSLATION, family_of
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.main import main
-from mega_fairseq.models import MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.models import MegaClassifierConfig, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
 from tests import golden_cases as golden
 from tests.commands import PLUGIN, fairseq
 from tests.golden_checks import OUTPUT_TOLERANCE, assert_outputs
@@ -209,8 +210,28 @@ def test_a_training_log_with_bleu_statistics_of_any_numpy_is_read(tmp_path, caps
 # -------------------------------------------------------------------------------------- options
 
 
-DIAGNOSTICS = {"report_ema_alpha", "write_out_alpha"}  # they only print
-FAMILIES = {"mega": (TRANSLATION, MegaTransformerConfig), "mega_lm": (LANGUAGE, MegaLMConfig)}
+FAMILIES = {
+    "mega": (TRANSLATION, MegaTransformerConfig),
+    "mega_lm": (LANGUAGE, MegaLMConfig),
+    "mega_classifier": (CLASSIFICATION, MegaClassifierConfig),
+}
+# Released options that change nothing: they print, belong to other layers than Mega's, or say what the tensors say.
+IDLE = {
+    *("report_ema_alpha", "write_out_alpha", "apply_bert_init", "layer_type", "use_p", "sent_loss"),
+    *("encoder_attention_heads", "share_encoder_input_output_embed", "encoder_learned_pos", "sentence_class_num"),
+    *("no_token_positional_embeddings", "encoder_projection_length", "no_scale_embedding"),
+    *("quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"),
+    *("encoder_projected_attention_heads", "decoder_projected_attention_heads"),
+}
+OF_THE_TASK = {"input_type", "classifier_activation_fn"}  # or of one value only
+OF_THE_COMMAND = {  # what no architecture sets, or not every one
+    "data": "data-bin",
+    "left_pad_source": "False",
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), 64),
+    "rel_pos_bias": "simple",
+    "norm_type": "scalenorm",
+    "activation_dropout": 0.0,
+}
 
 
 def released_options(name):
@@ -219,14 +240,18 @@ def released_options(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_released_option_has_the_same_type_and_choices_here(name):
-    types = {field.name: field.type for field in dataclasses.fields(FAMILIES[name][1])}
+    family, config = FAMILIES[name]
+    types = {field.name: field.type for field in dataclasses.fields(config)}
     options = {option["name"]: option for option in released_options(name)["options"]}
-    assert set(options) - DIAGNOSTICS <= set(types)
+    ours = {family.names.get(option, option): option for option in types}
+    assert set(options) - IDLE - OF_THE_TASK <= set(ours)
     python = {"int": int, "float": float, "_StoreTrueAction": bool}
-    for option in set(options) - DIAGNOSTICS:
-        assert types[option] == python.get(options[option]["type"], types[option]), option
-        for choice in options[option]["choices"] or ():
-            assert types[option](choice) == choice
+    for option in set(options) & set(ours):
+        kind, choices = types[ours[option]], options[option]["choices"] or ()
+        assert kind == python.get(options[option]["type"], kind), option
+        for choice in choices:
+            value = family.values.get(ours[option], {}).get(choice, choice)
+            assert kind(value) == value
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -236,9 +261,11 @@ def test_every_released_architecture_is_accepted_with_its_defaults(name):
     assert set(family.archs) == set(released["arch_defaults"])
     for arch, given in released["arch_defaults"].items():
         assert family_of({"arch": arch}) is family
-        cfg = configuration({**given, "left_pad_source": "False", "data": "data-bin"}, family)
-        for option in {field.name for field in dataclasses.fields(config)} & set(given) - {"truncation_length"}:
-            assert cfg.model[option] == given[option]
+        options = {**OF_THE_COMMAND, **given}
+        cfg = configuration(options, family, {})
+        for option in {field.name for field in dataclasses.fields(config)} - {"truncation_length"}:
+            value = options.get(family.names.get(option, option), cfg.model[option])
+            assert cfg.model[option] == family.values.get(option, {}).get(value, value)
         if family is TRANSLATION:
             assert cfg.task.left_pad_source is False
 
@@ -261,7 +288,7 @@ REFUSED = {
         lambda: {**normal(), "cfg": {"model": {"_name": "transformer"}}, "args": None},
         "was not written by the released code",
     ),
-    "classifier": (lambda: normal(arch="mega_lra_imdb"), "'mega_lra_imdb', which cannot be converted"),
+    "another classifier": (lambda: normal(arch="luna_lra_imdb"), "'luna_lra_imdb', which cannot be converted"),
     "no architecture": (lambda: normal(arch=None), "None"),
     "missing option": (lambda: without_option(normal(), "no_scale_embedding"), "the option no_scale_embedding"),
     "option of another type": (lambda: normal(dropout="often"), "invalid model options (Value 'often'"),

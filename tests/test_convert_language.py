@@ -14,7 +14,8 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import setup_task
 from torch import nn
 
-from mega_fairseq.cli.convert.conversion import LANGUAGE, configuration
+from mega_fairseq.cli.convert.conversion import configuration
+from mega_fairseq.cli.convert.families import LANGUAGE
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests import golden_cases as golden
@@ -226,7 +227,7 @@ def test_a_released_architecture_becomes_a_model_of_the_published_size(arch, num
     recipe = {"normalize_before": True, "no_affine_final_norm": True, "rel_pos_bias": "rotary", **options}
     of_task = {**released.OF_LANGUAGE_MODELLING, "data": "data-bin", "max_target_positions": None}
     given = {**RELEASED["arch_defaults"][arch], **of_task, **recipe, "arch": arch}
-    cfg = configuration(given, LANGUAGE)
+    cfg = configuration(given, LANGUAGE, {})
     with torch.device("meta"):
         made = MegaLanguageModel.build_model(cfg.model, task(number_of_types))
     assert round(sum(parameter.numel() for parameter in made.parameters()) / 1e6, 2) == millions

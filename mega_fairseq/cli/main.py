@@ -51,6 +51,11 @@ def parser() -> argparse.ArgumentParser:
     convert = add("convert", "convert a checkpoint of the authors' released code for use with this plugin")
     convert.add_argument("source", metavar="IN.pt", help="checkpoint of the released code; code in it is not executed")
     convert.add_argument("target", metavar="OUT.pt", help="where to write the converted checkpoint")
+    convert.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="of a classifier of text: label-bin/dict.txt of its training data, to store the names of its classes",
+    )
     convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
 
     sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")

@@ -3,6 +3,7 @@
 The options are not trusted: they build the model on the meta device, which allocates no memory.
 """
 
+import re
 import textwrap
 from dataclasses import fields
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.trained import WRITER, Checkpoint
-from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models import MegaClassifier, MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.embedding import types_of
 
-MODELS = (MegaLanguageModel, MegaTransformerModel)
+MODELS = (MegaLanguageModel, MegaTransformerModel, MegaClassifier)
+HEADS = re.compile(r"classification_heads\.(\w+)\.out\.weight")
 PATHS = ("encoder_embed_path", "decoder_embed_path")  # files of embeddings, which the tensors replace
 
 
@@ -32,8 +34,7 @@ def model_options(checkpoint: Checkpoint) -> Dict[str, Any]:
     name = checkpoint.word("model")
     if not issubclass(MODEL_REGISTRY.get(name, object), MODELS):
         raise UserError(
-            f"contains the model {name}, which is not a language or translation model of mega_fairseq; give one that "
-            f"{WRITER} wrote"
+            f"contains the model {name}, which is not a model of mega_fairseq; give one that {WRITER} wrote"
         )
     given = {**checkpoint.cfg["model"], **dict.fromkeys(PATHS)}
     return {field.name: given[field.name] for field in fields(MODEL_DATACLASS_REGISTRY[name]) if field.name in given}
@@ -47,14 +48,32 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
         # Each layer has tensors. Thousands of layers would take a minute and a gigabyte even on the meta device.
         if not isinstance(layers, int) or layers > len(checkpoint.tensors):
             raise invalid_options(ValueError(f"{layers!r} layers and {len(checkpoint.tensors)} tensors"))
-    target = types_of(checkpoint.tensors, "decoder.embed_tokens")
-    source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
-    task = SimpleNamespace(source_dictionary=_dictionary(source), target_dictionary=_dictionary(target))
     try:
         with torch.device("meta"):
-            return MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), task)
+            model = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), _task(checkpoint))
+            if isinstance(model, MegaClassifier):
+                for head, tensor in _heads(checkpoint.tensors).items():
+                    model.register_classification_head(head, tensor.size(0))
+            return model
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise invalid_options(error) from None
+
+
+def _task(checkpoint: Checkpoint) -> SimpleNamespace:
+    """What a model asks of its task."""
+    target = types_of(checkpoint.tensors, "decoder.embed_tokens")
+    source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
+    if not issubclass(MODEL_REGISTRY[checkpoint.word("model")], MegaClassifier):
+        return SimpleNamespace(source_dictionary=_dictionary(source), target_dictionary=_dictionary(target))
+    numbers = "encoder.embed_tokens.bias" in checkpoint.tensors
+    words = None if numbers else _dictionary(source)
+    return SimpleNamespace(source_dictionary=words, label_dictionary=None, state_dict=dict)
+
+
+def _heads(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The last weight (classes, D) of each head of a classifier."""
+    found = {HEADS.fullmatch(name): tensor for name, tensor in tensors.items()}
+    return {match.group(1): tensor for match, tensor in found.items() if match is not None}
 
 
 def _dictionary(types: int) -> Dictionary:

@@ -3,15 +3,17 @@
 import argparse
 import io
 import os
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.convert.conversion import convert
 from mega_fairseq.cli.output import check_file, write
+from mega_fairseq.data.classification.labels import classes_of
 from mega_fairseq.models.checkpoints import takes_names
 
 WRITER = "the released code"
@@ -25,8 +27,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"{target} is also the input, and its optimizer state would be lost; give another name")
         if not arguments.force:
             raise UserError(f"{target} exists; add --force to overwrite it, or give another name")
+    labels = None if arguments.labels is None else read_labels(arguments.labels)
     with errors_of(source):
-        state, summary = convert(*read(source))
+        state, summary = convert(*read(source), labels)
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
     torch.save(state, buffer)
     write(target, buffer.getbuffer())
@@ -48,3 +51,12 @@ def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
             "it as it is"
         )
     return vars(content["args"]), tensors
+
+
+def read_labels(path: str) -> List[str]:
+    """The classes in a dictionary of labels that fairseq-preprocess wrote, in order."""
+    try:
+        classes = classes_of(Dictionary.load(path))
+    except Exception:  # of many types, and with advice for training
+        raise UserError(f"--labels is {path}, which is not a readable dictionary; give label-bin/dict.txt") from None
+    return classes

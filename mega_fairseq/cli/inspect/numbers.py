@@ -15,6 +15,7 @@ from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.inspect.curves import QUANTILES, curves
 from mega_fairseq.cli.inspect.memory import memory
 from mega_fairseq.cli.split import Split
+from mega_fairseq.models import MegaClassifier
 from mega_fairseq.modules import MIXERS, MixerConfig
 from mega_fairseq.modules.description import Decays
 
@@ -37,6 +38,8 @@ BINS = 60
 def numbers_of(checkpoint: Checkpoint, text: Optional[Split] = None) -> Numbers:
     """Plain values, ready for JSON. Memories that depend on a text are those after this one."""
     model = empty_model(checkpoint)
+    if isinstance(model, MegaClassifier):
+        raise UserError("is a classifier; give a language or translation model")
     parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
     fill(model, checkpoint.tensors)

@@ -1,0 +1,230 @@
+"""Families of released architectures: how the options of each become those of a model and a task of this package."""
+
+import reprlib
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.models.embedding import types_of
+from mega_fairseq.models.options import mixer_options
+from mega_fairseq.modules import GatedAttentionConfig
+
+Options = Mapping[str, Any]
+
+SIDES = ("encoder", "decoder")
+RELEASED = {option.partition("}_")[2] for option in GatedAttentionConfig.options().values()} - {"token_shift"}
+# Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
+NEW = {
+    *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
+    *("token_mixer", "ffn_activation_fn"),
+    *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "layers_to_keep")),
+    *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", *(mixer_options().keys() - RELEASED))),
+}
+
+
+class Family:
+    """Released architectures that convert to the same model. Options are of the release, if not said otherwise."""
+
+    archs: Tuple[str, ...]
+    model: str  # registered name
+    task: str
+    task_names: Tuple[str, ...]  # options of the task that the release has too
+    names: Mapping[str, str] = {}  # the model's options with another name in the release
+    values: Mapping[str, Mapping[str, str]] = {}  # values of the model's options that are other words in the release
+    new: Set[str] = NEW
+
+    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+        """Those of these options of the model that the release has, and their values."""
+        chosen = {}
+        for name in names:
+            released = self.names.get(name, name)
+            if released in options:
+                value = options[released]
+                chosen[name] = self.values.get(name, {}).get(value, value) if isinstance(value, str) else value
+            elif name not in self.new:
+                raise UserError(f"lacks the option {released}, so it is damaged; get it again from its source")
+        return chosen
+
+    def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
+        """Options of the task. Tensors have our names."""
+        return {name: options[name] for name in self.task_names if name in options}
+
+    def criterion(self, options: Options) -> Dict[str, Any]:
+        """The criterion for fairseq-validate."""
+        raise NotImplementedError
+
+    def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
+        """Adapts our options where the release differs."""
+
+    def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
+        """What the task stores in checkpoints. `labels` are names of classes that the user gave."""
+        if labels is not None:
+            raise UserError("has no classes with names; leave --labels out")
+        return {}
+
+    def what(self, cfg: DictConfig) -> str:
+        raise NotImplementedError
+
+    def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
+        """Where the converted model differs from the released one."""
+        return []
+
+
+class _Translation(Family):
+    archs = ("mega", "mega_wmt_en_de", "mega_wmt_en_de_big")
+    model, task = "mega_transformer", "translation"
+    task_names = (
+        *("data", "source_lang", "target_lang", "left_pad_source", "left_pad_target"),
+        *("max_source_positions", "max_target_positions"),
+    )
+
+    def criterion(self, options: Options) -> Dict[str, Any]:
+        name = options.get("criterion")
+        if name == "label_smoothed_cross_entropy":
+            return {"_name": name, **{key: options[key] for key in ("label_smoothing",) if key in options}}
+        return {"_name": "adaptive_loss" if name == "adaptive_loss" else "cross_entropy"}
+
+    def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
+        if model.truncation_length:
+            model.decoder_truncation_length = 0  # the release ignores it in generation
+
+    def what(self, cfg: DictConfig) -> str:
+        return f"{cfg.task.source_lang} to {cfg.task.target_lang}"
+
+    def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
+        taps = options.get("truncation_length")
+        return _all_taps("the decoder's EMA", f"--truncation-length {taps} --decoder-truncation-length 0", taps)
+
+
+class _Language(Family):
+    archs = (
+        *("mega_lm", "mega_lm_big", "mega_lm_adaptive_base", "mega_lm_adaptive_big", "mega_lm_wiki103"),
+        *("mega_lm_enwik8_base", "mega_lm_enwik8_large"),
+    )
+    model, task = "mega_lm", "mega_language_modeling"
+    task_names = (
+        *("data", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
+    )
+
+    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+        chosen = super().model_options(options, names)
+        if chosen["max_target_positions"] is None:
+            chosen["max_target_positions"] = options.get("tokens_per_sample")
+        return chosen
+
+    def criterion(self, options: Options) -> Dict[str, Any]:
+        return {"_name": "mega_lm_cross_entropy"}
+
+    def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
+        model.truncation_length = 0  # the release ignores it in evaluation
+        if model.decoder_chunk_size != -1:
+            task.tokens_per_sample = 0  # segments are multiples of the chunk
+        # The release accepts these also if there is nothing to tie.
+        model.share_decoder_input_output_embed &= model.adaptive_softmax_cutoff is None
+        model.tie_adaptive_proj &= model.tie_adaptive_weights
+
+    def what(self, cfg: DictConfig) -> str:
+        return "language model"
+
+    def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
+        return _all_taps("the EMA", "--truncation-length 0", options.get("truncation_length"))
+
+
+def _all_taps(ema: str, option: str, taps: Any) -> List[str]:
+    said = f"{ema} keeps all its taps ({option}): the release used {taps} in training, but all in evaluation"
+    return [said] if taps else []
+
+
+class _Classification(Family):
+    archs = (
+        *("mega_lra_listop", "mega_lra_imdb", "mega_lra_aan", "mega_lra_cifar10", "mega_lra_pf32", "mega_lra_pf128"),
+        *("mega_sc_raw", "mega_sc_raw_base", "mega_sc_raw_big", "sc_raw"),
+    )
+    model, task = "mega_classifier", "mega_classification"
+    task_names = ("data", "max_positions")
+    names = {
+        "normalization_type": "norm_type",
+        "normalize_before": "encoder_normalize_before",
+        "hidden_dropout": "act_dropout",
+        "activation_dropout": "act_dropout",
+        "encoder_z_dim": "z_dim",
+        "encoder_n_dim": "n_dim",
+        "encoder_chunk_size": "chunk_size",
+        "pooling": "sen_rep_type",
+        "classifier_dim": "classifier_out_dim",
+    }
+    values = {"pooling": {"mp": "mean", "cls": "first"}}
+    new = {*NEW, "encoder_embed_path", "normalize_embedding", "pairs"}  # those of speech have no normalize_embedding
+
+    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+        activation = options.get("classifier_activation_fn")
+        if activation != "gelu":
+            raise UserError(
+                f"has {reprlib.repr(activation)} for the option classifier_activation_fn, which cannot be converted; "
+                "give a model with gelu"
+            )
+        return super().model_options(options, names)
+
+    def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
+        given = super().task_options(options, tensors)
+        if "encoder.embed_tokens.bias" not in tensors:
+            # The release puts <CLS>, the last type, in front if that is the position that it reads.
+            first = types_of(tensors, "encoder.embed_tokens") - 1 if options.get("sen_rep_type") == "cls" else None
+            return {**given, "input_kind": "tokens", "shorten_method": "truncate", "init_token": first}
+        # Images and speech: the latter have neither of these options.
+        normalization = options.get("pixel_normalization") if "input_type" in options else (0, 1)
+        try:
+            mean, deviation = (0.5, 0.5) if normalization is None else normalization
+        except (TypeError, ValueError):
+            raise UserError(
+                f"has {reprlib.repr(normalization)} for the option pixel_normalization in place of a mean and a "
+                "deviation, so it is damaged; get it again from its source"
+            ) from None
+        return {**given, "input_kind": "values", "values_mean": mean, "values_deviation": deviation}
+
+    def criterion(self, options: Options) -> Dict[str, Any]:
+        return {"_name": "sentence_prediction"}
+
+    def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
+        model.pairs = options.get("classifier_in_dim") == 2 * model.encoder_embed_dim
+
+    def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
+        heads = list(model.classification_heads.values())
+        if len(heads) != 1:
+            raise UserError(
+                f"contains {len(heads)} heads in place of 1, so it is damaged; get it again from its source"
+            )
+        classes = heads[0].out.out_features
+        if task.input_kind == "values":
+            super().task_state(model, task, labels)
+            return {"classes": [str(number) for number in range(classes)]}
+        if labels is not None and len(labels) != classes:
+            raise UserError(
+                f"has {classes} classes and --labels names {len(labels)}; give label-bin/dict.txt of the data that the "
+                "model was trained on"
+            )
+        return {} if labels is None else {"classes": list(labels)}
+
+    def what(self, cfg: DictConfig) -> str:
+        return f"classifier of {'pairs of ' * cfg.model.pairs}{cfg.task.input_kind}"
+
+    def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
+        if task_state:
+            return [f"classes in order: {', '.join(task_state['classes'])}"]
+        return ["the order of the classes is not stored and is that of the data folder: --labels stores it"]
+
+
+TRANSLATION, LANGUAGE, CLASSIFICATION = _Translation(), _Language(), _Classification()
+FAMILIES = (TRANSLATION, LANGUAGE, CLASSIFICATION)
+
+
+def family_of(options: Options) -> Family:
+    for family in FAMILIES:
+        if options.get("arch") in family.archs:
+            return family
+    known = ", ".join(arch for family in FAMILIES for arch in family.archs)
+    raise UserError(
+        f"has the architecture {reprlib.repr(options.get('arch'))}, which cannot be converted; give one of {known}"
+    )
