@@ -41,6 +41,7 @@ KINDS = {
     "flash_": "mixer",
     "gau_": "mixer",
     "gmlp_": "mixer",
+    "log_probs": "evaluation",
     "lra_": "classifier",
     "mega_": "mega",
     "mega_lm_": "language model",
