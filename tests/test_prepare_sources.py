@@ -11,8 +11,11 @@ import pytest
 
 from mega_fairseq.cli import main as command
 from mega_fairseq.cli.prepare import folder as prepared_folder
-from mega_fairseq.cli.prepare import image, tables
+from mega_fairseq.cli.prepare import image, speech, tables
 from mega_fairseq.cli.prepare.splits import published as published_splits
+from mega_fairseq.data.classification.inputs import Scaling
+from mega_fairseq.data.classification.labels import class_numbers
+from mega_fairseq.data.classification.layouts import open_folder
 from tests import published
 from tests.commands import refused_by
 from tests.prepared import contents, value
@@ -177,6 +180,22 @@ def test_pictures_are_split_in_the_order_of_the_metadata(source, run, tmp_path):
     assert files["examples.png"].startswith(b"\x89PNG")
 
 
+CLASSES = {"text": ["neg", "pos"], "image": list(image.LABELS), "speech": list(speech.LABELS)}
+
+
+@pytest.mark.parametrize("data", published.SIZES)
+def test_the_task_reads_the_files_and_classes(data, source, run, tmp_path):
+    run(data, source(data))
+    kind = "values" if data in ("image", "speech", "pathfinder") else "bytes"
+    layout = open_folder(str(tmp_path / "out"), kind, Scaling(0, 1))
+    for split in SPLITS:
+        inputs, labels = layout.inputs(split), layout.labels(split)
+        assert [len(each) for each in inputs] == [len(labels)] * (2 if data == "retrieval" else 1)
+        class_numbers(labels, layout.classes(), split)
+    numbers = 10 if data == "listops" else 2
+    assert layout.classes() == CLASSES.get(data, list(map(str, range(numbers))))
+
+
 # ------------------------------------------------------------------------------------------- archives
 
 
@@ -236,7 +255,7 @@ def test_a_missing_file_is_noticed(data, missing, words, source, refuse):
 
 HEADER = b"Source\tTarget\n"
 BLACK = np.zeros((published.SIDE, published.SIDE), np.uint8)
-PIXELS, CLASSES = published.batches()["test_batch"]
+PIXELS, NUMBERS = published.batches()["test_batch"]
 
 
 @pytest.mark.parametrize(
@@ -257,10 +276,10 @@ PIXELS, CLASSES = published.batches()["test_batch"]
         ("listops", "*_val.tsv", HEADER + b"[MAX 2 9 ]\n", ["row 2 has 1 columns instead of 2"]),
         ("listops", "*_val.tsv", HEADER + b"[MAX 2 9 ]\t9\n" * 4, ["val.tsv has 4 rows instead of 5"]),
         ("listops", "*_val.tsv", b"[MAX 2 9 ]\t9\n" * 5, ["does not begin with 'Source\\tTarget'"]),
-        ("image", "data_batch_2", published.batch(PIXELS[:19], CLASSES[:19]), ["does not have 20 images"]),
+        ("image", "data_batch_2", published.batch(PIXELS[:19], NUMBERS[:19]), ["does not have 20 images"]),
         ("image", "data_batch_2", published.batch(PIXELS, [10] * 20), ["does not have 20 images"]),
-        ("image", "data_batch_2", published.batch(PIXELS, CLASSES)[:-500], ["is not a batch of CIFAR-10"]),
-        ("image", "data_batch_2", published.batch(PIXELS.astype("u2"), CLASSES), ["is not a batch of CIFAR-10"]),
+        ("image", "data_batch_2", published.batch(PIXELS, NUMBERS)[:-500], ["is not a batch of CIFAR-10"]),
+        ("image", "data_batch_2", published.batch(PIXELS.astype("u2"), NUMBERS), ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", b"", ["is not a batch of CIFAR-10"]),
         ("speech", "on/*.wav", published.wav(bytes(16_000), bits=8), ["has 8 bits, 1 channels and 16,000"]),
         ("speech", "on/*.wav", published.wav(bytes(64_000), channels=2), ["has 16 bits, 2 channels and 16,000"]),
