@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mega_fairseq.models import MegaClassifier
-from tests.commands import PLUGIN, ROOT, SMALL, as_words, failure, fairseq, records
+from tests.commands import PLUGIN, ROOT, SMALL, as_words, failure, fairseq, records, train_in_two_processes
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +180,15 @@ def test_pairs_need_a_model_for_pairs(data, tmp_path):
 def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
     words = words_of("values", save_dir=tmp_path, max_update=1, max_positions=16)
     assert "have more than 16 positions; give a larger --max-positions" in failure("train", data("values"), *words)
+
+
+def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path):
+    words = [data("bytes"), *words_of("bytes", dropout=0, max_update=8)]
+    two = train_in_two_processes(*words, f"--save-dir={tmp_path}/two")
+    one = fairseq("train", *words, "--update-freq=2", f"--save-dir={tmp_path}/one")
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed with three decimals
+    for name in ("valid_loss", "valid_accuracy"):
+        assert records(two, "valid")[-1][name] == pytest.approx(records(one, "valid")[-1][name], abs=2e-3)
 
 
 def test_one_hydra_run_trains_with_the_preset_of_a_recipe(data, tmp_path):
