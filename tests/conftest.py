@@ -1,5 +1,6 @@
-"""Fixtures for `mega-fairseq sweep` and `mega-fairseq inspect`, with data and models."""
+"""Fixtures for several files: commands of `mega-fairseq`, with data and models."""
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from mega_fairseq.cli.main import main
+from tests import classifiers as classifiers_of
 from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs
 from tests.released import converter
 from tests.sweeps import make_models
@@ -50,6 +52,18 @@ def inspect(tmp_path, capsys):
         return out, json.loads((tmp_path / "out.json").read_text())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def classifiers(tmp_path_factory):
+    """Trains a classifier of tests/classifiers.py for one kind of inputs once."""
+
+    @functools.lru_cache(maxsize=None)
+    def trained(kind):
+        data = classifiers_of.write_data(tmp_path_factory.mktemp(kind), kind)
+        return classifiers_of.train(tmp_path_factory.mktemp(f"{kind}-model"), data, kind)
+
+    return trained
 
 
 @pytest.fixture(scope="session")

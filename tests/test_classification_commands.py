@@ -1,92 +1,27 @@
 """The task `mega_classification` through fairseq's command lines: pairs of documents as bytes, and real values."""
 
-import functools
 import json
-import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from mega_fairseq.models import MegaClassifier
-from tests.commands import PLUGIN, ROOT, SMALL, as_words, failure, fairseq, records, train_in_two_processes
+from tests.classifiers import EXAMPLES, LABELS, MEGA, OPTIONS, SIZES, TASK, UPDATES, WITHIN_EPOCH, words_of
+from tests.commands import ROOT, as_words, failure, fairseq, records, train_in_two_processes
 
 pytestmark = pytest.mark.slow
 
-TASK = [*PLUGIN, "--cpu", "--task=mega_classification", "--criterion=sentence_prediction"]
-EXAMPLES = {"train": 203, "valid": 37}  # primes, so that no batch size divides them
-UPDATES, WITHIN_EPOCH = 40, 20  # an epoch has 26
-SIZES = {f"encoder_{name}": size for name, size in SMALL.items()}
-MEGA = {**SIZES, "encoder_hidden_dim": 48, "encoder_z_dim": 16, "encoder_n_dim": 4, "encoder_chunk_size": 5}
-OPTIONS = {
-    "bytes": {"pairs": True, "normalization_type": "scalenorm"},
-    "values": {
-        "normalization_type": "batchnorm",
-        "normalize_before": True,
-        "values_mean": 0.5,
-        "values_deviation": 0.3,
-    },
-}
-LABELS = ("first", "second")
-
-
-def write_pairs(folder, split, chance, labels):
-    """Pairs of documents of which one has many vowels; the label says which."""
-    documents = []
-    for label in labels:
-        rich, poor = ("".join(chance.choices("aeiou" * many + "bdgkm", k=chance.randint(2, 19))) for many in (5, 1))
-        documents.append((rich, poor) if label == "first" else (poor, rich))
-    for name, column in zip(("input", "input1"), zip(*documents)):
-        (folder / f"{split}.{name}").write_text("\n".join(column) + "\n")
-
-
-def write_values(folder, split, chance, labels):
-    """Rows of 17 bytes; the larger ones are in the first or second half."""
-    low, high = ([[chance.randrange(start, start + 156) for _ in range(8)] for _ in labels] for start in (0, 100))
-    halves = [(b, a) if label == "first" else (a, b) for label, a, b in zip(labels, low, high)]
-    np.save(folder / f"{split}.npy", np.array([[*one, 127, *other] for one, other in halves], dtype=np.uint8))
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    @functools.lru_cache(maxsize=None)
-    def written(kind):
-        folder = tmp_path_factory.mktemp(kind)
-        for split, size in EXAMPLES.items():
-            chance = random.Random(split)
-            labels = chance.choices(LABELS, k=size)
-            (folder / f"{split}.label").write_text("\n".join(labels) + "\n")
-            {"bytes": write_pairs, "values": write_values}[kind](folder, split, chance, labels)
-        return folder
-
-    return written
-
-
-def words_of(kind, **more):
-    training = {"optimizer": "adam", "lr": 0.01, "clip_norm": 1, "batch_size": 8, "max_positions": 20, "dropout": 0.1}
-    logging = {"log_format": "json", "log_interval": 1, "num_workers": 0}
-    given = {"arch": "mega_classifier", "input_kind": kind, **MEGA, **OPTIONS[kind], **training, **logging, **more}
-    return [*TASK, *as_words(given)]
-
-
-@pytest.fixture(scope="session")
-def models(data, tmp_path_factory):
-    """Trains a classifier of one kind of inputs once."""
-
-    @functools.lru_cache(maxsize=None)
-    def trained(kind):
-        folder = tmp_path_factory.mktemp(f"{kind}-model")
-        saving = {"save_dir": folder, "save_interval_updates": WITHIN_EPOCH, "max_update": UPDATES}
-        said = fairseq("train", data(kind), *words_of(kind, **saving))
-        return SimpleNamespace(kind=kind, folder=folder, last=folder / "checkpoint_last.pt", said=said)
-
-    return trained
-
 
 @pytest.fixture(params=OPTIONS)
-def trained(request, models):
-    return models(request.param)
+def trained(request, classifiers):
+    return classifiers(request.param)
+
+
+@pytest.fixture
+def data(classifiers):
+    """The folder of data of a kind."""
+    return lambda kind: classifiers(kind).data
 
 
 def checkpoint(path):
@@ -125,8 +60,8 @@ def test_fairseq_validate_reads_everything_else_from_the_checkpoint(data, traine
         assert found[name] == pytest.approx(expected[name], abs=1e-3)
 
 
-def test_the_classes_of_the_training_hold_for_other_data(data, models, tmp_path):
-    trained = models("values")
+def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_path):
+    trained = classifiers("values")
     for name in ("valid.npy", "valid.label"):
         (tmp_path / name).write_bytes((data("values") / name).read_bytes())
     (tmp_path / "labels.txt").write_text("second\nfirst\n")  # the other order
@@ -144,10 +79,12 @@ def relabelled(data, folder, names):
     return folder
 
 
-def test_a_training_is_not_resumed_with_classes_in_another_order(data, models, tmp_path):
+def test_a_training_is_not_resumed_with_classes_in_another_order(data, classifiers, tmp_path):
     other = relabelled(data, tmp_path, {"first": "second", "second": "first"})
     (tmp_path / "labels.txt").write_text("second\nfirst\n")
-    words = words_of("values", restore_file=models("values").last, save_dir=tmp_path / "model", max_update=UPDATES + 1)
+    words = words_of(
+        "values", restore_file=classifiers("values").last, save_dir=tmp_path / "model", max_update=UPDATES + 1
+    )
     said = failure("train", other, *words)
     assert (
         "was trained with other classes, or in another order; give the data of its training, or another --sav" in said
@@ -155,14 +92,21 @@ def test_a_training_is_not_resumed_with_classes_in_another_order(data, models, t
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
-def test_another_training_starts_from_the_weights_with_a_new_head_if_it_has_more_classes(data, models, tmp_path, names):
+def test_another_training_starts_from_the_weights_with_a_new_head_if_it_has_more_classes(
+    data, classifiers, tmp_path, names
+):
     other = relabelled(data, tmp_path, dict(zip(LABELS, names)))
     (tmp_path / "labels.txt").write_text("\n".join(names))
-    start = {"finetune_from_model": models("values").last, "save_dir": tmp_path / "model", "max_update": 1, "lr": 0.0}
+    start = {
+        "finetune_from_model": classifiers("values").last,
+        "save_dir": tmp_path / "model",
+        "max_update": 1,
+        "lr": 0.0,
+    }
     said = fairseq("train", other, *words_of("values", **start))
     assert ("starts anew: that of --finetune-from-model has other sizes" in said) == (len(names) == 3)
     first, started = (
-        checkpoint(models("values").last)["model"],
+        checkpoint(classifiers("values").last)["model"],
         checkpoint(tmp_path / "model/checkpoint_last.pt")["model"],
     )
     heads = [name for name in first if name.startswith("classification_heads")]
@@ -266,7 +210,7 @@ def test_a_trained_model_predicts_labels_without_its_data(data, trained, classif
         ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
     ],
 )
-def test_inputs_that_a_model_does_not_take_are_refused(models, kind, inputs, said):
-    trained = models(kind)
+def test_inputs_that_a_model_does_not_take_are_refused(classifiers, kind, inputs, said):
+    trained = classifiers(kind)
     with pytest.raises(ValueError, match=said):
         MegaClassifier.from_pretrained(str(trained.folder), trained.last.name).predict(inputs)

@@ -90,6 +90,20 @@ def parser() -> argparse.ArgumentParser:
         "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
     )
 
+    classify = add("classify", "print the class of each input, with its probability")
+    classify.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_classifier of fairseq-train or convert")
+    classify.add_argument(
+        "data", metavar="DATA", help="folder as for --task mega_classification; -: inputs are lines of standard input"
+    )
+    classify.add_argument("--subset", default="test", help="split of DATA to classify (default: %(default)s)")
+    classify.add_argument(
+        "--out", metavar="PREFIX", help="compare with the labels: write PREFIX.json and .png (default: print only)"
+    )
+    classify.add_argument(
+        "--batch-size", type=int, default=16, metavar="N", help="inputs in a batch (default: %(default)s)"
+    )
+    classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
+
     prepare = add("prepare", "make the data sets of a classification task")
     _add_data(prepare.add_subparsers(dest="data", metavar="DATA", required=True))
     return top

@@ -21,6 +21,7 @@ class Checkpoint(NamedTuple):
     updates: int
     progress: Dict[str, Any]  # fairseq's extra_state
     optimizer: Dict[str, Any]  # its state; empty if the checkpoint lacks it
+    task_state: Dict[str, Any] = {}  # what its task stores: the classes of a classifier
 
     def word(self, section: str, name: str = "_name") -> Optional[str]:
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
@@ -38,7 +39,7 @@ def read(path: str) -> Checkpoint:
     """Read a checkpoint of any model."""
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
-    states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state"))
+    states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state", "task_state"))
     return Checkpoint(_sections(content), tensors, _updates(content), *states)
 
 

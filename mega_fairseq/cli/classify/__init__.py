@@ -1,0 +1,1 @@
+"""`mega-fairseq classify`: the classes of new inputs."""

@@ -1,0 +1,71 @@
+"""The classifier in a checkpoint, from a file that is not trusted."""
+
+from dataclasses import fields
+from typing import Any, List, Mapping, Optional
+
+import torch
+from fairseq.models import MODEL_REGISTRY
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint import trained
+from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.models import MegaClassifier
+from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
+from mega_fairseq.tasks.prediction import Classifier
+
+TASKS = ("mega_classification", "sentence_prediction")
+
+
+def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
+    """The model with its task, on a GPU if there is one; `data` is None for inputs that are not in a folder."""
+    checkpoint = trained.read(path)
+    if not issubclass(MODEL_REGISTRY.get(checkpoint.word("model"), object), MegaClassifier):
+        raise UserError(f"contains the model {checkpoint.word('model')}; give a mega_classifier")
+    if checkpoint.word("task") not in TASKS:
+        raise UserError(f"was trained with --task {checkpoint.word('task')}; give one of {' or '.join(TASKS)}")
+    model = fill(empty_model(checkpoint), checkpoint.tensors).float().eval()
+    task = _task(checkpoint, data)
+    _check(task, model)
+    classifier = Classifier(task, [model])
+    return classifier if cpu or not torch.cuda.is_available() else classifier.cuda()
+
+
+def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassificationTask:
+    given = checkpoint.cfg["task"]
+    options = {field.name: given[field.name] for field in fields(MegaClassificationConfig) if field.name in given}
+    if data is not None:
+        options["data"] = data
+    try:
+        cfg = MegaClassificationConfig(**{**options, "seed": 1})
+        task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
+        task.load_state_dict(_state(checkpoint.task_state))
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"cannot classify: {error}") from None
+    return task
+
+
+def _state(stored: Mapping[str, Any]) -> Mapping[str, Optional[List[str]]]:
+    """The names of classes and tokens, if they are that."""
+
+    def words(found: Any) -> Optional[List[str]]:
+        return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
+
+    return {name: words(stored.get(name)) for name in ("classes", "symbols")}
+
+
+def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
+    heads = list(model.classification_heads.values())
+    if len(heads) != 1:
+        raise UserError(f"has {len(heads)} classification heads; give a checkpoint with one")
+    types = None if model.encoder.dictionary is None else len(model.encoder.dictionary)
+    ours = None if task.dictionary is None else len(task.dictionary)
+    classes = heads[0].out.out_features
+    if types != ours:
+        known = "no dictionary" if ours is None else f"a dictionary of {ours:,} types"
+        needed = "takes values" if types is None else f"has {types:,} types"
+        raise UserError(f"{needed}, and there is {known}; give the folder of its training as DATA")
+    if classes != len(task.classes):
+        raise UserError(
+            f"has {classes} classes and the labels of the data {len(task.classes)}; give the folder of its training "
+            "as DATA"
+        )

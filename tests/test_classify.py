@@ -1,0 +1,174 @@
+"""`mega-fairseq classify` prints what the model predicts, in any batches, and compares it with the labels."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mega_fairseq.cli.classify.classifier import load
+from mega_fairseq.cli.classify.figure import saliency
+from mega_fairseq.cli.classify.scores import Scores
+from mega_fairseq.cli.main import main
+from mega_fairseq.models import MegaClassifier
+from tests.classifiers import LABELS, OPTIONS
+from tests.commands import records
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=OPTIONS)
+def trained(request, classifiers):
+    return classifiers(request.param)
+
+
+@pytest.fixture
+def classify(capsys, monkeypatch):
+    """Runs the command in this process, with these bytes as its input; returns exit code, stdout, stderr."""
+
+    def call(model, data, *options, typed=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
+        return main(["classify", str(model), str(data), "--cpu", *map(str, options)]), *capsys.readouterr()
+
+    return call
+
+
+def lines_of(trained, split="valid"):
+    """The inputs of a split as lines of standard input."""
+    if trained.kind == "values":
+        return "".join(" ".join(map(str, row)) + "\n" for row in np.load(trained.data / f"{split}.npy")).encode()
+    columns = [(trained.data / f"{split}.{name}").read_text().split() for name in ("input", "input1")]
+    return "".join("\t".join(pair) + "\n" for pair in zip(*columns)).encode()
+
+
+def parsed(said):
+    return [(label, float(probability)) for label, probability in (line.split("\t") for line in said.splitlines())]
+
+
+def assert_same(found, expected):
+    assert [label for label, _ in found] == [label for label, _ in expected]
+    assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1.1e-4)  # four decimals
+
+
+def test_a_split_is_classified_like_its_lines_in_any_batches_and_as_often_right_as_in_the_training(trained, classify):
+    code, said, summary = classify(trained.last, trained.data, "--subset=valid")
+    assert code == 0
+    expected = records(trained.said, "valid")[-1]
+    labels = (trained.data / "valid.label").read_text().split()
+    found = parsed(said)
+    right = sum(label == predicted for label, (predicted, _) in zip(labels, found)) / len(labels)
+    assert 100 * right == pytest.approx(expected["valid_accuracy"], abs=0.1)
+    assert f"accuracy {right:.1%} of 37 examples (standard error" in summary
+    assert f"loss {expected['valid_loss']:.2f}" in summary
+    for batch_size in (1, 7):
+        code, said, _ = classify(trained.last, "-", f"--batch-size={batch_size}", typed=lines_of(trained))
+        assert code == 0
+        assert_same(parsed(said), found)
+
+
+def test_out_writes_the_confusion_and_a_figure(trained, classify, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, said, summary = classify(trained.last, trained.data, "--subset=valid", f"--out={tmp_path}/found")
+    assert code == 0
+    assert f"wrote {tmp_path}/found.json, {tmp_path}/found.png" in summary
+    numbers = json.loads((tmp_path / "found.json").read_text())
+    labels = (trained.data / "valid.label").read_text().split()
+    predicted = [label for label, _ in parsed(said)]
+    assert numbers["classes"] == list(LABELS)
+    assert numbers["confusion"] == [
+        [sum(pair == (label, guess) for pair in zip(labels, predicted)) for guess in LABELS] for label in LABELS
+    ]
+    assert numbers["accuracy"] == np.mean(np.array(labels) == predicted)
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_path):
+    trained = classifiers("values")
+    (tmp_path / "new.npy").write_bytes((trained.data / "valid.npy").read_bytes())
+    code, said, summary = classify(trained.last, tmp_path, "--subset=new")
+    assert (code, summary) == (0, "")
+    assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
+    code, _, said = classify(trained.last, tmp_path, "--subset=new", f"--out={tmp_path}/x")
+    assert (code, "new has no labels, which --out needs" in said) == (1, True)
+
+
+def test_scores_of_known_predictions():
+    probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.75, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])
+    scores = Scores(["a", "b", "c"], torch.tensor([0, 1, 0, 0]), probabilities)
+    assert scores.accuracy == 0.75
+    assert scores.confusion.tolist() == [[2, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert scores.numbers()["bits"] == pytest.approx((1 + np.log2(4 / 3) + 2 + 1) / 4)
+    assert "accuracy 75.0% of 4 examples (standard error 21.7%; the most frequent class has 75.0%)" in scores.summary()
+
+
+def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
+    trained = classifiers("values")
+    classifier = load(str(trained.last), None, cpu=True).double()
+    x = torch.linspace(-1, 1, 17, dtype=torch.float64)
+
+    def score(x):
+        return classifier.models[0](x[None], classification_head_name="sentence_classification_head")[0].log_softmax(-1)
+
+    best = score(x).argmax()
+    with torch.no_grad():
+        steps = 1e-6 * torch.eye(17, dtype=torch.float64)
+        slopes = torch.stack([(score(x + step) - score(x - step))[0, best] / 2e-6 for step in steps])
+    torch.testing.assert_close(torch.from_numpy(saliency(classifier, x)), slopes.abs(), atol=1e-7, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "typed", "said"),
+    [
+        ("nowhere", [], b"", "cannot classify: there is no folder nowhere; give one with"),
+        ("{data}", ["--subset=other"], b"", "there is no {data}/other.npy; give the name of a split that exists"),
+        ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number of at least 1"),
+        ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
+        ("-", [], b"1 2\n1 x\n", "in lines 1 to 2: a word is not a number; give numbers, separated by blanks"),
+        (
+            "-",
+            [],
+            b"1 256\n",
+            "in lines 1 to 1: integers must be from 0 to 255; give other numbers with a",
+        ),
+        ("-", [], b"1 2\n\n", "in lines 1 to 2: input 2 is empty; leave it out"),
+        ("-", [], b"1 " * 21, "1 of 1 inputs in the list have more than 20 positions; give a larger --max-positions"),
+    ],
+)
+def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, options, typed, said):
+    trained = classifiers("values")
+    code, _, err = classify(trained.last, data.format(data=trained.data), *options, typed=typed)
+    assert code == 1
+    assert said.format(data=trained.data) in err
+    assert err.count("\n") == 1
+
+
+def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifiers, classify, edited):
+    trained = classifiers("values")
+    path = edited(trained.last, lambda content: content.update(task_state={}))
+    assert classify(path, trained.data, "--subset=valid")[0] == 0
+    code, _, said = classify(path, "-", typed=lines_of(trained))
+    assert code == 0  # from the folder of its training, which the checkpoint names
+    moved = edited(path, lambda content: content["cfg"]["task"].update(data="moved"))
+    code, _, said = classify(moved, "-", typed=lines_of(trained))
+    assert (code, "has 2 classes and the labels of the data 0; give the folder of its training as DATA" in said) == (
+        1,
+        True,
+    )
+
+
+def test_a_language_model_is_refused(sweep_folder, classify):
+    code, _, said = classify(sweep_folder / "rotary.pt", sweep_folder / "data")
+    assert (code, "rotary.pt contains the model mega_lm_small; give a mega_classifier" in said) == (1, True)
+
+
+def test_the_program_and_the_command_agree(trained, classify):
+    hub = MegaClassifier.from_pretrained(str(trained.folder), trained.last.name)
+    inputs = lines_of(trained).splitlines()
+    given = [
+        np.array(line.split(), dtype=np.uint8) if trained.kind == "values" else tuple(line.split(b"\t"))
+        for line in inputs
+    ]
+    expected = [(one.label, one.probability) for one in hub.predict(given)]
+    assert_same(parsed(classify(trained.last, "-", typed=lines_of(trained))[1]), expected)
