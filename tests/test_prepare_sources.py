@@ -178,6 +178,8 @@ def test_pictures_are_split_in_the_order_of_the_metadata(source, run, tmp_path):
         assert np.array_equal(array, [rows[row][0].ravel() for row in chosen])
         assert lines(files[f"{split}.label"]) == [b"%d" % rows[row][1] for row in chosen]
     assert files["examples.png"].startswith(b"\x89PNG")
+    (tmp_path / "out/examples.png").unlink()  # as without matplotlib, whose warning says to run the command again
+    assert run("pathfinder", tmp_path / "source/pathfinder")[0] == files
 
 
 CLASSES = {"text": ["neg", "pos"], "image": list(image.LABELS), "speech": list(speech.LABELS)}

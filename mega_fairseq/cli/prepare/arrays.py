@@ -1,13 +1,12 @@
 """Rows of numbers with a label each: parts of a folder, and the .npy and .label files made of them."""
 
 import io
+import math
 import os
-from functools import partial
 from typing import Any, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mega_fairseq.cli.output import write_figure
 from mega_fairseq.cli.prepare.folder import SPLITS, Folder
 
 
@@ -54,12 +53,8 @@ def _array(parts: Iterable[np.ndarray], form: np.dtype, count: int) -> Iterator[
         yield rows["values"].tobytes()
 
 
-def draw_examples(out: str, size: int) -> None:
-    """Draw the first training images with their labels."""
-    write_figure(os.path.join(out, "examples.png"), partial(_figure, out, size))
-
-
-def _figure(out: str, size: int) -> Any:
+def draw_examples(out: str) -> Any:
+    """A grid of the first training images with their labels."""
     from matplotlib.figure import Figure
 
     images = np.load(os.path.join(out, "train.npy"), mmap_mode="r")
@@ -67,7 +62,7 @@ def _figure(out: str, size: int) -> Any:
         labels = file.read().split()
     figure = Figure(figsize=(8, 2.3), layout="constrained")
     for axis, image, label in zip(figure.subplots(2, 8).flat, images, labels):
-        axis.imshow(image.reshape(size, size), cmap="gray")
+        axis.imshow(image.reshape(math.isqrt(len(image)), -1), cmap="gray")
         axis.set_title(label, fontsize=8, pad=2)
     for axis in figure.axes:
         axis.axis("off")

@@ -7,10 +7,15 @@ Data that an algorithm defines can also be read from published files: then it is
 import argparse
 import importlib
 import os
+from functools import partial
 from typing import Dict
 
 from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import write_figure
+from mega_fairseq.cli.prepare.arrays import draw_examples
 from mega_fairseq.cli.prepare.folder import Folder
+
+PICTURES = ("image", "pathfinder")  # data whose rows are square pictures
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -28,11 +33,14 @@ def run(arguments: argparse.Namespace) -> None:
             _refuse_options({**arguments.generator, "seed": 1}, arguments)
     module = importlib.import_module(f"mega_fairseq.cli.prepare.{name}")
     folder = Folder(arguments.out, {**settings, **module.settings(arguments)})
-    if folder.complete:
-        print(f"{arguments.out} is complete already")
-        return
     try:
-        module.prepare(arguments, folder)
+        if folder.complete:
+            print(f"{arguments.out} is complete already")
+        else:
+            module.prepare(arguments, folder)
+        figure = os.path.join(arguments.out, "examples.png")
+        if arguments.data in PICTURES and not os.path.exists(figure):
+            write_figure(figure, partial(draw_examples, arguments.out))
     except KeyboardInterrupt:
         raise UserError("interrupted; the same command continues") from None
 

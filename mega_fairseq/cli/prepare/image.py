@@ -10,7 +10,7 @@ from typing import Any, Dict
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import draw_examples, finish, row_type
+from mega_fairseq.cli.prepare.arrays import finish, row_type
 from mega_fairseq.cli.prepare.folder import Folder
 from mega_fairseq.cli.prepare.source import Place, Source
 from mega_fairseq.cli.prepare.splits import published
@@ -38,7 +38,6 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
     train = (len(BATCHES) - 1) * IMAGES
     members = np.append(published((train - HELD_OUT, HELD_OUT)), np.full(IMAGES, 2))
     finish(folder, row_type("u1", SIDE * SIDE), members, LABELS)
-    draw_examples(arguments.out, SIDE)
 
 
 def make_part(images: int, place: Place) -> bytes:

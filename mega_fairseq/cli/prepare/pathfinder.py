@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import draw_examples, finish, row_type
+from mega_fairseq.cli.prepare.arrays import finish, row_type
 from mega_fairseq.cli.prepare.contours import RULES, Contour, Random, Space, space
 from mega_fairseq.cli.prepare.drawing import Point, shrinking, shrunk
 from mega_fairseq.cli.prepare.folder import Folder
@@ -140,4 +140,3 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
     tenth = images // 10
     members = np.repeat(range(3), (images - 2 * tenth, tenth, tenth))
     finish(folder, row_type("u1", size * size), members, LABELS)
-    draw_examples(arguments.out, size)

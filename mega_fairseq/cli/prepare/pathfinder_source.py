@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import draw_examples, finish, row_type
+from mega_fairseq.cli.prepare.arrays import finish, row_type
 from mega_fairseq.cli.prepare.folder import Folder, batches
 from mega_fairseq.cli.prepare.pathfinder import LABELS
 from mega_fairseq.cli.prepare.splits import published
@@ -37,7 +37,6 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
     folder.make(partial(make_part, side), batches(found, PART), arguments.workers, PART)
     tenth = IMAGES // 10
     finish(folder, row_type("u1", side * side), published((IMAGES - 2 * tenth, tenth, tenth)), LABELS)
-    draw_examples(arguments.out, side)
 
 
 def pictures(path: str) -> List[Picture]:
