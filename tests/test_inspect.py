@@ -289,3 +289,23 @@ def test_converted_checkpoints_are_inspected(kind, name, head, inspect, tmp_path
     seen = row(found, "decoder layer 0")
     assert (seen["min"], seen["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
     assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta, which the release calls alpha
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "head"),
+    [
+        ("bytes", "260 types", "2 classes, of the mean over positions of both inputs"),
+        ("values", "real numbers", "2 classes, of the mean over positions"),
+    ],
+)
+def test_a_classifier_is_shown_with_its_inputs_and_classes(classifiers, inspect, kind, inputs, head):
+    trained = classifiers(kind)
+    said, numbers = inspect(trained.last)
+    assert re.search(rf"^encoder +1 layer, D 32, chunk 5, .*, {inputs}$", said, re.MULTILINE)
+    assert re.search(rf"^head +{head}$", said, re.MULTILINE)
+    weights = torch.load(trained.last, weights_only=True)["model"]
+    buffers = sum(tensor.numel() for name, tensor in weights.items() if "running" in name or "tracked" in name)
+    assert numbers["parameters"]["unique"] == sum(tensor.numel() for tensor in weights.values()) - buffers
+    assert [row["name"] for row in numbers["half_lives"]["rows"]] == [
+        f"encoder layer 0 {d}ward" for d in ("for", "back")
+    ]

@@ -40,7 +40,8 @@ def architecture(numbers: Dict[str, Any]) -> str:
     for side in ("encoder", "decoder"):
         if side in found:
             lines[side], lines[f"{side} mixer"] = _sizes(found[side]), _mixer(found[side])
-    lines["norm"] = f"{found['decoder']['norm']}, {'before' if found['decoder']['prenorm'] else 'after'} each layer"
+    last = found.get("decoder") or found["encoder"]
+    lines["norm"] = f"{last['norm']}, {'before' if last['prenorm'] else 'after'} each layer"
     lines["head"] = found["head"]
     lines["trained"] = _training(found)
     lines["precision"] = f"stored as {found['stored_as']}, trained in {', '.join(found['trained_in']) or 'float32'}"
@@ -51,7 +52,8 @@ def _sizes(side: Dict[str, Any]) -> str:
     layers = "1 layer" if side["layers"] == 1 else f"{side['layers']} layers"
     sizes = {**side["sizes"], "feed-forward": side["feed_forward"]}
     named = [f"no {name}" if size is None else f"{name} {size:,}" for name, size in sizes.items()]
-    return ", ".join([layers, *named, f"{side['vocabulary']:,} types"])
+    inputs = "real numbers" if side["vocabulary"] is None else f"{side['vocabulary']:,} types"
+    return ", ".join([layers, *named, inputs])
 
 
 def _mixer(side: Dict[str, Any]) -> str:

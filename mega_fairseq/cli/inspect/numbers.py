@@ -30,6 +30,7 @@ COLUMNS = {
     "feed_forward": "feed-forward",
     "output_projection": "head",
     "adaptive_softmax": "head",
+    "classification_heads": "head",
 }
 BINS = 60
 
@@ -38,8 +39,6 @@ BINS = 60
 def numbers_of(checkpoint: Checkpoint, text: Optional[Split] = None) -> Numbers:
     """Plain values, ready for JSON. Memories that depend on a text are those after this one."""
     model = empty_model(checkpoint)
-    if isinstance(model, MegaClassifier):
-        raise UserError("is a classifier; give a language or translation model")
     parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
     fill(model, checkpoint.tensors)
@@ -69,7 +68,7 @@ def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
         "source": checkpoint.word("task", "source_lang"),
         "target": checkpoint.word("task", "target_lang"),
         **{side: _stack(stack) for side, stack in stacks(model)},
-        "head": _head(model.decoder),
+        "head": _classes(model) if isinstance(model, MegaClassifier) else _softmax(model.decoder),
         "updates": checkpoint.updates,
         "epoch": _epoch(checkpoint),
         "criterion": checkpoint.word("criterion"),
@@ -94,7 +93,7 @@ def _stack(stack: nn.Module) -> Numbers:
     common = {f.name for f in fields(MixerConfig)}
     own = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in common and not f.metadata.get("symbol")}
     return {
-        "vocabulary": len(stack.dictionary),
+        "vocabulary": None if stack.dictionary is None else len(stack.dictionary),
         "layers": len(stack.layers),
         "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
         "sizes": symbols,
@@ -105,7 +104,13 @@ def _stack(stack: nn.Module) -> Numbers:
     }
 
 
-def _head(decoder: nn.Module) -> str:
+def _classes(model: MegaClassifier) -> str:
+    heads = [f"{head.out.out_features} classes" for head in model.classification_heads.values()]
+    pooling = {"mean": "of the mean over positions", "first": "of the first position"}[str(model.cfg.pooling)]
+    return f"{' and '.join(heads)}, {pooling}{' of both inputs' if model.cfg.pairs else ''}"
+
+
+def _softmax(decoder: nn.Module) -> str:
     if decoder.adaptive_softmax is not None:
         tied = ", tied to the embedding" if getattr(decoder.cfg, "tie_adaptive_weights", False) else ""
         return f"adaptive softmax with cutoffs {decoder.cfg.adaptive_softmax_cutoff}{tied}"
