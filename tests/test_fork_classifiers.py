@@ -23,6 +23,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 )
 
 from mega_fairseq.cli.convert.names import HEAD, translate
+from mega_fairseq.models import MegaClassifier
 from tests import golden_cases as golden
 from tests.commands import CPU, PLUGIN, Running, as_words, fairseq, records
 from tests.released import NEEDS_TORCH, READS_SAFELY, convert
@@ -112,6 +113,15 @@ def test_with_labels_the_order_of_classes_in_the_data_does_not_matter(ours, othe
     for options, same in ((["--labels", dictionary], True), ([], False)):
         found = evaluated(ours("listops/checkpoint_last.pt", *options), other_order)
         assert [np.array_equal(found[f"{split}/target"], released[f"{split}/target"]) for split in SPLITS] == [same] * 2
+
+
+def test_a_classifier_of_text_needs_its_dictionary_to_predict_and_says_so(ours):
+    path = ours("pair/checkpoint_last.pt")
+    with pytest.raises(ValueError, match=r"^the checkpoint has no names of classes and no dictionary, and .* give a"):
+        MegaClassifier.from_pretrained(str(path.parent), path.name)
+    classifier = MegaClassifier.from_pretrained(str(path.parent), path.name, data_name_or_path=str(FORK / "pair/data"))
+    larger, smaller = "[MAX 3 9 X", "[MIN 1 4 X"  # is the value of the first expression larger?
+    assert [found.label for found in classifier.predict([(larger, smaller), (smaller, larger)])] == ["1", "0"]
 
 
 # ------------------------------------------------------------------------------------------ training

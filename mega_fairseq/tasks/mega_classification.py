@@ -120,6 +120,8 @@ class MegaClassificationTask(FairseqTask):
         first, types = self.cfg.init_token, len(self.dictionary or ())
         if first is not None and not 0 <= first < types:
             raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
+        if isinstance(self.layout, NoData):
+            self._check_complete(self.layout)
         if len(self.classes) < 2:
             raise ValueError(
                 f"{self.cfg.data} has {len(self.classes)} classes of training examples; give at least 2 different "
@@ -131,6 +133,15 @@ class MegaClassificationTask(FairseqTask):
         head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
         model.register_classification_head(head, num_classes=len(self.classes))
         return model
+
+    def _check_complete(self, layout: NoData) -> None:
+        """Without data, a converted checkpoint may lack what the release left in them."""
+        lacking = [
+            *["names of classes"] * (not self.classes),
+            *["dictionary"] * (self.dictionary is None and self.cfg.input_kind == "tokens"),
+        ]
+        if lacking:
+            raise ValueError(f"the checkpoint has no {' and no '.join(lacking)}, and {layout.error}")
 
     def _check_other(self, model: BaseFairseqModel) -> None:
         """fairseq's own classifiers take tokens, and ignore a second input."""
