@@ -34,6 +34,7 @@ TRAINED_CONTEXT = ["--valid-block", "size:1024"]  # of the longest training segm
 MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega-shift": [*MEGA, "--decoder-token-shift"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],
     "mega-simple": [*MEGA, "--rel-pos-bias", "simple"],
@@ -157,6 +158,7 @@ NAME = re.compile(r"(.*)-([\d.]+e-\d+)-\d+")  # of a run
 LABELS = {  # of the models that are compared
     "transformer": "fairseq `transformer_lm`",
     "mega": "Mega",
+    "mega-shift": "Mega, token shift",
     "flash": "FLASH",
     "flash-quad": "FLASH-Quad",
     "attention": "attention, RoPE",
