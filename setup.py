@@ -15,7 +15,7 @@ VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "mega_fairseq/__init__.py"
 # For the recipes' segmentations other than sentencepiece. fastBPE is not here, because pip alone cannot build it on
 # Python 3.11 and newer: the Makefile and docs/install.md can.
 EXAMPLES = ["sacremoses", "subword-nmt"]
-TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist"]
+TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist", "scikit-learn"]
 
 setup(
     name="mega-fairseq",

@@ -110,11 +110,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_data(data: Any) -> None:
-    def add(name: str, about: str, source: str, seeded: bool = True, **options: Tuple[int, str]) -> None:
+    def add(
+        name: str, about: str, source: Optional[str] = None, seeded: bool = True, **options: Tuple[int, str]
+    ) -> None:
         """Data with options are generated if no source is given."""
         made = data.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         made.add_argument("out", metavar="OUT", help="a new folder; the same command continues an interrupted one")
-        made.add_argument("source", metavar="SOURCE", nargs="?" if options else None, help=source)
+        made.set_defaults(source=None)
+        if source is not None:
+            made.add_argument("source", metavar="SOURCE", nargs="?" if options else None, help=source)
         made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
         made.set_defaults(generator={option: default for option, (default, _) in options.items()})
         if seeded:
@@ -123,6 +127,7 @@ def _add_data(data: Any) -> None:
             words = f"{what} (default: %(default)s)"
             made.add_argument(f"--{option}", type=int, default=default, metavar="N", help=words)
 
+    add("digits", "handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
     add(
         "listops",
         "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files",
