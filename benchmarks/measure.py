@@ -49,12 +49,12 @@ def in_fresh_process(script: str, *arguments: Any) -> List[float]:
     return [float(word) for word in result.stdout.splitlines()[-1].split()]
 
 
-def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str]) -> List[str]:
-    """The tables named by --tables, separated by commas; unknown ones are a usage error."""
+def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str], what: str = "table") -> List[str]:
+    """The tables named by --tables, separated by commas; unknown ones are a usage error. Also for other names."""
     chosen = given.split(",")
     unknown = set(chosen) - set(tables)
     if unknown:
-        parser.error(f"--tables: unknown table {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
+        parser.error(f"--{what}s: unknown {what} {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
     return chosen
 
 

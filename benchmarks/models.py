@@ -2,7 +2,7 @@
 
 import re
 from argparse import Namespace
-from typing import Any, List
+from typing import Any, List, Optional
 
 from fairseq import options
 from fairseq.data import Dictionary
@@ -12,6 +12,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseq
 import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
+from mega_fairseq.tasks import MegaClassificationTask
 
 
 def task(types: int) -> Namespace:
@@ -40,3 +41,11 @@ def from_args(words: List[str], types: int) -> BaseFairseqModel:
     """The model that fairseq-train builds from these arguments, with a dictionary of this many types."""
     given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
     return build_model(convert_namespace_to_omegaconf(given).model, task(types))
+
+
+def classifier(words: List[str], kind: str, dictionary: Optional[Dictionary], classes: List[str]) -> BaseFairseqModel:
+    """The model that fairseq-train builds from these arguments for the task `mega_classification`."""
+    fixed = ["--task=mega_classification", "--criterion=sentence_prediction", f"--input-kind={kind}"]
+    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *fixed, *words])
+    cfg = convert_namespace_to_omegaconf(given)
+    return MegaClassificationTask(cfg.task, dictionary, classes).build_model(cfg.model)

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks import contenders, quality_lm
+from benchmarks import classify, contenders, quality_lm
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -49,8 +49,7 @@ def _speed(name: str) -> Rows:
     sizes = found["parameters"]
     yield ("tokens per sequence", *(f"{contenders.LABELS[layer]} ({sizes[layer] / 1e6:.2f}M)" for layer in sizes))
     for row in found["rows"]:
-        speeds = {layer: row["tokens"] / seconds for layer, seconds in row["seconds"].items()}
-        yield (f"{row['length']:,}", *_compared(speeds, sizes))
+        yield (f"{row['length']:,}", *_compared(_speeds(row["tokens"], row["seconds"]), sizes))
 
 
 def layer_memory() -> Rows:
@@ -59,6 +58,10 @@ def layer_memory() -> Rows:
     yield ("tokens per sequence", *(contenders.LABELS[layer] for layer in layers))
     for row in rows:
         yield (f"{row['length']:,}", *_compared(row["mib"], layers))
+
+
+def _speeds(count: int, seconds: Dict[str, float]) -> Dict[str, float]:
+    return {name: count / time for name, time in seconds.items()}
 
 
 def _compared(values: Dict[str, float], layers: Iterable[str]) -> Iterator[str]:
@@ -278,7 +281,7 @@ def addresses_contexts() -> Rows:
 
 def mixers_layer() -> Rows:
     rows = numbers("mixers")["layer"]["rows"]
-    return _by_mixer({row["length"]: {n: row["tokens"] / t for n, t in row["seconds"].items()} for row in rows})
+    return _by_mixer({row["length"]: _speeds(row["tokens"], row["seconds"]) for row in rows})
 
 
 def mixers_memory() -> Rows:
@@ -304,6 +307,35 @@ def mixers_products() -> Rows:
     yield "layer", "share of matrix products"
     for name, seconds in numbers("mixers")["products"]["seconds"].items():
         yield name, f"{seconds['products'] / seconds['layer']:.0%}"
+
+
+# ------------------------------------------------------------------------------------------- classifiers
+
+
+def classify_training() -> Rows:
+    return _classified("training", "positions per second", lambda row: _speeds(row["positions"], row["seconds"]))
+
+
+def classify_inference() -> Rows:
+    return _classified("inference", "positions per second", lambda row: _speeds(row["positions"], row["seconds"]))
+
+
+def classify_memory() -> Rows:
+    return _classified("memory", "peak MiB of a training step", lambda row: row["mib"])
+
+
+def _classified(table: str, title: str, values: Callable[[Dict], Dict[str, float]]) -> Rows:
+    yield (title, *classify.LABELS.values())
+    for row in numbers("classify")[table]:
+        kind = classify.RECIPES[row["recipe"]].kind
+        yield (f"{row['length']:,} {kind}", *_compared(values(row), classify.LABELS))
+
+
+def classify_limit() -> Rows:
+    found = numbers("classify")["limit"]
+    yield f"{found['rows']} inputs of {found['length']:,} values", "peak memory of the process"
+    for part, mib in found["mib"].items():
+        yield part, f"{mib:,.0f} MiB"
 
 
 # ------------------------------------------------------------------------------------------- README.md
@@ -345,6 +377,7 @@ TABLES = {
         *(translation, bytes_mixers, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
         *(addresses_chunks, addresses_contexts, summary),
         *(mixers_layer, mixers_memory, mixers_decode, mixers_products),
+        *(classify_training, classify_inference, classify_memory, classify_limit),
     )
 }
 PLACE = re.compile(r"<!-- table: (.*) -->\n(?:\|.*\n)*")
