@@ -289,7 +289,7 @@ def main() -> None:
         return
     words = args.mixers.lower().split(",")
     names = ["torch", *(name for name in LAYERS if any(word in name.lower() for word in words))]
-    compared = [name for name in quality_lm.MODELS if not name.startswith("mega-")]
+    compared = list(quality_lm.LABELS)
     compared = [name for name in compared if name == "transformer" or any(word in name for word in words)]
     gate(names)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
