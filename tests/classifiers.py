@@ -1,4 +1,7 @@
-"""Data and models for tests of the task `mega_classification`: pairs of documents as bytes, and rows of numbers."""
+"""Data and models for tests of classifiers: documents as tokens, pairs of documents as bytes, and rows of numbers.
+
+The model of tokens is trained with fairseq's task `sentence_prediction`, the others with `mega_classification`.
+"""
 
 import random
 from pathlib import Path
@@ -7,23 +10,39 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
-from tests.commands import PLUGIN, SMALL, as_words, fairseq
+from tests.commands import CPU, PLUGIN, SMALL, SYLLABLES, as_words, fairseq
 
-TASK = [*PLUGIN, "--cpu", "--task=mega_classification", "--criterion=sentence_prediction"]
+TASK = [*PLUGIN, *CPU, "--task=mega_classification", "--criterion=sentence_prediction"]
+STOCK = [*PLUGIN, *CPU, "--task=sentence_prediction", "--criterion=sentence_prediction", "--num-classes=2"]
 EXAMPLES = {"train": 203, "valid": 37}  # primes, so that no batch size divides them
 UPDATES, WITHIN_EPOCH = 40, 20  # an epoch has 26
 SIZES = {f"encoder_{name}": size for name, size in SMALL.items()}
 MEGA = {**SIZES, "encoder_hidden_dim": 48, "encoder_z_dim": 16, "encoder_n_dim": 4, "encoder_chunk_size": 5}
+AFT = {**SIZES, "encoder_token_mixer": "aft", "encoder_aft_form": "local", "encoder_aft_reach": 4}
+NORMED = {"normalization_type": "batchnorm", "normalize_before": True}
 OPTIONS = {
-    "bytes": {"pairs": True, "normalization_type": "scalenorm"},
-    "values": {
-        "normalization_type": "batchnorm",
-        "normalize_before": True,
-        "values_mean": 0.5,
-        "values_deviation": 0.3,
-    },
+    "tokens": {**AFT, "normalization_type": "scalenorm"},
+    "bytes": {"input_kind": "bytes", "pairs": True, **MEGA, "normalization_type": "scalenorm"},
+    "values": {"input_kind": "values", "values_mean": 0.5, "values_deviation": 0.3, **MEGA, **NORMED},
 }
 LABELS = ("first", "second")
+
+
+def task_of(kind: str) -> List[Any]:
+    return STOCK if kind == "tokens" else TASK
+
+
+def write_tokens(folder: Path, split: str, chance: random.Random, labels: Sequence[str]) -> None:
+    """Documents of syllables, most of them the first or the second one."""
+    weights = {label: [30 if i == place else 1 for i in range(len(SYLLABLES))] for place, label in enumerate(LABELS)}
+    documents = [" ".join(chance.choices(SYLLABLES, weights[label], k=chance.randint(1, 19))) for label in labels]
+    (folder / f"{split}.input").write_text("\n".join(documents) + "\n")
+
+
+def binarise(folder: Path) -> None:
+    for name, destination in (("input", "input0"), ("label", "label")):
+        files = [f"--{split}pref={folder}/{split}.{name}" for split in EXAMPLES]
+        fairseq("preprocess", "--only-source", *files, f"--destdir={folder}/{destination}")
 
 
 def write_pairs(folder: Path, split: str, chance: random.Random, labels: Sequence[str]) -> None:
@@ -48,7 +67,9 @@ def write_data(folder: Path, kind: str) -> Path:
         chance = random.Random(split)
         labels = chance.choices(LABELS, k=size)
         (folder / f"{split}.label").write_text("\n".join(labels) + "\n")
-        {"bytes": write_pairs, "values": write_values}[kind](folder, split, chance, labels)
+        {"tokens": write_tokens, "bytes": write_pairs, "values": write_values}[kind](folder, split, chance, labels)
+    if kind == "tokens":
+        binarise(folder)
     return folder
 
 
@@ -56,8 +77,8 @@ def words_of(kind: str, **more: Any) -> List[str]:
     """The options of a training."""
     training = {"optimizer": "adam", "lr": 0.01, "clip_norm": 1, "batch_size": 8, "max_positions": 20, "dropout": 0.1}
     logging = {"log_format": "json", "log_interval": 1, "num_workers": 0}
-    given = {"arch": "mega_classifier", "input_kind": kind, **MEGA, **OPTIONS[kind], **training, **logging, **more}
-    return [*TASK, *as_words(given)]
+    given = {"arch": "mega_classifier", **OPTIONS[kind], **training, **logging, **more}
+    return [*task_of(kind), *as_words(given)]
 
 
 def train(folder: Path, data: Path, kind: str) -> SimpleNamespace:

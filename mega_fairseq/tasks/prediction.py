@@ -79,4 +79,5 @@ class Classifier(nn.Module):
 def _in_place_of(task: FairseqTask) -> MegaClassificationTask:
     """Our task with the options, tokens and classes of fairseq's `sentence_prediction`."""
     given = {name: getattr(task.cfg, name) for name in ("init_token", "max_positions", "shorten_method")}
-    return MegaClassificationTask(MegaClassificationConfig(**given), task.dictionary, classes_of(task.label_dictionary))
+    classes = [name for name in classes_of(task.label_dictionary) if name != "<mask>"]  # which that task adds
+    return MegaClassificationTask(MegaClassificationConfig(**given), task.dictionary, classes)
