@@ -6,7 +6,7 @@ from typing import Dict
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import draw_examples, finish, row_type
+from mega_fairseq.cli.prepare.arrays import finish, row_type
 from mega_fairseq.cli.prepare.folder import Folder
 from mega_fairseq.cli.prepare.splits import stratified
 
@@ -26,7 +26,6 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
     folder.make(lambda _: rows.tobytes(), ["all"], 1, len(rows))
     sizes = (len(rows) - 2 * HELD_OUT, HELD_OUT, HELD_OUT)
     finish(folder, ROW, stratified(rows["label"].tolist(), sizes, f"digits {arguments.seed}"), LABELS)
-    draw_examples(arguments.out, SIDE)
 
 
 def digits() -> np.ndarray:
