@@ -1,7 +1,7 @@
 """Classifiers on long inputs against a Transformer of torch of the same size: training steps, inference and memory.
 
     python benchmarks/classify.py                       all tables (about an hour); with --json a file
-    python benchmarks/classify.py --tables training     some of: training, inference, memory, limit
+    python benchmarks/classify.py --tables training     some of: training, inference, memory, limit, models
     python benchmarks/classify.py --recipes text        or pathx
     python benchmarks/classify.py --quick               a minute, at small lengths, to check that everything runs
 
@@ -13,7 +13,8 @@ inference without torch's fast path, because both are slower.
 
 training: forward, cross entropy, backward and Adam; inference: forward without gradients; 8,192 positions each, or one
 input if it is longer. memory: peak of such a training step in a separate process. limit: the whole process in a
-training step and in inference with 8 inputs of Path-X. CPU time of one thread.
+training step and in inference with 8 inputs of Path-X. models: training steps of the models of quality_classify.py,
+with batches as there, of inputs of the greatest length. CPU time of one thread.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 
+from benchmarks import quality_classify
 from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
 from benchmarks.models import classifier, size_of
 from mega_fairseq.data.classification.inputs import byte_dictionary
@@ -181,10 +183,28 @@ def fast_path(on: bool) -> Iterator[None]:
 
 def training(recipe: str, name: str, rows: int, length: int) -> Step:
     model, (inputs, classes) = build(recipe, name).train(), inputs_of(recipe, rows, length)
+    return updates(model, lambda: model(inputs), classes)
+
+
+def training_of_task(task: str, name: str, rows: int, length: int) -> Step:
+    """The same for a model of quality_classify.py."""
+    torch.manual_seed(0)
+    of, model = (
+        quality_classify.TASKS[task],
+        quality_classify.build(task, quality_classify.fitted(task, name)[0]).train(),
+    )
+    words, shape = model.encoder.dictionary, (rows, length)
+    names = ("src_tokens", "src_tokens1")[: 1 + of.pairs]
+    given = {name: torch.rand(shape) if words is None else torch.randint(4, len(words), shape) for name in names}
+    scores = partial(model, **given, features_only=True, classification_head_name=HEAD)
+    return updates(model, lambda: scores()[0], torch.randint(of.classes, (rows,)))
+
+
+def updates(model: nn.Module, scores: Callable[[], Tensor], classes: Tensor) -> Step:
     adam = torch.optim.Adam(model.parameters(), lr=1e-5)
 
     def step() -> None:
-        F.cross_entropy(model(inputs), classes).backward()
+        F.cross_entropy(scores(), classes).backward()
         adam.step()
         adam.zero_grad(set_to_none=True)
 
@@ -202,6 +222,7 @@ def inference(recipe: str, name: str, rows: int, length: int) -> Step:
 
 
 STEPS = {"training": training, "inference": inference}
+ALONE = {**STEPS, "models": training_of_task}
 
 
 def shapes(lengths: Dict[str, List[int]]) -> List[Tuple[str, int]]:
@@ -239,22 +260,42 @@ def limit_table(length: int) -> Dict:
     return {"rows": LIMIT_ROWS, "length": length, "mib": mib}
 
 
+def models_table(tasks: List[str], names: List[str], repeats: int, rows: Optional[int] = None) -> Dict:
+    """Examples per CPU second and peak MiB of training steps, for each task and token mixer."""
+    found: Dict[str, Dict] = {}
+    for task in tasks:
+        of = quality_classify.TASKS[task]
+        shape = (rows or of.batch, of.length)
+        chosen = [name for name in quality_classify.models_of(task) if name in names]
+        times = seconds({name: training_of_task(task, name, *shape) for name in chosen}, repeats)
+        found[task] = {
+            name: {"examples_per_second": shape[0] / time, "mib": alone("models", task, name, *shape)[0]}
+            for name, time in times.items()
+        }
+        cells = (f"{name} {of['examples_per_second']:.1f}, {of['mib']:.0f} MiB" for name, of in found[task].items())
+        print(f"{task}: " + "; ".join(cells), flush=True)
+    return found
+
+
 def alone(part: str, recipe: str, name: str, rows: int, length: int) -> List[float]:
     """Peak MiB of a step above the memory before it, and that memory."""
     return in_fresh_process(__file__, part, recipe, name, rows, length)
 
 
 def one(part: str, recipe: str, name: str, rows: int, length: int) -> Tuple[float, float]:
-    STEPS[part](recipe, name, 1, QUICK // 4)()  # makes the libraries allocate what they keep
-    step, before = STEPS[part](recipe, name, rows, length), resident_mib()
+    ALONE[part](recipe, name, 2, min(QUICK // 4, length))()  # makes the libraries allocate what they keep
+    step, before = ALONE[part](recipe, name, rows, length), resident_mib()
     return peak_mib(step), before
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = "training,inference,memory,limit"
+    tables = "training,inference,memory,limit,models"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--recipes", default=",".join(RECIPES), help=f"which to measure, of {', '.join(RECIPES)}")
+    tasks, mixers = ",".join(quality_classify.TASKS), ",".join(quality_classify.MODELS)
+    parser.add_argument("--tasks", default=tasks, help=f"of the table of models, some of {tasks}")
+    parser.add_argument("--models", default=mixers, help=f"of the table of models, some of {mixers}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the median is taken")
     parser.add_argument("--quick", action="store_true", help=f"inputs of {QUICK} positions and one round")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
@@ -269,13 +310,21 @@ def main() -> None:
         print(*one(part, recipe, name, int(rows), int(length)))
         return
     lengths = {name: RECIPES[name].lengths for name in chosen_tables(parser, args.recipes, RECIPES, "recipe")}
-    positions, repeats, limit = POSITIONS, args.repeats, max(RECIPES["pathx"].lengths)
+    tasks, mixers = (
+        chosen_tables(parser, given, known, what)
+        for given, known, what in (
+            (args.tasks, quality_classify.TASKS, "task"),
+            (args.models, quality_classify.MODELS, "model"),
+        )
+    )
+    positions, repeats, limit, rows = POSITIONS, args.repeats, max(RECIPES["pathx"].lengths), None
     if args.quick:
-        lengths, positions, repeats, limit = {name: [QUICK] for name in lengths}, QUICK, 1, QUICK
+        lengths, positions, repeats, limit, rows = {name: [QUICK] for name in lengths}, QUICK, 1, QUICK, 2
     known: Dict[str, Callable[[], Any]] = {
         **{part: partial(speed_table, part, lengths, positions, repeats) for part in STEPS},
         "memory": partial(memory_table, lengths, positions),
         "limit": partial(limit_table, limit),
+        "models": partial(models_table, tasks, mixers, repeats, rows),
     }
     chosen = chosen_tables(parser, args.tables, known)
     gate()

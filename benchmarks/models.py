@@ -32,8 +32,11 @@ def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
 
 
 def size_of(model: BaseFairseqModel) -> int:
-    """Number of parameters that are used. The Transformer of fairseq 0.12.2 has a second, unused set in its encoder."""
-    unused = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+    """Number of parameters that are used.
+
+    The Transformer of fairseq 0.12.2 has a second, unused set in its encoder, and `roberta` a language model's head.
+    """
+    unused = re.compile(r"encoder\.(\w+\.)?layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)|encoder\.lm_head\..*")
     return sum(p.numel() for name, p in model.named_parameters() if not unused.fullmatch(name))
 
 

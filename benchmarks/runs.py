@@ -23,7 +23,7 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
     if log.exists() and f'"train_num_updates": "{updates}"' in log.read_text():
         return
     print(f"training {folder}: tail -f {log}", flush=True)
-    command = [*fairseq("train"), *arguments, *WITH_PLUGIN, "--save-dir", str(folder), "--cpu"]
+    command = [*fairseq("train"), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
     with open(log, "a") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks import classify, contenders, quality_lm
+from benchmarks import classify, contenders, quality_classify, quality_lm
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -338,6 +338,45 @@ def classify_limit() -> Rows:
         yield part, f"{mib:,.0f} MiB"
 
 
+def classifiers() -> Rows:
+    """Accuracy on test at the learning rate that is best on valid, by seed."""
+
+    def cell(rates: Dict[str, List[str]], found: Dict) -> str:
+        best, *_ = rates.values()
+        return "; ".join(f"{found[name]['test_accuracy']:.1f}" for name in best)
+
+    return _by_task("accuracy on test, percent", cell)
+
+
+def classifiers_rates() -> Rows:
+    """Accuracy on valid of the first seed, by learning rate."""
+
+    def cell(rates: Dict[str, List[str]], found: Dict) -> str:
+        ordered = sorted(rates.items(), key=_rate)
+        return "; ".join(f"{rate} {found[names[0]]['best_valid']:.1f}" for rate, names in ordered)
+
+    return _by_task("accuracy on valid, percent", cell)
+
+
+def _by_task(title: str, cell: Callable[[Dict[str, List[str]], Dict], str]) -> Rows:
+    found = numbers("quality_classify")
+    runs = quality_classify.by_model(found)
+    tasks = [task for task in quality_classify.TASKS if task in runs]
+    yield (title, *tasks)
+    for model, label in quality_classify.LABELS.items():
+        if any(model in runs[task] for task in tasks):
+            yield (label, *(cell(runs[task][model], found) if model in runs[task] else "" for task in tasks))
+
+
+def classifiers_cost() -> Rows:
+    found = numbers("classify")["models"]
+    yield ("training examples per second, peak MiB", *found)
+    for model, label in quality_classify.LABELS.items():
+        costs = [of.get(model) for of in found.values()]
+        if any(costs):
+            yield (label, *(f"{of['examples_per_second']:.1f}, {of['mib']:,.0f}" if of else "" for of in costs))
+
+
 # ------------------------------------------------------------------------------------------- README.md
 
 
@@ -378,6 +417,7 @@ TABLES = {
         *(addresses_chunks, addresses_contexts, summary),
         *(mixers_layer, mixers_memory, mixers_decode, mixers_products),
         *(classify_training, classify_inference, classify_memory, classify_limit),
+        *(classifiers, classifiers_rates, classifiers_cost),
     )
 }
 PLACE = re.compile(r"<!-- table: (.*) -->\n(?:\|.*\n)*")
