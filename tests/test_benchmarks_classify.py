@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -69,6 +70,19 @@ def data(tmp_path_factory):
             else:
                 (made / f"{split}.input").write_text("".join(f"{'so ' * chance.randint(3, 9)}\n" for _ in labels))
     return folder
+
+
+def test_data_are_made_once_by_the_recipe_of_the_task(tmp_path, monkeypatch):
+    recipe = tmp_path / "examples" / quality_classify.TASKS["listops"].recipe
+    recipe.mkdir(parents=True)
+    monkeypatch.setattr(quality_classify, "ROOT", tmp_path)
+    (recipe / "prepare.sh").write_text("mkdir -p $DATA/$SIZE; echo $@ >>$DATA/$SIZE/bin; exit 1")
+    with pytest.raises(subprocess.CalledProcessError):
+        quality_classify.prepared("listops", tmp_path)
+    (recipe / "prepare.sh").write_text("echo again >>$DATA/$SIZE/bin")
+    for _ in range(2):
+        made = quality_classify.prepared("listops", tmp_path)
+    assert made.read_text() == "--train=40000 --valid=1000 --test=2000\nagain\n"
 
 
 @pytest.mark.slow
