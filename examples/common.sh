@@ -138,6 +138,13 @@ remember() {
     fi
 }
 
+# unpack ARCHIVE FOLDER: the content of the only folder of a .tar.xz archive.
+unpack() {
+    need_command xz "install it with your system's package manager"
+    mkdir "$2"
+    tar -xJf "$1" -C "$2" --strip-components 1 || die "$1 is truncated or not an archive: replace it."
+}
+
 # Counts lines, including a last one without a newline.
 count_lines() { LC_ALL=C awk 'END {print NR}' <"$1"; }
 
@@ -165,19 +172,21 @@ download_failed() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# run_training OPTIONS...: shared by translation and language modelling. The recipe sets UPDATES, WARMUP, MAX_TOKENS (in
-# one batch on one GPU), BATCH_TOKENS (in one update over all GPUs) and PRECISION.
+# run_training UNIT MOST TOTAL OPTIONS...: shared by all recipes. UNIT is --max-tokens, or --batch-size for examples: MOST
+# of them are in one batch on one GPU, TOTAL in one update over all GPUs. The recipe sets UPDATES, WARMUP and PRECISION.
 run_training() {
-    local gpus devices options
+    local unit=$1 most=$2 total=$3 gpus devices options
+    shift 3
     gpus=$(count_gpus)
     devices=$((gpus > 0 ? gpus : 1))
+    # shellcheck disable=SC2153 # CHECKPOINTS is another variable than CHECKPOINT
     options=(
         --user-dir "$(user_dir)" --save-dir "$CHECKPOINTS"
         --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
         --lr-scheduler polynomial_decay --power 1 --end-learning-rate 0
         --warmup-updates "$WARMUP" --total-num-update "$UPDATES" --max-update "$UPDATES"
-        --max-tokens "$MAX_TOKENS" --update-freq $(((BATCH_TOKENS + MAX_TOKENS * devices - 1) / (MAX_TOKENS * devices)))
-        # Any other value drops the last sentences of an epoch, in validation too.
+        "$unit" "$most" --update-freq $(((total + most * devices - 1) / (most * devices)))
+        # Any other value drops the last examples of an epoch, in validation too.
         --required-batch-size-multiple 1
         --distributed-world-size "$devices"
         --log-format simple --log-interval $((gpus > 0 ? 100 : 20))
@@ -194,4 +203,44 @@ run_training() {
     esac
     say "training in $CHECKPOINTS; continues from checkpoint_last.pt if there is one"
     fairseq train "$BIN" "${options[@]}" "$@"
+}
+
+# ----------------------------------------------------------------------------------------------------- evaluate.sh
+
+# Sets the defaults of CHECKPOINT and SUBSET, and checks that data and checkpoint exist.
+need_trained() {
+    CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
+    SUBSET=${SUBSET:-test}
+    need_data
+    need_file "$CHECKPOINT" "run train.sh first, or name a checkpoint with CHECKPOINT=..."
+    mkdir -p "$RESULTS"
+}
+
+# name_result WORD...: a file name made of the settings of an evaluation.
+name_result() {
+    local name
+    name=$(printf '%s-' "$@" | LC_ALL=C tr -cs 'A-Za-z0-9._' '-')
+    printf '%s\n' "${name%-}"
+}
+
+# The word for CHECKPOINT in such a name: nothing for the default.
+checkpoint_word() {
+    local word=${CHECKPOINT#"$CHECKPOINTS/"}
+    word=${word%.pt}
+    [ "$word" = checkpoint_best ] || printf '%s\n' "$word"
+}
+
+# keep_scores PREFIX SCORE...: prints the scores and saves them as PREFIX.txt, then gives the complete log its final name.
+keep_scores() {
+    local prefix=$1
+    shift
+    keep "$prefix.txt" "$@"
+    mv "$prefix.log.tmp" "$prefix.log"
+}
+
+# score NAME FORMULA
+score() {
+    local value
+    value=$(LC_ALL=C awk "BEGIN {printf \"%.3f\", $2}")
+    printf '%-24s%s\n' "$1:" "$value"
 }

@@ -12,10 +12,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tests.golden_cases import FOLDER
 
 
+def training(*words: str) -> DictConfig:
+    """The whole configuration as fairseq-train parses it."""
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), list(words)))
+
+
 def parsed(*words: str) -> DictConfig:
     """The model's configuration as fairseq-train parses it."""
-    arguments = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    return convert_namespace_to_omegaconf(arguments).model
+    return training("data", *words).model
 
 
 def under_hydra(task: str, criterion: str = "cross_entropy", **model: Any) -> DictConfig:

@@ -16,7 +16,7 @@ README, DOCS = ROOT / "README.md", ROOT / "docs"
 TRANSLATION, LANGUAGE = DOCS / "translation.md", DOCS / "language-modelling.md"
 CLASSIFICATION = DOCS / "classification.md"
 NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
-PYTHON = [README, TRANSLATION, LANGUAGE, DOCS / "modules.md", pytest.param(DOCS / "export.md", marks=NEW_TORCH)]
+PYTHON = [TRANSLATION, LANGUAGE, CLASSIFICATION, DOCS / "modules.md", pytest.param(DOCS / "export.md", marks=NEW_TORCH)]
 
 
 def name_of(document):
@@ -96,6 +96,16 @@ def text(tmp_path_factory):
     ]
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The same for a classifier."""
+    place = tmp_path_factory.mktemp("digits")
+    narrow = [*FEW, *as_words({f"encoder_{name}": size for name, size in NARROW.items()})]
+    return place, paste(
+        CLASSIFICATION, "mega-fairseq prepare digits", place, {"/tmp/digits": "digits"}, {"fairseq-train": narrow}
+    )
+
+
 @pytest.mark.slow
 def test_documented_commands_train_and_translate(pairs):
     outputs = pairs[1]
@@ -132,6 +142,16 @@ def test_a_documented_command_continues_a_text(text):
 
 
 @pytest.mark.slow
+def test_documented_commands_train_a_classifier_and_draw_its_predictions(digits):
+    place, (prepared, trained, classified) = digits
+    assert "wrote train (1,397), valid (200), test (200)" in prepared
+    assert "done training" in trained
+    assert re.search(r"accuracy [\d.]+% of 200 examples", classified)
+    assert len(re.findall(r"^\d\t0\.\d{4}$", classified, re.MULTILINE)) == 200
+    assert {path.name for path in place.rglob("*.png")} == {"examples.png", "classified.png"}
+
+
+@pytest.mark.slow
 def test_documented_commands_prepare_listops(tmp_path):
     few = {"mega-fairseq": ["--train=20", "--valid=5", "--test=5", "--longest=600"]}
     made, inputs, labels = paste(CLASSIFICATION, "mega-fairseq prepare listops", tmp_path, {"/tmp/listops": "ops"}, few)
@@ -151,9 +171,9 @@ def test_documented_commands_prepare_listops(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", PYTHON, ids=name_of)
-def test_documented_python_code_runs_with_models_of_the_documented_commands(document, pairs, text):
+def test_documented_python_code_runs_with_models_of_the_documented_commands(document, pairs, text, digits):
     (program,) = blocks(document, "python")
-    place = pairs[0] if "/tmp/bible" in program else text[0]
+    place = pairs[0] if "/tmp/bible" in program else digits[0] if "/tmp/digits" in program else text[0]
     # The text of the tests is in pieces already, and its tokens are bytes.
     program = re.sub(r"\n    bpe=.*\n    sentencepiece_model=.*", "", program).replace('"some text"', '"70 101"')
     program = program.replace("/tmp/", "").replace('"DATA"', '"bytes/bin"')

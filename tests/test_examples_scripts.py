@@ -54,7 +54,12 @@ def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
 
 
 @pytest.mark.parametrize(
-    "program", ["lm/unzip.py", *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment"))]
+    "program",
+    [
+        *["lm/unzip.py", "lra/curves.py", "lra/retrieval/pairs.py"],
+        *(f"speech_commands/{name}.py" for name in ("clips", "scaling")),
+        *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment")),
+    ],
 )
 def test_a_program_without_arguments_prints_its_usage(program):
     for arguments in ([], ["--help"]):

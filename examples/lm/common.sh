@@ -51,25 +51,20 @@ binarise() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: shared by all recipes, which set the variables of run_training. 400,000 updates are hundreds of epochs:
-# only the last and the best checkpoint are kept.
+need_data() { need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"; }
+
+# train OPTIONS...: shared by all recipes, which set MAX_TOKENS (in one batch on one GPU), BATCH_TOKENS (in one update over
+# all GPUs) and the variables of run_training. 400,000 updates are hundreds of epochs: only the last and the best
+# checkpoint are kept.
 train() {
-    need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
-    run_training --task mega_language_modeling --criterion mega_lm_cross_entropy \
+    need_data
+    run_training --max-tokens "$MAX_TOKENS" "$BATCH_TOKENS" \
+        --task mega_language_modeling --criterion mega_lm_cross_entropy \
         --lr 5e-3 --clip-norm 0.25 --weight-decay 0.1 --no-epoch-checkpoints \
         "$@"
 }
 
 # ------------------------------------------------------------------------------------------- evaluate.sh, sweep.sh
-
-# Sets the defaults of CHECKPOINT and SUBSET, and checks that data and checkpoint exist.
-need_trained() {
-    CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
-    SUBSET=${SUBSET:-test}
-    need_file "$BIN" "run prepare.sh first, with the same DATA and UNITS"
-    need_file "$CHECKPOINT" "run train.sh first, or name a checkpoint with CHECKPOINT=..."
-    mkdir -p "$RESULTS"
-}
 
 # evaluate OPTIONS...: evaluates SUBSET as STREAMS streams in chunks of CHUNK tokens. Sets BITS, the total of
 # all tokens, and RESULT, the common prefix of the result files.
@@ -77,7 +72,7 @@ evaluate() {
     local log options tokens per_token
     need_trained
     need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
-    RESULT=$RESULTS/$(name_result "$@")
+    RESULT=$RESULTS/$(name_result "$SUBSET" "chunk$CHUNK" "streams$STREAMS" "$(checkpoint_word)" "$@")
     log=$RESULT.log.tmp
     options=(
         --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_language_modeling --gen-subset "$SUBSET"
@@ -91,29 +86,6 @@ evaluate() {
     per_token=$(sed -n 's/.*Loss (base 2): \([0-9.]*\), .*/\1/p' "$log")
     [ -n "$per_token" ] || die "fairseq-eval-lm gave no loss: see $log."
     BITS="$per_token * $tokens"
-}
-
-# name_result OPTIONS...: a file name made of the settings, without the default checkpoint.
-name_result() {
-    local checkpoint=${CHECKPOINT#"$CHECKPOINTS/"} name
-    checkpoint=${checkpoint%.pt}
-    [ "$checkpoint" != checkpoint_best ] || checkpoint=
-    name=$(printf '%s-' "$SUBSET" "chunk$CHUNK" "streams$STREAMS" ${checkpoint:+"$checkpoint"} "$@" |
-        LC_ALL=C tr -cs 'A-Za-z0-9._' '-')
-    printf '%s\n' "${name%-}"
-}
-
-# keep_scores SCORE...: prints and saves the scores, then gives the complete log its final name.
-keep_scores() {
-    keep "$RESULT.txt" "$@"
-    mv "$RESULT.log.tmp" "$RESULT.log"
-}
-
-# score NAME FORMULA
-score() {
-    local value
-    value=$(LC_ALL=C awk "BEGIN {printf \"%.3f\", $2}")
-    printf '%-24s%s\n' "$1:" "$value"
 }
 
 # Bits of all tokens divided by the bytes of the text; the line ends that fairseq adds count as bits only.

@@ -104,10 +104,10 @@ prepare_from_raw() {
 
 # -------------------------------------------------------------------------------------------------------- train.sh
 
-# train OPTIONS...: shared by both recipes, which set KEEP and the variables of run_training.
+# train OPTIONS...: shared by both recipes, which set KEEP.
 train() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
-    run_training --keep-last-epochs "$KEEP" \
+    run_training --max-tokens "$MAX_TOKENS" "$BATCH_TOKENS" --keep-last-epochs "$KEEP" \
         --task translation --source-lang en --target-lang de --share-all-embeddings \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --clip-norm 1.0 \
         "$@"

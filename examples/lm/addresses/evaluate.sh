@@ -19,4 +19,4 @@ CHUNK=${CHUNK:-512}
 whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-keep_scores bits_per_byte perplexity_per_word
+keep_scores "$RESULT" bits_per_byte perplexity_per_word

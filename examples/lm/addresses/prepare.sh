@@ -24,13 +24,11 @@ whole_numbers 1 VOCABULARY
 
 copy_corpus() {
     local out=$1 split found
-    mkdir "$out"
     if [ -d "$CORPUS" ]; then
+        mkdir "$out"
         cp "$CORPUS"/{train,valid,test}.txt "$out"
     else
-        need_command xz "install it with your system's package manager"
-        tar -xJf "$CORPUS" -C "$out" --strip-components 1 ||
-            die "$CORPUS is truncated or not an archive: replace it."
+        unpack "$CORPUS" "$out"
     fi
     for split in train valid test; do
         need_file "$out/$split.txt" "$CORPUS is incomplete"

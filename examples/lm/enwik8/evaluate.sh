@@ -19,4 +19,4 @@ CHUNK=${CHUNK:-4096}
 whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-keep_scores bits_per_byte
+keep_scores "$RESULT" bits_per_byte

@@ -19,4 +19,4 @@ CHUNK=${CHUNK:-2048}
 whole_numbers 1 STREAMS CHUNK
 
 evaluate "$@"
-keep_scores perplexity_per_word
+keep_scores "$RESULT" perplexity_per_word

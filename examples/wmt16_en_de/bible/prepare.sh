@@ -28,17 +28,15 @@ whole_numbers 1 VOCABULARY
 
 copy_corpus() {
     local out=$1 split
-    mkdir "$out"
     if [ -d "$CORPUS" ]; then
+        mkdir "$out"
         for split in train valid test; do
             check_pair "$CORPUS/$split" "$CORPUS"
             cp "$CORPUS/$split".{en,de} "$out"
         done
         return
     fi
-    need_command xz "install it with your system's package manager"
-    tar -xJf "$CORPUS" -C "$out" --strip-components 1 ||
-        die "$CORPUS is truncated or not an archive: replace it."
+    unpack "$CORPUS" "$out"
     if [ "$CORPUS" = "$SHIPPED" ]; then
         check_pair "$out/train" "$CORPUS" 27017
         check_pair "$out/valid" "$CORPUS" 1015

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Make Pathfinder, images of 32 x 32 pixels, for classification pixel by pixel. Run it again after an interruption: it
+# continues. Arguments are passed to mega-fairseq prepare.
+#
+# Variables: DATA (data beside this script), SIZE (small: 5,000 images; full: as published, 200,000), SOURCE (none:
+# generated; or the published folder pathfinder32).
+#
+# Writes to DATA/SIZE:
+#     bin/    images and labels: train on this
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+PRESET=mega_lra_pathfinder
+# shellcheck source=examples/lra/common.sh
+source "$HERE/../common.sh"
+
+case $SIZE in
+small) prepare pathfinder "$BIN" --size 32 --images 5000 "$@" ;;
+full)
+    if [ -n "$SOURCE" ]; then set -- "$SOURCE" "$@"; else set -- --size 32 "$@"; fi
+    prepare pathfinder "$BIN" "$@"
+    ;;
+esac
+ready

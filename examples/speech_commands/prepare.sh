@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Prepare sounds of a second for classification sample by sample. Run it again after an interruption: it continues.
+#
+# Variables: DATA (data beside this script), SIZE (small: the ten words in four shipped synthetic voices, each clip in
+# noise four times, 960 examples for training; full: recordings, Speech Commands), SOURCE (for full:
+# speech_commands_v0.02.tar.gz, or its folder).
+#
+# Writes to DATA/SIZE:
+#     raw/       the archive's files (only small)
+#     bin/       samples and labels: train on this
+#     scaling    mean and deviation of the samples for training
+set -euo pipefail
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+PRESET=mega_sc_raw
+# shellcheck source=examples/lra/common.sh
+source "$HERE/../lra/common.sh"
+
+unpack_clips() { unpack "$HERE/cls-speech.tar.xz" "$1"; }
+
+make_clips() { "$PYTHON" "$HERE/clips.py" "$RAW" "$1"; }
+
+measure() { "$PYTHON" "$HERE/scaling.py" "$BIN/train.npy" >"$1"; }
+
+case $SIZE in
+small)
+    step "$RAW" unpack_clips
+    step "$BIN" make_clips
+    ;;
+full)
+    need_source "speech_commands_v0.02.tar.gz or its folder"
+    prepare speech "$BIN" "$SOURCE"
+    ;;
+esac
+step "$DATA/$SIZE/scaling" measure
+ready
