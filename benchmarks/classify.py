@@ -9,7 +9,8 @@ The models are the Text recipe of the Long Range Arena on bytes (presets mega_lr
 of Path-X on 16,384 values (mega_lra_pathx_chunk). The Transformer has their depth and width, 4 heads, sinusoidal
 positions, and the same embedding, pooling and head. The width of its feed-forward layers is chosen so that parameters
 agree within 2%. It is nn.TransformerEncoder on torch's fused attention: without dropout of attention weights, and in
-inference without torch's fast path, because both are slower.
+inference without torch's fast path, because both are slower. For Text it is also trained with this dropout, which
+nn.TransformerEncoderLayer has by default.
 
 training: forward, cross entropy, backward and Adam; inference: forward without gradients; 8,192 positions each, or one
 input if it is longer. memory: peak of such a training step in a separate process. limit: the whole process in a
@@ -59,7 +60,12 @@ RECIPES = {
     "text": Recipe("bytes", [1024, 2048, 4096], {"mega": "mega_lra_text", "mega_chunk": "mega_lra_text_chunk"}, 0.1),
     "pathx": Recipe("values", [16384], {"mega_chunk": "mega_lra_pathx_chunk"}, 0.0),
 }
-LABELS = {"torch": "Transformer of torch", "mega": "Mega", "mega_chunk": "Mega in chunks"}
+LABELS = {
+    "torch": "Transformer of torch",
+    "torch_dropout": "with dropout of attention weights",
+    "mega": "Mega",
+    "mega_chunk": "Mega in chunks",
+}
 CLASSES = ["0", "1"]
 QUICK = 256  # length
 LIMIT_ROWS = 8
@@ -71,13 +77,24 @@ LIMIT_ROWS = 8
 class TorchClassifier(nn.Module):
     """Inputs (B, L) of one length -> scores (B, classes), with torch's Transformer."""
 
-    def __init__(self, dictionary: Dictionary, dim: int, layers: int, hidden: int, head: int, dropout: float):
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        dim: int,
+        layers: int,
+        hidden: int,
+        head: int,
+        dropout: float,
+        dropped_weights: bool = False,
+    ):
         super().__init__()
         self.embed = token_embedding(dictionary, dim) if dictionary else ValueEmbedding(dim)
         self.positions = SinusoidalPositionalEmbedding(dim, None)
         self.dropout = nn.Dropout(dropout)
         layer = nn.TransformerEncoderLayer(dim, HEADS, hidden, dropout, batch_first=True)
-        layer.self_attn.dropout = layer.dropout.p = 0.0  # of weights, and of the feed-forward layer's hidden units
+        layer.dropout.p = 0.0  # of the feed-forward layer's hidden units
+        if not dropped_weights:
+            layer.self_attn.dropout = 0.0
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = ClassificationHead(dim, head, 1, len(CLASSES), dropout)
 
@@ -107,7 +124,7 @@ def dictionary(recipe: str) -> Any:
     return byte_dictionary() if RECIPES[recipe].kind == "bytes" else None
 
 
-def transformer(recipe: str) -> TorchClassifier:
+def transformer(recipe: str, dropped_weights: bool) -> TorchClassifier:
     """As many parameters as the mean of the smallest and the largest Mega of the recipe."""
     megas = [mega(recipe, name) for name in RECIPES[recipe].presets]
     sizes, cfg = [size_of(model) for model in megas], megas[0].cfg
@@ -115,16 +132,19 @@ def transformer(recipe: str) -> TorchClassifier:
     rest = (cfg.classifier_dim or 2 * cfg.encoder_embed_dim, RECIPES[recipe].dropout)
     least = size_of(TorchClassifier(*shape, 1, *rest))
     each = size_of(TorchClassifier(*shape, 2, *rest)) - least
-    return TorchClassifier(*shape, 1 + round(((min(sizes) + max(sizes)) / 2 - least) / each), *rest)
+    return TorchClassifier(*shape, 1 + round(((min(sizes) + max(sizes)) / 2 - least) / each), *rest, dropped_weights)
 
 
 def build(recipe: str, name: str) -> nn.Module:
     torch.manual_seed(0)
-    return transformer(recipe) if name == "torch" else MegaScores(mega(recipe, name))
+    if name in RECIPES[recipe].presets:
+        return MegaScores(mega(recipe, name))
+    return transformer(recipe, dropped_weights=name == "torch_dropout")
 
 
-def names_of(recipe: str) -> List[str]:
-    return ["torch", *RECIPES[recipe].presets]
+def names_of(recipe: str, part: str = "training") -> List[str]:
+    more = part == "training" and RECIPES[recipe].dropout
+    return ["torch", *["torch_dropout"] * bool(more), *RECIPES[recipe].presets]
 
 
 def inputs_of(recipe: str, rows: int, length: int) -> Tuple[Tensor, Tensor]:
@@ -234,7 +254,7 @@ def speed_table(part: str, lengths: Dict[str, List[int]], positions: int, repeat
     rows = []
     for recipe, length in shapes(lengths):
         count = max(1, positions // length)
-        times = seconds({name: STEPS[part](recipe, name, count, length) for name in names_of(recipe)}, repeats)
+        times = seconds({name: STEPS[part](recipe, name, count, length) for name in names_of(recipe, part)}, repeats)
         rows.append({"recipe": recipe, "length": length, "positions": count * length, "seconds": times})
         cells = (f"{name} {count * length / time:,.0f} ({times['torch'] / time:.2f}x)" for name, time in times.items())
         print(f"{recipe}, {length:6,} positions/CPU-s: " + ", ".join(cells), flush=True)

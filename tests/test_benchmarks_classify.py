@@ -19,7 +19,8 @@ def run(script, *words):
 
 @pytest.mark.slow
 def test_the_benchmark_of_long_inputs_fills_all_tables(tmp_path, monkeypatch):
-    said = run("classify.py", "--quick", "--recipes=pathx", "--json", tmp_path / "classify.json")
+    chosen = ["--recipes=pathx", "--tables=training,inference,memory,limit"]
+    said = run("classify.py", "--quick", *chosen, "--json", tmp_path / "classify.json")
     assert "correct: one chunk = full attention" in said
     numbers = json.loads((tmp_path / "classify.json").read_text())
     for table, value in (("training", "seconds"), ("inference", "seconds"), ("memory", "mib")):
@@ -29,8 +30,15 @@ def test_the_benchmark_of_long_inputs_fills_all_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "DOCS", tmp_path)
     for table in ("training", "inference", "memory"):
         *_, row = tables.markdown(tables.TABLES[f"classify_{table}"]()).splitlines()
-        assert re.fullmatch(r"\| 256 values \| [\d,]+ \|  \| [\d,]+ \([\d.]+x\) \|", row)
+        assert re.fullmatch(r"\| 256 values \| [\d,]+ \|  \|  \| [\d,]+ \([\d.]+x\) \|", row)
     assert "| 8 inputs of 256 values | peak memory" in tables.markdown(tables.classify_limit())
+
+
+def test_the_transformer_drops_attention_weights_only_where_its_name_says_so():
+    for name, dropout in (("torch", 0.0), ("torch_dropout", 0.1)):
+        for layer in classify.build("text", name).encoder.layers:
+            assert layer.self_attn.dropout == dropout
+            assert (layer.dropout.p, layer.dropout1.p, layer.dropout2.p) == (0.0, 0.1, 0.1)
 
 
 def test_the_benchmark_of_long_inputs_rejects_a_wrong_result_before_timing(monkeypatch):
