@@ -60,11 +60,12 @@ class Classifier(nn.Module):
             net_input = examples.collater([examples[row] for row in rows])["net_input"]
             if device.type == "cuda":
                 net_input = move_to_cuda(net_input, device)
-            scores = torch.stack([self._scores(model, net_input) for model in self.models])
+            scores = torch.stack([self.scores(model, net_input) for model in self.models])
             yield rows, scores.float().softmax(-1).mean(0).cpu()
 
     @staticmethod
-    def _scores(model: BaseFairseqModel, net_input: Dict[str, Tensor]) -> Tensor:
+    def scores(model: BaseFairseqModel, net_input: Dict[str, Tensor]) -> Tensor:
+        """The scores (B, classes) of a model's only head."""
         (head,) = model.classification_heads
         return model(**net_input, features_only=True, classification_head_name=head)[0]
 

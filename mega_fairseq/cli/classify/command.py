@@ -18,7 +18,7 @@ from mega_fairseq.cli.classify.scores import Scores
 from mega_fairseq.cli.output import check_prefix, write_figure, write_json
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.tasks.prediction import Classifier
+from mega_fairseq.tasks.prediction import Classifier, Prediction
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     examples = read_examples(classifier, arguments.subset)
     probabilities = classified(classifier, examples, arguments.batch_size)
-    print(*(shown(classifier, row) for row in probabilities), sep="\n")
+    print(*(shown(classifier.prediction(row)) for row in probabilities), sep="\n")
     if examples.classes is None:
         if prefix:
             raise UserError(f"{arguments.subset} has no labels, which --out needs; add them, or leave --out out")
@@ -73,8 +73,7 @@ def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int
     return found
 
 
-def shown(classifier: Classifier, probabilities: Tensor) -> str:
-    prediction = classifier.prediction(probabilities)
+def shown(prediction: Prediction) -> str:
     return f"{prediction.label}\t{prediction.probability:.4f}"
 
 
@@ -88,8 +87,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
         except (UnicodeDecodeError, ValueError) as error:
             raise UserError(f"in lines {number + 1} to {number + len(batch)}: {error}") from None
         number += len(batch)
-        for prediction in predictions:
-            yield f"{prediction.label}\t{prediction.probability:.4f}"
+        yield from map(shown, predictions)
 
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:

@@ -46,9 +46,8 @@ def saliency(classifier: Classifier, x: Tensor) -> np.ndarray:
     device = next(classifier.parameters()).device
     given = x[None].to(device).requires_grad_()
     with torch.enable_grad():
-        model = classifier.models[0]
-        (head,) = model.classification_heads
-        scores = model(given, torch.tensor([len(x)], device=device), classification_head_name=head)[0]
+        lengths = torch.tensor([len(x)], device=device)
+        scores = classifier.scores(classifier.models[0], {"src_tokens": given, "src_lengths": lengths})
         (gradient,) = torch.autograd.grad(scores.log_softmax(-1).max(), given)
     return gradient[0].abs().cpu().numpy()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import List, Optional, Tuple, Type
 
+import numpy as np
 from fairseq.data import Dictionary
 
 from mega_fairseq.data.classification import inputs, labels
@@ -65,7 +66,8 @@ class Binarised(Layout):
 
     def inputs(self, split: str) -> List[Inputs]:
         folders = (self.FIRST, self.SECOND)[: 1 + self.pairs()]
-        return [inputs.Tokens(self.folder / name / split, self.dictionary()) for name in folders]
+        dictionary = self.dictionary()
+        return [inputs.Tokens(self.folder / name / split, dictionary) for name in folders]
 
     def labels(self, split: str) -> List[str]:
         return labels.binarised_labels(self.folder / self.LABELS / split, self._label_dictionary())
@@ -115,39 +117,55 @@ class Lines(Layout):
         return any(self.folder.glob("*.input1"))
 
 
-class Arrays(Layout):
-    """Numbers in arrays (examples, length)."""
+class Values(Layout):
+    """A file of numbers for each split."""
 
     kind = "values"
+
+    def inputs(self, split: str) -> List[Inputs]:
+        path = _existing(self.inputs_file(split))
+        return [inputs.Numbers(path, self.read(path), self.scaling)]
+
+    def inputs_file(self, split: str) -> Path:
+        raise NotImplementedError
+
+    def read(self, path: Path) -> np.ndarray:
+        """The numbers (examples, length)."""
+        raise NotImplementedError
+
+
+class Arrays(Values):
     FILES = "train.npy, an array (examples, length), and train.label with one label in a line"
 
     @classmethod
     def fits(cls, folder: Path) -> bool:
         return any(folder.glob("*.npy"))
 
-    def inputs(self, split: str) -> List[Inputs]:
-        path = _existing(self.folder / f"{split}.npy")
-        return [inputs.Numbers(path, inputs.array(path), self.scaling)]
+    def inputs_file(self, split: str) -> Path:
+        return self.folder / f"{split}.npy"
+
+    def read(self, path: Path) -> np.ndarray:
+        return inputs.array(path)
 
 
-class ReleasedImages(Layout):
-    kind = "values"
+class ReleasedImages(Values):
     FILES = "the folders input and label of the released code"
 
     @classmethod
     def fits(cls, folder: Path) -> bool:
         return any(folder.glob("input/*.src"))
 
-    def inputs(self, split: str) -> List[Inputs]:
-        path = _existing(self.folder / "input" / f"{split}.src")
-        return [inputs.Numbers(path, inputs.released_images(path), self.scaling)]
+    def inputs_file(self, split: str) -> Path:
+        return self.folder / "input" / f"{split}.src"
+
+    def read(self, path: Path) -> np.ndarray:
+        return inputs.released_images(path)
 
     def labels_file(self, split: str) -> Path:
         return self.folder / "label" / f"{split}.label"
 
 
-class ReleasedSpeech(Layout):
-    kind = "values"
+class ReleasedSpeech(Values):
     FOLDER, NAMES = "processed_data/raw", {"valid": "val"}
     FILES = f"the folder {FOLDER} of the released code"
 
@@ -155,9 +173,11 @@ class ReleasedSpeech(Layout):
     def fits(cls, folder: Path) -> bool:
         return any((folder / cls.FOLDER).glob("*_X.pt"))
 
-    def inputs(self, split: str) -> List[Inputs]:
-        path = _existing(self._file(split, "X"))
-        return [inputs.Numbers(path, inputs.released_speech(path), self.scaling)]
+    def inputs_file(self, split: str) -> Path:
+        return self._file(split, "X")
+
+    def read(self, path: Path) -> np.ndarray:
+        return inputs.released_speech(path)
 
     def labels(self, split: str) -> List[str]:
         return inputs.released_labels(_existing(self.labels_file(split)))
