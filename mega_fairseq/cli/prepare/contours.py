@@ -195,7 +195,7 @@ class Space:
         return self._candidates[angle]
 
     def extend(self, contour: Contour, mask: np.ndarray, random: Random) -> bool:
-        """Add a bar to a contour and its previous bar to the mask, or find no room."""
+        """Add a bar to a contour and its previous bar to the mask, or fail if no place is free."""
         row, column = move(contour.pivot, contour.angle, self.rules.length + 2 * self.margin)
         near = self.candidates(contour.angle)
         here = (row + self.pad) * self.side + column + self.pad

@@ -109,7 +109,7 @@ class Bar(NamedTuple):
     reach: int  # squares have 2 reach + 1 pixels on a side
     image: np.ndarray
     mask: np.ndarray
-    limit: np.ndarray  # a mask above it somewhere leaves no room for this bar
+    limit: np.ndarray  # a mask above it somewhere excludes this bar
 
 
 def bar(angle: float, length: int, thickness: float, margin: int) -> Bar:

@@ -1,9 +1,9 @@
 """`mega-fairseq prepare pathfinder`: do the two discs lie on one of the two long contours (label 1) or not (0)?
 
 The rules are those of the published generator for the hard images of the Long Range Arena, with 14 bars in a contour.
-Most attempts to draw two contours fail for lack of room, so four fifths of the time go into `Space.extend`: 300 times
-an image at 32 pixels, each a few calls of numpy on small arrays. Size 64 needs the most attempts. Three things make it
-fast.
+Most attempts to draw two contours fail because no place is free, so four fifths of the time go into `Space.extend`: 300
+times an image at 32 pixels, each a few calls of numpy on small arrays. Size 64 needs the most attempts. Three things
+make it fast.
 Bars are drawn once for each angle. Everything works on the squares that a bar covers. A first contour, which the
 published rules let fail in eleven of twelve cases at 32 pixels whatever is in the image, is only started where it can.
 """
@@ -57,7 +57,7 @@ def draw(size: int, random: Random) -> Drawing:
 
 
 def _targets(where: Space, random: Random) -> Any:
-    """Two long contours that grow in turns, and the mask with both; None if there was no room."""
+    """Two long contours extended in turns, and the mask with both; None if one could not be extended."""
     first = where.start_first(random)
     second = None if first is None else where.start_second(first, random)
     if first is None or second is None:
