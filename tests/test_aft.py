@@ -32,19 +32,9 @@ def mixer(form, seed=0, **options):
         ({"form": "recent"}, "form is 'recent'; choose one of window, local, simple, ema"),
         ({}, "chunk_size is None and this mixer learns tables over the places of a chunk; give a number of tokens"),
         ({"chunk_size": 4, "heads": 3}, "heads is 3 and does not divide the width of the model, 8; give a divisor of"),
-        (
-            {"chunk_size": 4, "reach": 2},
-            "reach is 2 and has no effect with form window; leave it at None, or choose local",
-        ),
         ({"form": "local"}, "reach is None and form local learns a weight for each of the last tokens; give their num"),
         ({"form": "local", "reach": 0}, "reach is 0; it must be a whole number of at least 1"),
-        ({"form": "local", "reach": 2, "chunk_size": 4}, "chunk_size is 4 and has no effect with form local; leave"),
-        ({"form": "local", "reach": 2, "beta": True}, "beta is True and has no effect with form local; leave it out"),
-        ({"form": "simple", "gamma": True}, "gamma is True and has no effect with form simple; leave it out"),
-        ({"form": "simple", "heads": 2}, "heads is 2 and has no effect with form simple; leave it at 8, or choose win"),
-        ({"form": "ema", "heads": 2}, "heads is 2 and has no effect with form ema; leave it at 8, or choose window"),
         ({"form": "ema", "ndim": 0}, "ndim is 0; it must be a whole number of at least 1"),
-        ({"form": "local", "reach": 2, "ndim": 4}, "ndim is 4 and has no effect with form local; leave it at 16, or"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options, message):

@@ -65,6 +65,7 @@ def test_curves_and_decays_are_those_of_the_parameters(name, sweep_folder, inspe
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     out, found = inspect(path)
     assert found["architecture"]["decoder"]["mixer"] == name.split()[0]
+    assert ("N" in found["architecture"]["decoder"]["sizes"]) == (name in DECAYING)
     drawn_lines = 0
     for layer in range(2):
         own, seen = parameters(path, layer), curves_of(found, f"decoder layer {layer}")

@@ -35,6 +35,23 @@ def test_config_fields_have_help_texts_and_name_options_of_the_models(name):
         assert {option.format(side=side) for option in config.options().values()} <= options
 
 
+ONLY_WITH = [(name, field) for name, config in MIXERS.items() for field in config.ONLY_WITH]
+
+
+@pytest.mark.parametrize(("name", "field"), ONLY_WITH, ids=" ".join)
+def test_an_option_that_has_no_effect_is_refused_unless_it_has_its_default(name, field):
+    config = MIXERS[name]
+    defaults = {each.name: each.default for each in fields(config)}
+    other, values = config.ONLY_WITH[field]
+    choices = next(each.metadata["choices"] for each in fields(config) if each.name == other)
+    value = {None: 2, "outer": "inner"}.get(defaults[field], not defaults[field] or 2)
+    remedy = "leave it out" if defaults[field] is False else f"leave it at {defaults[field]}"
+    for choice in set(choices) - set(values):
+        said = f"{field} is {value} and has no effect with {other} {choice}; {remedy}, or choose {' or '.join(values)}"
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            config(DIM, **{other: choice, field: value})
+
+
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
 def test_a_state_has_the_tensors_and_shapes_of_state_shapes(name):

@@ -19,14 +19,6 @@ DIM = 64
             {"stride": 4, "summary": 1, "subblocks": 5},
             "summary is 1 times 5 subblocks and .*; give at most 4 subblocks",
         ),
-        (
-            {"pattern": "strided", "subblocks": 2},
-            "subblocks is 2 and has no effect with pattern strided; leave it at 1",
-        ),
-        (
-            {"pattern": "strided", "summary": 4},
-            "summary is 4 and has no effect with pattern strided; leave it at 8, or",
-        ),
         ({"pattern": "dense"}, "pattern is 'dense'; choose one of strided, fixed"),
         ({"combine": "both"}, "combine is 'both'; choose one of interleaved, merged, heads"),
         ({"stride": 0}, "stride is 0"),

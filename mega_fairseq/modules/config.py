@@ -1,7 +1,7 @@
 """The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Iterable, Optional, Sequence, Set
+from typing import Any, ClassVar, Dict, Iterable, Optional, Sequence, Set, Tuple
 
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.modules.projection import INITS
@@ -38,6 +38,9 @@ class ModuleConfig:
     # "encoder" or "decoder" for a config made from a model's options, which errors then name.
     side: str = field(default="", repr=False, compare=False)
 
+    # Fields that have an effect only with some values of another field: name -> (other field, its values).
+    ONLY_WITH: ClassVar[Dict[str, Tuple[str, Sequence[str]]]] = {}
+
     def __post_init__(self) -> None:
         self.check_positive("dim")
         self.check_choice("norm", NORMS)
@@ -46,6 +49,8 @@ class ModuleConfig:
         for f in fields(self):
             if f.metadata.get("choices"):
                 self.check_choice(f.name, f.metadata["choices"])
+        for name in filter(self.is_unused, self.ONLY_WITH):
+            self._check_default(name, *self.ONLY_WITH[name])
 
     def name(self, field_name: str) -> str:
         """The name for error messages: the command-line option, or the field itself."""
@@ -84,16 +89,22 @@ class ModuleConfig:
                     f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
                 )
 
-    def check_unused(self, name: str, why: str, otherwise: str = "") -> None:
-        """Refuses an option that has no effect, unless it has its default."""
-        value = getattr(self, name)
-        default = next(f.default for f in fields(self) if f.name == name)
+    def is_unused(self, name: str) -> bool:
+        """Whether a field has no effect beside the values of other fields."""
+        other, values = self.ONLY_WITH.get(name, (name, (getattr(self, name),)))
+        return getattr(self, other) not in values
+
+    def _check_default(self, name: str, other: str, values: Sequence[str]) -> None:
+        value, default = getattr(self, name), next(f.default for f in fields(self) if f.name == name)
         if value == default:
             return
         # "Leave it out" would not help where a preset has set a number.
         written = -1 if default is None and self.side else default
         remedy = "leave it out" if default is False else f"leave it at {written}"
-        raise ValueError(f"{self.name(name)} is {value} and has no effect with {why}; {remedy}{otherwise}")
+        raise ValueError(
+            f"{self.name(name)} is {value} and has no effect with {self.name(other)} {getattr(self, other)}; "
+            f"{remedy}, or choose {' or '.join(values)}"
+        )
 
     def set_default(self, name: str, value: Any) -> None:
         """Replaces 0 by a default that depends on other fields."""

@@ -163,7 +163,11 @@ def _ema_options() -> st.SearchStrategy:
     return st.fixed_dictionaries({"ndim": st.integers(1, 3), "truncation": st.sampled_from(TRUNCATIONS)})
 
 
-_GAU = {**SINGLE_HEAD, "value_dim": st.sampled_from((4, 8)), "scale": st.sampled_from(SCALES)}
+def _gau_options(**more: st.SearchStrategy) -> st.SearchStrategy:
+    wide = {**SINGLE_HEAD, "value_dim": st.sampled_from((4, 8)), "scale": st.sampled_from(SCALES), **more}
+    drawn = st.fixed_dictionaries(wide)
+    return drawn.map(lambda found: found if found["attention"] == "relu2" else {**found, "scale": "outer"})
+
 
 _SPARSE = {
     "heads": st.sampled_from((1, 2)),
@@ -223,8 +227,8 @@ MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]]
         "ndim": st.integers(1, 3),
         "truncation": st.sampled_from(TRUNCATIONS),
     },
-    "gau": _GAU,
-    "flash": {**_GAU, "chunk_size": st.sampled_from(CHUNKS[1:])},
+    "gau": _gau_options(),
+    "flash": _gau_options(chunk_size=st.sampled_from(CHUNKS[1:])),
     "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
     "attention": _attention_options(),
     "aft": st.one_of([st.fixed_dictionaries(form) for form in _AFT]),

@@ -86,12 +86,13 @@ def _epoch(checkpoint: Checkpoint) -> Optional[float]:
 
 
 def _stack(stack: nn.Module) -> Numbers:
-    """Sizes by the paper's symbols, and the options that only this kind of mixer has, by name."""
+    """Sizes by the paper's symbols, and the options that only this kind of mixer has, by name; without unused ones."""
     layer = stack.layers[0]
     c, feed_forward = layer.mixer.config, layer.feed_forward
-    symbols = {f.metadata["symbol"]: getattr(c, f.name) for f in fields(c) if f.metadata.get("symbol")}
+    used = [f for f in fields(c) if not c.is_unused(f.name)]
+    symbols = {f.metadata["symbol"]: getattr(c, f.name) for f in used if f.metadata.get("symbol")}
     common = {f.name for f in fields(MixerConfig)}
-    own = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in common and not f.metadata.get("symbol")}
+    own = {f.name: getattr(c, f.name) for f in used if f.name not in common and not f.metadata.get("symbol")}
     return {
         "vocabulary": None if stack.dictionary is None else len(stack.dictionary),
         "layers": len(stack.layers),

@@ -35,15 +35,6 @@ from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
 
 FORMS = ("window", "local", "simple", "ema")
-# Options that not all forms have.
-OF_FORMS = {
-    "chunk_size": ("window",),
-    "heads": ("window", "local"),
-    "beta": ("window",),
-    "gamma": ("window",),
-    "reach": ("local",),
-    "ndim": ("ema",),
-}
 
 
 @dataclass(frozen=True)
@@ -59,11 +50,16 @@ class AFTConfig(TimeConfig):
     reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
     ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
 
+    ONLY_WITH = {
+        "chunk_size": ("form", ("window",)),
+        "heads": ("form", ("window", "local")),
+        "beta": ("form", ("window",)),
+        "gamma": ("form", ("window",)),
+        "reach": ("form", ("local",)),
+        "ndim": ("form", ("ema",)),
+    }
+
     def __post_init__(self) -> None:
-        self.check_choice("form", FORMS)
-        for option, forms in OF_FORMS.items():
-            if self.form not in forms:
-                self.check_unused(option, f"{self.name('form')} {self.form}", f", or choose {' or '.join(forms)}")
         super().__post_init__()
         if self.form == "local" and self.reach is None:
             raise ValueError(
@@ -73,7 +69,7 @@ class AFTConfig(TimeConfig):
         if self.reach is not None:
             self.check_positive("reach")
         self.check_positive("ndim")
-        if self.form in OF_FORMS["heads"]:
+        if not self.is_unused("heads"):
             self.check_heads(self.dim, "width of the model")
 
     @property

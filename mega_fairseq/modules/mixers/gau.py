@@ -33,6 +33,8 @@ class GAUConfig(SingleHeadConfig):
         "outer", "of relu2: outer is relu2(q k / sqrt(z)) / N, inner relu2(q k / N)", "{side}_gau_scale", choices=SCALES
     )
 
+    ONLY_WITH = {"scale": ("attention", ("relu2",))}
+
     def build(self) -> "GatedAttentionUnit":
         return GatedAttentionUnit(self)
 

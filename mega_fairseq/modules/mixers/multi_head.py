@@ -51,6 +51,8 @@ class AttentionConfig(TimeConfig):
     rotary_dims: int = setting(0, "dimensions of each head that RoPE rotates", "{side}_rotary_dims")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
 
+    ONLY_WITH = {"beta": ("time_weight", ("before", "after")), "alpha": ("time_weight", ("after",))}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_probability("attention_dropout")
@@ -62,14 +64,6 @@ class AttentionConfig(TimeConfig):
             )
         if self.talking_heads and self.heads == 1:
             raise ValueError(f"{self.name('talking_heads')} mixes heads and {self.name('heads')} is 1; leave it out")
-        if self.beta and self.time_weight == "none":
-            raise ValueError(
-                f"{self.name('beta')} has no effect with {self.name('time_weight')} none; give before or after"
-            )
-        if self.alpha and self.time_weight != "after":
-            raise ValueError(
-                f"{self.name('alpha')} has no effect with {self.name('time_weight')} {self.time_weight}; give after"
-            )
 
     @property
     def tabled(self) -> bool:

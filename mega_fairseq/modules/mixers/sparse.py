@@ -46,6 +46,8 @@ class SparseConfig(MixerConfig):
     layer: int = setting(0, "number of this layer, from 0")
     layers: int = setting(1, "number of layers of the model")
 
+    ONLY_WITH = {"summary": ("pattern", ("fixed",)), "subblocks": ("pattern", ("fixed",))}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("heads", "stride", "summary", "subblocks")
@@ -61,9 +63,6 @@ class SparseConfig(MixerConfig):
                 f"{self.name('rotary_dims')} is {self.rotary_dims} and RoPE rotates pairs of a head's {width} "
                 f"dimensions; give an even number from 0 to {width}"
             )
-        if self.pattern == "strided":
-            for name in ("summary", "subblocks"):
-                self.check_unused(name, f"{self.name('pattern')} strided", ", or choose fixed")
         if self.pattern == "fixed" and self.summary * self.subblocks > self.stride:
             given = f"{self.name('summary')} is {self.summary}"
             if self.subblocks > 1:
