@@ -34,6 +34,7 @@ TRAINED_CONTEXT = ["--valid-block", "size:1024"]  # of the longest training segm
 MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega-bf16": [*MEGA, "--bf16"],
     "mega-shift": [*MEGA, "--decoder-token-shift"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],

@@ -1,8 +1,9 @@
-"""Checks that need all packages: a short training, the number of threads, and GPUs."""
+"""Checks that need all packages: a short training, the number of threads, number formats of the CPU, and GPUs."""
 
 import math
 import os
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mega_fairseq.cli.doctor.packages import REBUILD
 CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 DRIVER = "/proc/driver/nvidia/version"
 FIRST_WITH_BF16 = (8, 0)  # compute capability
+WORTH_IT = 1.5  # speed of matrix products in bf16 relative to float32; the rest of a layer does not become faster
 
 
 def training() -> str:
@@ -68,6 +70,31 @@ def usable_cpus() -> int:
     return usable
 
 
+def cpu_bf16() -> str:
+    """Newer CPUs multiply bf16 in hardware; others convert each number first."""
+    faster = product_seconds("float32") / product_seconds("bfloat16")
+    found = f"the CPU multiplies matrices {faster:.1f} times as fast in bf16 as in float32"
+    if faster < WORTH_IT:
+        raise Limit(found)
+    return f"{found}, so --bf16 makes training on it faster"
+
+
+def product_seconds(dtype: str, size: int = 512, repeats: int = 8) -> float:
+    """CPU time of one thread for a product of two square matrices."""
+    import torch
+
+    matrix, threads, seconds = torch.ones(size, size, dtype=getattr(torch, dtype)), torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(repeats):
+            start = time.thread_time()
+            torch.mm(matrix, matrix)
+            seconds.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return min(seconds)
+
+
 def gpu() -> str:
     """Compute on each GPU in each number format, since torch also lists GPUs that it was not built for."""
     import torch
@@ -96,5 +123,6 @@ FEWER_THREADS = "export OMP_NUM_THREADS=1, or for large models the number of fre
 CHECKS = [
     Check("training", training, REBUILD, needed=True),
     Check("threads", threads, FEWER_THREADS),
+    Check("bf16", cpu_bf16, "on the CPU, train in float32"),
     Check("GPU", gpu, "train small models on the CPU"),
 ]
