@@ -61,15 +61,30 @@ def test_a_mean_over_pads_would_be_noticed(monkeypatch):
         assert_rows_are_independent(build("mega"))
 
 
-@mixers
-def test_both_documents_of_a_pair_are_encoded_alone(mixer):
-    model, left, right = build(mixer, pairs=True), documents(1), documents(2)[::-1]
+def assert_documents_of_pairs_are_independent(model):
+    left, right = documents(1), documents(2)[::-1]
     both = model(batch(left), src_tokens1=batch(right, width=21))[0]
     for features, first, second in zip(both, left, right):
         one, _ = model(first[None], src_tokens1=second[None])
         torch.testing.assert_close(features, one[0])
         swapped, _ = model(second[None], src_tokens1=first[None])
         torch.testing.assert_close(swapped[0], one[0].roll(one.size(1) // 2))  # second, first
+
+
+@mixers
+def test_both_documents_of_a_pair_are_encoded_alone(mixer):
+    assert_documents_of_pairs_are_independent(build(mixer, pairs=True))
+
+
+def test_pads_of_the_shorter_documents_of_pairs_would_be_noticed(monkeypatch):
+    together = mega_classifier._in_one_batch
+
+    def without_its_pads(x, padding, other, other_padding):
+        return together(x, padding, other, torch.zeros_like(other_padding))
+
+    monkeypatch.setattr(mega_classifier, "_in_one_batch", without_its_pads)
+    with pytest.raises(AssertionError):
+        assert_documents_of_pairs_are_independent(build("mega", pairs=True))
 
 
 def test_pairs_are_refused_without_the_option_and_needed_with_it():
