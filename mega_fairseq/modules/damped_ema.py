@@ -13,9 +13,10 @@ from mega_fairseq.modules.checks import (
     check_state_type,
 )
 from mega_fairseq.modules.config import check_positive
-from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients
+from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients, ema_of_slice
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.sequence_parallel import Slices
 
 
 class DampedEMA(nn.Module):
@@ -69,9 +70,13 @@ class DampedEMA(nn.Module):
         return align.back(out) if self.bidirectional else (align.back(out[0]), out[1])
 
     def aligned(
-        self, x: Tensor, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        state: Optional[Tensor] = None,
+        lengths: Optional[Tensor] = None,
+        slices: Optional[Slices] = None,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """`forward` for a batch that is padded on the right only, with rows of these `lengths`."""
+        """`forward` for a batch that is padded on the right only, with rows of these `lengths`, or for its `slices`."""
         omega = self.omega.to(at_least_float32(self.omega.dtype))
         if self.bidirectional:
             if state is not None:
@@ -79,7 +84,10 @@ class DampedEMA(nn.Module):
             y = bidirectional_ema(x, self.coefficients(0), self.coefficients(1), omega, self.truncation, lengths)
             return F.silu(y)
         self.check_state(state, x)
-        y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
+        if slices is not None:
+            y, state = ema_of_slice(x, self.coefficients(), slices, state, omega, self.truncation)
+        else:
+            y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
         return F.silu(y), state
 
     def check_state(self, state: Optional[Tensor], x: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.checks import check_padding_mask, check_sequence
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
+from mega_fairseq.modules.mixer_state import Sliced
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.projection import linear
 from mega_fairseq.ops.activations import ACTIVATIONS
@@ -43,7 +44,8 @@ class FeedForwardConfig(ModuleConfig):
 class NormalizedFeedForward(nn.Module):
     """(B, L, D) -> (B, L, D), position by position, with norm and residual connection.
 
-    With token shift, `y, last = module(x, padding_mask, last)`; `last` (B, floor(D / 2)) is of the token before x.
+    With token shift, `y, last = module(x, padding_mask, last)`; `last` (B, floor(D / 2)) is of the token before x, or
+    `Sliced` if x is a slice.
     """
 
     def __init__(self, config: FeedForwardConfig):
@@ -56,9 +58,10 @@ class NormalizedFeedForward(nn.Module):
         self.dropout_module = DropoutSwitch()
 
     def forward(
-        self, x: Tensor, padding_mask: Optional[Padding] = None, last: Optional[Tensor] = None
+        self, x: Tensor, padding_mask: Optional[Padding] = None, last: Union[Tensor, Sliced, None] = None
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         c, rate = self.config, self.dropout_module.rate
+        slices, last = last if isinstance(last, Sliced) else (None, last)
         check_sequence("x", x, c.dim, self.expand.weight)
         check_padding_mask(padding_mask, x)
         align = None
@@ -71,7 +74,7 @@ class NormalizedFeedForward(nn.Module):
         if c.prenorm:
             x = self.norm(x, padding_mask)
         if c.token_shift:
-            x, last = token_shift(x, last, None if align is None else align.lengths)
+            x, last = token_shift(x, last, None if align is None else align.lengths, slices)
         hidden = activated_linear(x, self.expand.weight, self.expand.bias, GATED.get(c.activation, c.activation))
         if self.gate is not None:
             hidden = hidden * self.gate(x)

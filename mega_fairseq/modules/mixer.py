@@ -15,11 +15,12 @@ from mega_fairseq.modules.checks import check_padding_mask, check_sequence, chec
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
-from mega_fairseq.modules.mixer_state import MixerState, Shape, Shifted, check_cache, tensor_at
+from mega_fairseq.modules.mixer_state import MixerState, Shape, Shifted, Sliced, check_cache, tensor_at
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.ops.chunks import Attend, KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.padding import Padding, to_front
+from mega_fairseq.ops.sequence_parallel import Slices
 from mega_fairseq.ops.shift import shifted_token, token_shift
 
 # ------------------------------------------------------------------------------------------- config
@@ -67,6 +68,7 @@ class Batch(NamedTuple):
     state: Optional[MixerState]
     lengths: Optional[Tensor]  # (B,) if there are pads
     padding: Optional[Tensor]  # (B, L) bool, True = pad
+    slices: Optional[Slices] = None  # if the input is a slice: then there is no padding, and `state` is before all
 
 
 class Mixer(nn.Module):
@@ -86,20 +88,24 @@ class Mixer(nn.Module):
         self.dropout_module = DropoutSwitch()
 
     def forward(
-        self, x: Tensor, state: Optional[MixerState] = None, padding_mask: Optional[Padding] = None
+        self,
+        x: Tensor,
+        state: Union[MixerState, Sliced, None] = None,
+        padding_mask: Optional[Padding] = None,
     ) -> Union[Tensor, Tuple[Tensor, MixerState]]:
         c = self.config
         check_sequence("x", x, c.dim, next(self.parameters()))
         check_padding_mask(padding_mask, x)
+        slices, state = state if isinstance(state, Sliced) else (None, state)
         if state is not None:
             self.check_state(state, x)
         last, state = state if isinstance(state, Shifted) else (None, state)
         x, align, padding = to_front(x, padding_mask, self.reach)
-        batch = Batch(x, state, None if align is None else align.lengths, padding)
+        batch = Batch(x, state, None if align is None else align.lengths, padding, slices)
 
         y = self.norm(x, padding) if c.prenorm else x
         if c.token_shift:
-            y, last = token_shift(y, last, batch.lengths)
+            y, last = token_shift(y, last, batch.lengths, slices)
         y, state = self.mix(y, batch)
         if not self.gated_residual:
             y = x + dropped(y, self.rate(c.dropout), c.feature_dropout)
@@ -132,6 +138,18 @@ class Mixer(nn.Module):
     def reach(self) -> Optional[int]:
         """The longest sequence that it can process; None for any length."""
         return None
+
+    def check_slices(self) -> None:
+        """Raises ValueError if processes cannot share a sequence, cut at borders of chunks.
+
+        By default nothing but the unfinished chunk may be carried. A mixer that carries more reads `Batch.slices`.
+        """
+        if self.config.chunk_size is None:
+            name = self.config.name("chunk_size")
+            raise ValueError(
+                f"{name} is {-1 if self.config.side else None}, and processes can share a sequence only if attention "
+                f"stays in chunks; give {name}, such as 2048, or one process for each sequence"
+            )
 
     def state_shapes(self) -> Dict[str, Shape]:
         """Shapes of a state's tensors, without the batch and token shift, by their path, such as "cache.keys"."""

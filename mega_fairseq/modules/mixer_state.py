@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mega_fairseq.modules.checks import check_state_shape
 from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.sequence_parallel import Slices
 
 MixerState = Tuple[Any, ...]  # each mixer has its own NamedTuple
 Shape = Tuple[Union[int, str], ...]  # a word matches any size
@@ -20,6 +21,16 @@ class Shifted(NamedTuple):
 
     last: Tensor  # (B, floor(D / 2)) of each row's last real token
     mixer: MixerState
+
+
+class Sliced(NamedTuple):
+    """What precedes this process's slice: the slices of the processes before it, and a state before all slices.
+
+    A layer that gets it returns the state after all slices, which is only valid if all have full width.
+    """
+
+    slices: Slices
+    state: Optional[Any] = None  # the same in all processes
 
 
 class OpenChunk(NamedTuple):

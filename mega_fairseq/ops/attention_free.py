@@ -53,7 +53,7 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
         )
 
 
-def _as_token(sums: Sums) -> Tuple[Tensor, Tensor]:
+def as_token(sums: Sums) -> Tuple[Tensor, Tensor]:
     """The key and value of one token with the same effect, (B, D) each."""
     denominator = sums.denominator.clamp_min(torch.finfo(sums.denominator.dtype).tiny)
     return sums.largest + torch.log(denominator), sums.numerator / denominator
@@ -120,7 +120,7 @@ def aft_naive(
         if padding is not None:
             a = a.masked_fill(padding[:, None, :, None], lowest)
         if older is not None:
-            key, value = _as_token(older)
+            key, value = as_token(older)
             a = torch.cat([key[:, None, None].expand(-1, a.size(1), -1, -1), a], 2)
             v = torch.cat([value.unsqueeze(1), v], 1)
         return (torch.softmax(a, 2) * v.unsqueeze(1)).sum(2).to(dtype)
@@ -132,7 +132,7 @@ def aft_last_row(k: Tensor, v: Tensor, weight: Tensor, older: Optional[Sums] = N
     k, v, weight = (t.to(at_least_float32(t.dtype)) for t in (k, v, weight))
     a = k + weight
     if older is not None:
-        key, value = _as_token(older)
+        key, value = as_token(older)
         a, v = torch.cat([key.unsqueeze(1), a], 1), torch.cat([value.unsqueeze(1), v], 1)
     return (torch.softmax(a, 1) * v).sum(1).to(dtype)
 

@@ -24,6 +24,7 @@ from mega_fairseq.ops.attention_free import aft_naive
 from mega_fairseq.ops.attention_free_slabs import SAFE, channels_first, channels_last
 from mega_fairseq.ops.attention_free_tiles import Plan, exact, running
 from mega_fairseq.ops.precision import is_compiling, without_autocast
+from mega_fairseq.ops.sequence_parallel import Slices
 
 TILE = 64
 SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
@@ -77,6 +78,25 @@ def ema_aft(
         arguments = (channels_first(k), channels_first(v), log_decay, log_mix, *_channels_of(state), lengths, None)
         o, *after = _in_slabs(*arguments)
         return channels_last(o, v), Means(*(t.transpose(0, 1) for t in after))
+
+
+def ema_aft_of_slice(
+    k: Tensor, v: Tensor, log_decay: Tensor, log_mix: Tensor, before: Means, slices: Slices
+) -> Tuple[Tensor, Means]:
+    """`ema_aft` of this process's slice, where `before` is before all slices -> o, the means after all slices.
+
+    The means of a slice come from a pass of their own, since outputs are not linear in the means before it.
+    """
+    _, own = ema_aft(k, v, log_decay, log_mix, no_means(k, log_decay))
+    every = slices.gather(torch.stack(own)).unbind(1)  # (S, B, D, N) twice
+
+    def after(count: int) -> Means:
+        log_weight, mean = (torch.cat([t.unsqueeze(0), of[:count]]) for t, of in zip(before, every))
+        ages = F.pad(slices.ages(count, log_decay), (1, 0), value=float(count * slices.width))
+        return _pooled(log_weight + log_decay * ages.view(-1, 1, 1, 1), mean, 0)
+
+    o, _ = ema_aft(k, v, log_decay, log_mix, after(slices.before))
+    return o, after(slices.group.size)
 
 
 def bidirectional_ema_aft(

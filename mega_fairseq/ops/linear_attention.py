@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+from mega_fairseq.ops.sequence_parallel import Slices, entering_sums
 
 
 class Memory(NamedTuple):
@@ -61,6 +62,22 @@ def chunk_memory(
         out, total = apply(q, k, v, memory.sum.to(dtype), memory.tokens, lengths, chunk_size)
     whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
     return out.to(v.dtype), Memory(total, memory.tokens + (whole - whole % chunk_size))
+
+
+def chunk_memory_of_slice(
+    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, memory: Memory, slices: Slices
+) -> Tuple[Tensor, Memory]:
+    """`chunk_memory` of this process's slice, where `memory` is before all slices -> out, the memory after all slices.
+
+    The slice's own sum is one product; the state that enters is then like any other.
+    """
+    with without_autocast(q):
+        wide_k, wide_v = (t.to(at_least_float32(t.dtype)) for t in (k, v))
+        own = torch.bmm(wide_k.transpose(1, 2), wide_v)  # (B, s, e); only the last slice may have an unfinished chunk
+        entering, after = entering_sums(own, slices, memory.sum)
+    tokens = (memory.tokens + count * slices.width for count in (slices.before, slices.group.size))
+    out, _ = chunk_memory(q, k, v, chunk_size, Memory(entering, next(tokens)))
+    return out, Memory(after, next(tokens))
 
 
 # ------------------------------------------------------------------------------------------- layout

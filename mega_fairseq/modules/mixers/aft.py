@@ -26,13 +26,21 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
-from mega_fairseq.ops.attention_free import Sums, aft, aft_last_row, no_sums, with_tokens
-from mega_fairseq.ops.attention_free_ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_step, no_means
+from mega_fairseq.ops.attention_free import Sums, aft, aft_last_row, as_token, no_sums, with_tokens
+from mega_fairseq.ops.attention_free_ema import (
+    Means,
+    bidirectional_ema_aft,
+    ema_aft,
+    ema_aft_of_slice,
+    ema_aft_step,
+    no_means,
+)
 from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.ema_recurrence import log_decays
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.sequence_parallel import Slices
 
 FORMS = ("window", "local", "simple", "ema")
 
@@ -190,12 +198,40 @@ class LocalAFT(AttentionFree):
         weight = k.new_zeros(1, 1) if self.log_weight is None else self.log_weight
         if not self.config.causal:
             return aft(k, v, weight, False, None, batch.padding), None
-        queries, older = k.size(1), no_sums(k)
-        if batch.state is not None:
-            cache, older = batch.state
+        queries, older, state, after = k.size(1), no_sums(k), batch.state, None
+        if batch.slices is not None:
+            state, after = self.entering(self.next_state(k, v, older, queries, None), batch.slices, state)
+        if state is not None:
+            cache, older = state
             k, v = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)
-        mixed = aft(k, v, weight, True, queries, None, None if batch.state is None else older)
-        return mixed, self.next_state(k, v, older, queries, batch.lengths)
+        mixed = aft(k, v, weight, True, queries, None, None if state is None else older)
+        return mixed, after or self.next_state(k, v, older, queries, batch.lengths)
+
+    def entering(self, own: LocalState, slices: Slices, before: Optional[LocalState]) -> Tuple[LocalState, LocalState]:
+        """The state before this process's slice, and after all slices, from the state of each slice from zero.
+
+        What is older in a slice goes to the others as one token with the same effect.
+        """
+        kept, lowest = min(self.remembered, slices.width), torch.finfo(own.older.largest.dtype).min
+        sums = torch.stack(as_token(own.older), 1).unsqueeze(2)  # (B, 2, 1, D)
+        every = slices.gather(torch.cat([sums, torch.stack(own.cache[:2], 1)], 2))  # (S, B, 2, reach, D)
+        every = every.permute(2, 1, 0, 3, 4)  # (2, B, S, reach, D)
+        of_older, last = every[:, :, :, 0], every[..., every.size(3) - kept :, :].to(own.cache.keys.dtype)
+
+        def after(count: int) -> LocalState:
+            k, v = last[:, :, :count].flatten(2, 3)  # (B, tokens, D) each
+            state = before or self.next_state(k[:, :0], v[:, :0], no_sums(k), 0, None)
+            # An absent token goes first, since there may be no other.
+            older_k, older_v = (F.pad(t[:, :count], (0, 0, 1, 0), value=x) for t, x in zip(of_older, (lowest, 0.0)))
+            older = with_tokens(state.older, older_k, older_v)
+            return self.next_state(
+                *(torch.cat(pair, 1) for pair in zip(state.cache[:2], (k, v))), older, k.size(1), None
+            )
+
+        return after(slices.before), after(slices.group.size)
+
+    def check_slices(self) -> None:
+        """Any sequence can be shared: there are no chunks, and the state is constant."""
 
     def next_state(self, k: Tensor, v: Tensor, older: Sums, new: int, lengths: Optional[Tensor]) -> LocalState:
         """The state after k, v (B, m, D), the cached tokens if any and `new` ones, of which `lengths` are real."""
@@ -263,7 +299,12 @@ class DecayingAFT(AttentionFree):
         if not self.config.causal:
             return bidirectional_ema_aft(k, v, log_decay, log_mix, batch.padding), None
         state = no_means(k, log_decay) if batch.state is None else batch.state
+        if batch.slices is not None:
+            return ema_aft_of_slice(k, v, log_decay, log_mix, state, batch.slices)
         return ema_aft(k, v, log_decay, log_mix, state, batch.lengths)
+
+    def check_slices(self) -> None:
+        """Any sequence can be shared: there are no chunks, and the state is constant."""
 
     def state_shapes(self) -> Dict[str, Shape]:
         return dict.fromkeys(Means._fields, (self.config.dim, self.config.ndim))

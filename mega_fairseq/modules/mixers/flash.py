@@ -15,7 +15,7 @@ from mega_fairseq.modules.mixers.gau import GatedAttentionUnit, GAUConfig, GAUSt
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.chunks import KeyValues, chunked, join
 from mega_fairseq.ops.gating import activated_linear
-from mega_fairseq.ops.linear_attention import Memory, chunk_memory, whole_memory
+from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_of_slice, whole_memory
 from mega_fairseq.ops.precision import at_least_float32
 
 QUAD_QUERIES, QUAD_KEYS, LINEAR_QUERIES, LINEAR_KEYS = range(4)  # rows of kappa and mu
@@ -65,13 +65,18 @@ class MixedChunkAttention(GatedAttentionUnit):
     def _causal(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, FlashState]:
         chunk_size = self.config.chunk_size
         cache, *memory = batch.state or self.first_state(values)
+        memory, slices = Memory(*memory), batch.slices
         joined = join(shared, shared, values, chunk_size, cache, batch.lengths)
         quad = chunked(self.attend, joined.q, joined.k, joined.v, chunk_size)
 
-        places = memory[1].unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
+        first = memory.tokens if slices is None else memory.tokens + slices.before * slices.width
+        places = first.unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
         queries = self.mapped(joined.q, LINEAR_QUERIES, places[:, -joined.q.size(1) :])
         keys = self.mapped(joined.k, LINEAR_KEYS, places)
-        lin, memory = chunk_memory(queries, keys, joined.v, chunk_size, Memory(*memory), joined.lengths)
+        if slices is None:
+            lin, memory = chunk_memory(queries, keys, joined.v, chunk_size, memory, joined.lengths)
+        else:
+            lin, memory = chunk_memory_of_slice(queries, keys, joined.v, chunk_size, memory, slices)
         return joined.outputs(quad + lin), FlashState(joined.rest(chunk_size), *memory)
 
     def _bidirectional(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, None]:

@@ -78,7 +78,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         values = activated_linear(x, self.values.weight, self.values.bias, c.activation)  # V (B, L, v), eq. 10
         values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
 
-        averaged = self.ema.aligned(x, None if state is None else state.ema, batch.lengths)
+        averaged = self.ema.aligned(x, None if state is None else state.ema, batch.lengths, batch.slices)
         x, ema_state = averaged if c.causal else (averaged, None)
         x = dropped(x, self.rate(c.dropout), c.feature_dropout)  # X' (B, L, D), eq. 6
         shared = activated_linear(x, self.shared.weight, self.shared.bias)  # Z (B, L, z), eq. 7

@@ -1,0 +1,165 @@
+"""Sequences divided over processes: each process of a group has one slice of every sequence in a batch.
+
+A causal layer with a recurrence needs only the state of the slices before its own. Each process reduces its slice to
+the state from zero, all exchange these states in one all-gather, and each composes the state that enters its slice. For
+an EMA with decay phi and slices of L tokens:
+
+    h_r = sum over j < r of phi^(L (r - 1 - j)) own_j        enters slice r
+
+In backward, gradients of these states go back in one all-to-all. Both send the size of one state to each other process.
+
+The other operators that compose states are beside the definitions of these states. All of them read what was gathered
+in every process, the first one too: otherwise its backward would not take part, and the others would wait for it.
+"""
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.precision import at_least_float32
+
+
+class SequenceGroup:
+    """The processes that share every sequence, in the order of their slices; by default all processes."""
+
+    def __init__(self, group: Optional["dist.ProcessGroup"] = None):
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "SequenceGroup":
+        return self  # the copy of a model shares sequences with the same processes
+
+    def divide(self, length: int, unit: int) -> "Slices":
+        """Slices of equal width, a multiple of `unit`; only the last ones may be shorter, or empty."""
+        units = -(-length // unit)
+        return Slices(self, length, -(-units // self.size) * unit)
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """(...) -> (S, ...), without gradients."""
+        every = own.new_empty(self.size * own.size(0), *own.shape[1:])
+        with self._exchange():
+            dist.all_gather_into_tensor(every, own.contiguous(), self.group)
+        return every.unflatten(0, (self.size, -1))
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """Part i of (S, ...) goes to process i -> the parts (S, ...) from all processes, without gradients."""
+        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        with self._exchange():
+            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        return received
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"one of the {self.size} processes that share each sequence has ended or does not answer, so that "
+                "their states cannot be exchanged; see its own output, and start again from the last checkpoint"
+            ) from error
+
+
+class Slices(NamedTuple):
+    """One slice of `length` tokens for each process of a group."""
+
+    group: SequenceGroup
+    length: int
+    width: int  # tokens of each slice but the last ones
+
+    @property
+    def before(self) -> int:
+        """How many slices are before this process's own."""
+        return self.group.rank
+
+    @property
+    def own(self) -> Tuple[int, int]:
+        """Start and end of this process's slice."""
+        start, stop = ((self.before + i) * self.width for i in (0, 1))
+        return min(start, self.length), min(stop, self.length)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """What all slices have, (S, ...) in float32 or better; every process must use it in backward."""
+        return _Gather.apply(own.to(at_least_float32(own.dtype)), self.group)
+
+    def join(self, own: Tensor) -> Tensor:
+        """Columns of this slice, (B, width of the slice, ...) -> columns of all slices, (B, length, ...).
+
+        All processes must compute the same loss from the result, so that the gradient of a process's own columns is
+        already complete there.
+        """
+        return _Join.apply(own, self)
+
+    def ages(self, count: int, like: Tensor) -> Tensor:
+        """Tokens from the end of each of the first `count` slices to the end of the last of these: (count,)."""
+        return self.width * torch.arange(count - 1, -1, -1, device=like.device).to(like.dtype)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own, group):
+        ctx.group = group
+        return group.all_gather(own)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return ctx.group.all_to_all(gradient).sum(0), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own, slices):
+        ctx.slices = slices
+        missing = slices.width - own.size(1)
+        columns = F.pad(own, (0, 0) * (own.dim() - 2) + (0, missing))
+        return slices.group.all_gather(columns).transpose(0, 1).flatten(1, 2)[:, : slices.length].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        start, stop = ctx.slices.own
+        return gradient[:, start:stop], None
+
+
+# In what follows, `before` is the state before all slices, the same in every process, and None for none. Results are
+# the state before this process's slice, and the one after all slices if the last of them has full width.
+
+
+def entering_sums(
+    own: Tensor, slices: Slices, before: Optional[Tensor] = None, log_decay: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
+    """Sums that decay by log_decay (D, N) in each token, or not at all: own (B, D, N), each slice's sum from zero."""
+    every = slices.gather(own)  # (S, B, D, N)
+
+    def after(count: int) -> Tensor:
+        if log_decay is None:
+            total = every[:count].sum(0)
+            return total if before is None else total + before
+        decays = torch.exp(log_decay * slices.ages(count, log_decay).view(-1, 1, 1))  # (count, D, N)
+        total = (every[:count] * decays.unsqueeze(1)).sum(0)
+        return total if before is None else torch.addcmul(total, before, torch.exp(log_decay * count * slices.width))
+
+    return after(slices.before), after(slices.group.size)
+
+
+def entering_window(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The last R inputs: own (B, D, R), those of each slice, zeros first if it has fewer."""
+    reach = own.size(-1)
+    every = slices.gather(own)[..., max(0, reach - slices.width) :]  # (S, B, D, up to R)
+    first = torch.zeros_like(own) if before is None else before
+
+    def after(count: int) -> Tensor:
+        inputs = torch.cat([first, every[:count].permute(1, 2, 0, 3).flatten(2)], -1)
+        return inputs[..., inputs.size(-1) - reach :]
+
+    return after(slices.before), after(slices.group.size)
+
+
+def entering_last(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The last token: own (B, D), that of each slice."""
+    every = slices.gather(own).to(own.dtype)  # (S, B, D)
+    last = every[max(0, slices.before - 1) : slices.before].sum(0)  # zeros in the first process
+    return last if before is None or slices.before else last + before, every[-1]
