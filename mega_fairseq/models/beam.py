@@ -64,11 +64,12 @@ def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: 
     beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
     shared = torch.zeros(sources, beams, beams, dtype=torch.long) if state.shared is None else state.shared
     common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
-    last, left = None, kept.to(order.device)
     if torch.equal(kept, torch.arange(sources)):
         with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position
         moved = beam != torch.arange(beams)
         last, left = state.length - int(with_parent[moved].min()), None
+    else:
+        last, left = None, kept.to(order.device)
     shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
     if alike:
         shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # the same parent

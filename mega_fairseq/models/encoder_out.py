@@ -10,11 +10,12 @@ from mega_fairseq.ops.padding import Alignment, Padding
 EncoderOut = Dict[str, List[Any]]
 
 
-def encoder_out(x: Tensor, padding: Optional[Tensor], states: Sequence[Tensor]) -> EncoderOut:
+def encoder_out(x: Tensor, padding: Tensor, align: Optional[Alignment], states: Sequence[Tensor]) -> EncoderOut:
     """The dictionary for an encoder's output and states (B, L, D), and its pads (B, L) if it has any."""
     return {
         "encoder_out": [x.transpose(0, 1)],  # (L, B, D), fairseq's order
-        "encoder_padding_mask": [] if padding is None else [padding],
+        "encoder_padding_mask": [] if align is None else [padding],
+        "alignment": [] if align is None else [align],  # of the padding
         "encoder_embedding": [],
         "encoder_states": [state.transpose(0, 1) for state in states],
         "src_tokens": [],
@@ -41,7 +42,9 @@ def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optiona
         padding = None if padding is None else padding.index_select(0, rows)
     if padding is None:
         return source, None
-    align = Alignment.of(padding, crop=True)
+    align = out["alignment"][0]
+    if padding is not out["encoder_padding_mask"][0]:
+        align = Alignment.of(padding)._replace(width=align.width)
     return align.front(source), align.done()
 
 

@@ -47,8 +47,9 @@ class SequenceNorm(nn.Module):
             return self.norm(x)
         if padding_mask is None or not self.training:
             return self.norm(x.flatten(0, 1)).view(x.shape)
-        real = ~padding_mask
-        return torch.zeros_like(x).masked_scatter(real.unsqueeze(-1), self.norm(x[real]))
+        real = (~padding_mask).flatten().nonzero().squeeze(1)  # found once: on a GPU, each use of a mask would wait
+        rows = x.flatten(0, 1)
+        return torch.zeros_like(rows).index_copy(0, real, self.norm(rows.index_select(0, real))).view(x.shape)
 
 
 def _layer_norm(dim: int, eps: float, affine: bool) -> nn.Module:

@@ -84,8 +84,7 @@ def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) 
         return (q * factor).to(q.dtype), None
     # About 1 / sqrt(z), so that scores fit into float16; a power of 2, so that the product is exact.
     part = 2.0 ** -round(math.log2(q.size(-1)) / 2)
-    rest = torch.as_tensor(factor / part, dtype=torch.float32, device=q.device)
-    return q * part, rest.expand(q.size(0), q.size(1), 1)
+    return q * part, _factor(factor / part, q).expand(q.size(0), q.size(1), 1)
 
 
 def outer_factor(
@@ -94,9 +93,14 @@ def outer_factor(
     """The factor of scores and bias that divides relu2's weights by the number of keys: (G, n, 1)."""
     if not outer or function != "relu2":
         return None
-    dtype = at_least_float32(q.dtype)
-    factor = torch.as_tensor(one_over_keys(q, k, causal, key_padding), dtype=dtype, device=q.device)
+    factor = _factor(one_over_keys(q, k, causal, key_padding), q)
     return factor.sqrt().expand(q.size(0), q.size(1), 1)
+
+
+def _factor(factor: Union[float, Tensor], q: Tensor) -> Tensor:
+    """A tensor in float32 or better on q's device; a number is filled in there, as the host would wait for a copy."""
+    dtype = at_least_float32(q.dtype)
+    return factor.to(dtype) if isinstance(factor, Tensor) else q.new_full((1, 1, 1), factor, dtype=dtype)
 
 
 # ---------------------------------------------------------------------------------------- functions of distance

@@ -194,9 +194,7 @@ def unfinished_chunk(
         if start == 0:
             return KeyValues(k, v, None, buffer)
         return KeyValues(k[:, start:].clone(), v[:, start:].clone())  # a view would keep all of k and v alive
-    width = min(total, total if chunk_size is None else chunk_size - 1)
-    if chunk_size is None and not is_compiling():
-        width = max(1, int(lengths.max()))  # does not keep the pads of this piece
+    width = total if chunk_size is None else min(total, chunk_size - 1)
     start = torch.zeros_like(lengths) if chunk_size is None else lengths - lengths % chunk_size
     index = start.unsqueeze(1) + torch.arange(width, device=k.device)  # (B, width)
     padding = index >= lengths.unsqueeze(1)

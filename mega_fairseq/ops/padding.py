@@ -37,18 +37,26 @@ class Alignment(NamedTuple):
     @classmethod
     def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
         """`of` with `crop`, or None if there are no pads; always an alignment when compiling, where that is unknown."""
-        return cls.of(padding_mask, crop=True) if is_compiling() or padding_mask.any() else None
+        if is_compiling():
+            return cls.of(padding_mask)
+        lengths = (~padding_mask).sum(1)
+        shortest, longest = torch.stack(lengths.aminmax()).tolist()  # together, since a GPU waits for each
+        return None if shortest == padding_mask.size(1) else cls._of(padding_mask, lengths, longest)
 
     @classmethod
     def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
         """`crop` leaves out columns that are padding in every row; on a GPU this waits for the lengths."""
+        lengths = (~padding_mask).sum(1)
+        longest = int(lengths.max()) if crop and not is_compiling() else padding_mask.size(1)
+        return cls._of(padding_mask, lengths, longest)
+
+    @classmethod
+    def _of(cls, padding_mask: Tensor, lengths: Tensor, longest: int) -> "Alignment":
         batch, length = padding_mask.shape
         order = torch.argsort(padding_mask.int(), dim=1, stable=True)
         inverse = torch.argsort(order, dim=1)
         start = torch.arange(batch, device=order.device).unsqueeze(1) * length
-        lengths = (~padding_mask).sum(1)
-        width = max(1, int(lengths.max())) if crop and not is_compiling() else length
-        return cls(lengths, width, (order + start).flatten(), (inverse + start).flatten())
+        return cls(lengths, max(1, longest), (order + start).flatten(), (inverse + start).flatten())
 
     def done(self) -> "Alignment":
         """The alignment of the batch that `front` returned, so that a stack of layers moves its tokens only once."""

@@ -1,4 +1,4 @@
-"""Every form of every token mixer at real lengths: half precision, memory, states, devices that hold no numbers."""
+"""Every form of every token mixer at real lengths: half precision, memory, states, another device."""
 
 from copy import deepcopy
 
@@ -7,6 +7,7 @@ import torch
 
 from mega_fairseq.modules import MIXERS
 from tests.ops.helpers import Recorder, kept_for_backward, relative_error
+from tests.pretended_device import PretendedDevice, moved
 from tests.properties import broken_mixers
 from tests.properties.contracts import leaves
 from tests.properties.mixer_forms import CHUNK, DIM, FORMS, UNBOUNDED, build
@@ -78,19 +79,42 @@ def test_a_state_keeps_the_memory_of_its_bounded_size_alive_whatever_came_before
 # ------------------------------------------------------------------------------------------- devices
 
 
+def results(mixer, x, pads):
+    """Outputs and the gradient of a sequence, and outputs of its pieces and with pads."""
+    x, causal = x.requires_grad_(), mixer.config.causal
+    found = [outputs(mixer, x)]
+    found += torch.autograd.grad(found[0].square().sum(), x)
+    with torch.no_grad():
+        if not causal:
+            return [*found, mixer(x, padding_mask=pads)]
+        y, state = mixer(x[:, :-2])
+        one, state = (mixer.step() or mixer)(x[:, -2:-1], state)
+        return [*found, y, one, mixer(x, state, pads)[0]]
+
+
+def on_another_device(mixer, *inputs):
+    """The results there, copied to the CPU, and the operations at which the host waited."""
+    with PretendedDevice() as device:
+        mixer, *inputs = (moved(value) for value in (mixer, *inputs))
+        device.waits.clear()
+        found = results(mixer, *inputs)
+        return [t.cpu() for t in found], device.waits[: -len(found)]
+
+
 @every_form
 @directions
-def test_no_form_looks_at_numbers_on_devices_where_that_would_take_time(form, causal):
-    with torch.device("meta"):
-        mixer, x = build(form, causal), torch.randn(2, CHUNK + 3, DIM, requires_grad=True)
-        mask = torch.zeros(2, CHUNK + 3, dtype=torch.bool)
-    y = outputs(mixer, x)
-    if causal:
-        with torch.no_grad():
-            _, state = mixer(x)
-            (mixer.step() or mixer)(x[:, :1], state)
-            mixer(x, state, None if form in UNBOUNDED else mask)
-    elif form not in UNBOUNDED:
-        mixer(x, padding_mask=mask)
-    y.sum().backward()
-    assert x.grad.shape == x.shape
+def test_another_device_gives_the_same_numbers_and_is_never_waited_for(form, causal):
+    mixer, x = build(form, causal).double(), torch.randn(2, CHUNK + 3, DIM, dtype=torch.float64)
+    pads = torch.zeros(2, CHUNK + 3, dtype=torch.bool)
+    pads[0, :2] = True
+    here = results(mixer, x, pads)
+    there, waits = on_another_device(mixer, x.detach(), pads)
+    for ours, truth in zip(there, here):
+        torch.testing.assert_close(ours, truth)
+    assert waits == []
+
+
+def test_a_tensor_on_the_cpu_would_be_detected():
+    twin, x = broken_mixers.broken(build("gau"), broken_mixers.DividesByTheLength), torch.randn(2, 5, DIM)
+    with pytest.raises(AssertionError, match="tensors of the CPU and of another device"):
+        on_another_device(twin, x, torch.zeros(2, 5, dtype=torch.bool))
