@@ -18,7 +18,9 @@ Four implementations of the same function:
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
     tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile: for
-                      laplace, relu2, multipliers, large masks, and softmax if no fused kernel supports z != e
+                      laplace, relu2, multipliers, large masks, softmax with z != e, and on GPUs every bias
+
+The rule is in `fused_kernel_runs` and `_mask_fits`, and depends on shapes and the type of device only.
 """
 
 from typing import Callable, Optional, Tuple
@@ -40,7 +42,7 @@ from mega_fairseq.ops.attention_scores import (
     weighted_sum,
     weights_of,
 )
-from mega_fairseq.ops.attention_tiles import Talking, tile_size, tiled_attention
+from mega_fairseq.ops.attention_tiles import TILE, Talking, tiled_attention
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
@@ -64,6 +66,8 @@ __all__ = [
     "weighted_sum",
     "weights_at_one_position",
 ]
+
+WIDEST = 256  # numbers per row in torch's flash kernels
 
 
 def attention_naive(
@@ -160,16 +164,20 @@ def weights_at_one_position(
 
 
 def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0) -> bool:
-    """Whether torch's fused softmax attention supports these tensors: on CUDA always, on the CPU if widths are equal.
+    """Whether one of torch's fused kernels is suitable for these tensors: softmax, with q, k and v of the same width.
 
-    The CPU kernel sums gradients in half precision, which gives an error of 1% in bfloat16 at 16,384 keys.
+    On GPUs, flash kernels take one width, of at most WIDEST. torch's kernel for other widths keeps its sums in the
+    GPU's memory beyond 128 numbers per row, and Mega's rows have 1,024 or more: products of tiles are better. float64
+    has no fused kernel. On the CPU, the kernel has no dropout, and it sums gradients in half precision, which gives an
+    error of 1% in bfloat16 at 16,384 keys.
     """
-    if function != "softmax" or q.device.type == "cuda":
-        return function == "softmax"
-    dtype = autocast_dtype(q.device.type) or q.dtype
-    if product_dtype(q.device.type, dtype) != at_least_float32(dtype) and torch.is_grad_enabled():
+    if function != "softmax" or q.size(-1) + columns != v.size(-1):
         return False
-    return q.size(-1) + columns == v.size(-1) and dropout == 0.0
+    dtype = autocast_dtype(q.device.type) or q.dtype
+    if q.device.type != "cpu":
+        return v.size(-1) <= WIDEST and dtype != torch.float64
+    in_float32 = product_dtype(q.device.type, dtype) == at_least_float32(dtype)
+    return dropout == 0.0 and (in_float32 or not torch.is_grad_enabled())
 
 
 def attention_fused(
@@ -204,13 +212,19 @@ def _is_learned_on_cpu(bias: Optional[Tensor]) -> bool:
     return bias is not None and bias.device.type == "cpu" and bias.requires_grad and torch.is_grad_enabled()
 
 
-def _mask_entries(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_padding: Optional[Tensor]) -> int:
-    """The number of entries in the float mask that the fused form needs for causality, padding and bias."""
+def _mask_fits(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_padding: Optional[Tensor]) -> bool:
+    """Whether the float mask that the fused form needs for causality, padding and bias is at most as large as a tile.
+
+    On GPUs it may only have one row for all queries of a group.
+    """
     (groups, queries, _), keys = q.shape, k.size(1)
-    if bias is None and (not causal or (queries == keys and key_padding is None)):
-        return 0 if key_padding is None else groups * keys
-    heads = 1 if bias is None else bias.size(0)
-    return (heads if key_padding is None else groups) * queries * keys
+    differs = bias is not None or (causal and (queries != keys or key_padding is not None))  # between queries
+    if q.device.type != "cpu":
+        return not differs
+    if not differs and key_padding is None:
+        return True
+    matrices = groups if key_padding is not None else 1 if bias is None else bias.size(0)
+    return matrices * (queries if differs else 1) * keys <= TILE
 
 
 def attention(
@@ -245,7 +259,7 @@ def attention(
         fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
         if multiplier is not None or talking is not None or _is_learned_on_cpu(bias):
             fused = False
-        if _mask_entries(q, k, causal, bias, key_padding) > tile_size(q):
+        if not _mask_fits(q, k, causal, bias, key_padding):
             fused = False
         tiled = not fused and not is_compiling()
         factor = temperature(q, k, function, causal, key_padding, outer)

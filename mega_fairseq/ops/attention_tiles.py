@@ -20,7 +20,7 @@ from mega_fairseq.ops.attention_scores import (
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
-TILE_GPU = 1 << 26
+TILE_GPU = 1 << 26  # 256 MiB
 
 
 class Talking(NamedTuple):

@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from mega_fairseq.modules import POSITION_BIASES
+from mega_fairseq.modules.attend import attend
 from mega_fairseq.ops.attention import (
     ATTENTION_FUNCTIONS,
     attention,
@@ -15,6 +18,7 @@ from mega_fairseq.ops.attention import (
     weights_at_one_position,
 )
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
+from tests.pretended_device import PretendedDevice, moved
 
 WIDTH, VALUES = 4, 6
 SHAPES = [(1, 1), (1, 7), (2, 2), (5, 9), (16, 17), (17, 17), (31, 64)]
@@ -320,3 +324,39 @@ def test_dropout_keeps_a_mask_of_one_byte_per_entry_and_no_other_matrix():
     kept = kept_for_backward(lambda: chosen("softmax", True, dropout=0.1)(**inputs))
     assert sorted(kept)[-1] == size * size
     assert sorted(kept)[-2] <= size * 16
+
+
+# ------------------------------------------------------------------------------------------- GPUs
+
+
+def masks_of_the_fused_kernel(monkeypatch):
+    """The sizes of the masks that it will be called with, 0 without one."""
+    fused_kernel, found = F.scaled_dot_product_attention, []
+
+    def recorded(q, k, v, mask=None, *options, **more):
+        found.append(0 if mask is None else mask.numel())
+        return fused_kernel(q, k, v, mask, *options, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    return found
+
+
+@pytest.mark.parametrize("values", [16, 24], ids=["equal widths", "wide values"])
+@pytest.mark.parametrize("padding", ["none", "right"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", POSITION_BIASES)
+def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, causal, padding, values, monkeypatch):
+    groups, size = 2, 1024
+    bias, pads = POSITION_BIASES[name](16, size, causal), padding_of(padding, groups, size)
+    inputs = [noise(groups, size, width, seed=width, dtype=torch.float32) for width in (16, 16, values)]
+    here = attend(*inputs, bias, 0, "softmax", causal, pads)
+    masks = masks_of_the_fused_kernel(monkeypatch)
+    with Recorder() as recorder, PretendedDevice():
+        q, k, v, pads = (moved(t) for t in (*inputs, pads))
+        there = attend(q.requires_grad_(), k, v, moved(bias), 0, "softmax", causal, pads)
+        there.sum().backward()
+        torch.testing.assert_close(there.detach().cpu(), here, rtol=1e-4, atol=1e-5)
+    fused = values == 16 and name in ("rope", "none") and not (causal and padding == "right")
+    assert masks == [groups * size if padding == "right" else 0] * fused
+    if not fused:
+        assert recorder.largest <= size * size // 2  # of a tile
