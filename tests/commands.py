@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -207,12 +207,7 @@ def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
     assert not [word for word in map(str, words) if word not in err], err
 
 
-ON_CPUS = [
-    "--distributed-world-size=2",
-    "--distributed-no-spawn",
-    "--distributed-backend=gloo",
-    "--ddp-backend=legacy_ddp",
-]
+ON_CPUS = ["--distributed-no-spawn", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
 
 
 def free_port() -> int:
@@ -221,25 +216,32 @@ def free_port() -> int:
         return any_port.getsockname()[1]
 
 
-def start_two_processes(
+def start_processes(
     *arguments: Any,
     command: str = "train",
-    faults: Tuple[Optional[Callable[[], None]], ...] = (None, None),
-    own: Tuple[List[Any], ...] = ([], []),
+    count: int = 2,
+    faults: Optional[Sequence[Optional[Callable[[], None]]]] = None,
+    own: Optional[Sequence[List[Any]]] = None,
 ) -> List[Running]:
-    """Starts a command of fairseq in two processes on CPUs; `own` are the arguments of each process alone."""
-    shared = [*ON_CPUS, f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
+    """Starts a command of fairseq in `count` processes on CPUs; `own` are the arguments of each process alone."""
+    shared = [*ON_CPUS, f"--distributed-world-size={count}", f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
+    faults, own = faults or [None] * count, own or [[]] * count
     return [
-        Running(command, *arguments, *shared, "--distributed-rank", rank, *own[rank], fault=fault)
-        for rank, fault in enumerate(faults)
+        Running(command, *arguments, *shared, "--distributed-rank", rank, *own[rank], fault=faults[rank])
+        for rank in range(count)
     ]
 
 
-def train_in_two_processes(*arguments: Any) -> str:
-    """Runs fairseq-train, which must succeed, in two processes on CPUs and returns the output of the first."""
-    ends = [process.wait() for process in start_two_processes(*arguments)]
-    assert [code for code, _ in ends] == [0, 0], ends
+def succeed(running: List[Running]) -> str:
+    """Waits for processes, which must all succeed, and returns the output of the first."""
+    ends = [process.wait() for process in running]
+    assert not any(code for code, _ in ends), ends
     return ends[0][1]
+
+
+def train_in_processes(*arguments: Any, count: int = 2) -> str:
+    """Runs fairseq-train, which must succeed, in processes on CPUs and returns the output of the first."""
+    return succeed(start_processes(*arguments, count=count))
 
 
 # ------------------------------------------------------------------------------------------------ reading the output

@@ -78,6 +78,12 @@ def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]
     return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
 
 
+def padded(rows: List[Tensor], left: bool) -> Tensor:
+    width = max(row.numel() for row in rows)
+    pads = [torch.full((width - row.numel(),), PAD) for row in rows]
+    return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
+
+
 # ------------------------------------------------------------------------------------------------ classifiers
 
 

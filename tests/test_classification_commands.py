@@ -9,7 +9,7 @@ import torch
 
 from mega_fairseq.models import MegaClassifier
 from tests.classifiers import EXAMPLES, LABELS, MEGA, OPTIONS, SIZES, TASK, UPDATES, WITHIN_EPOCH, task_of, words_of
-from tests.commands import ROOT, as_words, failure, fairseq, records, train_in_two_processes
+from tests.commands import ROOT, as_words, failure, fairseq, records, train_in_processes
 
 pytestmark = pytest.mark.slow
 
@@ -132,7 +132,7 @@ def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
 
 def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path):
     words = [data("bytes"), *words_of("bytes", dropout=0, max_update=8)]
-    two = train_in_two_processes(*words, f"--save-dir={tmp_path}/two")
+    two = train_in_processes(*words, f"--save-dir={tmp_path}/two")
     one = fairseq("train", *words, "--update-freq=2", f"--save-dir={tmp_path}/one")
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed with three decimals
     for name in ("valid_loss", "valid_accuracy"):

@@ -34,9 +34,10 @@ from tests.commands import (
     preprocess_pairs,
     preprocess_text,
     records,
-    start_two_processes,
-    train_in_two_processes,
+    start_processes,
+    train_in_processes,
 )
+from tests.courses import course
 from tests.small_models import sources, targets, translation_model
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def runs(text, tmp_path_factory):
             valid = data / "valid.de-en.en.bin"
         words = [data, *WORDS[task], *SAVING]
         folders = {name: tmp_path_factory.mktemp(name) for name in ("two", "one")}
-        said = train_in_two_processes(*words, "--save-dir", folders["two"])
+        said = train_in_processes(*words, "--save-dir", folders["two"])
         streams = ["--valid-block=splits:2"] if task == "adaptive" else []
         fairseq("train", *words, *streams, "--update-freq=2", "--save-dir", folders["one"])
         two, one = (course(folder) for folder in folders.values())
@@ -86,26 +87,6 @@ def runs(text, tmp_path_factory):
         return SimpleNamespace(words=words, valid_tokens=tokens, folder=folders["two"], said=said, two=two, one=one)
 
     return run
-
-
-def course(folder):
-    """Metrics and model in the checkpoint of each update.
-
-    fairseq rounds metrics when it prints them. Metrics of validation are sums over all validations so far.
-    """
-    found = {}
-    for path in folder.glob("checkpoint*[0-9].pt"):
-        state = torch.load(path, weights_only=True)
-        meters = {
-            source: {name: meter for _, name, _, meter in listed if "val" in meter}
-            for source, listed in state["extra_state"]["metrics"].items()
-        }
-        found[state["optimizer_history"][-1]["num_updates"]] = SimpleNamespace(
-            train={name: float(meter["val"]) for name, meter in meters["train"].items()},
-            valid={name: (float(meter["sum"]), float(meter["count"])) for name, meter in meters["valid"].items()},
-            model=state["model"],
-        )
-    return found
 
 
 def assert_same_course(ours, theirs, updates, tolerance=0.0):
@@ -149,7 +130,7 @@ def test_two_processes_validate_on_each_token_once(runs, task):
 def test_each_process_evaluates_its_own_stream_and_logs_that_they_are_not_combined(runs):
     run = runs("softmax")
     path = ["--path", run.folder / "checkpoint_last.pt", "--gen-subset=valid"]
-    both = start_two_processes(run.words[0], *LM, *path, command="eval-lm")
+    both = start_processes(run.words[0], *LM, *path, command="eval-lm")
     ends = [process.wait() for process in both]
     assert [code for code, _ in ends] == [0, 0], ends
     (tokens,) = re.findall(r"Evaluated ([\d,]+) tokens", ends[0][1])  # fairseq logs results of the first process only
@@ -164,7 +145,7 @@ def test_an_update_may_consist_of_several_batches_per_process(text, tmp_path):
     The gradient contains that process's other batches, but its denominator and the loss do not.
     """
     words = [text, *WORDS["softmax"], *SAVING, "--max-update=2"]
-    train_in_two_processes(*words, "--update-freq=2", "--save-dir", tmp_path / "two")
+    train_in_processes(*words, "--update-freq=2", "--save-dir", tmp_path / "two")
     fairseq("train", *words, "--update-freq=4", "--save-dir", tmp_path / "one")
     ours, theirs = course(tmp_path / "two"), course(tmp_path / "one")
     for number in (1, 2):
@@ -207,10 +188,10 @@ def test_every_parameter_of_a_translation_model_has_a_gradient(options):
 
 def test_layers_are_dropped_in_two_processes_unless_torchs_ddp_needs_their_gradients(tmp_path):
     words = [preprocess_pairs(tmp_path), *WORDS["translation"], "--max-update=3", "--decoder-layerdrop=0.7"]
-    said = train_in_two_processes(*words, "--disable-validation", "--no-save")
+    said = train_in_processes(*words, "--disable-validation", "--no-save")
     assert [record["num_updates"] for record in records(said, "train_inner")] == [1, 2, 3]
     backend = ["--ddp-backend=pytorch_ddp"]
-    for process in start_two_processes(*words, "--save-dir", tmp_path, own=(backend, backend)):
+    for process in start_processes(*words, "--save-dir", tmp_path, own=(backend, backend)):
         code, said = process.wait()
         assert code
         assert "ValueError: --decoder-layerdrop leaves out layers, and --ddp-backend pytorch_ddp expects" in said
@@ -222,7 +203,7 @@ def test_layers_are_dropped_in_two_processes_unless_torchs_ddp_needs_their_gradi
 @pytest.mark.parametrize("task", ["translation", "adaptive"])
 def test_two_processes_resume_within_an_epoch_with_the_same_updates(runs, task, tmp_path):
     run = runs(task)
-    train_in_two_processes(*run.words, "--restore-file", run.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
+    train_in_processes(*run.words, "--restore-file", run.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
     assert_same_course(course(tmp_path), run.two, range(4, UPDATES + 1))
 
 
@@ -265,7 +246,7 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
     words = [*run.words, "--num-workers", workers, "--save-dir", tmp_path]
     kill = [None, None]
     kill[victim] = functools.partial(faults.killed_in_update, 4)
-    both = start_two_processes(*words, faults=kill)
+    both = start_processes(*words, faults=kill)
     try:
         both[victim].process.join(LIMIT)
         took = wait_until(lambda: not both[1 - victim].process.is_alive(), 20)
@@ -278,7 +259,7 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
     assert ends[victim][0] == -signal.SIGKILL
     assert ends[1 - victim][0] == 1
     assert "RuntimeError" in ends[1 - victim][1]
-    train_in_two_processes(*words)
+    train_in_processes(*words)
     assert_same_course(course(tmp_path), run.two, range(1, UPDATES + 1))
 
 
@@ -286,7 +267,7 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
 
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-FROM_TORCHRUN = ["--distributed-init-method=env://", "--distributed-rank=-1"]
+FROM_TORCHRUN = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
 
 
 @pytest.fixture

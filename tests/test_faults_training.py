@@ -34,7 +34,7 @@ from tests.commands import (
     preprocess_pairs,
     preprocess_text,
     records,
-    start_two_processes,
+    start_processes,
 )
 
 pytestmark = pytest.mark.slow
@@ -280,7 +280,7 @@ def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(int
     training, folder = interrupted
     own = [["--save-dir", each] for each in (folder, tmp_path_factory.mktemp("empty"))]
     words = [*training.words, "--max-update=14", "--load-checkpoint-on-all-dp-ranks", "--reset-dataloader"]
-    (code, first), (other_code, second) = (each.wait() for each in start_two_processes(*words, own=own))
+    (code, first), (other_code, second) = (each.wait() for each in start_processes(*words, own=own))
     assert (code, other_code) == (0, 0), (first, second)
     assert first.count(f"resuming from {folder / SECOND}") == 1
     assert list(losses(first)) == [13, 14]

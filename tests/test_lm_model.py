@@ -13,7 +13,7 @@ from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.ops import log_probs as ops
 from tests.golden_models import PAD, dictionary
 from tests.ops.helpers import Recorder, assert_close, assert_same, noise, with_gradients
-from tests.small_models import ADAPTIVE, CHUNK, HEADS, TIED, TYPES, texts
+from tests.small_models import ADAPTIVE, CHUNK, HEADS, TIED, TYPES, padded, texts
 from tests.small_models import language_model as model
 
 CLOSE = {"atol": 1e-5, "rtol": 0}
@@ -22,12 +22,6 @@ CLOSE = {"atol": 1e-5, "rtol": 0}
 def pieces(made, tokens):
     made.decoder.cfg.piece_tokens = tokens
     return made
-
-
-def padded(rows, left):
-    width = max(row.numel() for row in rows)
-    pads = [torch.full((width - row.numel(),), PAD) for row in rows]
-    return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
 
 
 # ------------------------------------------------------------------------------------------------ pieces

@@ -28,7 +28,7 @@ from tests.commands import (
     preprocess_pairs,
     preprocess_text,
     records,
-    train_in_two_processes,
+    train_in_processes,
     translations,
 )
 
@@ -169,7 +169,7 @@ def test_hydra_trains_the_same_model(text, models, name, tmp_path):
 @pytest.mark.parametrize("name", sorted({"flash", "aft"} & set(OPTIONS)))
 def test_two_processes_train_like_one_with_batches_twice_as_large(text, name):
     words = [text, *words_of(name), "--dropout=0", "--no-save", "--max-update=6", "--valid-block=splits:2"]
-    two = losses(train_in_two_processes(*words))
+    two = losses(train_in_processes(*words))
     one = losses(fairseq("train", *words, "--update-freq=2"))
     assert two == pytest.approx(one, abs=1e-3)  # losses are logged with three decimals
 

@@ -13,9 +13,12 @@ from mega_fairseq.modules import MIXERS, Block, BlockState, FeedForwardConfig
 from mega_fairseq.modules.mixer_state import Sliced
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_of_slice
 from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
+from tests.golden_models import PAD
 from tests.ops.helpers import assert_same, kept_for_backward, noise
 from tests.processes import in_processes
 from tests.properties.layers import randomise
+from tests.small_models import ADAPTIVE, language_model, padded, texts
+from tests.small_models import CHUNK as CHUNK_OF_MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +158,43 @@ def reject_in_all_forms_with_a_state() -> List[str]:
 def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
     alone = ["gau", "attention", "gmlp", "aft", "sparse"]  # attention in chunks needs nothing of other slices
     assert in_processes(2, reject_in_all_forms_with_a_state) == [[form for form in FORMS if form not in alone]] * 2
+
+
+# ------------------------------------------------------------------------------------------------ language models
+
+
+def compare_models() -> None:
+    """Log-probabilities, in one pass and in pieces, and the gradients of the parameters."""
+    rows, targets = texts(67, 40, 5)
+    for options in ({}, ADAPTIVE, {"decoder_token_shift": True}):
+        for left in (False, True):
+            source, target = (padded(part, left) for part in (rows, targets))
+            for training, piece in ((True, 0), (False, 10**6), (False, 3 * CHUNK_OF_MODEL * len(rows))):
+                expected, found = (
+                    log_probs(options, source, target, training, piece, group) for group in (False, True)
+                )
+                assert_same(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def log_probs(options, source: Tensor, target: Tensor, training: bool, piece: int, shared: bool) -> Dict[str, Tensor]:
+    model = language_model(**options).train(training)
+    model.decoder.cfg.piece_tokens = piece  # in evaluation
+    if shared:
+        model.decoder.share_sequences(SequenceGroup())
+    found = model(source, target=target)[0].squeeze(-1).masked_fill(target == PAD, 0.0)
+    result = {"log-probabilities": found.detach()}
+    if training:
+        loss_of(found.double()).backward()
+        for name, parameter in model.named_parameters():
+            result[name] = parameter.grad
+            if shared:
+                dist.all_reduce(result[name])
+    return result
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_language_model_has_the_log_probabilities_and_gradients_of_one_process(processes):
+    in_processes(processes, compare_models)
 
 
 # ------------------------------------------------------------------------------------------------ bytes

@@ -2,13 +2,18 @@
 
 import logging
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
+from mega_fairseq.models.beam import DecoderState
 from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
+from mega_fairseq.modules import BlockState
+from mega_fairseq.modules.mixer_state import Sliced
 from mega_fairseq.ops.log_probs import target_log_probs
+from mega_fairseq.ops.padding import Alignment
+from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 logger = logging.getLogger(__name__)
 TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
@@ -24,6 +29,7 @@ class MegaLanguageDecoder(MegaDecoder):
     """
 
     DICTIONARY = "dict.txt"
+    group: Optional[SequenceGroup] = None  # the processes that share each sequence
 
     def forward(
         self,
@@ -58,13 +64,21 @@ class MegaLanguageDecoder(MegaDecoder):
 
     def _piece_by_piece(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
         """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
+        if target is not None and self.group is not None:
+            align = Alignment.where_needed(tokens.eq(self.padding_idx))
+            if align is not None:  # slices are cut where no real token follows a pad
+                return align.back(self._pieces(align.front(tokens), align.front(target), self._slice_of_piece))
+            return self._pieces(tokens, target, self._slice_of_piece)
+        return self._pieces(tokens, target, self._piece)
+
+    def _pieces(self, tokens: Tensor, target: Optional[Tensor], compute: Callable[..., Any]) -> Tensor:
         (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
         state, reported = self.start(), time.monotonic()
         for start in range(0, length, size):
             stop = min(start + size, length)
-            x, _, state = self._advance(tokens[:, start:stop], state, carry=stop < length)
-            piece = x if target is None else self.target_log_probs(x, target[:, start:stop])
+            wanted = None if target is None else target[:, start:stop]
+            piece, state = compute(tokens[:, start:stop], wanted, state, stop < length)
             if size >= length:
                 return piece
             if found is None:  # one tensor for all pieces: many small ones would fragment the heap
@@ -75,10 +89,42 @@ class MegaLanguageDecoder(MegaDecoder):
                 reported = time.monotonic()
         return found
 
+    def _piece(
+        self, tokens: Tensor, target: Optional[Tensor], state: DecoderState, more: bool
+    ) -> Tuple[Tensor, DecoderState]:
+        """Features or log-probabilities of a piece after `state`, and the next state; `more` pieces may follow."""
+        x, _, state = self._advance(tokens, state, carry=more)
+        return x if target is None else self.target_log_probs(x, target), state
+
+    def _slice_of_piece(
+        self, tokens: Tensor, target: Tensor, state: DecoderState, more: bool
+    ) -> Tuple[Tensor, DecoderState]:
+        """`_piece` with a slice computed in each process of `group`. All processes get all log-probabilities."""
+        slices = self.group.divide(tokens.size(1), max(1, self.cfg.decoder_chunk_size))
+        start, stop = slices.own
+        own = slice(start, stop) if start < stop else slice(0, 1)  # with an empty slice, any token takes part
+        blocks = [BlockState(Sliced(slices, b.mixer), None, Sliced(slices, b.feed_forward)) for b in state.blocks]
+        x, _, state = self._advance(tokens[:, own], DecoderState(tuple(blocks), state.length), carry=False)
+        log_probs = self.target_log_probs(x, target[:, own])
+        return slices.join(log_probs[:, : stop - start]), state
+
     def piece_length(self, batch: int) -> int:
-        """The length of a piece: whole chunks if at least one fits."""
+        """The length of a piece: whole chunks if at least one fits, or a slice with whole chunks for each process."""
         size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
+        if self.group is not None:
+            return self.group.size * (size if chunk == -1 else max(chunk, size - size % chunk))
         return size if chunk == -1 or size < chunk else size - size % chunk
+
+    def share_sequences(self, group: SequenceGroup) -> None:
+        """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
+        for layer in self.layers:
+            layer.mixer.check_slices()
+        if self.cfg.decoder_layerdrop > 0.0:
+            raise ValueError(
+                "--decoder-layerdrop drops other layers in each process, and processes that share a sequence exchange "
+                "states in each layer; leave it out, or leave out --sequence-parallel-size"
+            )
+        self.group = group
 
     def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
@@ -128,5 +174,7 @@ class MegaLanguageDecoder(MegaDecoder):
         """Changes the chunk size, -1 for none; --model-overrides does so when a model is loaded."""
         mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
         for layer, mixer in zip(self.layers, mixers):
+            if self.group is not None:
+                mixer.check_slices()
             layer.mixer = mixer
         self.cfg.decoder_chunk_size = chunk_size

@@ -29,7 +29,9 @@ from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_b
 from mega_fairseq.data.texts import typed_texts
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.options import UNBOUNDED, check_at_most, option
+from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
+from mega_fairseq.tasks.sequence_group import sequence_group
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ class MegaLanguageModelingConfig(FairseqDataclass):
         "streams to evaluate: documents (with --documents stream: the whole split, or one part per process), "
         "splits:K of equal length, size:N of N tokens each",
     )
+    sequence_parallel_size: int = option(
+        1, "how many neighbouring processes share each segment and stream, with a slice of it in each"
+    )
     seed: int = II("common.seed")
 
 
@@ -63,6 +68,7 @@ class MegaLanguageModelingTask(FairseqTask):
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
         self.adaptive = False  # whether the model has an adaptive softmax
+        self.group: Optional[SequenceGroup] = None  # the processes that share each sequence
 
     @classmethod
     def setup_task(
@@ -95,6 +101,11 @@ class MegaLanguageModelingTask(FairseqTask):
         if not from_checkpoint:  # for training
             self._check_chunk()
         self.adaptive = model.decoder.adaptive_softmax is not None
+        if self.group is None:
+            self.group = sequence_group(self.cfg.sequence_parallel_size, for_training=not from_checkpoint)
+        if self.group is not None:
+            model.decoder.share_sequences(self.group)
+            self.unit = max(1, cfg.decoder_chunk_size)
         return model
 
     def _check_chunk(self) -> None:
@@ -102,6 +113,19 @@ class MegaLanguageModelingTask(FairseqTask):
             raise ValueError(
                 "training segments are multiples of a chunk and --decoder-chunk-size is -1, or no model was built; "
                 "give --tokens-per-sample"
+            )
+
+    @property
+    def _sharing(self) -> int:
+        """How many processes share each sequence."""
+        return 1 if self.group is None else self.group.size
+
+    def _check_slices(self) -> None:
+        most = self.cfg.variant_block_multiple_max * self.chunk
+        if self.group is not None and most < self.group.size * self.unit:
+            raise ValueError(
+                f"--sequence-parallel-size is {self.group.size} and segments have at most {most:,} tokens, fewer than "
+                f"a chunk of {self.unit:,} for each process; raise --variant-block-multiple-max or --tokens-per-sample"
             )
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
@@ -116,6 +140,11 @@ class MegaLanguageModelingTask(FairseqTask):
             raise ValueError(
                 "--criterion adaptive_loss needs an adaptive softmax; choose mega_lm_cross_entropy, or give "
                 "--adaptive-softmax-cutoff"
+            )
+        if self.group is not None and name != "mega_lm_cross_entropy":
+            raise ValueError(
+                f"--criterion {name} needs the scores of a whole segment, which --sequence-parallel-size divides among "
+                "processes; choose mega_lm_cross_entropy"
             )
         return super().build_criterion(cfg, **options)
 
@@ -135,7 +164,21 @@ class MegaLanguageModelingTask(FairseqTask):
         """
         if ignore_grad:
             sample = beginning(sample, self.chunk)
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        return self._reported(*super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad))
+
+    def valid_step(
+        self, sample: Dict[str, Any], model: BaseFairseqModel, criterion: FairseqCriterion
+    ) -> Tuple[Tensor, int, Dict[str, Any]]:
+        return self._reported(*super().valid_step(sample, model, criterion))
+
+    def _reported(self, loss: Tensor, sample_size: int, logging_output: Dict[str, Any]) -> Tuple[Tensor, int, Dict]:
+        """Of the processes that share sequences, which all have the same loss, only the first one counts it.
+
+        The gradients of each are those of its slice. fairseq adds up all of these over all processes.
+        """
+        if self.group is None or self.group.rank == 0:
+            return loss, sample_size, logging_output
+        return loss, 0 * sample_size, {name: 0 * value for name, value in logging_output.items()}
 
     # ------------------------------------------------------------------------------------------ data
 
@@ -156,12 +199,13 @@ class MegaLanguageModelingTask(FairseqTask):
                 "not as streams"
             )
         self._check_chunk()
+        self._check_slices()
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
 
     def _stream_bounds(self, split: str, documents: np.ndarray) -> np.ndarray:
         block, whole = self.cfg.valid_block, str(self.cfg.documents) == "stream"
-        processes = distributed_utils.get_data_parallel_world_size()
+        processes = distributed_utils.get_data_parallel_world_size() // self._sharing
         if block == "documents" and whole and processes > 1:
             block = f"splits:{processes}"
             logger.info(
@@ -180,15 +224,22 @@ class MegaLanguageModelingTask(FairseqTask):
         dataset: FairseqDataset,
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
+        max_positions: Optional[int] = None,
         num_shards: int = 1,
+        shard_id: int = 0,
         **options: Any,
     ) -> EpochBatchIterator:
-        """Return fairseq's iterator, with streams spread over all processes instead of packed into few batches."""
+        """Return fairseq's iterator, with streams spread over all processes instead of packed into few batches.
+
+        Processes that share sequences get the same batches, which may be as many times as large.
+        """
+        num_shards, shard_id = num_shards // self._sharing, shard_id // self._sharing
+        max_tokens, max_positions = (n and n * self._sharing for n in (max_tokens, max_positions))
         if isinstance(dataset, StreamDataset) and num_shards > 1:
             share = -(-len(dataset) // num_shards)
             max_sentences = min(max_sentences or share, share)
-        limits = {"max_tokens": max_tokens, "max_sentences": max_sentences}
-        return super().get_batch_iterator(dataset, num_shards=num_shards, **limits, **options)
+        limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "max_positions": max_positions}
+        return super().get_batch_iterator(dataset, num_shards=num_shards, shard_id=shard_id, **limits, **options)
 
     def filter_indices_by_size(
         self,
@@ -231,18 +282,19 @@ class MegaLanguageModelingTask(FairseqTask):
                 "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
                 "or evaluate all of it with mega-fairseq sweep"
             )
-        if num_shards > len(dataset):
+        shards = num_shards // self._sharing
+        if shards > len(dataset):
             raise ValueError(
-                f"there are {len(dataset)} streams for {num_shards} processes or shards; "
+                f"there are {len(dataset)} streams for {shards} processes or shards; "
                 "give --valid-block splits:K with a larger K, or fewer of --distributed-world-size or --num-shards"
             )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
         batches = self.get_batch_iterator(
             dataset.for_scoring(), num_shards=num_shards, disable_iterator_cache=True, **limits, **options
         )
-        if num_shards > 1:
+        if shards > 1:
             logger.warning(
-                f"fairseq-eval-lm does not combine processes or shards: each of the {num_shards} reports the loss of "
+                f"fairseq-eval-lm does not combine processes or shards: each of the {shards} reports the loss of "
                 "its own streams; run one process to evaluate the whole split"
             )
         return batches.next_epoch_itr(shuffle=False)
@@ -302,4 +354,8 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
             "a chunk, and no --context-window, which is for models without state"
         )
     check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
+    if cfg.sequence_parallel_size < 1:
+        raise ValueError(
+            f"--sequence-parallel-size is {cfg.sequence_parallel_size}; give a number of processes, or 1 for none"
+        )
     check_valid_block(cfg.valid_block)
