@@ -1,8 +1,10 @@
 """`mega-fairseq sweep` gives the numbers of fairseq-eval-lm, and reports points that it cannot evaluate."""
 
 import io
+import os
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import evaluate
-from tests.commands import fairseq
+from tests.commands import Running, fairseq, free_port
 from tests.mixer_checkpoints import language_checkpoint
 from tests.sweeps import CHUNK, TASK, points
 
@@ -50,6 +52,27 @@ def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
     assert (short["context"], short["streams"]) == (7, -(-short["tokens"] // 7))
     assert (whole["context"], whole["streams"]) == (whole["tokens"], 1)
     assert eval_lm(sweep_folder, 8, "size:7") == as_printed(short)
+
+
+def started_by_torchrun(rank, port):
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+
+
+def test_streams_are_shared_by_the_processes_of_torchrun(sweep_folder, tmp_path):
+    port, words = free_port(), [sweep_folder / "rotary.pt", sweep_folder / "data", "--streams=1,3", "--cpu"]
+    for name, faults in (("one", [None]), ("two", [partial(started_by_torchrun, rank, port) for rank in (0, 1)])):
+        words_of_run = ["sweep", *words, "--chunks=4,8", f"--out={tmp_path / name}"]
+        ends = [process.wait() for process in [Running("mega-fairseq", *words_of_run, fault=each) for each in faults]]
+        assert [code for code, _ in ends] == [0] * len(faults), ends
+        assert ["perplexity" in said for _, said in ends] == [True, False][
+            : len(faults)
+        ]  # the first process alone reports
+    one, two = (points(tmp_path / f"{name}.json") for name in ("one", "two"))
+    assert {at: point["bits"] for at, point in two.items()} == {
+        at: pytest.approx(point["bits"], abs=1e-6) for at, point in one.items()
+    }
 
 
 @pytest.mark.parametrize("documents", ["line", "blank"])

@@ -11,9 +11,10 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.output import check_prefix, table, write_figure
 from mega_fairseq.cli.split import load_split
-from mega_fairseq.cli.sweep import evaluate
+from mega_fairseq.cli.sweep import evaluate, processes
 from mega_fairseq.cli.sweep.figure import figure
 from mega_fairseq.cli.sweep.record import Point, Record, shown
+from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -22,9 +23,12 @@ def run(arguments: argparse.Namespace) -> None:
     for name, value in (("--max-tokens", arguments.max_tokens), ("--batch-size", arguments.batch_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
+    group = processes.join(arguments.cpu)
+    if group is not None and group.rank > 0:
+        return _follow(arguments, group)
     prefix = arguments.out
     check_prefix(prefix, (".json", ".csv", ".png"), "points", arguments.force)
-    record = _sweep(arguments, chunks, cuts)
+    record = _sweep(arguments, chunks, cuts, group)
     unit = record.origin["data"]["unit"]
     drawn = write_figure(f"{prefix}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
@@ -47,14 +51,26 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
     return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
-def _sweep(arguments: argparse.Namespace, chunks: Optional[Sequence[int]], cuts: Sequence[str]) -> Record:
+def _follow(arguments: argparse.Namespace, group: SequenceGroup) -> None:
+    """Take part in the evaluation of each point that the first process announces."""
+    split = load_split(arguments.data, arguments.subset)
+    with errors_of(arguments.checkpoint):
+        model, _ = evaluate.load_model(arguments.checkpoint, split, arguments.cpu, group)
+    for chunk, cut in iter(processes.announce, None):
+        with tqdm(disable=True) as bar:
+            evaluate.measure(model, split, chunk, cut, (arguments.max_tokens, arguments.batch_size), bar)
+
+
+def _sweep(
+    arguments: argparse.Namespace, chunks: Optional[Sequence[int]], cuts: Sequence[str], group: Optional[SequenceGroup]
+) -> Record:
     split = load_split(arguments.data, arguments.subset)
     tokens = len(split.corpus)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
     if most > tokens:
         raise UserError(f"--streams has {most:,} and {arguments.subset} only {tokens:,} tokens; give fewer")
     with errors_of(arguments.checkpoint):
-        model, origin = evaluate.load_model(arguments.checkpoint, split, arguments.cpu)
+        model, origin = evaluate.load_model(arguments.checkpoint, split, arguments.cpu, group)
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
 
     wanted = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
@@ -68,6 +84,8 @@ def _sweep(arguments: argparse.Namespace, chunks: Optional[Sequence[int]], cuts:
             for number, (chunk, cut) in enumerate(plan, 1):
                 title = f"point {number} of {len(plan)}: chunk {shown(chunk)}, {cut}"
                 bar.set_description(title)
+                if group is not None:
+                    processes.announce((chunk, cut))
                 point = evaluate.measure(model, split, chunk, cut, limits, bar)
                 record.add(point)
                 bar.update(number * tokens - bar.n)  # pads, and what was left of a point that failed
@@ -75,6 +93,8 @@ def _sweep(arguments: argparse.Namespace, chunks: Optional[Sequence[int]], cuts:
                 bar.write(f"{title}: {said}", file=sys.stderr)
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command continues from {arguments.out}.json") from None
+    if group is not None:
+        processes.announce(None)
     if not any(record.contains(*point) for point in wanted):
         raise UserError(f"no point could be evaluated; the last one: {point.refused}")
     return record

@@ -17,14 +17,17 @@ from mega_fairseq.cli.split import Split
 from mega_fairseq.cli.sweep.record import Point
 from mega_fairseq.data.streams import StreamDataset
 from mega_fairseq.models.mega_lm import MegaLanguageModel
+from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 TASK = "mega_language_modeling"
 Limits = Tuple[int, Optional[int]]  # tokens and streams in a batch
 MOST_BITS = 1024  # 2 to this power overflows
 
 
-def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
-    """The model, on a GPU if there is one, and how a record identifies it."""
+def load_model(
+    path: str, split: Split, cpu: bool = True, group: Optional[SequenceGroup] = None
+) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
+    """The model, on a GPU if there is one, and how a record identifies it; the processes of `group` share streams."""
     checkpoint = trained.read(path)
     name, task = checkpoint.word("model"), checkpoint.word("task")
     if not issubclass(MODEL_REGISTRY.get(name, object), MegaLanguageModel) or task != TASK:
@@ -35,6 +38,7 @@ def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageM
     split.check_types(model)
     origin = {"path": path, "model": name, "updates": checkpoint.updates, "fingerprint": _fingerprint(checkpoint)}
     model = model.float().eval()
+    model.decoder.group = group  # whether it can be shared depends on the chunk size of each point
     return model if cpu or not torch.cuda.is_available() else model.cuda(), origin
 
 
@@ -60,6 +64,8 @@ def measure(model: MegaLanguageModel, split: Split, chunk: int, cut: str, limits
         batches = streams.batch_by_size(streams.ordered_indices(), *limits)
         total = score(model, streams, batches, bar)
     except torch.cuda.OutOfMemoryError:
+        if model.decoder.group is not None:
+            raise  # the others wait for this process
         return point._replace(refused="the GPU ran out of memory; give a smaller --max-tokens, or --cpu")
     seconds, bits = time.perf_counter() - started, -total / point.tokens / math.log(2)
     if not bits < MOST_BITS:  # true for NaN
@@ -75,7 +81,10 @@ def score(model: MegaLanguageModel, streams: StreamDataset, batches: List[np.nda
     """The log-probability of all tokens: float32 for each token, summed in float64."""
     device, total = next(model.parameters()).device, 0.0
     # A stream may be the whole split, so the bar counts the tokens of each piece that the last layer has processed.
-    hook = model.decoder.layers[-1].register_forward_hook(lambda _, __, y: bar.update(y[0].shape[:2].numel()))
+    processes = 1 if model.decoder.group is None else model.decoder.group.size
+    hook = model.decoder.layers[-1].register_forward_hook(
+        lambda _, __, y: bar.update(processes * y[0].shape[:2].numel())
+    )
     try:
         for batch in batches:
             sample = streams.collater([streams[index] for index in batch])
