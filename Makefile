@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: help install test test-fast coverage demo bench lint format clean
+.PHONY: help install test test-fast coverage demo bench gpu lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -39,6 +39,9 @@ demo: $(READY) ## train a translation and a language model next to a Transformer
 
 bench: $(READY) ## check the layers against naive implementations, then time them: some minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)
+
+gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.md: 10 minutes
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .

@@ -96,9 +96,11 @@ def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Ten
     return torch.fft.irfft(spectrum, n)[..., :length].transpose(1, 2) + omega * x
 
 
-def training_step(module: Callable[[Tensor], Tensor], batch: int, length: int) -> Callable[[], None]:
+def training_step(
+    module: Callable[[Tensor], Tensor], batch: int, length: int, dtype: Optional[torch.dtype] = None
+) -> Callable[[], None]:
     """Forward and backward, input gradient included, as one call."""
-    x = torch.randn(batch, length, DIM, requires_grad=True)
+    x = torch.randn(batch, length, DIM, dtype=dtype, requires_grad=True)
 
     def step() -> None:
         y = module(x)

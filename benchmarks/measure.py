@@ -12,15 +12,20 @@ from typing import Any, Callable, Dict, Iterable, List
 import torch
 
 
-def seconds(steps: Dict[str, Callable[[], None]], repeats: int, warm_up: int = 1) -> Dict[str, float]:
+def seconds(
+    steps: Dict[str, Callable[[], None]],
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> Dict[str, float]:
     """Median CPU seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
     times: Dict[str, List[float]] = {name: [] for name in steps}
     for repeat in range(warm_up + repeats):
         for name, step in steps.items():
-            start = time.process_time()
+            start = clock()
             step()
             if repeat >= warm_up:
-                times[name].append(time.process_time() - start)
+                times[name].append(clock() - start)
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 

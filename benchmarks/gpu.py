@@ -1,0 +1,135 @@
+"""Checks and measures everything on a CUDA GPU: `make gpu`.
+
+    python benchmarks/gpu.py                      at most 10 minutes; writes docs/gpu.json and docs/gpu.md
+    python benchmarks/gpu.py --parts layers,speed only some parts; --help lists them
+    python benchmarks/gpu.py --device cpu --quick small cases on the CPU, to check that everything runs
+
+First all numbers are compared with those of the CPU: layers, models, search, fairseq's commands. Then times and memory
+are measured beside torch's Transformer layer and fairseq's Transformers of the same size. What there was no time or no
+device for is listed at the end. Nothing is downloaded. The exit code is 1 if a comparison failed.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
+
+from benchmarks import contenders as c
+from benchmarks.gpu_checks import Finding, layers, models, search
+from benchmarks.gpu_commands import commands
+from benchmarks.gpu_measurements import MEASURED, Measurement
+from benchmarks.measure import chosen_tables, machine
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+CHECKS = {check.__name__: check for check in (layers, models, search, commands)}
+
+
+# ------------------------------------------------------------------------------------------- report
+
+
+def check(name: str, device: torch.device, quick: bool, deadline: float, missing: List[str]) -> List[Finding]:
+    """The findings of a check, printed as they come."""
+    found = []
+    try:
+        for finding in CHECKS[name](device, quick):
+            found.append(finding)
+            mark = "ok" if finding.ok else "WRONG"
+            print(f"{mark:5} {finding.case}: differs by {finding.difference:.1e} of {finding.limit:g}", flush=True)
+            if time.monotonic() > deadline:
+                missing.append(f"{name}, after {finding.case}: no time was left")
+                break
+    except Exception as error:  # a failed check must not hide the others
+        found.append(Finding(f"{name}: {type(error).__name__}: {error}", float("nan"), 0.0))
+        print(f"WRONG {found[-1].case}", flush=True)
+    return found
+
+
+def measure(name: str, of: Measurement, deadline: float, missing: List[str]) -> List[Dict[str, Any]]:
+    """The rows of a measurement, printed as they come."""
+    rows = []
+    print(f"\n{MEASURED[name].__doc__}", flush=True)
+    try:
+        with of.device:
+            for row in MEASURED[name](of):
+                rows.append(row)
+                print(f"{row['case']}: " + ", ".join(f"{n} {x:,.1f}" for n, x in row["numbers"].items()), flush=True)
+                if time.monotonic() > deadline:
+                    missing.append(f"{name}, after {row['case']}: no time was left")
+                    break
+    except torch.cuda.OutOfMemoryError as error:
+        missing.append(f"{name}, after {rows[-1]['case'] if rows else 'the start'}: {str(error).splitlines()[0]}")
+    return rows
+
+
+def as_markdown(found: Dict[str, Any]) -> str:
+    """A page with all results."""
+    setup = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    lines = ["# On a GPU", "", f"Written by `make gpu` on {found['device']} ({setup}).", ""]
+    wrong = [finding for findings in found["checks"].values() for finding in findings if not finding["ok"]]
+    count = sum(map(len, found["checks"].values()))
+    lines += [f"{count - len(wrong)} of {count} comparisons with the CPU agree.", ""]
+    lines += [f"- differs: {finding['case']}, by {finding['difference']:.1e}" for finding in wrong]
+    lines += [f"- not done: {what}" for what in found["missing"]] + [""]
+    for name, rows in found["measured"].items():
+        if rows:
+            names = list(dict.fromkeys(n for row in rows for n in row["numbers"]))
+            table = [["", *(c.LABELS.get(n, n) for n in names)], ["---"] * (len(names) + 1)]
+            for row in rows:
+                cells = (f"{row['numbers'][n]:,.1f}" if n in row["numbers"] else "" for n in names)
+                table.append([row["case"], *cells])
+            lines += [f"## {MEASURED[name].__doc__}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = [*CHECKS, *MEASURED]
+    parser.add_argument("--parts", default=",".join(every), help=f"some of {', '.join(every)}")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=10, help="time for everything")
+    parser.add_argument("--quick", action="store_true", help="few and small cases")
+    parser.add_argument("--json", type=Path, default=DOCS / "gpu.json", help="where results go; the page is next to it")
+    args = parser.parse_args()
+    parts = chosen_tables(parser, args.parts, every, "part")
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("no CUDA GPU was found by torch: mega-fairseq doctor says why")
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.INFO)
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    deadline, missing = time.monotonic() + 60 * args.minutes, []
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        missing.append("training on two GPUs: there are not two")
+    found: Dict[str, Any] = {"device": _name(device), "machine": machine(), "checks": {}, "measured": {}}
+    found["missing"] = missing
+    for part in parts:
+        if time.monotonic() > deadline:
+            missing.append(f"{part}: no time was left")
+        elif part in CHECKS:
+            rows = check(part, device, args.quick, deadline, missing)
+            found["checks"][part] = [{**row._asdict(), "ok": row.ok} for row in rows]
+        else:
+            found["measured"][part] = measure(part, Measurement(device, args.quick), deadline, missing)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    page = as_markdown(found)
+    args.json.with_suffix(".md").write_text(page)
+    print(f"\n{page}\nwrote {args.json} and {args.json.with_suffix('.md')}")
+    sys.exit(any(not finding["ok"] for findings in found["checks"].values() for finding in findings))
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+if __name__ == "__main__":
+    main()
