@@ -41,6 +41,9 @@ class _There(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.on_cpu.untyped_storage()
+
     def __repr__(self) -> str:
         return f"_There({self.on_cpu})"
 

@@ -6,8 +6,9 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.precision import at_least_float32, is_compiling
 
 INNER = 64  # C of the two-level powers: near the square root of common lengths
 
@@ -111,6 +112,13 @@ def final_state(
     x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
 ) -> Tensor:
     """The state after each row's last token, without computing outputs, by the identity that `geometric_sum` uses."""
+    if x.device.type == "cpu" or is_compiling():
+        return _final_state(x, c, state, lengths)
+    # On a GPU, backward makes the tables again, as for the outputs.
+    return checkpoint(_final_state, x, c, state, lengths, use_reentrant=False, preserve_rng_state=False)
+
+
+def _final_state(x: Tensor, c: EMACoefficients, state: Optional[Tensor], lengths: Optional[Tensor]) -> Tensor:
     batch, length, dim = x.shape
     inner = min(length, INNER)
     outer = -(-length // inner)

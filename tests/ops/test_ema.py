@@ -20,6 +20,7 @@ from mega_fairseq.ops.ema import (
     window_taps,
 )
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
+from tests.pretended_device import PretendedDevice, moved
 
 BATCH, DIM, NDIM = 2, 3, 4
 LENGTHS = sorted({1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 37, 101, 3 * BLOCK, 4 * BLOCK + 1})
@@ -254,3 +255,21 @@ def test_a_scan_saves_little_more_than_its_input_for_backward(form):
     assert sum(kept) <= 3 * x.numel()
     steps = kept_for_backward(lambda: ema_naive(x[:, :512], ema_coefficients(*p)))
     assert sum(steps) >= ndim * x[:, :512].numel()
+
+
+@pytest.mark.parametrize("length", [100, 128, 300], ids=["short block", "one block", "blocks"])
+@pytest.mark.parametrize("both", [False, True], ids=["causal", "bidirectional"])
+def test_on_a_gpu_the_tables_of_blocks_are_made_again_in_backward(both, length):
+    """Each table has D x 128 x 128 entries; values and gradients there are tested with the mixers."""
+    p = [noise(DIM, NDIM, seed=i, grad=True) for i in range(4)]
+    x = noise(8, length, DIM, grad=True)
+
+    def scan(x, *p):
+        c = ema_coefficients(*p)
+        return bidirectional_ema(x, c, c) if both else ema(x, c)
+
+    with PretendedDevice():
+        there = [moved(t.detach()).requires_grad_() for t in (x, *p)]
+        kept = kept_for_backward(lambda: scan(*there))
+    assert sum(kept) <= 3 * x.numel()
+    assert both or max(kept_for_backward(lambda: scan(x, *p))) >= DIM * min(BLOCK, length) ** 2  # on the CPU
