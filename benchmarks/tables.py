@@ -135,6 +135,19 @@ def train() -> Rows:
             yield (f"{name}, {model}", f"{size:.2f}M" if size < 10 else f"{size:.1f}M", *cells)
 
 
+def shared_segment() -> Rows:
+    yield "processes", "peak memory of each", "sent by each to all others"
+    for row in numbers("sequence_parallel")["processes"]["rows"]:
+        yield str(row["processes"]), f"{row['mib']:,.0f} MiB", f"{row['bytes'] / 1024:,.0f} KiB"
+
+
+def shared_segment_on_paper() -> Rows:
+    rows = numbers("sequence_parallel")["paper"]["rows"]
+    yield ("GPUs", *rows[0]["tokens_per_second"])
+    for row in rows:
+        yield (f"{row['gpus']}, {row['link']}", *(f"{speed / 1e6:.2f}M" for speed in row["tokens_per_second"].values()))
+
+
 def evaluation() -> Rows:
     shapes = {"wt103": "WikiText-103, 267,744 types", "enwik8": "enwik8, 208 types"}
     yield "shape", "model", "parameters", "tokens/s", "peak memory above the weights"
@@ -414,7 +427,7 @@ TABLES = {
     for table in (
         *(layer, sublayer, layer_memory, flat, projections, ema, forms, token, decode, train, evaluation, head),
         *(translation, bytes_mixers, bytes_mega, bytes_transformer, wikipedia_chunks, wikipedia_contexts),
-        *(addresses_chunks, addresses_contexts, summary),
+        *(addresses_chunks, addresses_contexts, summary, shared_segment, shared_segment_on_paper),
         *(mixers_layer, mixers_memory, mixers_decode, mixers_products),
         *(classify_training, classify_inference, classify_memory, classify_limit),
         *(classifiers, classifiers_rates, classifiers_cost),

@@ -52,6 +52,21 @@ def test_the_transformer_scores_every_token_once_in_its_windows():
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_shared_segments_fills_all_tables(tmp_path):
+    """It compares with a single process first; test_sequence_parallel.py shows that such a comparison can fail."""
+    out = tmp_path / "sequence_parallel.json"
+    run("sequence_parallel.py", "--quick", "--json", out)
+    numbers = json.loads(out.read_text())
+    one, two = numbers["processes"]["rows"]
+    assert two["mib"] < 0.7 * one["mib"]
+    states, outputs = 2 * 4 * 4 * 128 * 16, 4 * 1024
+    assert (one["bytes"], two["bytes"]) == (0, states + outputs)
+    for row in numbers["paper"]["rows"]:
+        shared, data_parallel, ring = row["tokens_per_second"].values()
+        assert ring < shared < data_parallel
+
+
+@pytest.mark.slow
 def test_text_is_converted_to_bytes_and_split_like_enwik8(tmp_path):
     text = bytes(range(256)) * 10
     (tmp_path / "text.xz").write_bytes(lzma.compress(text))

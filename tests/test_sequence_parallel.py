@@ -202,11 +202,11 @@ def test_a_language_model_has_the_log_probabilities_and_gradients_of_one_process
 
 def bytes_sent(form: str, batch: int = 2) -> Dict[str, int]:
     """Bytes that this process sends to each other process for one segment, by collective, without the outputs."""
-    sent, group = {"all_gather_into_tensor": 0, "all_to_all_single": 0}, SequenceGroup()
+    sent, group = {"all_gather": 0, "all_to_all_single": 0}, SequenceGroup()
     real = {name: getattr(dist, name) for name in sent}
 
     def counted(name: str, parts: int):
-        def call(received: Tensor, given: Tensor, *rest, **options):
+        def call(received, given: Tensor, *rest, **options):
             sent[name] += given.numel() * given.element_size() // parts
             return real[name](received, given, *rest, **options)
 

@@ -39,10 +39,10 @@ class SequenceGroup:
 
     def all_gather(self, own: Tensor) -> Tensor:
         """(...) -> (S, ...), without gradients."""
-        every = own.new_empty(self.size * own.size(0), *own.shape[1:])
+        every = own.new_empty(self.size, *own.shape)
         with self._exchange():
-            dist.all_gather_into_tensor(every, own.contiguous(), self.group)
-        return every.unflatten(0, (self.size, -1))
+            dist.all_gather(list(every), own.contiguous(), self.group)
+        return every
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Part i of (S, ...) goes to process i -> the parts (S, ...) from all processes, without gradients."""
