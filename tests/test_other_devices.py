@@ -1,10 +1,10 @@
-"""Training, validation, search and evaluation on a device that is not the CPU: numbers, and how often the host waits.
+"""Training, validation and search on a device that is not the CPU: numbers, how often the host waits, and autocast.
 
 fairseq's Transformer takes the same steps beside ours. While the host waits for a GPU, it prepares no more work for it.
 """
 
 from argparse import Namespace
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor, nn
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
+from mega_fairseq.models.embedding import NarrowEmbedding
+from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.tasks import (
     MegaClassificationConfig,
     MegaClassificationTask,
@@ -103,7 +105,8 @@ CASES: Dict[str, Callable[[], Case]] = {
     "translation": lambda: mega(),
     "translation in chunks": lambda: mega(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
     "fairseq's Transformer": transformer,
-    **{f"language model, {name}": lambda head=head: language_modelling(**head) for name, head in HEADS.items()},
+    "language model, softmax": lambda: language_modelling(**HEADS["softmax"]),
+    "language model, adaptive": lambda: language_modelling(**HEADS["adaptive"], decoder_input_dim=12),
     "language model, tied": lambda: language_modelling(**TIED),
     "language model in pieces": lambda: language_modelling(**HEADS["softmax"], piece_tokens=15),
     "classifier": lambda: classification(),
@@ -191,3 +194,35 @@ def test_a_tensor_on_the_cpu_would_be_detected():
     case.model.encoder.embed_tokens.register_forward_hook(lambda *_: torch.ones(3, 9, SIZES["embed_dim"]))
     with pytest.raises(AssertionError, match="tensors of the CPU and of another device"):
         there(train, case)
+
+
+# ------------------------------------------------------------------------------------------- autocast
+
+
+def precisions_of_residuals(case: Case) -> Set[torch.dtype]:
+    """Of what blocks get and return in a forward pass under autocast, and of the final norm."""
+    found: Set[torch.dtype] = set()
+
+    def look(module: nn.Module, given: Tuple[Tensor, ...], result: Any) -> None:
+        found.update(t.dtype for t in (given[0], result[0] if isinstance(result, tuple) else result))
+
+    for module in case.model.float().modules():
+        if isinstance(module, (Block, SequenceNorm)):
+            module.register_forward_hook(look)
+    with torch.autocast("cpu", torch.bfloat16):
+        case.criterion(case.model, {**case.sample, "net_input": _in_float32(case.sample["net_input"])})
+    return found
+
+
+def _in_float32(inputs: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    return {name: t.float() if t.is_floating_point() else t for name, t in inputs.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fairseq's Transformer"])
+def test_residuals_are_in_float32_under_autocast(name):
+    assert precisions_of_residuals(CASES[name]()) == {torch.float32}
+
+
+def test_residuals_in_half_precision_would_be_detected(monkeypatch):
+    monkeypatch.setattr(NarrowEmbedding, "forward", lambda self, tokens: self.project(self.weight[tokens]))
+    assert torch.bfloat16 in precisions_of_residuals(CASES["language model, adaptive"]())

@@ -78,7 +78,8 @@ class NarrowEmbedding(nn.Embedding):
         nn.init.xavier_uniform_(self.project.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.project(super().forward(tokens))  # (B, L) -> (B, L, dim) -> (B, L, D)
+        x = self.project(super().forward(tokens))  # (B, L) -> (B, L, dim) -> (B, L, D)
+        return x.to(self.weight.dtype)  # under autocast, so that residuals are in float32
 
 
 def embedding_norm(cfg: StackOptions, dim: int) -> Optional[SequenceNorm]:

@@ -43,7 +43,7 @@ class AdaptiveInput(nn.Module):
             local = tokens - start
             own = (local >= 0) & (local < table.num_embeddings) & (tokens != self.padding_idx)
             narrow = F.embedding(local.masked_fill(~own, 0), table.weight).masked_fill(~own.unsqueeze(-1), 0.0)
-            band = project(narrow)  # (B, L, width) -> (B, L, D)
+            band = project(narrow).to(narrow.dtype)  # (B, L, width) -> (B, L, D); under autocast, residuals in float32
             x = band if x is None else x + band
         return x
 

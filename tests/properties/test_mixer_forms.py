@@ -39,6 +39,18 @@ def test_outputs_over_8192_tokens_in_half_precision_are_accurate_to_one_percent(
         assert relative_error(ours, truth) < 0.01
 
 
+@every_form
+@directions
+@torch.no_grad()
+def test_outputs_are_in_float32_under_autocast(form, causal):
+    mixer, x = build(form, causal), torch.randn(2, CHUNK + 3, DIM)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [outputs(mixer, x)]
+        if causal:
+            found += [(mixer.step() or mixer)(x[:, :1], mixer(x)[1])[0]]
+    assert {y.dtype for y in found} == {torch.float32}
+
+
 # ------------------------------------------------------------------------------------------- memory
 
 
