@@ -2,6 +2,7 @@
 
 import os
 import time
+from copy import deepcopy
 from typing import Dict, List, Optional
 
 import pytest
@@ -14,7 +15,7 @@ from mega_fairseq.modules.mixer_state import Sliced
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_of_slice
 from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
 from tests.golden_models import PAD
-from tests.ops.helpers import assert_same, kept_for_backward, noise
+from tests.ops.helpers import assert_same, kept_for_backward, noise, relative_error
 from tests.processes import in_processes
 from tests.properties.layers import randomise
 from tests.small_models import ADAPTIVE, language_model, padded, texts
@@ -116,6 +117,22 @@ def test_slices_have_the_outputs_and_gradients_of_whole_sequences(processes):
     in_processes(processes, compare_all_forms)
 
 
+def compare_in_bfloat16() -> None:
+    """Errors are those of rounding to 8 bits, as long as states are exchanged in float32."""
+    group, x = SequenceGroup(), noise(2, 24, DIM, dtype=torch.bfloat16)
+    slices = group.divide(24, CHUNK)
+    for form in FORMS:
+        blocks = [block.bfloat16() for block in stack(form)]
+        expected = run(blocks, x, [BlockState(None)] * LAYERS)
+        found = slices.join(run(blocks, x[:, slice(*slices.own)], [BlockState(None)] * LAYERS, slices))
+        assert found.dtype == torch.bfloat16
+        assert relative_error(found, expected.double()) < 0.02, form
+
+
+def test_slices_in_half_precision_are_as_good_as_whole_sequences():
+    in_processes(2, compare_in_bfloat16)
+
+
 def test_every_mixer_is_compared():
     assert {name for name, _ in FORMS.values()} == set(MIXERS)
 
@@ -166,7 +183,7 @@ def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
 def compare_models() -> None:
     """Log-probabilities, in one pass and in pieces, and the gradients of the parameters."""
     rows, targets = texts(67, 40, 5)
-    for options in ({}, ADAPTIVE, {"decoder_token_shift": True}):
+    for options in ({}, ADAPTIVE, {"decoder_token_shift": True, "checkpoint_activations": True}):
         for left in (False, True):
             source, target = (padded(part, left) for part in (rows, targets))
             for training, piece in ((True, 0), (False, 10**6), (False, 3 * CHUNK_OF_MODEL * len(rows))):
@@ -181,6 +198,7 @@ def log_probs(options, source: Tensor, target: Tensor, training: bool, piece: in
     model.decoder.cfg.piece_tokens = piece  # in evaluation
     if shared:
         model.decoder.share_sequences(SequenceGroup())
+        model = deepcopy(model)  # as fairseq does for --store-ema
     found = model(source, target=target)[0].squeeze(-1).masked_fill(target == PAD, 0.0)
     result = {"log-probabilities": found.detach()}
     if training:

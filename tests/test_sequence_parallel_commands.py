@@ -120,6 +120,17 @@ def test_if_one_process_is_killed_the_other_ends_with_one_sentence(text, tmp_pat
     assert said.splitlines()[-1].startswith("RuntimeError: one of the 2 processes that share each sequence has ended")
 
 
+def test_a_process_without_memory_ends_with_one_sentence(text):
+    """fairseq would skip the batch in this process alone, and look for these words."""
+
+    def full(*arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    with pytest.raises(RuntimeError, match="a slice does not fit into the memory of this process; give") as refusal:
+        task(text).valid_step({}, torch.nn.Identity(), full)
+    assert "out of memory" not in str(refusal.value)
+
+
 # ------------------------------------------------------------------------------------------------ evaluation
 
 

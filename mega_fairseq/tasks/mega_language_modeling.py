@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -164,18 +164,29 @@ class MegaLanguageModelingTask(FairseqTask):
         """
         if ignore_grad:
             sample = beginning(sample, self.chunk)
-        return self._reported(*super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad))
+        step = super().train_step
+        return self._shared(step, sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(
         self, sample: Dict[str, Any], model: BaseFairseqModel, criterion: FairseqCriterion
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
-        return self._reported(*super().valid_step(sample, model, criterion))
+        return self._shared(super().valid_step, sample, model, criterion)
 
-    def _reported(self, loss: Tensor, sample_size: int, logging_output: Dict[str, Any]) -> Tuple[Tensor, int, Dict]:
+    def _shared(self, step: Callable[..., Any], *arguments: Any) -> Tuple[Tensor, int, Dict[str, Any]]:
         """Of the processes that share sequences, which all have the same loss, only the first one counts it.
 
-        The gradients of each are those of its slice. fairseq adds up all of these over all processes.
+        The gradients of each are those of its slice. fairseq adds up all of these over all processes. It would also
+        skip a batch that does not fit into memory, but in this process alone, and the others would wait for it.
         """
+        try:
+            loss, sample_size, logging_output = step(*arguments)
+        except RuntimeError as error:
+            if self.group is None or "out of memory" not in str(error):
+                raise
+            raise RuntimeError(
+                "a slice does not fit into the memory of this process; give a smaller --max-tokens, or let more "
+                "processes share a segment (--sequence-parallel-size)"
+            ) from error
         if self.group is None or self.group.rank == 0:
             return loss, sample_size, logging_output
         return loss, 0 * sample_size, {name: 0 * value for name, value in logging_output.items()}
