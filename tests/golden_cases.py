@@ -256,6 +256,8 @@ def _mixer(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     known = {field.name for field in fields(kind)}
     if "reach" in given:
         given["form"] = "local"
+    if given.get("attention", "relu2") != "relu2":
+        given.pop("scale", None)  # recorded, but without effect
     return kind(**{**{name: value for name, value in given.items() if name in known}, **changes}).build().double()
 
 
