@@ -5,6 +5,7 @@ from typing import Callable, Dict, List
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
@@ -48,16 +49,20 @@ class Recorder(TorchDispatchMode):
         self.largest = 0  # entries
         self.total = 0  # entries of all tensors together
         self.exponentials = 0  # entries that went through exp or pow
+        self.traffic = 0  # bytes that operations read and write
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         given = {_storage(t) for t in args if isinstance(t, Tensor)}
-        for t in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(t, Tensor) and _storage(t) not in given:
-                self.largest = max(self.largest, t.numel())
-                self.total += t.numel()
-        if func.overloadpacket.__name__.rstrip("_") in ("exp", "exp2", "pow"):
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor) and _storage(t) not in given]
+        for t in made:
+            self.largest = max(self.largest, t.numel())
+            self.total += t.numel()
+        if name.rstrip("_") in ("exp", "exp2", "pow"):
             self.exponentials += result.numel()
+        if (made or name.endswith("_")) and "empty" not in name:  # not a view
+            self.traffic += sum(t.nbytes for t in (made if name.startswith("new_") else [*made, *read]))
         return result
 
 

@@ -273,3 +273,16 @@ def test_on_a_gpu_the_tables_of_blocks_are_made_again_in_backward(both, length):
         kept = kept_for_backward(lambda: scan(*there))
     assert sum(kept) <= 3 * x.numel()
     assert both or max(kept_for_backward(lambda: scan(x, *p))) >= DIM * min(BLOCK, length) ** 2  # on the CPU
+
+
+def test_a_scan_on_a_gpu_reads_and_writes_many_times_the_10_bytes_per_element_that_a_kernel_would():
+    """docs/performance.md has these numbers, for bfloat16: x and y forward; x and the gradients of both backward."""
+    p = [noise(DIM, 16, seed=i, dtype=torch.float32) for i in range(4)]
+    x = noise(4, 8192, DIM, dtype=torch.bfloat16)
+    with Recorder() as recorder, PretendedDevice():
+        x, *p = (moved(t).requires_grad_() for t in (x, *p))
+        y, _ = ema(x, ema_coefficients(*p))
+        forward = recorder.traffic / x.numel()
+        y.backward(y.detach())
+    assert forward == pytest.approx(80, rel=0.1)
+    assert recorder.traffic / x.numel() - forward == pytest.approx(120, rel=0.1)
