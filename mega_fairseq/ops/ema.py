@@ -98,23 +98,6 @@ def ema(
     return y.to(dtype), end
 
 
-class _FinalState(torch.autograd.Function):
-    """`final_state` that saves nothing but its inputs for backward."""
-
-    @staticmethod
-    def forward(ctx, x, *coefficients):
-        ctx.save_for_backward(x, *coefficients)
-        return final_state(x, EMACoefficients(*coefficients))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        leaves = [t.detach().requires_grad_() for t in ctx.saved_tensors]
-        with torch.enable_grad(), without_autocast(gradient):
-            end = final_state(leaves[0], EMACoefficients(*leaves[1:]))
-        return torch.autograd.grad(end, leaves, gradient, allow_unused=True)
-
-
 def ema_of_slice(
     x: Tensor,
     c: EMACoefficients,
@@ -135,7 +118,7 @@ def ema_of_slice(
             own = window[:, window.size(1) - reach :].transpose(1, 2)  # (B, D, T - 1)
             state, after = entering_window(own, slices, state)
         else:
-            state, after = entering_sums(_FinalState.apply(wide, *c), slices, state, c.log_decay)
+            state, after = entering_sums(final_state(wide, c, again=True), slices, state, c.log_decay)
     return ema(x, c, state, skip, truncation)[0], after
 
 

@@ -6,9 +6,8 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.ops.precision import at_least_float32, is_compiling
+from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 INNER = 64  # C of the two-level powers: near the square root of common lengths
 
@@ -109,16 +108,42 @@ def spreading(c: EMACoefficients, steps: int) -> Tensor:
 
 
 def final_state(
-    x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, lengths: Optional[Tensor] = None
+    x: Tensor,
+    c: EMACoefficients,
+    state: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
+    again: Optional[bool] = None,
 ) -> Tensor:
-    """The state after each row's last token, without computing outputs, by the identity that `geometric_sum` uses."""
-    if x.device.type == "cpu" or is_compiling():
-        return _final_state(x, c, state, lengths)
-    # On a GPU, backward makes the tables again, as for the outputs.
-    return checkpoint(_final_state, x, c, state, lengths, use_reentrant=False, preserve_rng_state=False)
+    """The state after each row's last token, without computing outputs, by the identity that `geometric_sum` uses.
+
+    With `again`, which is the default on GPUs, only the arguments are kept for backward, which computes it again.
+    """
+    again = x.device.type != "cpu" if again is None else again
+    if again and not is_compiling():
+        return _FinalState.apply(lengths, x, state, *c)
+    return _final_state(lengths, x, state, *c)
 
 
-def _final_state(x: Tensor, c: EMACoefficients, state: Optional[Tensor], lengths: Optional[Tensor]) -> Tensor:
+class _FinalState(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *given):
+        ctx.save_for_backward(*given)
+        return _final_state(*given)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        lengths, *given = ctx.saved_tensors
+        with torch.enable_grad(), without_autocast(gradient):
+            leaves = [None if t is None else t.detach().requires_grad_() for t in given]
+            end = _final_state(lengths, *leaves)
+            found = torch.autograd.grad(end, [t for t in leaves if t is not None], gradient, allow_unused=True)
+        of_leaves = iter(found)
+        return None, *(None if t is None else next(of_leaves) for t in leaves)
+
+
+def _final_state(lengths: Optional[Tensor], x: Tensor, state: Optional[Tensor], *coefficients: Tensor) -> Tensor:
+    c = EMACoefficients(*coefficients)
     batch, length, dim = x.shape
     inner = min(length, INNER)
     outer = -(-length // inner)
