@@ -66,7 +66,8 @@ def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_
     for name in ("valid.npy", "valid.label"):
         (tmp_path / name).write_bytes((data("values") / name).read_bytes())
     (tmp_path / "labels.txt").write_text("second\nfirst\n")  # the other order
-    assert checkpoint(trained.last)["task_state"] == {"classes": list(LABELS), "symbols": None}
+    expected = {"classes": list(LABELS), "symbols": None, "number_type": "uint8"}
+    assert checkpoint(trained.last)["task_state"] == expected
     expected = records(trained.said, "valid")[-1]["valid_accuracy"]
     assert validated(tmp_path, trained.last, "--batch-size=8")["valid_accuracy"] == expected
 
@@ -88,9 +89,11 @@ def test_a_training_is_not_resumed_with_classes_in_another_order(data, classifie
     assert "was trained with other classes, or in another order; give the data of its training, or" in said
 
 
-@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
-def test_another_training_starts_from_the_weights_with_a_new_head_for_more_classes(data, classifiers, tmp_path, names):
-    other = relabelled(data, tmp_path, dict(zip(LABELS, names)))
+@pytest.mark.parametrize(("names", "other"), [(LABELS, []), (("a", "b"), ["classes"]), (("a", "b", "c"), ["sizes"])])
+def test_another_training_starts_from_the_weights_with_a_new_head_for_other_classes(
+    data, classifiers, tmp_path, names, other
+):
+    relabelled(data, tmp_path, dict(zip(LABELS, names)))
     (tmp_path / "labels.txt").write_text("\n".join(names))
     start = {
         "finetune_from_model": classifiers("values").last,
@@ -98,20 +101,27 @@ def test_another_training_starts_from_the_weights_with_a_new_head_for_more_class
         "lr": 0,
         "max_update": 1,
     }
-    said = fairseq("train", other, *words_of("values", **start))
-    assert ("starts anew: that of --finetune-from-model has other sizes" in said) == (len(names) == 3)
+    said = fairseq("train", tmp_path, *words_of("values", **start))
+    assert re.findall("starts anew: the checkpoint has other (.*)", said) == other
     paths = (classifiers("values").last, tmp_path / "model/checkpoint_last.pt")
     first, started = (checkpoint(path)["model"] for path in paths)
     heads = [name for name in first if name.startswith("classification_heads")]
-    assert [torch.equal(first[name], started[name]) for name in heads] == [len(names) == 2] * len(heads)
+    assert [torch.equal(first[name], started[name]) for name in heads] == [not other] * len(heads)
     weights = [name for name in first if name not in heads and "running" not in name and "tracked" not in name]
     assert all(torch.equal(first[name], started[name]) for name in weights)
 
 
-def test_a_training_with_other_options_is_refused_in_one_sentence(data, trained, tmp_path):
-    words = words_of(trained.kind, restore_file=trained.last, save_dir=tmp_path, pooling="first")
-    said = failure("train", data(trained.kind), *words)
-    assert "--pooling is first and was mean; give the values of the checkpoint" in said
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("tokens", {"pooling": "first"}, "--pooling is first and was mean; give the values of the checkpoint"),
+        ("bytes", {"init_token": 0}, "--init-token is 0 and was not given; give the values of the checkpoint"),
+        ("values", {"values_mean": 0.1}, "--values-mean is 0.1 and was 0.5; give the values of the checkpoint"),
+    ],
+)
+def test_a_training_with_other_options_is_refused_in_one_sentence(data, classifiers, tmp_path, kind, options, said):
+    words = words_of(kind, restore_file=classifiers(kind).last, save_dir=tmp_path, **options)
+    assert said in failure("train", data(kind), *words)
 
 
 def test_pairs_are_refused_where_fairseqs_task_has_none(data, tmp_path):
@@ -230,9 +240,14 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
     [
         ("bytes", ["ae"], "this model classifies pairs; give tuples of two inputs"),
         ("bytes", [("ae", "b"), ("ae", "")], "input 2 is empty; leave it out"),
-        ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; give a larger"),
+        ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; the model"),
         ("values", [[1, 2, 3]], "input 1 has the shape .* and type int64; give one row of finite numbers"),
         ("values", [np.zeros(0)], "input 1 is empty; leave it out"),
+        (
+            "values",
+            [np.zeros(3)],
+            "input 1 has numbers of type float and the training uint8, .*; convert them to uint8",
+        ),
         ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
     ],
 )

@@ -1,5 +1,6 @@
 """Inputs, labels and batches of the task `mega_classification`, from files in each layout."""
 
+import math
 import pickle
 import random
 from types import SimpleNamespace
@@ -88,17 +89,21 @@ def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
     rows = [[(row - 4).tolist() for row in found[i]["inputs"]] for i in range(3)]
     assert rows == [
         [[*b"b a", EOS - 4], [*b"1", EOS - 4]],
-        [[255, 0, 13, EOS - 4], [*b"22", EOS - 4]],
+        [[255, 0, EOS - 4], [*b"22", EOS - 4]],
         [[*b"x", EOS - 4], [*b"333", EOS - 4]],
     ]
     assert [found[i]["class"] for i in range(3)] == [1, 0, 1]  # by value
 
 
 @settings(max_examples=50, deadline=None)
-@given(lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line), min_size=1), last=st.booleans())
-def test_lines_of_any_bytes_are_read_back(tmp_path_factory, lines, last):
+@given(
+    lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line and line[-1:] != b"\r"), min_size=1),
+    end=st.sampled_from((b"\n", b"\r\n")),
+    last=st.booleans(),
+)
+def test_lines_of_any_bytes_are_read_back(tmp_path_factory, lines, end, last):
     path = tmp_path_factory.getbasetemp() / "any.input"
-    path.write_bytes(b"\n".join(lines) + b"\n" * last)
+    path.write_bytes(end.join(lines) + end * last)
     read = ByteLines(path, byte_dictionary())
     assert [bytes((row[:-1] - 4).tolist()) for row in read] == lines
     assert read.sizes.tolist() == [len(line) + 1 for line in lines]
@@ -161,6 +166,25 @@ def test_a_file_of_labels_sets_the_order_and_names_classes_without_examples(tmp_
     task.load_dataset("train")
     assert task.classes == ["c", "b", "a"]
     assert [task.datasets["train"][i]["class"] for i in range(3)] == [1, 2, 1]
+
+
+def test_label_files_of_windows_have_the_same_classes(tmp_path):
+    task = task_of(write(tmp_path, {"train.input": TEXTS, "train.label": b"\xef\xbb\xbfa\r\nb\r\na\r\n"}), "bytes")
+    task.load_dataset("train")
+    assert task.classes == ["a", "b"]
+
+
+@pytest.mark.parametrize("other", [IMAGES.astype(np.float32), IMAGES.astype(np.int16)])
+def test_values_with_another_scale_than_those_of_the_training_are_refused(tmp_path, other):
+    test = {"test.npy": other, "test.label": ["0", "1"]}
+    training = task_of(write(tmp_path / "train", {"train.npy": IMAGES, "train.label": ["0", "1"], **test}), "values")
+    later = task_of(write(tmp_path / "test", test), "values")
+    later.load_state_dict(training.state_dict())
+    for task in (training, later):
+        with pytest.raises(
+            ValueError, match="test.npy has numbers of type .* and the training uint8, .*; convert them"
+        ):
+            task.load_dataset("test")
 
 
 def test_labels_are_matched_by_name_with_the_classes_of_a_checkpoint(tmp_path):
@@ -253,6 +277,9 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ("bytes", {**GOOD, "train.input1": TEXTS[:2]}, "train.input1 has 2 inputs and there are 3 labels; give as"),
         ("bytes", {**GOOD, "train.label": ["1", "a b", "2"]}, "train.label has 'a b' in line 2; give one label, a"),
         ("bytes", {**GOOD, "train.label": ["1", "", "2"]}, "train.label has '' in line 2; give one label, a single"),
+        ("bytes", {**GOOD, "train.label": ["1", "a\u2028b", "2"]}, "train.label has 'a.*b' in line 2; give one label"),
+        ("bytes", {**GOOD, "train.label": ["1", "a\0", "2"]}, "train.label has 'a.*' in line 2; give one label"),
+        ("bytes", {**GOOD, "valid.input1": TEXTS}, "there is no .*train.input1, and other splits have a second input"),
         ("bytes", {**GOOD, "labels.txt": ["10"]}, "has the label '9' in line 2, which is none of the 1 classes of the"),
         ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice; give each label once"),
         ("bytes", {"valid.input": TEXTS}, "there is no .*train.label; give a folder with one label in a line"),
@@ -271,6 +298,7 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ("values", {**VALUES, "train.npy": IMAGES.astype(np.int64)}, "has numbers of type int64; give one of uint8, "),
         ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy is damaged or something else; give an array"),
         ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, np.nan]])}, "NaN or an infinite number in example 2;"),
+        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, 1e39]])}, "NaN or an infinite number in example 2;"),
         ("values", {"input/train.src": ["1 2", "3"]}, "train.src has in line 2 1 numbers and in the first 2; give"),
         ("values", {"input/train.src": ["1 256"]}, "train.src has in line 1 numbers from 1 to 256; give integers from"),
         ("values", {"input/train.src": ["1 0.5"]}, "train.src has in line 1 a word that is not a whole number; give"),
@@ -286,12 +314,15 @@ def test_bad_data_are_refused_in_one_sentence(tmp_path, kind, files, said):
         examples(write(tmp_path, files), kind)
 
 
-def test_truncated_arrays_are_refused(tmp_path):
+def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
     write(tmp_path, VALUES)
     path = tmp_path / "train.npy"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="train.npy is damaged or something else; give an array that numpy saved"):
-        examples(tmp_path, "values")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="train.npy is damaged or something else; give an array that numpy saved"):
+            examples(tmp_path, "values")
+        with open(path, "wb") as file:
+            np.savez(file, IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +330,8 @@ def test_truncated_arrays_are_refused(tmp_path):
     [
         ({"max_positions": 3}, "2 of 3 inputs in .*train.input have more than 3 positions; give a larger --max-pos"),
         ({"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
+        ({"values_deviation": math.inf}, "--values-deviation is inf; give a number above 0"),
+        ({"values_mean": math.nan}, "--values-mean is nan; give a number"),
         ({"data": "nowhere"}, "there is no folder nowhere; give one with the files train.input and train.label"),
         ({"data": None}, "there is no data; give a folder with inputs and labels"),
     ],
@@ -316,7 +349,7 @@ def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):
 
 def test_labels_of_a_single_class_are_refused(tmp_path):
     task = task_of(write(tmp_path, {**GOOD, "train.label": ["1"] * 3}), "bytes")
-    with pytest.raises(ValueError, match="has 1 classes of training examples; give at least 2 different labels"):
+    with pytest.raises(ValueError, match="the labels of training examples in .* have 1 different values; give at"):
         task.build_model(SimpleNamespace(max_positions=9))
 
 

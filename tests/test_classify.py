@@ -128,15 +128,11 @@ def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
         ("{data}", ["--subset=other"], b"", "there is no {data}/other.npy; give the name of a split that exists"),
         ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number of at least 1"),
         ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
-        ("-", [], b"1 2\n1 x\n", "in lines 1 to 2: a word is not a number; give numbers, separated by blanks"),
-        (
-            "-",
-            [],
-            b"1 256\n",
-            "in lines 1 to 1: integers must be from 0 to 255; give other numbers with a",
-        ),
-        ("-", [], b"1 2\n\n", "in lines 1 to 2: input 2 is empty; leave it out"),
-        ("-", [], b"1 " * 21, "1 of 1 inputs in the list have more than 20 positions; give a larger --max-positions"),
+        ("-", [], b"1 2\n1 x\n", "in line 2: a word is not a number; give numbers, separated by blanks"),
+        ("-", [], b"1 256\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
+        ("-", [], b"1 0.5\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
+        ("-", [], b"1 2\n\n", "in line 2: input 1 is empty; leave it out"),
+        ("-", [], b"1 " * 21, "in line 1: 1 of 1 inputs in the list have more than 20 positions; the model takes no"),
     ],
 )
 def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, options, typed, said):
@@ -145,6 +141,52 @@ def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, opt
     assert code == 1
     assert said.format(data=trained.data) in err
     assert err.count("\n") == 1
+
+
+def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
+    trained = classifiers("values")
+    good = lines_of(trained).splitlines(keepends=True)[:3]
+    _, expected, _ = classify(trained.last, "-", typed=b"".join(good))
+    code, said, err = classify(trained.last, "-", typed=b"".join([*good, b"\n", *good]))
+    assert (code, said) == (1, expected)
+    assert "in line 4: input 1 is empty" in err
+
+
+def of_type(number_type):
+    def change(content):
+        content["task_state"]["number_type"] = number_type
+        content["cfg"]["task"]["data"] = "moved"
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float32"])
+def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edited, tmp_path, dtype):
+    path = edited(classifiers("values").last, of_type({"float32": "float"}.get(dtype, dtype)))
+    row = 100 * np.arange(-8, 9)
+    np.save(tmp_path / "new.npy", row.astype(dtype)[None])
+    expected = parsed(classify(path, tmp_path, "--subset=new")[1])
+    assert_same(parsed(classify(path, "-", typed=" ".join(map(str, row)).encode())[1]), expected)
+    code, _, said = classify(edited(path, of_type(None)), "-", typed=b"1 2")
+    assert code == 1
+    assert "in line 1: the checkpoint does not say whether it was trained on uint8, int16 or floats; give" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [(b"ae\n", "in line 1: there is no pair; give two inputs with a tab between them"), (b"a\tb\tc\n", "is no pair")],
+)
+def test_typed_pairs_need_two_inputs(classifiers, classify, typed, said):
+    code, _, err = classify(classifiers("bytes").last, "-", typed=typed)
+    assert (code, said in err) == (1, True)
+
+
+def test_a_model_of_pairs_needs_data_with_pairs(classifiers, classify, tmp_path):
+    trained = classifiers("bytes")
+    for name in ("valid.input", "valid.label"):
+        (tmp_path / name).write_bytes((trained.data / name).read_bytes())
+    code, _, err = classify(trained.last, tmp_path, "--subset=valid")
+    assert (code, f"the model classifies pairs, and {tmp_path} has one input for each label; give" in err) == (1, True)
 
 
 def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifiers, classify, edited):

@@ -415,3 +415,14 @@ def test_parts_of_a_file_that_changes_are_made_again(source, run, refuse):
     first.write_bytes(b"another review")
     files, _ = run("text", place)
     assert b"another review" in lines(files["train.input"]) + lines(files["valid.input"])
+
+
+def test_a_file_of_complete_data_that_is_missing_or_has_changed_is_noticed(source, run, refuse, tmp_path):
+    place, path = source("text"), tmp_path / "out/train.input"
+    run("text", place)
+    content = path.read_bytes()
+    for damage in (lambda: path.write_bytes(content[:-1]), path.unlink):
+        damage()
+        refuse("text", place, path, f"is not the file of {len(content):,} bytes that was prepared; remove")
+    path.write_bytes(content)
+    assert "is complete already" in run("text", place)[1]

@@ -55,6 +55,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
     """Tokens, or real numbers for a task without a dictionary; `--arch mega_classifier` builds it."""
 
     STACKS = ("encoder",)
+    has_other_classes = False  # than the checkpoint that a training starts from
 
     def __init__(self, cfg: MegaClassifierConfig, encoder: MegaEncoder):
         super().__init__(encoder)
@@ -93,16 +94,19 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         return importlib.import_module("mega_fairseq.tasks.prediction").Classifier(hub.task, list(hub.models))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Fits a checkpoint to this model; with --finetune-from-model, heads for other classes start anew."""
+        """Fits a checkpoint to this model; in a new training from its weights, heads for other classes start anew."""
         super().upgrade_state_dict_named(state_dict, name)
-        if not option_of_command(self.cfg, "checkpoint.finetune_from_model"):
+        if not self.has_other_classes and not option_of_command(self.cfg, "checkpoint.finetune_from_model"):
             return
         for head, module in self.classification_heads.items():
             prefix = f"classification_heads.{head}."
             own = {f"{prefix}{key}": tensor for key, tensor in module.state_dict().items()}
             stored = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
-            if {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}:
-                logger.warning(f"the head {head!r} starts anew: that of --finetune-from-model has other sizes")
+            sizes = {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}
+            if sizes or self.has_other_classes:
+                logger.warning(
+                    f"the head {head!r} starts anew: the checkpoint has other {'sizes' if sizes else 'classes'}"
+                )
                 for key in stored:
                     del state_dict[key]
                 state_dict.update(own)

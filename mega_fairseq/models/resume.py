@@ -35,6 +35,8 @@ def check_start(model: MegaModel, cfg: FairseqDataclass, task_state: Mapping[str
 
     A broken checkpoint is replaced by the newest complete one.
 
+    The model's `has_other_classes` then says whether that checkpoint is of a classifier with other classes.
+
     The first process decides for all, since each may see a different folder. In all of them torch.load may then read
     the plain containers that fairseq saves, also if the plugin was imported without `--user-dir`.
     """
@@ -46,14 +48,13 @@ def check_start(model: MegaModel, cfg: FairseqDataclass, task_state: Mapping[str
     if options.checkpoint_suffix:  # each process loads a part of a checkpoint
         return
 
-    def decide() -> Optional[str]:
+    def decide() -> Tuple[Optional[str], bool]:
         chosen = _newest_whole(options)
         path, resumed = _to_load(options, chosen)
-        if path is not None and path.is_file():
-            check_same_model(model, cfg, path, resumed, task_state)
-        return chosen
+        exists = path is not None and path.is_file()
+        return chosen, exists and check_same_model(model, cfg, path, resumed, task_state)
 
-    chosen = _decided_by_first_process(decide)
+    chosen, model.has_other_classes = _decided_by_first_process(decide)
     if chosen is not None:
         options.restore_file = chosen
         options.finetune_from_model = None  # only for the first start; fairseq accepts only one of the two

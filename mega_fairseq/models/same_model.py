@@ -23,32 +23,37 @@ logger = logging.getLogger(__name__)
 FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
 # Matter only if they change the shape of a weight.
 LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}
-DATA = [
-    "documents",
-    "tokens_per_sample",
-    "variant_block_multiple_min",
-    "variant_block_multiple_max",
-    "valid_block",
-]  # of the task mega_language_modeling
+# Options of tasks that change the data, and those that change the meaning of inputs.
+DATA = {
+    "mega_language_modeling": [
+        *("documents", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
+    ],
+    "mega_classification": ["shorten_method", "init_token", "input_kind", "values_mean", "values_deviation"],
+}
+MEANING = {"init_token", "input_kind", "values_mean", "values_deviation"}
 
 
 def check_same_model(
     model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool, task_state: Mapping[str, Any]
-) -> None:
+) -> bool:
     """Compare the options of a training, and the state of its task, with those of the checkpoint that it starts from.
 
     A resumed training must have the same model. A new one that starts from the weights of another (`resumed` is false)
-    gets a warning if its model computes a different function of them.
+    gets a warning if its model computes a different function of them. Returns whether it has other classes than them.
     """
     state = _read(path)
     theirs = (state.get("cfg") or {}).get("model")
     if not isinstance(theirs, dict) or MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
-        return  # not a Mega model, which fairseq reports
+        return False  # not a Mega model, which fairseq reports
     kept = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}  # checked by their number
     compared = [name for name in cfg if name not in kept and not FREE.fullmatch(name)]
     changed = _changed(cfg, "model", theirs, compared)
     changes = _listed(cfg, "model", theirs, changed)
-    if resumed and set(changed) - LIMITS:
+    task = (state["cfg"].get("task") or {}) if resumed else {}
+    same_task = task.get("_name") == option_of_command(cfg, "task._name")
+    changed_data = _changed(cfg, "task", task, DATA.get(task.get("_name"), []) if same_task else [])
+    changes = ", ".join(filter(None, [changes, _listed(cfg, "task", task, changed_data)]))
+    if resumed and (set(changed) - LIMITS or MEANING & set(changed_data)):
         raise ValueError(
             f"{path} belongs to another model: {changes}; give the values of the checkpoint to resume its training, or "
             "another --save-dir, with --finetune-from-model to start from its weights"
@@ -62,12 +67,10 @@ def check_same_model(
             )
     if changed and not _fits(model, cfg, state["model"]):
         raise ValueError(f"the weights of {path} do not fit: {changes}; give the values of the checkpoint")
-    task = (state["cfg"].get("task") or {}) if resumed else {}
-    if task.get("_name") == option_of_command(cfg, "task._name") == "mega_language_modeling":
-        changes = ", ".join(filter(None, [changes, _listed(cfg, "task", task, _changed(cfg, "task", task, DATA))]))
     if changes:
         start = "resuming from" if resumed else "starting a new training from"
         logger.warning(f"{start} {path} with other options: {changes}")
+    return stored.get("classes") not in (None, task_state.get("classes"))
 
 
 def _read(path: Path) -> Dict[str, Any]:

@@ -39,9 +39,10 @@ class MegaClassificationConfig(FairseqDataclass):
 
 @register_task("mega_classification", dataclass=MegaClassificationConfig)
 class MegaClassificationTask(FairseqTask):
-    """Checkpoints contain its state: the names of the classes in order, and the tokens of a dictionary made from data.
+    """Checkpoints contain its state: the names of the classes in order, the tokens of a dictionary made from data, and
+    the type of values.
 
-    Labels of other data are matched by name, and another dictionary is refused.
+    Labels of other data are matched by name. Another dictionary, and values of another type, are refused.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class MegaClassificationTask(FairseqTask):
         self.layout = layout or NoData(ValueError("this task was built without data"))
         self.scaling = Scaling(cfg.values_mean, cfg.values_deviation)
         self.longest = cfg.max_positions
+        self.number_type = self.layout.number_type()  # of values, which decides their scale; or that of the first data
+        self.trained = False  # whether it only classifies, so that options of the training cannot change
 
     @classmethod
     def setup_task(
@@ -95,7 +98,8 @@ class MegaClassificationTask(FairseqTask):
         return self.dictionary.symbols[self.dictionary.nspecial :]
 
     def state_dict(self) -> Dict[str, Any]:
-        return {"classes": self.classes, "symbols": self.symbols()}
+        state = {"classes": self.classes, "symbols": self.symbols()}
+        return state if self.number_type is None else {**state, "number_type": self.number_type}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Take the classes of a checkpoint; one that fairseq's own task wrote has none."""
@@ -110,6 +114,17 @@ class MegaClassificationTask(FairseqTask):
                 "the dictionary of the training with --srcdict"
             )
         self.classes = state_dict.get("classes") or self.classes
+        if state_dict.get("number_type"):
+            self._check_type(self.number_type, str(self.cfg.data), state_dict["number_type"])
+
+    def _check_type(self, found: Optional[str], source: str, known: Optional[str]) -> None:
+        """Refuse numbers with another scale than those known before."""
+        if found and known and found != known:
+            raise ValueError(
+                f"{source} has numbers of type {found} and the training {known}, which are scaled in other ways; "
+                f"convert them to {known}"
+            )
+        self.number_type = known or found
 
     # ------------------------------------------------------------------------------------------ model
 
@@ -124,8 +139,8 @@ class MegaClassificationTask(FairseqTask):
             self._check_complete(self.layout)
         if len(self.classes) < 2:
             raise ValueError(
-                f"{self.cfg.data} has {len(self.classes)} classes of training examples; give at least 2 different "
-                "labels, or list them in labels.txt"
+                f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
+                "at least 2, or list all of them in labels.txt"
             )
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, MegaClassifier):
@@ -178,6 +193,7 @@ class MegaClassificationTask(FairseqTask):
             raise ValueError(f"{' and '.join([*counts, *labels])}; give as many of each, in the same order")
         fitted = [Shortened(of, self.longest, self.cfg.init_token) for of in inputs]
         for of in fitted:
+            self._check_type(of.number_type, of.source, self.number_type)
             if of.cut:
                 self._report_cut(of)
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
@@ -185,7 +201,8 @@ class MegaClassificationTask(FairseqTask):
     def _report_cut(self, inputs: Shortened) -> None:
         about = f"{inputs.cut:,} of {len(inputs):,} inputs in {inputs.source} have more than {self.longest:,} positions"
         if self.cfg.shorten_method == "none":
-            raise ValueError(f"{about}; give a larger --max-positions, or --shorten-method truncate to cut them")
+            remedy = "give a larger --max-positions, or --shorten-method truncate to cut them"
+            raise ValueError(f"{about}; {'the model takes no more, so shorten them' if self.trained else remedy}")
         logger.info(f"{about} and are cut to the first {self.longest:,} (--shorten-method truncate)")
 
     def encode(self, given: Any, number: int = 1) -> Tensor:
@@ -199,6 +216,8 @@ class MegaClassificationTask(FairseqTask):
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
         if len(x) == (self.cfg.input_kind != "values"):  # eos
             raise ValueError(f"input {number} is empty; leave it out")
+        if self.cfg.input_kind == "values":
+            self._check_type(self.scaling.number_type(np.asarray(given)), f"input {number}", self.number_type)
         return x
 
     def max_positions(self) -> None:

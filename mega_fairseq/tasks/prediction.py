@@ -29,6 +29,7 @@ class Classifier(nn.Module):
         self.task = task if isinstance(task, MegaClassificationTask) else _in_place_of(task)
         self.models = nn.ModuleList(models).eval()
         self.task.longest = min(model.cfg.max_positions for model in models)
+        self.task.trained = True
 
     @property
     def labels(self) -> List[str]:
@@ -41,9 +42,13 @@ class Classifier(nn.Module):
         """
         found = torch.zeros(len(inputs), len(self.labels))
         if len(inputs):
-            for rows, probabilities in self.probabilities(self.task.examples(self._towers(inputs)), batch_size):
+            for rows, probabilities in self.probabilities(self.examples(inputs), batch_size):
                 found[rows] = probabilities
         return [self.prediction(row) for row in found]
+
+    def examples(self, inputs: Sequence[Any]) -> ExampleDataset:
+        """Inputs as `predict` takes them, if the model can classify them."""
+        return self.task.examples(self._towers(inputs))
 
     def prediction(self, probabilities: Tensor) -> Prediction:
         """(classes,) -> the prediction."""

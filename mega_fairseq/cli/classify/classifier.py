@@ -44,13 +44,15 @@ def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassifica
     return task
 
 
-def _state(stored: Mapping[str, Any]) -> Mapping[str, Optional[List[str]]]:
-    """The names of classes and tokens, if they are that."""
+def _state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The names of classes and tokens, and the type of values, if they are that."""
 
     def words(found: Any) -> Optional[List[str]]:
         return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
-    return {name: words(stored.get(name)) for name in ("classes", "symbols")}
+    number_type = stored.get("number_type")
+    known = number_type if number_type in ("uint8", "int16", "float") else None
+    return {**{name: words(stored.get(name)) for name in ("classes", "symbols")}, "number_type": known}
 
 
 def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:

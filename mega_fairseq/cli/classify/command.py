@@ -4,7 +4,7 @@ import argparse
 import sys
 from functools import partial
 from itertools import islice
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import numpy as np
 import torch
@@ -54,6 +54,12 @@ def run(arguments: argparse.Namespace) -> None:
 def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     """A split with its labels, if it has any."""
     task, layout = classifier.task, classifier.task.layout
+    needs_pairs = classifier.models[0].cfg.pairs
+    if layout.pairs() != needs_pairs:
+        known, found = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
+        raise UserError(
+            f"the model classifies {known}, and {task.cfg.data} has {found} for each label; give other data"
+        )
     try:
         numbers = None
         if layout.labels_file(split).exists():
@@ -78,35 +84,54 @@ def shown(prediction: Prediction) -> str:
 
 
 def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size: int) -> Iterator[str]:
-    """A result for each line, several lines at a time; both inputs of a pair are separated by a tab."""
-    number = 0
-    for batch in iter(lambda: list(islice(lines, batch_size)), []):
-        try:
-            inputs = [_parsed(classifier, line.rstrip(b"\r\n")) for line in batch]
-            predictions = classifier.predict(inputs, batch_size)
-        except (UnicodeDecodeError, ValueError) as error:
-            raise UserError(f"in lines {number + 1} to {number + len(batch)}: {error}") from None
-        number += len(batch)
-        yield from map(shown, predictions)
+    """A result for each line, several lines at a time; those before a line with an error have results too."""
+    numbered = enumerate(lines, 1)
+    for batch in iter(lambda: list(islice(numbered, batch_size)), []):
+        inputs, refused = [], None
+        for number, line in batch:
+            try:
+                inputs.append(_parsed(classifier, line.rstrip(b"\r\n")))
+                classifier.examples(inputs[-1:])
+            except ValueError as error:
+                refused = f"in line {number}: {error}"
+                break
+        yield from map(shown, classifier.predict(inputs[: len(inputs) - bool(refused)], batch_size))
+        if refused:
+            raise UserError(refused)
 
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:
-    kind = str(classifier.task.cfg.input_kind)
-    one = {"bytes": bytes, "tokens": bytes.decode, "values": _numbers}[kind]
+    """The input of a line, or both inputs of a pair, which a tab separates."""
+    one = {"bytes": bytes, "tokens": _text, "values": partial(_numbers, classifier.task.number_type)}
+    parse = one[str(classifier.task.cfg.input_kind)]
     if not classifier.models[0].cfg.pairs:
-        return one(line)
-    return tuple(map(one, line.split(b"\t")))
+        return parse(line)
+    parts = line.split(b"\t")
+    if len(parts) != 2:
+        raise ValueError("there is no pair; give two inputs with a tab between them")
+    return tuple(map(parse, parts))
 
 
-def _numbers(line: bytes) -> np.ndarray:
-    """Integers from 0 to 255, or any numbers if one of them has a point."""
-    words = line.split()
+def _text(line: bytes) -> str:
     try:
-        values = np.array(words, dtype=np.float64)
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("this is not UTF-8 text; convert it") from None
+
+
+def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:
+    """Numbers of the type of the training."""
+    if number_type is None:
+        raise ValueError(
+            "the checkpoint does not say whether it was trained on uint8, int16 or floats; give a folder in place of -"
+        )
+    try:
+        values = np.array(line.split(), dtype=np.float64)
     except ValueError:
         raise ValueError("a word is not a number; give numbers, separated by blanks") from None
-    if b"." in line or b"e" in line.lower():
+    if number_type == "float" or not values.size:
         return values
-    if values.size and (values.min() < 0 or values.max() > 255):
-        raise ValueError("integers must be from 0 to 255; give other numbers with a decimal point")
-    return values.astype(np.uint8)
+    limits = np.iinfo(number_type)
+    if (values != values.round()).any() or values.min() < limits.min or values.max() > limits.max:
+        raise ValueError(f"numbers must be integers from {limits.min:,} to {limits.max:,}, as in the training")
+    return values.astype(number_type)

@@ -36,13 +36,22 @@ class Folder:
         self.path, self.settings = path, settings
         self.parts: List[str] = []  # paths
         found = self._read()
-        self.complete = found.pop("complete", False)
+        self.complete, written = found.pop("complete", False), found.pop("bytes", {})
         if found and found != settings:
             raise UserError(
                 f"{path} contains data of other settings ({_listing(found)}); give another folder, or remove this one"
             )
-        if self.complete:  # a process may have been killed before it removed them
-            shutil.rmtree(self._place("parts"), ignore_errors=True)
+        if self.complete:
+            self._check_files(written)
+            shutil.rmtree(self._place("parts"), ignore_errors=True)  # if a process was killed before it did this
+
+    def _check_files(self, written: Dict[str, int]) -> None:
+        for name, size in written.items():
+            place = self._place(name)
+            if not os.path.exists(place) or os.path.getsize(place) != size:
+                raise UserError(
+                    f"{place} is not the file of {size:,} bytes that was prepared; remove {self.path} and start again"
+                )
 
     def _read(self) -> Dict[str, Any]:
         if os.path.exists(self.path) and not os.path.isdir(self.path):
@@ -58,8 +67,9 @@ class Folder:
     def _place(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def _save(self, complete: bool) -> None:
-        write_json(self._place("prepare"), {**self.settings, "complete": complete})
+    def _save(self, complete: bool, files: Iterable[str] = ()) -> None:
+        written = {name: os.path.getsize(self._place(name)) for name in files}
+        write_json(self._place("prepare"), {**self.settings, "complete": complete, "bytes": written})
 
     def temporary(self, name: str, item: Any) -> str:
         """The path of a file that depends on this item and is removed when the data are complete."""
@@ -108,7 +118,7 @@ class Folder:
                 os.remove(self._place(name))
         for name, content in files.items():
             write(self._place(name), content)
-        self._save(complete=True)
+        self._save(complete=True, files=files)
         shutil.rmtree(self._place("parts"), ignore_errors=True)
         print(f"wrote {', '.join(f'{split} ({size:,})' for split, size in sizes.items())} to {self.path}")
 

@@ -1,5 +1,6 @@
 """The inputs of classification examples: tokens, bytes or real numbers, in memory-mapped files where possible."""
 
+import math
 import os
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
@@ -17,6 +18,8 @@ BLOCK = 2**24  # numbers checked at a time
 
 class Inputs(Sequence[Tensor]):
     """One-dimensional inputs, each a tensor, with their lengths. `source` is what an error names."""
+
+    number_type: Optional[str] = None  # of values, as in Scaling
 
     def __init__(self, source: str, sizes: np.ndarray):
         self.source, self.sizes = source, sizes
@@ -72,8 +75,10 @@ class ByteLines(Inputs):
         if not os.path.getsize(path):
             raise ValueError(f"{path} is empty; give one input in each line")
         self.content, self.dictionary = np.memmap(path, np.uint8, "r"), dictionary
-        self.ends = _line_ends(self.content)
-        self.starts = np.append(0, self.ends[:-1] + 1)
+        ends = _line_ends(self.content)
+        self.starts = np.append(0, ends[:-1] + 1)
+        returns = (self.content[np.maximum(ends - 1, 0)] == ord("\r")) & (ends > self.starts)
+        self.ends = ends - returns  # lines may end as on Windows
         super().__init__(str(path), self.ends - self.starts + 1)
         _refuse_empty(self.source, self.sizes - 1)
 
@@ -102,13 +107,20 @@ class Scaling:
     SCALES: Dict[str, float] = {"uint8": 255.0, "int16": 32768.0, "float16": 1.0, "float32": 1.0, "float64": 1.0}
 
     def __init__(self, mean: float, deviation: float):
-        if not deviation > 0:
+        if not 0 < deviation < math.inf:
             raise ValueError(f"--values-deviation is {deviation}; give a number above 0")
+        if not math.isfinite(mean):
+            raise ValueError(f"--values-mean is {mean}; give a number")
         self.mean, self.deviation = mean, deviation
+
+    @staticmethod
+    def number_type(numbers: np.ndarray) -> str:
+        """uint8, int16 or float: numbers of the same type have the same scale."""
+        return "float" if numbers.dtype.kind == "f" else numbers.dtype.name
 
     def checked(self, numbers: np.ndarray, source: str) -> Tensor:
         """One input (L,), if it can be scaled."""
-        if numbers.ndim != 1 or numbers.dtype.name not in self.SCALES or not np.isfinite(numbers).all():
+        if numbers.ndim != 1 or numbers.dtype.name not in self.SCALES or not _finite(numbers).all():
             raise ValueError(
                 f"{source} has the shape {numbers.shape} and type {numbers.dtype}; give one row of finite numbers of "
                 f"type {', '.join(self.SCALES)}"
@@ -118,6 +130,11 @@ class Scaling:
     def __call__(self, numbers: np.ndarray) -> Tensor:
         x = torch.from_numpy(numbers.astype(np.float32)) / self.SCALES[numbers.dtype.name]
         return (x - self.mean) / self.deviation
+
+
+def _finite(numbers: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.isfinite(numbers.astype(np.float32))
 
 
 class Numbers(Inputs):
@@ -131,7 +148,7 @@ class Numbers(Inputs):
         if numbers.dtype.kind == "f":
             _refuse_nan(path, numbers)
         super().__init__(str(path), np.full(len(numbers), numbers.shape[1]))
-        self.numbers, self.scaling = numbers, scaling
+        self.numbers, self.scaling, self.number_type = numbers, scaling, scaling.number_type(numbers)
 
     def __getitem__(self, index: int) -> Tensor:
         return self.scaling(self.numbers[index])
@@ -140,7 +157,7 @@ class Numbers(Inputs):
 def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
     rows = max(1, BLOCK // numbers.shape[1])
     for start in tqdm(range(0, len(numbers), rows), desc=f"check {path.name}", disable=None, leave=False):
-        finite = np.isfinite(numbers[start : start + rows]).all(1)
+        finite = _finite(numbers[start : start + rows]).all(1)
         if not finite.all():
             number = start + int(np.argmin(finite)) + 1
             raise ValueError(f"{path} has NaN or an infinite number in example {number}; correct or remove it")
@@ -149,9 +166,12 @@ def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
 def array(path: Path) -> np.ndarray:
     """The content of a .npy file, memory-mapped."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (EOFError, OSError, ValueError):
-        raise ValueError(f"{path} is damaged or something else; give an array that numpy saved") from None
+        found = None
+    if not isinstance(found, np.ndarray):  # or an archive of arrays
+        raise ValueError(f"{path} is damaged or something else; give an array that numpy saved")
+    return found
 
 
 def released_speech(path: Path) -> np.ndarray:

@@ -16,7 +16,7 @@ def read_labels(path: Path) -> List[str]:
     """The labels in a text file, one in a line."""
     labels = _lines(path)
     for number, label in enumerate(labels, 1):
-        if len(label.split()) != 1:
+        if len(label.split()) != 1 or not label.strip().isprintable():
             raise ValueError(f"{path} has {label!r} in line {number}; give one label, a single word, in each line")
     return [label.strip() for label in labels]
 
@@ -74,8 +74,9 @@ def _some(names: Sequence[str], most: int = 12) -> str:
 
 def _lines(path: Path) -> List[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no {path}; give a folder with one label in a line in this file") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text; give one label in a line") from None
+    return lines[:-1] if lines[-1] == "" else lines

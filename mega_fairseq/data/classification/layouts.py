@@ -47,6 +47,10 @@ class Layout:
     def pairs(self) -> bool:
         return False
 
+    def number_type(self) -> Optional[str]:
+        """The type of the values of the training split, as in Scaling, if it is known without reading them."""
+        return None
+
 
 class Binarised(Layout):
     """What fairseq-preprocess writes, for the task `sentence_prediction`."""
@@ -110,8 +114,15 @@ class Lines(Layout):
         return inputs.byte_dictionary()
 
     def inputs(self, split: str) -> List[Inputs]:
-        names = ("input", "input1")[: 1 + self.pairs()]
-        return [inputs.ByteLines(_existing(self.folder / f"{split}.{name}"), self.dictionary()) for name in names]
+        paths = [_existing(self.folder / f"{split}.input")]
+        if self.pairs():
+            paths.append(self.folder / f"{split}.input1")
+            if not paths[1].exists():
+                raise FileNotFoundError(
+                    f"there is no {paths[1]}, and other splits have a second input for each label; give it, or remove "
+                    "the .input1 of all splits"
+                )
+        return [inputs.ByteLines(path, self.dictionary()) for path in paths]
 
     def pairs(self) -> bool:
         return any(self.folder.glob("*.input1"))
@@ -141,6 +152,10 @@ class Arrays(Values):
     def fits(cls, folder: Path) -> bool:
         return any(folder.glob("*.npy"))
 
+    def number_type(self) -> Optional[str]:
+        path = self.inputs_file("train")
+        return self.scaling.number_type(inputs.array(path)) if path.exists() else None
+
     def inputs_file(self, split: str) -> Path:
         return self.folder / f"{split}.npy"
 
@@ -154,6 +169,9 @@ class ReleasedImages(Values):
     @classmethod
     def fits(cls, folder: Path) -> bool:
         return any(folder.glob("input/*.src"))
+
+    def number_type(self) -> Optional[str]:
+        return "uint8"
 
     def inputs_file(self, split: str) -> Path:
         return self.folder / "input" / f"{split}.src"
