@@ -65,6 +65,7 @@ RANGES = {
         "tokens_per_sample": whole(0, 10**9),  # 0 means the model's chunk
         "variant_block_multiple_min": ([0, -1, 2, 10**30], [1]),  # at most the maximum
         "variant_block_multiple_max": whole(1, 10**9),
+        "sequence_parallel_size": ([0, -1], [1, 2]),  # at most the number of processes
     },
     MegaLMCrossEntropyConfig: {},
 }

@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
@@ -97,6 +98,7 @@ class Folder:
                 for _ in each(partial(_write_part, make), missing):
                     bar.update(size)
         except BrokenProcessPool:
+            time.sleep(0.5)  # Ctrl-C ends workers too, and may reach this process after them
             raise UserError(
                 "a worker was killed, perhaps for lack of memory; the same command with fewer --workers continues"
             ) from None
