@@ -23,14 +23,14 @@ help: ## show this list
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) ## run all tests: 13 minutes on two cores
+test: $(READY) ## run all tests: 45 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(READY) ## run the tests that start no training, with fewer examples of each property: 2 minutes on two cores
+test-fast: $(READY) ## run the tests that start no training, with fewer examples of each property: 5 minutes on two cores
 	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
-coverage: $(READY) ## run all tests and require 95% of the branches in ops and modules: 20 minutes on two cores
+coverage: $(READY) ## run all tests and require 95% of the branches in ops and modules: an hour on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
