@@ -159,7 +159,7 @@ def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
 
 
 def search(device: torch.device, quick: bool) -> Iterator[Finding]:
-    """Scores of beam search, step by step with caches."""
+    """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
     model = _translation().eval()
     truth, found = (_best_scores(deepcopy(model).to(place), place) for place in (torch.device("cpu"), device))

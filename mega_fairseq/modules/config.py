@@ -91,7 +91,9 @@ class ModuleConfig:
 
     def is_unused(self, name: str) -> bool:
         """Whether a field has no effect beside the values of other fields."""
-        other, values = self.ONLY_WITH.get(name, (name, (getattr(self, name),)))
+        if name not in self.ONLY_WITH:
+            return False
+        other, values = self.ONLY_WITH[name]
         return getattr(self, other) not in values
 
     def _check_default(self, name: str, other: str, values: Sequence[str]) -> None:

@@ -191,9 +191,10 @@ class MegaClassificationTask(FairseqTask):
         if classes is not None and len(classes) != len(inputs[0]) or len(inputs[0]) != len(inputs[-1]):
             labels = [] if classes is None else [f"there are {len(classes):,} labels"]
             raise ValueError(f"{' and '.join([*counts, *labels])}; give as many of each, in the same order")
+        for of in inputs:
+            self._check_type(of.number_type, of.source, self.number_type)
         fitted = [Shortened(of, self.longest, self.cfg.init_token) for of in inputs]
         for of in fitted:
-            self._check_type(of.number_type, of.source, self.number_type)
             if of.cut:
                 self._report_cut(of)
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)

@@ -9,6 +9,7 @@ from fairseq.models import MODEL_REGISTRY
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.data.classification.inputs import Scaling
 from mega_fairseq.models import MegaClassifier
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier
@@ -51,7 +52,7 @@ def _state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
         return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
     number_type = stored.get("number_type")
-    known = number_type if number_type in ("uint8", "int16", "float") else None
+    known = number_type if number_type in Scaling.NUMBER_TYPES else None
     return {**{name: words(stored.get(name)) for name in ("classes", "symbols")}, "number_type": known}
 
 

@@ -18,7 +18,6 @@ class Shortened(Inputs):
         whole = inputs.sizes + (first is not None)
         super().__init__(inputs.source, np.minimum(whole, longest))
         self.inputs, self.first, self.cut = inputs, first, int((whole > longest).sum())
-        self.number_type = inputs.number_type
 
     def __getitem__(self, index: int) -> Tensor:
         x = self.inputs[index]

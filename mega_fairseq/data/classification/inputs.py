@@ -105,6 +105,7 @@ class Scaling:
     """Numbers of a file -> (x - mean) / deviation; x is in [0, 1] for bytes and in [-1, 1) for 16-bit integers."""
 
     SCALES: Dict[str, float] = {"uint8": 255.0, "int16": 32768.0, "float16": 1.0, "float32": 1.0, "float64": 1.0}
+    NUMBER_TYPES = ("uint8", "int16", "float")  # numbers of the same type have the same scale
 
     def __init__(self, mean: float, deviation: float):
         if not 0 < deviation < math.inf:
@@ -115,7 +116,7 @@ class Scaling:
 
     @staticmethod
     def number_type(numbers: np.ndarray) -> str:
-        """uint8, int16 or float: numbers of the same type have the same scale."""
+        """One of NUMBER_TYPES."""
         return "float" if numbers.dtype.kind == "f" else numbers.dtype.name
 
     def checked(self, numbers: np.ndarray, source: str) -> Tensor:
