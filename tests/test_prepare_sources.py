@@ -255,6 +255,16 @@ def test_a_truncated_archive_is_refused_and_a_whole_one_continues(source, run, r
     assert len(lines(run("text", path)[0]["test.input"])) == 60
 
 
+def test_after_a_wrong_archive_another_one_is_read_into_the_same_folder(source, run, refuse, tmp_path):
+    place = source("text")
+    wrong = published.archive(place, "something_else").rename(tmp_path / "wrong.tar.gz")
+    refuse("text", wrong, "has 0 reviews in train/neg instead of 30")
+    right = published.archive(place, "aclImdb")
+    files, _ = run("text", right)
+    assert len(lines(files["test.input"])) == 60
+    refuse("text", place, "other settings", right)
+
+
 # -------------------------------------------------------------------------------------------- refusals
 
 

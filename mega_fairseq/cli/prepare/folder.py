@@ -28,10 +28,11 @@ from mega_fairseq.cli.output import write, write_json
 
 SPLITS = ("train", "valid", "test")
 UNFINISHED = re.compile(r"\w+\.\w+\.\d+\.tmp")  # files of a process that was killed
+PART = re.compile(r"\d{6}-[0-9a-f]{16}")
 
 
 class Folder:
-    """The folder `path` for data with these settings: new, empty, or with the same settings."""
+    """The folder `path` for data with these settings: new, without any data, or with data of the same settings."""
 
     def __init__(self, path: str, settings: Dict[str, Any]):
         self.path, self.settings = path, settings
@@ -39,12 +40,19 @@ class Folder:
         found = self._read()
         self.complete, written = found.pop("complete", False), found.pop("bytes", {})
         if found and found != settings:
-            raise UserError(
-                f"{path} contains data of other settings ({_listing(found)}); give another folder, or remove this one"
-            )
+            if self.complete or self._has_parts():
+                other = _listing(found)
+                raise UserError(
+                    f"{path} contains data of other settings ({other}); give another folder, or remove this one"
+                )
+            shutil.rmtree(self._place("parts"), ignore_errors=True)  # the source of those settings was wrong
         if self.complete:
             self._check_files(written)
             shutil.rmtree(self._place("parts"), ignore_errors=True)  # if a process was killed before it did this
+
+    def _has_parts(self) -> bool:
+        parts = self._place("parts")
+        return os.path.isdir(parts) and any(map(PART.fullmatch, os.listdir(parts)))
 
     def _check_files(self, written: Dict[str, int]) -> None:
         for name, size in written.items():
