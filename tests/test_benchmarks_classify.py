@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import classify, quality_classify, tables
+from benchmarks import classify, quality_classify, tables, tables_cells, tables_performance, tables_results
 from tests.commands import ROOT, fresh
 
 
@@ -27,11 +27,11 @@ def test_the_benchmark_of_long_inputs_fills_all_tables(tmp_path, monkeypatch):
         (row,) = numbers[table]
         assert set(row[value]) == {"torch", "mega_chunk"}
         assert numbers["limit"]["mib"]["training"] > 100
-    monkeypatch.setattr(tables, "DOCS", tmp_path)
+    monkeypatch.setattr(tables_cells, "DOCS", tmp_path)
     for table in ("training", "inference", "memory"):
-        *_, row = tables.markdown(tables.TABLES[f"classify_{table}"]()).splitlines()
+        *_, row = tables.markdown(getattr(tables_performance, f"classify_{table}")()).splitlines()
         assert re.fullmatch(r"\| 256 values \| [\d,]+ \|  \|  \| [\d,]+ \([\d.]+x\) \|", row)
-    assert "| 8 inputs of 256 values | peak memory" in tables.markdown(tables.classify_limit())
+    assert "| 8 inputs of 256 values | peak memory" in tables.markdown(tables_performance.classify_limit())
 
 
 def test_the_transformer_drops_attention_weights_only_where_its_name_says_so():
@@ -108,12 +108,12 @@ def test_the_quality_benchmark_of_classifiers_trains_tests_collects_and_draws(da
     assert abs(local / roberta - 1) < 0.02
     run("quality_classify.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
-    monkeypatch.setattr(tables, "DOCS", tmp_path)
-    header, _, transformer, roberta, _ = tables.markdown(tables.classifiers()).splitlines()
+    monkeypatch.setattr(tables_cells, "DOCS", tmp_path)
+    header, _, transformer, roberta, _ = tables.markdown(tables_results.classifiers()).splitlines()
     assert header == "| accuracy on test, percent | fashion | addresses |"
     assert re.fullmatch(r"\| fairseq's Transformer \| [\d.]+ \|  \|", transformer)
     assert re.fullmatch(r"\| fairseq `roberta` \|  \| [\d.]+ \|", roberta)
-    assert re.search(r"\| 4e-3 [\d.]+ \|", tables.markdown(tables.classifiers_rates()))
+    assert re.search(r"\| 4e-3 [\d.]+ \|", tables.markdown(tables_results.classifiers_rates()))
 
 
 @pytest.mark.slow
@@ -160,5 +160,5 @@ def test_the_benchmark_of_classifiers_times_the_models_that_are_compared(tmp_pat
     found = json.loads((tmp_path / "classify.json").read_text())["models"]
     assert list(found["pairs"]) == ["aft-local"]  # roberta takes no pairs
     assert all(value > 0 for value in found["pairs"]["aft-local"].values())
-    monkeypatch.setattr(tables, "DOCS", tmp_path)
-    assert "| AFT-local | " in tables.markdown(tables.classifiers_cost())
+    monkeypatch.setattr(tables_cells, "DOCS", tmp_path)
+    assert "| AFT-local | " in tables.markdown(tables_results.classifiers_cost())

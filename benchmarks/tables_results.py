@@ -1,0 +1,158 @@
+"""The tables of docs/results.md."""
+
+import re
+from typing import Any, Callable, Dict, List, Tuple
+
+from benchmarks import quality_classify, quality_lm
+from benchmarks.tables_cells import Rows, numbers
+
+
+def translation() -> Rows:
+    names = {"transformer": "fairseq `transformer`", "mega-scaled": "Mega, `--init scaled`"}
+    names["mega"] = "Mega, released initialisation"
+    yield "model", "seed", "validation, bits per piece", "sacreBLEU", "chrF2"
+    for model, label in names.items():
+        for run, found in sorted(numbers("quality").items()):
+            name, _, seed = run.rpartition("-")
+            if name == model:
+                yield label, seed, f"{found['valid_bits_per_token'][-1][1]:.3f}", *bleu_and_chrf(run)
+
+
+def bleu_and_chrf(run: str) -> List[str]:
+    return [re.search(r" = ([\d.]+)", score).group(1) for score in numbers("quality")[run]["scores"]]
+
+
+RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.1137", "2.0905", "2.0788", "2.0746", "")
+
+
+def bytes_mega() -> Rows:
+    """With a row for the released code, which was measured elsewhere."""
+    chunks = (64, 128, 256, 512, 1024, 2048)
+    yield ("learning rate", "seed", "valid, chunk 256", *(f"test, chunk {chunk:,}" for chunk in chunks))
+    yield RELEASED_RUN
+    yield from _bytes("mega", "valid", "chunk 256", [f"chunk {chunk}" for chunk in chunks])
+
+
+def bytes_transformer() -> Rows:
+    windows = (0, 256, 384)
+    yield ("learning rate", "seed", "valid, 384", *(f"test, {window}" for window in windows))
+    yield from _bytes("transformer", "valid", "window 384", [f"window {window}" for window in windows])
+
+
+def _bytes(model: str, *first: str) -> Rows:
+    subset, setting, settings = first
+    for run, found in sorted(numbers("quality_lm").items(), key=lambda run: _rate_and_seed(run[0])):
+        if re.match(rf"{model}-\d", run):
+            rate, seed = run[len(model) + 1 :].rsplit("-", 1)
+            bits = found["bits_per_byte"]
+            cells = [bits[subset][setting], *(bits["test"][name] for name in settings)]
+            yield rate, seed, *(f"{value:.4f}" for value in cells)
+
+
+def bytes_mixers() -> Rows:
+    """All token mixers: valid at each learning rate, test with each seed at the best one."""
+    found, cost = numbers("quality_lm"), numbers("mixers")["models"]["models"]
+    columns = ("valid, by learning rate", "test, by seed", "training, tokens/s", "evaluation, tokens/s")
+    yield ("model", "parameters", *columns, "peak memory of training")
+    runs = quality_lm.by_model(found)
+    for model in quality_lm.LABELS:
+        rates = runs.get(model, {})
+        if not rates:
+            continue
+        best, *_ = rates.values()
+        valid = (f"{rate} {_first(found[names[0]], 'valid'):.4f}" for rate, names in sorted(rates.items(), key=_rate))
+        speeds = (f"{cost[model][part]['tokens_per_second']:,.0f}" for part in ("training", "evaluation"))
+        yield (
+            *(quality_lm.LABELS[model], f"{found[best[0]]['parameters']:,}", "; ".join(valid)),
+            "; ".join(f"{_first(found[name], 'test'):.4f}" for name in best),
+            *(*speeds, f"{cost[model]['training']['mib']:,.0f} MiB"),
+        )
+
+
+def _rate(item: Tuple[str, Any]) -> float:
+    return float(item[0])
+
+
+def _first(run: Dict, subset: str) -> float:
+    """The score in the setting of training, which is the only one on valid."""
+    (setting,) = run["bits_per_byte"]["valid"]
+    return run["bits_per_byte"][subset][setting]
+
+
+def _rate_and_seed(run: str) -> List[float]:
+    *_, rate, power, seed = re.split("-|e-", run)
+    return [float(f"{rate}e-{power}"), int(seed)]
+
+
+def _sweeps(corpus: str, x: str, kept: Callable[[List[Dict]], Dict[str, int]]) -> Rows:
+    header = None
+    for bias in ("rotary", "rope", "alibi", "simple"):
+        points = numbers(f"sweeps/{corpus}-{bias}")["points"]
+        wanted = kept(points)
+        points = sorted((p for p in points if wanted.items() <= p.items()), key=lambda point: point[x])
+        if header is None:
+            header = (f"test {x} of", *(f"{point[x]:,}" for point in points))
+            yield header
+        yield (f"`{bias}`", *(f"{p['bits']:.4f}" if p["bits"] else "refused" for p in points))
+
+
+def _longest(points: List[Dict]) -> Dict[str, int]:
+    return {"context": max(point["context"] for point in points)}
+
+
+def wikipedia_chunks() -> Rows:
+    return _sweeps("wikipedia", "chunk", _longest)
+
+
+def wikipedia_contexts() -> Rows:
+    return _sweeps("wikipedia", "context", lambda points: {"chunk": 256})
+
+
+def addresses_chunks() -> Rows:
+    return _sweeps("addresses", "chunk", _longest)
+
+
+def addresses_contexts() -> Rows:
+    return _sweeps("addresses", "context", lambda points: {"chunk": 256})
+
+
+# ------------------------------------------------------------------------------------------- classifiers
+
+
+def classifiers() -> Rows:
+    """Accuracy on test at the learning rate that is best on valid, by seed."""
+
+    def cell(rates: Dict[str, List[str]], found: Dict) -> str:
+        best, *_ = rates.values()
+        return "; ".join(f"{found[name]['test_accuracy']:.1f}" for name in best)
+
+    return _by_task("accuracy on test, percent", cell)
+
+
+def classifiers_rates() -> Rows:
+    """Accuracy on valid of the first seed, by learning rate."""
+
+    def cell(rates: Dict[str, List[str]], found: Dict) -> str:
+        ordered = sorted(rates.items(), key=_rate)
+        return "; ".join(f"{rate} {found[names[0]]['best_valid']:.1f}" for rate, names in ordered)
+
+    return _by_task("accuracy on valid, percent", cell)
+
+
+def _by_task(title: str, cell: Callable[[Dict[str, List[str]], Dict], str]) -> Rows:
+    found = numbers("quality_classify")
+    runs = quality_classify.by_model(found)
+    tasks = [task for task in quality_classify.TASKS if task in runs]
+    yield (title, *tasks)
+    for model, label in quality_classify.LABELS.items():
+        if any(model in runs[task] for task in tasks):
+            yield (label, *(cell(runs[task][model], found) if model in runs[task] else "" for task in tasks))
+
+
+def classifiers_cost() -> Rows:
+    found = numbers("classify")["models"]
+    yield ("training examples per second, peak MiB", *found)
+    for model, label in quality_classify.LABELS.items():
+        costs = [of.get(model) for of in found.values()]
+        if any(costs):
+            yield (label, *(f"{of['examples_per_second']:.1f}, {of['mib']:,.0f}" if of else "" for of in costs))
