@@ -36,6 +36,7 @@ MEGA = ["--arch", "mega_transformer", *both_sides(embed_dim=128, hidden_dim=256,
 MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is chosen to have 2,017,760
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega-scaled-bf16": [*MEGA, "--init", "scaled", "--bf16"],
     "transformer": ["--arch", "transformer_iwslt_de_en"]
     + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=3),
 }
@@ -86,7 +87,7 @@ def collect(out: Path, target: Path) -> None:
 
 def plot(source: Path) -> None:
     """Validation loss against updates: one line per run, one colour per model."""
-    colours = dict(zip(MODELS, ("tab:orange", "tab:red", "tab:blue")))
+    colours = dict(zip(MODELS, ("tab:orange", "tab:red", "tab:purple", "tab:blue")))
 
     def style(name: str) -> Dict[str, str]:
         model, seed = name.rsplit("-", 1)

@@ -9,6 +9,7 @@ from benchmarks.tables_cells import Rows, numbers
 
 def translation() -> Rows:
     names = {"transformer": "fairseq `transformer`", "mega-scaled": "Mega, `--init scaled`"}
+    names["mega-scaled-bf16"] = "Mega, `--init scaled`, bf16"
     names["mega"] = "Mega, released initialisation"
     yield "model", "seed", "validation, bits per piece", "sacreBLEU", "chrF2"
     for model, label in names.items():
