@@ -2,6 +2,9 @@
 
 import functools
 import json
+import subprocess
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 
 from mega_fairseq.cli.main import main
 from tests import classifiers as classifiers_of
-from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, preprocess_pairs
+from tests.commands import MEGA, ON_CPUS, PLUGIN, TRAINING, fairseq, preprocess_pairs
 from tests.released import converter
 from tests.sweeps import make_models
 
@@ -83,6 +86,24 @@ def edited(tmp_path):
         return tmp_path / "edited.pt"
 
     return make
+
+
+@pytest.fixture
+def torchrun():
+    """Starts two processes by the documented command, with their output in the file `output`."""
+    scripts, started = Path(sysconfig.get_path("scripts")), []
+    environment = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
+
+    def begin(output, launch, *words):
+        command = [scripts / "torchrun", *launch, "--no-python", scripts / "fairseq-train", *words, *ON_CPUS]
+        with open(output, "w") as said:
+            started.append(subprocess.Popen([*map(str, command), *environment], stdout=said, stderr=said))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.fixture

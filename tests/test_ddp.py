@@ -4,8 +4,6 @@ import functools
 import os
 import re
 import signal
-import subprocess
-import sysconfig
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +24,6 @@ from tests.commands import (
     LM_TRAINING,
     MEGA,
     MEGA_LM,
-    ON_CPUS,
     PLUGIN,
     TRAINING,
     fairseq,
@@ -264,27 +261,6 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
 
 
 # ------------------------------------------------------------------------------------------------ torchrun
-
-
-SCRIPTS = Path(sysconfig.get_path("scripts"))
-FROM_TORCHRUN = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
-
-
-@pytest.fixture
-def torchrun():
-    """Starts the documented command with its output in the file `output`."""
-    started = []
-
-    def begin(output, launch, *words):
-        command = [SCRIPTS / "torchrun", *launch, "--no-python", SCRIPTS / "fairseq-train", *words, *ON_CPUS]
-        with open(output, "w") as said:
-            started.append(subprocess.Popen([*map(str, command), *FROM_TORCHRUN], stdout=said, stderr=said))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.terminate()
-        process.wait(60)
 
 
 def test_torchrun_trains_with_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path):

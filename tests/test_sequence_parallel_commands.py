@@ -22,6 +22,7 @@ from tests.commands import (
     as_words,
     failure,
     fairseq,
+    free_port,
     preprocess_text,
     start_processes,
     succeed,
@@ -96,6 +97,14 @@ def test_shared_segments_train_like_one_process_with_whole_segments(run, process
     if groups > 1:
         tokens = [course(folder)[number].train["wpb"] for number in range(1, EPOCH + 1)]
         assert tokens[-1] <= TOKENS < min(tokens[:-1])  # a group had no batch
+
+
+def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_path):
+    where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    words = [text, *WORDS, *shared(2), "--max-update=3", "--save-dir", tmp_path / "run"]
+    nodes = [torchrun(tmp_path / f"node{rank}", [*where, f"--node_rank={rank}"], *words) for rank in (0, 1)]
+    assert [node.wait(LIMIT) for node in nodes] == [0, 0], (tmp_path / "node0").read_text()
+    assert_same(tmp_path / "run", run(2, 2), [1, 2, 3])
 
 
 def test_training_resumes_within_an_epoch(text, run, tmp_path):
