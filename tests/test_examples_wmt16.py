@@ -161,7 +161,7 @@ def test_each_script_reports_the_script_to_run_first(bible):
 
 def test_an_unknown_value_is_refused_with_the_allowed_ones(bible, prepared_bible):
     assert "use fp32 or bf16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
-    assert "use fp32, fp16 or bf16" in prepared_bible.refusal("train.sh", PRECISION="half")
+    assert "use auto, fp32, fp16 or bf16" in prepared_bible.refusal("train.sh", PRECISION="half")
     assert "use sentencepiece, subword-nmt or fastbpe" in bible.refusal("prepare.sh", BPE="wordpiece")
     assert "cannot import fairseq" in bible.refusal("prepare.sh", PYTHON="false")
 

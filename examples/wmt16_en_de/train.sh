@@ -4,8 +4,8 @@
 #
 # Variables: DATA, BPE (as in prepare.sh), CHECKPOINTS (checkpoints/$BPE beside this script), ARCH
 # (mega_transformer_base), UPDATES (500000), WARMUP (4000), MAX_TOKENS (8192: in one batch on one GPU), BATCH_TOKENS
-# (65536: in one update over all GPUs; gradients are accumulated as needed), PRECISION (fp32; or fp16, bf16), KEEP (10:
-# epochs whose checkpoints are kept for averaging).
+# (65536: in one update over all GPUs; gradients are accumulated as needed), PRECISION (auto; or fp32, fp16, bf16), KEEP
+# (10: epochs whose checkpoints are kept for averaging).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-subword-nmt}
@@ -16,7 +16,7 @@ UPDATES=${UPDATES:-500000}
 WARMUP=${WARMUP:-4000}
 MAX_TOKENS=${MAX_TOKENS:-8192}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
-PRECISION=${PRECISION:-fp32}
+PRECISION=${PRECISION:-auto}
 KEEP=${KEEP:-10}
 whole_numbers 0 WARMUP KEEP
 whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS

@@ -4,7 +4,7 @@
 #
 # Variables: DATA, UNITS (as in prepare.sh), CHECKPOINTS (checkpoints/$UNITS beside this script), ARCH (mega_lm_small),
 # UPDATES (1500), WARMUP (150), MAX_TOKENS (4096: in one batch on one GPU), BATCH_TOKENS (4096: in one update over all
-# GPUs), SAVE (250: updates between checkpoints), PRECISION (fp32; or fp16, bf16).
+# GPUs), SAVE (250: updates between checkpoints), PRECISION (auto; or fp32, fp16, bf16).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}
@@ -16,7 +16,7 @@ WARMUP=${WARMUP:-150}
 MAX_TOKENS=${MAX_TOKENS:-4096}
 BATCH_TOKENS=${BATCH_TOKENS:-4096}
 SAVE=${SAVE:-250}
-PRECISION=${PRECISION:-fp32}
+PRECISION=${PRECISION:-auto}
 whole_numbers 0 WARMUP
 whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS SAVE
 

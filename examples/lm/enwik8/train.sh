@@ -4,7 +4,7 @@
 #
 # Variables: DATA, CHECKPOINTS (checkpoints/bytes beside this script), ARCH (mega_lm_enwik8), UPDATES (400000), WARMUP
 # (24000), MAX_TOKENS (8192: in one batch on one GPU, the longest segment), BATCH_TOKENS (65536: in one update over all
-# GPUs, 8 batches; gradients are accumulated as needed), PRECISION (fp32; or fp16, bf16).
+# GPUs, 8 batches; gradients are accumulated as needed), PRECISION (auto; or fp32, fp16, bf16).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes
@@ -15,7 +15,7 @@ UPDATES=${UPDATES:-400000}
 WARMUP=${WARMUP:-24000}
 MAX_TOKENS=${MAX_TOKENS:-8192}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
-PRECISION=${PRECISION:-fp32}
+PRECISION=${PRECISION:-auto}
 whole_numbers 0 WARMUP
 whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
 

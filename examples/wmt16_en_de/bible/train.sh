@@ -4,8 +4,8 @@
 #
 # Variables: DATA, BPE (as in prepare.sh), CHECKPOINTS (checkpoints/$BPE beside this script), ARCH
 # (mega_transformer_small), UPDATES (3000), WARMUP (400), MAX_TOKENS (4096: in one batch on one GPU), BATCH_TOKENS
-# (4096: in one update over all GPUs), PRECISION (fp32; or fp16, bf16), KEEP (5: epochs whose checkpoints are kept for
-# averaging).
+# (4096: in one update over all GPUs), PRECISION (auto; or fp32, fp16, bf16), KEEP (5: epochs whose checkpoints are kept
+# for averaging).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-sentencepiece}
@@ -16,7 +16,7 @@ UPDATES=${UPDATES:-3000}
 WARMUP=${WARMUP:-400}
 MAX_TOKENS=${MAX_TOKENS:-4096}
 BATCH_TOKENS=${BATCH_TOKENS:-4096}
-PRECISION=${PRECISION:-fp32}
+PRECISION=${PRECISION:-auto}
 KEEP=${KEEP:-5}
 whole_numbers 0 WARMUP KEEP
 whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
