@@ -53,6 +53,45 @@ def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
         subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=EXAMPLES.parent)
 
 
+@pytest.fixture
+def chosen(tmp_path):
+    """The precision that recipes choose, with a CPU for which doctor finds bf16 fast or not."""
+
+    def choose(fast, gpus=0, precision="auto", **variables):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\ncase $2 in *cpu_bf16*) exit {int(not fast)} ;; esac\n")
+        python.chmod(0o755)
+        program = f'HERE={tmp_path}; source {EXAMPLES}/common.sh; choose_precision {gpus}; echo "$PRECISION"'
+        settings = {"PYTHON": python, "CHECKPOINTS": tmp_path / "checkpoints", "PRECISION": precision, **variables}
+        environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
+        code, said = call("bash", "-euc", program, env=environment)
+        assert code == 0, said
+        return said.strip()
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("expected", "settings"),
+    [
+        ("bf16", {"fast": True}),
+        ("fp32", {"fast": False}),
+        ("fp32", {"fast": True, "gpus": 1}),
+        ("fp32", {"fast": True, "precision": "fp32"}),
+        ("fp32", {"fast": True, "ARCH": "transformer_iwslt_de_en"}),
+    ],
+)
+def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, chosen):
+    assert chosen(**settings) == expected
+    assert chosen(not settings["fast"]) == expected, "a training that has begun changed its precision"
+
+
+def test_trainings_of_earlier_versions_stay_in_float32(chosen, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/checkpoint_last.pt").touch()
+    assert chosen(True) == "fp32"
+
+
 @pytest.mark.parametrize(
     "program",
     [
