@@ -6,7 +6,9 @@
 
 The models are those of the original experiment: d 512, 8 heads, windows of 128 characters, GEGLU, token shift. The
 learning rate falls from 1e-3 to 1e-4 with the cosine. Adam takes the place of AdaBelief, and an update has 16 windows
-and not 64. A run is OUT/MODEL-SEED: train.log, checkpoint_last.pt, eval-*.log. An interrupted run is resumed.
+and not 64. They are trained in bf16; time-weighted-fp32 shows what that changes.
+
+A run is OUT/MODEL-SEED: train.log, checkpoint_last.pt, eval-*.log. An interrupted run is resumed.
 """
 
 import argparse
@@ -21,9 +23,10 @@ from benchmarks import quality_lm, runs
 
 TASK = ["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"]
 MODELS: Dict[str, List[str]] = {
-    "time-weighted": [*TASK, "--arch", "time_weighted_lm_seed"],
-    "gmlp": [*TASK, "--arch", "gmlp_lm_seed"],
-    "aft": [*TASK, "--arch", "aft_lm_seed"],
+    "time-weighted": [*TASK, "--arch", "time_weighted_lm_seed", "--bf16"],
+    "time-weighted-fp32": [*TASK, "--arch", "time_weighted_lm_seed"],
+    "gmlp": [*TASK, "--arch", "gmlp_lm_seed", "--bf16"],
+    "aft": [*TASK, "--arch", "aft_lm_seed", "--bf16"],
 }
 SUBSETS = ("train", "valid", "test")
 LINE = 65_536  # characters
@@ -64,7 +67,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder that --prepare writes")
     parser.add_argument("out", type=Path, nargs="?", help="folder of the runs")
     parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="only make DATA from the text in this folder")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--models", default="time-weighted,gmlp,aft", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
