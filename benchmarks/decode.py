@@ -1,13 +1,14 @@
 """Beam search with mega_transformer_base against fairseq's own Transformer base, in one process.
 
-    python benchmarks/decode.py                     everything (about 25 minutes): table, and with --json a file
+    python benchmarks/decode.py                     everything (about 40 minutes): tables, and with --json a file
     python benchmarks/decode.py --lengths 64,512    some lengths
-    python benchmarks/decode.py --flat              only the time per token of a long and a short translation
+    python benchmarks/decode.py --tables flat       some tables
     python benchmarks/decode.py --quick             a minute, at small lengths, to check that everything runs
 
-One sentence, beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of
-one thread, encoder and fairseq's own search included. Before timing, step-by-step decoding is compared with the whole
-target at once.
+Beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of one thread,
+encoder and fairseq's own search included. Before timing, step-by-step decoding is compared with the whole target at
+once. decode: one sentence of various lengths. batches: 1, 16 and 64 sentences of 30 tokens, also with weights in int8.
+flat: time per token of a long translation in chunks, between short ones.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 import warnings
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
@@ -24,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks.measure import machine, seconds, write_json
+from benchmarks.measure import chosen_tables, machine, seconds, write_json
 from benchmarks.models import preset, task
 
 VOCABULARY, BEAM = 33_000, 5
 LENGTHS = [64, 256, 512, 2048]
 CHUNK = 128
+BATCHES, SHORT = (1, 16, 64), 30
+TABLES = ("decode", "batches", "flat")
 
 
 def mega(task: Namespace, longest: int, **options: Any) -> BaseFairseqModel:
@@ -52,19 +55,20 @@ def contenders(task: Namespace, longest: int) -> Dict[str, BaseFairseqModel]:
     }
 
 
-def generation(model: BaseFairseqModel, length: int) -> Callable[[], None]:
-    """Translates one sentence of `length` tokens into exactly as many."""
+def generation(model: BaseFairseqModel, length: int, batch: int = 1) -> Callable[[], None]:
+    """Translates sentences of `length` tokens into exactly as many."""
     torch.manual_seed(1)
     words = model.decoder.dictionary
-    source = torch.randint(4, len(words), (1, length))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([length])}}
+    source = torch.randint(4, len(words), (batch, length))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((batch,), length)}}
     model.make_generation_fast_(need_attn=False)  # as fairseq-generate does
     options = {"min_len": length - 1, "max_len_a": 0, "max_len_b": length - 1}
     search = SequenceGenerator([model], words, beam_size=BEAM, **options)
 
     def run() -> None:
-        (found,) = search.generate([model], sample)
-        assert all(h["tokens"].numel() == length for h in found)
+        found = search.generate([model], sample)
+        assert len(found) == batch
+        assert all(h["tokens"].numel() == length for each in found for h in each)
 
     return run
 
@@ -99,6 +103,22 @@ def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
     return rows
 
 
+def batches(sizes: Iterable[int], length: int, vocabulary: int, repeats: int) -> List[Dict]:
+    """Sentences per CPU second, by the number of sentences in a batch."""
+    torch.manual_seed(0)
+    types, longest = task(vocabulary), length + 8
+    models = {"transformer": transformer(types, longest), "mega": mega(types, longest)}
+    models["mega_int8"] = mega(types, longest, generation_weights="int8")
+    rows = []
+    for batch in sizes:
+        times = seconds({name: generation(model, length, batch) for name, model in models.items()}, repeats)
+        speeds = {name: batch / time for name, time in times.items()}
+        rows.append({"batch": batch, "length": length, "sentences_per_second": speeds})
+        ratios = "  ".join(f"{n} {speed:.2f}/s ({speed / speeds['transformer']:4.2f}x)" for n, speed in speeds.items())
+        print(f"{batch:6d} sentences  {ratios}", flush=True)
+    return rows
+
+
 def flat(short: int, long: int, vocabulary: int) -> Dict:
     """CPU milliseconds per token of a long translation in chunks, timed between short ones."""
     model = mega(task(vocabulary), long + 8, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK)
@@ -118,17 +138,21 @@ def main() -> None:
     parser.add_argument("--lengths", help="comma-separated target lengths instead of 64, 256, 512, 2048")
     parser.add_argument("--repeats", type=int, default=3, help="rounds up to 512 tokens, of which the median is taken")
     parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
-    parser.add_argument("--flat", action="store_true", help="only 256 against 2048 tokens, in chunks")
+    parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
+    chosen = chosen_tables(parser, args.tables, TABLES)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
-    if args.flat:
-        results = {"flat": flat(*((16, 64, 1000) if args.quick else (256, 2048, VOCABULARY)))}
-    else:
-        results = {"decode": table([16, 32], 1000, 1) if args.quick else table(lengths, VOCABULARY, args.repeats)}
+    quick, results = args.quick, {}
+    if "decode" in chosen:
+        results["decode"] = table([16, 32], 1000, 1) if quick else table(lengths, VOCABULARY, args.repeats)
+    if "batches" in chosen:
+        results["batches"] = batches(*(((2,), 8, 1000, 1) if quick else (BATCHES, SHORT, VOCABULARY, args.repeats)))
+    if "flat" in chosen:
+        results["flat"] = flat(*((16, 64, 1000) if quick else (256, 2048, VOCABULARY)))
     if args.json:
         write_json(args.json, results)
 

@@ -76,6 +76,17 @@ def decode() -> Rows:
         yield (f"{row['length']:,}", f"{transformer:.1f}", *(times(f"{ms:.1f}", transformer, ms) for ms in ours))
 
 
+def batches() -> Rows:
+    rows = numbers("decode")["batches"]
+    yield ("sentences per second, in batches of", *(f"{row['batch']}" for row in rows))
+    for name, label in {"transformer": "Transformer", "mega": "Mega", "mega_int8": "Mega, weights in int8"}.items():
+        cells = []
+        for row in rows:
+            speed, baseline = row["sentences_per_second"][name], row["sentences_per_second"]["transformer"]
+            cells.append(f"{speed:.2f}" if name == "transformer" else times(f"{speed:.2f}", speed, baseline))
+        yield (label, *cells)
+
+
 def train() -> Rows:
     yield "models", "parameters", "34 tokens", "128", "512", "2,048"
     for name in ("small", "base", "language"):

@@ -1,5 +1,7 @@
-"""Decoding after any reordering of beams equals decoding from the start."""
+"""Decoding after any reordering of beams equals decoding from the start; prepared weights are never stale."""
 
+import copy
+import pickle
 from functools import lru_cache
 
 import pytest
@@ -11,6 +13,7 @@ from mega_fairseq.models.beam import DecoderState, reorder
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
 from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.golden_models import PAD
 from tests.small_models import SENTENCES, TYPES, sources
 from tests.small_models import translation_model as model
@@ -261,3 +264,59 @@ def test_attention_is_returned_on_request_in_the_order_of_the_given_source(need_
     for step in range(1, 4):
         _, extra = made.decoder(tokens[rows][:, :step], out, state)
         torch.testing.assert_close(extra["attn"][0][:, -1], left_attn[rows][:, step - 1], atol=2e-5, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ prepared weights
+
+
+def scores_of_steps(made):
+    """The scores of random words, one word at a time."""
+    search = Search(made, 0)
+    scores = [search.decode()]
+    for _ in range(3):
+        search.follow(range(SENTENCES * BEAMS))
+        scores.append(search.decode())
+    return torch.cat(scores, 1)
+
+
+@torch.no_grad()
+def test_weights_are_prepared_once_after_training_and_again_if_they_change():
+    made, other, prepared = model(), model(dropout=0.2), []
+    prepare = made.decoder._prepare
+    made.decoder._prepare = lambda: prepared.append(1) or prepare()
+    for _ in range(2):
+        before = scores_of_steps(made)
+    assert len(prepared) == 2  # training might continue
+    made.make_generation_fast_()
+    for _ in range(2):
+        torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
+    assert len(prepared) == 3
+    for parameter in other.parameters():
+        parameter.mul_(1.1)
+    made.load_state_dict(other.state_dict())
+    torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
+    assert len(prepared) == 4
+
+
+@torch.no_grad()
+def test_a_copy_of_a_model_has_its_own_prepared_weights():
+    made = model()
+    made.make_generation_fast_()
+    before = scores_of_steps(made)
+    twin = copy.deepcopy(made.decoder)
+    assert made.decoder.kept.ready is not None
+    assert twin.kept.ready is None
+    assert pickle.loads(pickle.dumps(made.decoder.kept)).ready is None
+    torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not INT8_WORKS, reason="this CPU has no exact products in int8")
+@torch.no_grad()
+def test_steps_with_weights_in_int8_are_near_those_in_float32():
+    exact, rounded = (scores_of_steps(model(generation_weights=name)) for name in FORMATS)
+    assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
+
+
+def test_an_unknown_format_of_weights_is_refused():
+    with pytest.raises(ValueError, match="generation_weights is 'int4'; choose one of float32, int8"):
+        model(generation_weights="int4")

@@ -101,17 +101,17 @@ def test_the_benchmark_of_mixers_times_layers_and_models_of_equal_size(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_decode_benchmark_times_both_models_and_writes_its_numbers(tmp_path):
+def test_the_decode_benchmark_times_all_models_and_writes_its_numbers(tmp_path):
     out = tmp_path / "decode.json"
-    assert "correct: step by step = all at once" in run("decode.py", "--quick", "--json", out)
-    rows = json.loads(out.read_text())["decode"]
-    assert [row["length"] for row in rows] == [16, 32]
-    assert set(rows[0]["ms_per_token"]) == {"transformer", "mega", "mega_chunk128"}
-
-
-@pytest.mark.slow
-def test_the_decode_benchmark_compares_a_long_translation_with_short_ones():
-    assert "16 tokens" in run("decode.py", "--flat", "--quick").splitlines()[-1]
+    said = run("decode.py", "--quick", "--json", out)
+    assert "correct: step by step = all at once" in said
+    assert "16 tokens" in said.splitlines()[-1]  # a long translation between short ones
+    found = json.loads(out.read_text())
+    assert [row["length"] for row in found["decode"]] == [16, 32]
+    assert set(found["decode"][0]["ms_per_token"]) == {"transformer", "mega", "mega_chunk128"}
+    (row,) = found["batches"]
+    assert row["batch"] == 2
+    assert all(row["sentences_per_second"][name] > 0 for name in ("transformer", "mega", "mega_int8"))
 
 
 def test_the_decode_benchmark_rejects_a_model_that_decodes_wrongly():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mega_fairseq.models.checkpoints import plain_containers_allowed
+from mega_fairseq.ops.linear import INT8_WORKS
 from tests.commands import (
     CPU,
     MEGA,
@@ -213,6 +214,15 @@ def test_hypotheses_are_sorted_by_score_and_the_first_is_the_best(generate):
         numbers, hypotheses, falling = zip(*many[first : first + 4])
         assert (len(set(numbers)), len(set(hypotheses))) == (1, 4)
         assert list(falling) == sorted(falling, reverse=True)
+
+
+@pytest.mark.skipif(not INT8_WORKS, reason="this CPU has no exact products in int8")
+def test_weights_in_int8_translate_as_well_also_with_a_checkpoint_older_than_the_option(generate, trained, edited):
+    path = edited(trained.last, lambda saved: saved["cfg"]["model"].pop("generation_weights"))
+    said = generate("--batch-size=7", "--model-overrides={'generation_weights': 'int8'}", path=path)
+    assert bleu(said) > bleu(generate("--batch-size=7")) - 2
+    assert texts(said) == texts(generate("--batch-size=64", "--model-overrides={'generation_weights': 'int8'}"))
+    assert [s for _, s in lines(said, "P")] != [s for _, s in lines(generate("--batch-size=7"), "P")]
 
 
 def test_a_length_penalty_makes_translations_longer(generate):

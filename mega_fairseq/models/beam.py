@@ -5,10 +5,10 @@ tokens from before they diverged, so only later tokens are copied, in place. All
 projection of its source.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Callable, Iterable, NamedTuple, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
@@ -16,10 +16,31 @@ from mega_fairseq.ops.linear import Projection
 
 
 class Ready(NamedTuple):
-    """The weights prepared for single tokens, a copy for one generation."""
+    """The weights prepared for single tokens: a copy."""
 
     blocks: Tuple[BlockStep, ...]
     output: Optional[Projection]  # None for an adaptive softmax, which takes features
+
+
+class ReadyOnce:
+    """Keeps prepared weights for as long as the parameters are unchanged. Copies and pickles of it are empty.
+
+    It does not notice changes to a parameter's `.data`, which is how fairseq's optimizers change it: it is only for
+    models that are no longer trained.
+    """
+
+    def __init__(self):
+        self.version: Optional[Tuple] = None
+        self.ready: Optional[Ready] = None
+
+    def get(self, parameters: Iterable[nn.Parameter], prepare: Callable[[], Ready]) -> Ready:
+        version = tuple((p.data_ptr(), p.dtype, p._version) for p in parameters)
+        if self.ready is None or version != self.version:
+            self.version, self.ready = version, prepare()
+        return self.ready
+
+    def __reduce__(self) -> Tuple:
+        return ReadyOnce, ()
 
 
 class DecoderState(NamedTuple):

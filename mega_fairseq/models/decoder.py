@@ -9,7 +9,7 @@ from fairseq.models import FairseqIncrementalDecoder
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
-from mega_fairseq.models.beam import DecoderState, Ready, reorder
+from mega_fairseq.models.beam import DecoderState, Ready, ReadyOnce, reorder
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.layers import layers_to_run, run_layer
@@ -17,7 +17,7 @@ from mega_fairseq.models.options import UNBOUNDED, MegaOptions, layer_configs
 from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
-from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
 from mega_fairseq.ops.padding import Alignment, Padding
 
 Blocks = Tuple[BlockState, ...]
@@ -41,6 +41,8 @@ class MegaDecoder(FairseqIncrementalDecoder):
         affine_final_norm: bool = True,
     ):
         super().__init__(dictionary)
+        if cfg.generation_weights not in FORMATS:
+            raise ValueError(f"generation_weights is {cfg.generation_weights!r}; choose one of {', '.join(FORMATS)}")
         self.cfg, self.padding_idx, dim = cfg, dictionary.pad(), cfg.decoder_embed_dim
         self.embed_tokens = embed_tokens
         self.embed_norm = embedding_norm(cfg, dim)
@@ -53,6 +55,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
         self.dropout_module = DropoutSwitch()
         self.need_attn = False
+        self.kept: Optional[ReadyOnce] = None
 
     def forward(
         self,
@@ -114,7 +117,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         mask = align.done() if align is not None and carry else None
         steps = None
         if ready and align is None and all(layer.takes_step(s) for layer, s in zip(self.layers, state.blocks)):
-            steps = state.ready or self._ready()
+            steps = state.ready or self.ready()
         rate = 0.0 if carry else self.cfg.decoder_layerdrop
         x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, *source)
         if align is not None:
@@ -145,9 +148,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
             x = self.final_norm(x)
         return x, tuple(after), attn
 
-    def _ready(self) -> Ready:
-        output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
-        return Ready(tuple(layer.step() for layer in self.layers), output)
+    def ready(self) -> Ready:
+        """The weights prepared for single tokens: once, if fairseq has said that training is over."""
+        return self._prepare() if self.kept is None else self.kept.get(self.parameters(), self._prepare)
+
+    def _prepare(self) -> Ready:
+        with weights_in(self.cfg.generation_weights):
+            output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
+            return Ready(tuple(layer.step() for layer in self.layers), output)
 
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
@@ -199,10 +207,13 @@ class MegaDecoder(FairseqIncrementalDecoder):
         retain_dropout_modules: Optional[List[str]] = None,
         **unused: Any,
     ) -> None:
-        """Called by fairseq before generation; attention weights are then returned only for --print-alignment."""
+        """Called by fairseq before generation, after which it no longer trains the model.
+
+        Attention weights are then returned only for --print-alignment.
+        """
         if retain_dropout:
             keep_dropout(self, "TransformerDecoder", retain_dropout_modules)
-        self.need_attn = bool(need_attn)
+        self.need_attn, self.kept = bool(need_attn), ReadyOnce()
 
 
 def check_numbers(log_probs: Tensor) -> None:

@@ -26,6 +26,7 @@ from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
+from mega_fairseq.ops.linear import FORMATS
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,9 @@ class MegaOptions(StackOptions):
 
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
+    generation_weights: ChoiceEnum(list(FORMATS)) = option(
+        "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only"
+    )
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,

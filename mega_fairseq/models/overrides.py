@@ -1,4 +1,4 @@
-"""Refuses unknown options in `--model-overrides` of fairseq's evaluation commands, and in `from_pretrained`."""
+"""Options in `--model-overrides` of fairseq's evaluation commands, and in `from_pretrained`."""
 
 import ast
 import difflib
@@ -11,26 +11,34 @@ from mega_fairseq.models.whole_config import SECTIONS, option_of_command
 
 
 def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
-    """Raise an error for an override that fairseq ignores, because the checkpoint has no such option.
+    """Apply overrides of options that are newer than the checkpoint, and raise an error for unknown ones.
 
-    The task has the command line, and `cfg` the options of the checkpoint.
+    fairseq ignores overrides of options that the checkpoint does not have. The task has the command line, and `cfg`
+    the options of the checkpoint, with defaults for newer ones.
     """
     given = option_of_command(getattr(task, "cfg", None), "common_eval.model_overrides")
     try:
         overrides = ast.literal_eval(given or "{}")
     except (SyntaxError, ValueError):  # fairseq-eval-lm and fairseq-validate evaluate any expression
         return
-    check_known("--model-overrides has", overrides, cfg)
+    newer = {name for name in overrides if hasattr(cfg, name) and not _is_of_checkpoint(name, cfg)}
+    for name in newer:
+        setattr(cfg, name, overrides[name])
+    check_known("--model-overrides has", overrides.keys() - newer, cfg)
 
 
 def check_known(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None:
     """Raise an error that begins with `where` if the checkpoint of `cfg` lacks one of these options."""
     for name in names:
-        if name in SECTIONS or any(_has(cfg, f"{section}.{name}") for section in SECTIONS):
+        if _is_of_checkpoint(name, cfg):
             continue
         similar = difflib.get_close_matches(str(name), list(cfg), n=1)
         remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
         raise ValueError(f"{where} {name!r}, an unknown option for this checkpoint; {remedy}")
+
+
+def _is_of_checkpoint(name: str, cfg: FairseqDataclass) -> bool:
+    return name in SECTIONS or any(_has(cfg, f"{section}.{name}") for section in SECTIONS)
 
 
 def _has(cfg: FairseqDataclass, name: str) -> bool:

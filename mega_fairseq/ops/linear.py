@@ -2,22 +2,49 @@
 
 A step of beam search multiplies every weight of the model by a few rows. On the CPU the usual product then takes two to
 four times as long as reading the weights; oneDNN's takes as long as reading weights that are packed for it. Packing
-costs a copy and about as much time as ten such products. It is therefore done once per generation, and the packed
-weights are discarded afterwards, so that they cannot become stale.
+costs a copy and about as much time as ten such products, so it is not done for each step.
+
+Weights can also be packed in int8, with one scale per output. Then each row of the input is rounded to int8 with a
+scale of its own, so that no row depends on others, and the sums of products are exact.
 """
 
-from typing import Callable, Optional
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Callable, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Projection = Callable[[Tensor], Tensor]  # (R, in) -> (R, out)
+FORMATS = ("float32", "int8")
+_format = ContextVar("format", default="float32")
+
+
+@contextmanager
+def weights_in(number_format: str) -> Iterator[None]:
+    """Projections that are made ready in this context have weights in this format."""
+    token = _format.set(number_format)
+    try:
+        yield
+    finally:
+        _format.reset(token)
 
 
 def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
     """Returns the fastest function x -> x W^T + b for a few rows x, without gradients."""
+    if _format.get() == "int8":
+        _check_int8(weight)
+        return _int8_linear(weight, bias)
     return _packed_linear(weight, bias) if packing_runs(weight) else lambda x: F.linear(x, weight, bias)
+
+
+def _check_int8(weight: Tensor) -> None:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        found = f"{str(weight.dtype).replace('torch.', '')} on {weight.device.type}"
+        raise ValueError(f"weights in int8 are made from float32 weights on the CPU, and these are {found}")
+    if not INT8_WORKS:
+        raise ValueError("this torch has no exact products in int8 on this CPU; leave the weights in float32")
 
 
 def packing_runs(weight: Tensor) -> bool:
@@ -28,6 +55,27 @@ def packing_runs(weight: Tensor) -> bool:
 def _packed_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+LARGEST = 127  # of int8
+ZERO = 128  # oneDNN takes inputs in uint8, which represent -128 to 127
+SMALLEST = torch.finfo(torch.float32).tiny  # scale of a row of zeros
+
+
+def _int8_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:
+    weight = weight.detach()
+    scale = weight.abs().amax(1).div(LARGEST).clamp_min(SMALLEST)  # (out,)
+    packed = torch.ops.onednn.qlinear_prepack(weight.div(scale.unsqueeze(1)).round().to(torch.int8), None)
+    no_shift, bias = torch.zeros(len(scale), dtype=torch.long), torch.zeros(()) if bias is None else bias.detach()
+
+    def product(x: Tensor) -> Tensor:
+        of_row = x.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(SMALLEST)  # (R, 1)
+        rounded = x.div(of_row).add_(ZERO + 0.5).to(torch.uint8)
+        out = (None, 1.0, 0, torch.float32, "none", [], "")  # neither bias nor function; in float32
+        found = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, ZERO, packed, scale, no_shift, *out)
+        return torch.addcmul(bias, found, of_row)
+
+    return product
 
 
 def _packing_works() -> bool:
@@ -41,4 +89,18 @@ def _packing_works() -> bool:
     return torch.equal(products[0], x + 1) and torch.equal(products[1], x)
 
 
-PACKING_WORKS = _packing_works()  # tested on import, when no torch mode that traces tensors is active
+def _int8_works() -> bool:
+    """Whether this torch has the operators that `_int8_linear` calls, and the CPU adds up the largest products."""
+    options = {"device": "cpu", "dtype": torch.float32}
+    weight = torch.ones(2, 64, **options)
+    weight[1].neg_()
+    try:
+        product = _int8_linear(weight, None)(torch.ones(1, 64, **options))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.allclose(product, torch.tensor([[64.0, -64.0]], **options))
+
+
+# Tested on import, when no torch mode that traces tensors is active.
+PACKING_WORKS = _packing_works()
+INT8_WORKS = _int8_works()
