@@ -15,7 +15,7 @@ from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttention
 from mega_fairseq.ops.chunks import KeyValues
 from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.golden_models import PAD
-from tests.small_models import SENTENCES, TYPES, sources
+from tests.small_models import SENTENCES, TYPES, language_model, sources
 from tests.small_models import translation_model as model
 
 BEAMS = 3
@@ -296,6 +296,20 @@ def test_weights_are_prepared_once_after_training_and_again_if_they_change():
     made.load_state_dict(other.state_dict())
     torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
     assert len(prepared) == 4
+
+
+@torch.no_grad()
+def test_weights_are_prepared_again_for_another_chunk_size():
+    made, tokens = language_model(), torch.randint(4, TYPES, (2, 20))
+
+    def steps():
+        state = {}
+        return torch.cat([made(tokens[:, :n], incremental_state=state)[0][:, -1:] for n in range(1, 21)], 1)
+
+    made.make_generation_fast_()
+    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
+    made.decoder.set_chunk_size(7)
+    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

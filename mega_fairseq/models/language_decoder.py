@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
-from mega_fairseq.models.beam import DecoderState
+from mega_fairseq.models.beam import DecoderState, ReadyOnce
 from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
 from mega_fairseq.modules import BlockState
 from mega_fairseq.modules.mixer_state import Sliced
@@ -178,3 +178,5 @@ class MegaLanguageDecoder(MegaDecoder):
                 mixer.check_slices()
             layer.mixer = mixer
         self.cfg.decoder_chunk_size = chunk_size
+        if self.kept is not None:
+            self.kept = ReadyOnce()  # the mixers are others, with the same parameters
