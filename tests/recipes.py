@@ -1,21 +1,16 @@
 """Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
 
-import contextlib
 import itertools
-import json
 import os
 import re
 import signal
-import socketserver
 import subprocess
-import sys
 import tarfile
-import tempfile
-import threading
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List
+from typing import Any, Dict, Iterable, List
 
-from tests.commands import ROOT, Running
+from tests.commands import ROOT
+from tests.forking import python
 
 EXAMPLES = ROOT / "examples"
 BIBLE = EXAMPLES / "wmt16_en_de/bible"
@@ -35,7 +30,7 @@ class Recipe:
         self.data, self.checkpoints, self.results = place / "data", place / "checkpoints", place / "results"
         self.variables = {
             **{name: value for name, value in os.environ.items() if name not in FOREIGN},
-            "PYTHON": sys.executable,
+            "PYTHON": python(),
             "WORKERS": "1",
             "GPUS": "0",
             "DATA": self.data,
@@ -105,7 +100,7 @@ def bible_recipe(place: Path, corpus: Path) -> Recipe:
 def fake_python(place: Path, condition: str, action: str) -> Path:
     """A Python that runs a shell command instead if its arguments meet a shell condition."""
     wrapper = place / "python"
-    wrapper.write_text(f"#!/bin/sh\nif {condition}; then {action}; else exec '{sys.executable}' \"$@\"; fi\n")
+    wrapper.write_text(f"#!/bin/sh\nif {condition}; then {action}; else exec '{python()}' \"$@\"; fi\n")
     wrapper.chmod(0o755)
     return wrapper
 
@@ -113,40 +108,6 @@ def fake_python(place: Path, condition: str, action: str) -> Path:
 def answering(place: Path, tool: str) -> Path:
     """A Python whose fairseq command `tool` only prints the file `answers`."""
     return fake_python(place, f'[ "$2" = fairseq_cli.{tool} ]', f"cat '{place}/answers'")
-
-
-FORKING = """#!{python} -SE
-import json, os, socket, sys
-words = sys.argv[1:]
-if not (words[:1] == ["-m"] and words[1].startswith("fairseq_cli.")):
-    os.execv("{python}", ["{python}", *words])
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect("{socket}")
-    server.sendall(json.dumps([os.getcwd(), *words[1:]]).encode() + b"\\n")
-    code, output = json.load(server.makefile())
-print(output, end="")
-sys.exit(code)
-"""
-
-
-class _Fork(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
-        place, module, *words = json.loads(self.rfile.readline())
-        ended = Running(module.split(".")[1], *words, cwd=Path(place)).wait()
-        self.wfile.write(json.dumps(ended).encode())
-
-
-@contextlib.contextmanager
-def forking_python() -> Iterator[Path]:
-    """A Python whose fairseq commands start without importing fairseq; their stderr is in stdout."""
-    with tempfile.TemporaryDirectory() as folder:
-        python, socket = Path(folder, "python"), Path(folder, "socket")
-        python.write_text(FORKING.format(python=sys.executable, socket=socket))
-        python.chmod(0o755)
-        with socketserver.ThreadingUnixStreamServer(str(socket), _Fork) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield python
-            server.shutdown()
 
 
 def text(path: Path) -> List[str]:

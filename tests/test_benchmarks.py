@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -11,18 +10,14 @@ import pytest
 import torch
 
 from benchmarks import contenders, decode, layer, measure, models, quality
-from tests.commands import ROOT, fresh
+from tests.forking import benchmark
 from tests.recipes import bible_recipe, small_bible
-
-
-def run(script, *words):
-    return fresh(sys.executable, ROOT / "benchmarks" / script, *words)
 
 
 @pytest.mark.slow
 def test_the_layer_benchmark_times_whole_layers_of_equal_size(tmp_path):
     out = tmp_path / "layer.json"
-    said = run("layer.py", "--quick", "--lengths=128", "--tables=layer,flat,memory", "--json", out)
+    said = benchmark("layer.py", "--quick", "--lengths=128", "--tables=layer,flat,memory", "--json", out)
     assert said.startswith("correct:")
     numbers = json.loads(out.read_text())
     sizes, (row,) = numbers["layer"]["parameters"], numbers["layer"]["rows"]
@@ -31,7 +26,7 @@ def test_the_layer_benchmark_times_whole_layers_of_equal_size(tmp_path):
     assert all(time > 0 for time in row["seconds"].values())
     assert all(mib > 0 for mib in numbers["memory"][0]["mib"].values())
     assert numbers["machine"]["layer"]["threads"] == "1"
-    run("layer.py", "--plot", out)
+    benchmark("layer.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -40,7 +35,7 @@ def test_the_layer_benchmark_fills_its_other_tables(tmp_path):
     out = tmp_path / "layer.json"
     out.write_text('{"rival": "measured where mega-pytorch was installed"}')
     tables = ["sublayer", "projections", "ema", "forms", "token", "rival"]
-    said = run("layer.py", "--quick", "--lengths=1024", f"--tables={','.join(tables)}", "--json", out)
+    said = benchmark("layer.py", "--quick", "--lengths=1024", f"--tables={','.join(tables)}", "--json", out)
     numbers = json.loads(out.read_text())
     assert set(numbers) == {*tables, "machine"}
     if importlib.util.find_spec("mega_pytorch") is None:
@@ -86,7 +81,7 @@ def test_the_textbook_form_equals_the_recurrence():
 @pytest.mark.slow
 def test_the_benchmark_of_mixers_times_layers_and_models_of_equal_size(tmp_path):
     out = tmp_path / "mixers.json"
-    said = run("mixers.py", "--quick", "--lengths=512", "--mixers=aft-local", "--json", out)
+    said = benchmark("mixers.py", "--quick", "--lengths=512", "--mixers=aft-local", "--json", out)
     assert "correct: whole sequences = token by token, equal parameters" in said
     numbers = json.loads(out.read_text())
     layers = {"torch", "AFT-local"}
@@ -96,14 +91,14 @@ def test_the_benchmark_of_mixers_times_layers_and_models_of_equal_size(tmp_path)
     assert set(numbers["models"]["models"]) == {"transformer", "aft-local"}
     for found in numbers["models"]["models"].values():
         assert all(value > 0 for part in ("training", "evaluation") for value in found[part].values())
-    run("mixers.py", "--plot", out)
+    benchmark("mixers.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
 @pytest.mark.slow
 def test_the_decode_benchmark_times_all_models_and_writes_its_numbers(tmp_path):
     out = tmp_path / "decode.json"
-    said = run("decode.py", "--quick", "--json", out)
+    said = benchmark("decode.py", "--quick", "--json", out)
     assert "correct: step by step = all at once" in said
     assert "16 tokens" in said.splitlines()[-1]  # a long translation between short ones
     found = json.loads(out.read_text())
@@ -133,14 +128,14 @@ def test_the_quality_benchmark_trains_scores_collects_and_draws(tmp_path):
     bible, runs_in, out = bible_recipe(tmp_path, small_bible(tmp_path)), tmp_path / "runs", tmp_path / "quality.json"
     bible.run("prepare.sh")
     words = [bible.data, runs_in, "--models=mega-scaled", "--seeds=1", "--updates=2"]
-    assert run("quality.py", *words).count("\nscoring ") == 1
-    assert run("quality.py", *words) == ""  # done before
-    run("quality.py", bible.data, runs_in, "--collect", out)
+    assert benchmark("quality.py", *words).count("\nscoring ") == 1
+    assert benchmark("quality.py", *words) == ""  # done before
+    benchmark("quality.py", bible.data, runs_in, "--collect", out)
     (found,) = json.loads(out.read_text()).values()
     assert [update for update, _ in found["valid_bits_per_token"]] == [2]
     assert [re.search(r"BLEU|chrF2", score).group() for score in found["scores"]] == ["BLEU", "chrF2"]
     assert found["parameters"] > 1e5
-    run("quality.py", "--plot", out)
+    benchmark("quality.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -153,7 +148,7 @@ def test_the_quality_benchmark_compares_models_of_equal_size():
 @pytest.mark.slow
 def test_the_training_benchmark_times_models_of_equal_size_and_writes_its_numbers(tmp_path):
     out = tmp_path / "train.json"
-    run("train.py", "--quick", "--tables=small,language", "--json", out)
+    benchmark("train.py", "--quick", "--tables=small,language", "--json", out)
     tables = json.loads(out.read_text())
     for name in ("small", "language"):
         sizes = tables[name]["parameters"]

@@ -4,23 +4,18 @@ import json
 import random
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from benchmarks import classify, quality_classify, tables, tables_cells, tables_performance, tables_results
-from tests.commands import ROOT, fresh
-
-
-def run(script, *words):
-    return fresh(sys.executable, ROOT / "benchmarks" / script, *words)
+from tests.forking import benchmark
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_long_inputs_fills_all_tables(tmp_path, monkeypatch):
     chosen = ["--recipes=pathx", "--tables=training,inference,memory,limit"]
-    said = run("classify.py", "--quick", *chosen, "--json", tmp_path / "classify.json")
+    said = benchmark("classify.py", "--quick", *chosen, "--json", tmp_path / "classify.json")
     assert "correct: one chunk = full attention" in said
     numbers = json.loads((tmp_path / "classify.json").read_text())
     for table, value in (("training", "seconds"), ("inference", "seconds"), ("memory", "mib")):
@@ -97,16 +92,16 @@ def test_data_are_made_once_by_the_recipe_of_the_task(tmp_path, monkeypatch):
 def test_the_quality_benchmark_of_classifiers_trains_tests_collects_and_draws(data, tmp_path, monkeypatch):
     folders, fixed, out = [data, tmp_path / "runs"], ["--updates=1", "--lr=4e-3"], tmp_path / "quality_classify.json"
     both = ["--tasks=addresses", "--models=aft-local,roberta"]
-    assert run("quality_classify.py", *folders, *fixed, *both).count("training ") == 2
+    assert benchmark("quality_classify.py", *folders, *fixed, *both).count("training ") == 2
     values = ["--tasks=fashion", "--models=transformer,roberta"]
-    assert run("quality_classify.py", *folders, *fixed, *values).count("training ") == 1  # roberta takes no values
-    assert "training " not in run("quality_classify.py", *folders, *fixed, *values)  # done before
-    run("quality_classify.py", *folders, "--collect", out)
+    assert benchmark("quality_classify.py", *folders, *fixed, *values).count("training ") == 1  # of the Transformer
+    assert "training " not in benchmark("quality_classify.py", *folders, *fixed, *values)  # done before
+    benchmark("quality_classify.py", *folders, "--collect", out)
     found = json.loads(out.read_text())
     assert all(0 <= run["test_accuracy"] <= 100 for run in found.values())
     local, roberta = (found[f"addresses-{model}-4e-3-1"]["parameters"] for model in ("aft-local", "roberta"))
     assert abs(local / roberta - 1) < 0.02
-    run("quality_classify.py", "--plot", out)
+    benchmark("quality_classify.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
     monkeypatch.setattr(tables_cells, "DOCS", tmp_path)
     header, _, transformer, roberta, _ = tables.markdown(tables_results.classifiers()).splitlines()
@@ -156,7 +151,7 @@ def test_sounds_are_resampled_without_what_is_above_half_the_new_rate(tmp_path):
 @pytest.mark.slow
 def test_the_benchmark_of_classifiers_times_the_models_that_are_compared(tmp_path, monkeypatch):
     words = ["--quick", "--tables=models", "--tasks=pairs", "--models=aft-local,roberta"]
-    run("classify.py", *words, "--json", tmp_path / "classify.json")
+    benchmark("classify.py", *words, "--json", tmp_path / "classify.json")
     found = json.loads((tmp_path / "classify.json").read_text())["models"]
     assert list(found["pairs"]) == ["aft-local"]  # roberta takes no pairs
     assert all(value > 0 for value in found["pairs"]["aft-local"].values())

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu, gpu_checks
 from benchmarks.gpu_checks import Finding
-from tests.commands import ROOT, fresh
+from tests.forking import benchmark
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_all_parts_run_and_are_written_to_a_page(tmp_path):
     out = tmp_path / "gpu.json"
-    fresh(sys.executable, ROOT / "benchmarks/gpu.py", "--device=cpu", "--quick", "--json", out)
+    benchmark("gpu.py", "--device=cpu", "--quick", "--json", out)
     found, page = json.loads(out.read_text()), out.with_suffix(".md").read_text()
     assert list(found["checks"]) == list(gpu.CHECKS)
     assert list(found["measured"]) == list(gpu.MEASURED)

@@ -12,18 +12,15 @@ import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, quality_seed, runs
 from mega_fairseq.cli.sweep.record import Point
-from tests.commands import ROOT, fresh, preprocess_text
-
-
-def run(script, *words):
-    return fresh(sys.executable, ROOT / "benchmarks" / script, *words)
+from tests.commands import preprocess_text
+from tests.forking import benchmark, python
 
 
 @pytest.mark.slow
 def test_the_evaluation_benchmark_fills_all_tables_and_writes_its_numbers(tmp_path):
     out = tmp_path / "eval_lm.json"
     out.write_text('{"earlier": 1, "head": 2}')
-    run("eval_lm.py", "--quick", "--json", out)
+    benchmark("eval_lm.py", "--quick", "--json", out)
     numbers = json.loads(out.read_text())
     assert set(numbers) == {"machine", "earlier", *eval_lm.TABLES}
     assert numbers["head"]["difference"] < 1e-4
@@ -55,7 +52,7 @@ def test_the_transformer_scores_every_token_once_in_its_windows():
 def test_the_benchmark_of_shared_segments_fills_all_tables(tmp_path):
     """It compares with a single process first; test_sequence_parallel.py shows that such a comparison can fail."""
     out = tmp_path / "sequence_parallel.json"
-    run("sequence_parallel.py", "--quick", "--json", out)
+    benchmark("sequence_parallel.py", "--quick", "--json", out)
     numbers = json.loads(out.read_text())
     one, two = numbers["processes"]["rows"]
     assert two["mib"] < 0.7 * one["mib"]
@@ -78,7 +75,8 @@ def test_text_is_converted_to_bytes_and_split_like_enwik8(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path):
+def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python())
     small = ["--decoder-layers", "1", "--decoder-chunk-size", "32", "--disable-validation"]
     words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *quality_lm.recipe("5e-3", 5), *small]
     folder, log = tmp_path / "run", tmp_path / "run/train.log"
@@ -97,15 +95,15 @@ def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path):
 def test_the_quality_benchmark_prepares_text_trains_evaluates_collects_and_draws(tmp_path):
     text, data, runs_in, out = (tmp_path / name for name in ("text", "data", "runs", "quality_lm.json"))
     text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
-    run("quality_lm.py", data, "--prepare", text)
+    benchmark("quality_lm.py", data, "--prepare", text)
     words = [data, runs_in, "--models=mega-simple,transformer", "--lr=4e-3", "--seeds=1", "--updates=1"]
-    assert run("quality_lm.py", *words).count("evaluating ") == 8
-    assert run("quality_lm.py", *words) == ""  # done before
-    run("quality_lm.py", data, runs_in, "--collect", out)
+    assert benchmark("quality_lm.py", *words).count("evaluating ") == 8
+    assert benchmark("quality_lm.py", *words) == ""  # done before
+    benchmark("quality_lm.py", data, runs_in, "--collect", out)
     found = json.loads(out.read_text())
     assert set(found["mega-simple-4e-3-1"]["bits_per_byte"]["test"]) == {"chunk 64", "chunk 128", "chunk 256"}
     assert set(found["transformer-4e-3-1"]["bits_per_byte"]["test"]) == {"window 0", "window 256", "window 384"}
-    run("quality_lm.py", "--plot", out)
+    benchmark("quality_lm.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
@@ -130,12 +128,12 @@ def test_the_time_weighting_experiment_trains_on_characters(tmp_path):
     text.mkdir()
     for name in quality_seed.SUBSETS:
         (text / f"{name}.txt").write_text("It was \u201cso\u201d,\nand it is. " * 40, encoding="utf-8")
-    run("quality_seed.py", data, "--prepare", text)
+    benchmark("quality_seed.py", data, "--prepare", text)
     numbers = (data / "valid.characters").read_text().split()
     assert "".join(chr(int(number)) for number in numbers) == (text / "valid.txt").read_text(encoding="utf-8")
     words = [data, runs_in, "--models=aft", "--seeds=1", "--updates=1"]
-    assert run("quality_seed.py", *words).count("evaluating ") == 2
-    run("quality_seed.py", data, runs_in, "--collect", out)
+    assert benchmark("quality_seed.py", *words).count("evaluating ") == 2
+    benchmark("quality_seed.py", data, runs_in, "--collect", out)
     assert set(json.loads(out.read_text())["aft-1"]["bits_per_byte"]) == {"valid", "test"}
 
 
@@ -153,5 +151,5 @@ def test_sweeps_of_several_models_are_drawn_in_one_figure(tmp_path):
     chunks, contexts = extrapolation.lines([point._asdict() for point in points], trained=256)
     assert (chunks, contexts) == ([(128, 2.2), (256, 2.1)], [(90, 2.4), (900, 2.1)])
     figure = tmp_path / "figure.png"
-    run("extrapolation.py", figure, f"simple={tmp_path / 'simple.json'}")
+    benchmark("extrapolation.py", figure, f"simple={tmp_path / 'simple.json'}")
     assert figure.stat().st_size > 5000

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.models import from_args, size_of
 from tests.commands import ROOT
+from tests.forking import python
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +25,9 @@ PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, and kilo
 
 
 def demo(out, *arguments, wait=True):
-    """The output of the demo, or without `wait` its process."""
+    """The output of the demo, or without `wait` its process, which may be killed with its child processes."""
     process = subprocess.Popen(
-        [sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
+        [python() if wait else sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -14,7 +14,7 @@ from mega_fairseq.cli.prepare.speech import LABELS
 from mega_fairseq.tasks.mega_classification import HEAD
 from tests import published
 from tests.configurations import training
-from tests.recipes import EXAMPLES, Recipe, answering, fake_python, forking_python, half, text, write
+from tests.recipes import EXAMPLES, Recipe, answering, fake_python, half, text, write
 
 pytestmark = pytest.mark.slow
 
@@ -41,16 +41,10 @@ NARROW = [f"--encoder-{name}={size}" for name, size in SIZES.items()]
 CUT = ["--max-positions=48", "--shorten-method=truncate"]
 
 
-@pytest.fixture(scope="module")
-def python():
-    with forking_python() as python:
-        yield python
-
-
 @pytest.fixture
-def recipe(tmp_path, python):
+def recipe(tmp_path):
     # The space in the path detects missing quotes.
-    return lambda name, **variables: Recipe(EXAMPLES / name, tmp_path / "a place", PYTHON=python, **variables)
+    return lambda name, **variables: Recipe(EXAMPLES / name, tmp_path / "a place", **variables)
 
 
 # ----------------------------------------------------------------------------------------------- settings

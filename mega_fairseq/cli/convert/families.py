@@ -18,7 +18,7 @@ RELEASED = {option.partition("}_")[2] for option in GatedAttentionConfig.options
 # Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
 NEW = {
     *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
-    *("token_mixer", "ffn_activation_fn"),
+    *("token_mixer", "ffn_activation_fn", "generation_weights"),
     *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "layers_to_keep")),
     *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", *(mixer_options().keys() - RELEASED))),
 }
