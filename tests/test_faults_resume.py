@@ -170,6 +170,15 @@ def test_fairseq_validate_refuses_an_override_of_an_unknown_option(translation):
     assert line.endswith("--model-overrides has 'no option', an unknown option for this checkpoint; leave it out")
 
 
+@pytest.mark.parametrize(("name", "value"), [("attention_activation_fn", "laplace"), ("rel_pos_bias", "rope")])
+def test_an_override_of_an_option_that_the_weights_were_trained_for_is_refused(trained, name, value):
+    """Those that keep the shapes of all weights would give other scores without an error."""
+    line = failure(*evaluation(trained, {"decoder_chunk_size": 3, name: value}))
+    assert line == (
+        f"ValueError: --model-overrides has {name!r}, which must be as in the training of the weights; leave it out"
+    )
+
+
 def test_overrides_of_any_section_are_accepted(trained):
     fairseq(*evaluation(trained, {"dropout": 0.3, "seed": 5, "max_epoch": 3, "checkpoint": {"no_save": True}}))
 

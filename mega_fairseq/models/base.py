@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
-from mega_fairseq.models.overrides import check_known
+from mega_fairseq.models.overrides import check_names
 from mega_fairseq.models.whole_config import all_options
 
 
@@ -75,14 +75,15 @@ class MegaModel(BaseFairseqModel):
     ) -> GeneratorHubInterface:
         """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
 
-        It first imports the tasks of this package and checks the paths, and refuses unknown `options`.
+        It first imports the tasks of this package and checks the paths. It refuses unknown `options`, and those of the
+        model that must be as in training.
         """
         importlib.import_module("mega_fairseq.tasks")
         _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
         with plain_containers_allowed():
             hub = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
         names = (name for name in options if name != "generation_args")
-        check_known("from_pretrained has", names, hub.models[0].cfg)
+        check_names("from_pretrained has", names, hub.models[0].cfg)
         return hub
 
 

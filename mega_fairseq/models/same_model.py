@@ -17,12 +17,10 @@ from torch import Tensor
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
+from mega_fairseq.models.overrides import FREE, LIMITS
 from mega_fairseq.models.whole_config import option_of_command
 
 logger = logging.getLogger(__name__)
-FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens")  # may change freely
-# Matter only if they change the shape of a weight.
-LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}
 # Options of tasks that change the data, and those that change the meaning of inputs.
 DATA = {
     "mega_language_modeling": [
