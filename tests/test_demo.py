@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 import torch
 
+from benchmarks import quality_classify
 from benchmarks.models import from_args, size_of
 from tests.commands import ROOT
 from tests.forking import python
@@ -21,13 +22,14 @@ from tests.forking import python
 pytestmark = pytest.mark.slow
 
 DEMO = ROOT / "examples/demo/demo.py"
-PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, and kilobytes of the addresses
+SHORT = ["--updates=4", "--longest=512"]
+PARTS = {"train": 1500, "valid": 30, "test": 25}  # lines of the Bible, kilobytes of the addresses, images
 
 
-def demo(out, *arguments, wait=True):
+def demo(out, wait=True):
     """The output of the demo, or without `wait` its process, which may be killed with its child processes."""
     process = subprocess.Popen(
-        [python() if wait else sys.executable, str(DEMO), "--out", str(out), "--updates=4", *arguments],
+        [python() if wait else sys.executable, str(DEMO), "--out", str(out), *SHORT],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,6 +58,12 @@ def put_small_corpora(out):
         for split, size in PARTS.items():
             (member,) = (m for m in shipped.getmembers() if m.name.endswith(f"{split}.txt"))
             (addresses / f"{split}.txt").write_bytes(shipped.extractfile(member).read(1000 * size))
+    with tarfile.open(ROOT / "examples/lra/image/cls-fashion.tar.xz") as shipped:
+        for member in filter(lambda member: re.search(r"\.(src|label)$", member.name), shipped.getmembers()):
+            path = out / "fashion/small/bin" / member.name.split("/", 1)[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = shipped.extractfile(member).read().splitlines(keepends=True)
+            path.write_bytes(b"".join(lines[: PARTS[path.stem]]))
 
 
 @pytest.fixture
@@ -86,12 +94,15 @@ def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
     assert names == {
         *[*of_both, "BLEU", "chrF", "translating, tokens/s"],
         *["test, bits per byte", "evaluating, tokens/s"],
+        *["test, accuracy in percent", "classifying, images/s"],
+        *["256 bytes, ms per 1,000", "512 bytes, ms per 1,000", "512 bytes, MiB"],
     }
     bits, chunks = zip(*re.findall(r"(\d\.\d{3}) at (\d+)", shown))
     assert chunks == ("64", "256", "1024")
     assert all(6 < float(bit) < 10 for bit in bits)  # about as many as by chance, after four updates
     assert re.search(r"This run took \d+\.\d minutes\.$", said.strip())
-    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    for figure in ("demo.png", "images.png"):
+        assert (out / figure).read_bytes().startswith(b"\x89PNG")
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
 
@@ -137,7 +148,7 @@ def test_a_finished_demo_only_prints_its_results_again(finished):
     out = finished[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
     said = demo(out)
-    assert said.count(": done before") == 5
+    assert said.count(": done before") == 8
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
 
@@ -157,7 +168,7 @@ def test_a_demo_refuses_to_start_while_processes_of_a_killed_one_are_running(fin
     assert demo(out) == f"another demo, or a process left by a killed one, is running in {out}: wait for it or end it\n"
     while str(out) in processes():
         time.sleep(0.1)
-    assert demo(out).count(": done before") == 4
+    assert demo(out).count(": done before") == 7
 
 
 def test_a_demo_shows_the_last_lines_of_a_failing_command(tmp_path):
@@ -184,6 +195,12 @@ def test_the_models_of_the_demo_have_the_same_size(task, types, module):
     assert abs(sizes[0] / sizes[1] - 1) < 0.03
 
 
+def test_the_classifiers_of_the_demo_have_the_same_size(module):
+    models = module("settings").IMAGES.models
+    sizes = [size_of(quality_classify.build("fashion", words)) for words in models.values()]
+    assert abs(sizes[0] / sizes[1] - 1) < 0.02
+
+
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])
 def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -191,7 +208,7 @@ def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypat
     text = tmp_path / "addresses/raw/test.txt"
     text.parent.mkdir(parents=True)
     text.write_text("word " * 100)
-    built = demo.Demo(tmp_path, None)
+    built = demo.Demo(tmp_path)
     (built.folders["language"]["Mega"]).mkdir(parents=True)
     trainings = built.training(demo.TRANSLATION) + built.training(demo.LANGUAGE)
     assert all("--distributed-world-size=1" in job.command for job in trainings)

@@ -1,8 +1,9 @@
 """A demonstration on two CPU cores in a few minutes: `make demo`, or run this file.
 
-Trains a translation model on the shipped Bible and a byte-level language model on the shipped addresses, each next to a
-Transformer with the same size, batches and number of updates. Translates, evaluates, lets Mega continue a text, and
-prints a table. Interrupt it at any time: training saves a checkpoint, and the same command resumes from there.
+Trains a translation model on the shipped Bible, a byte-level language model on the shipped addresses, and a classifier
+that reads shipped images pixel by pixel, each next to a Transformer with the same size, batches and number of updates.
+Translates, evaluates, classifies, lets Mega continue a text, and prints a table. Interrupt it at any time: training
+saves a checkpoint, and the same command resumes from there.
 """
 
 import argparse
@@ -18,21 +19,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/,
 
 import settings
 import torch
+from figures import draw
 from jobs import Failed, Job, matches, run_together, steps, updates
-from report import draw, report, write_prompt
-from settings import ADDRESSES, BIBLE, LANGUAGE, TRANSLATION, Task
+from report import report, write_prompt
+from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
+
+from mega_fairseq.cli.doctor.machine import WORTH_IT, product_seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for all results")
+    usual = ", ".join(f"{task.updates:,}" for task in TRAININGS)
+    parser.add_argument("--updates", type=int, help=f"updates of each model (default: {usual})")
     parser.add_argument(
-        "--updates", type=int, help=f"updates of each model (default: {TRANSLATION.updates} and {LANGUAGE.updates})"
+        "--longest",
+        type=int,
+        default=settings.LONGEST,
+        help="bytes of the longest text that is timed (default: %(default)s)",
     )
     args = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, signal.default_int_handler)  # like Ctrl-C
-    demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
+    demo, started = Demo(args.out.resolve(), args.updates, args.longest), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
     if not lock(demo.out / "lock"):
         sys.exit(f"another demo, or a process left by a killed one, is running in {demo.out}: wait for it or end it")
@@ -42,12 +51,15 @@ def main() -> None:
         run_together("translating the test set", demo.translating())
         run_together("training language models", demo.training(LANGUAGE))
         run_together("evaluating the language models", demo.evaluating())
+        run_together("training to classify images", demo.training(IMAGES))
+        run_together("classifying the test images", demo.classifying())
+        run_together("timing updates on longer and longer texts", demo.timing())
     except Failed as failure:
         sys.exit(f"\n{failure}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; training has saved a checkpoint, and the same command resumes from there")
-    draw(demo.folders, demo.out / "demo.png")
-    text = report(demo.folders, demo.updates, demo.out)
+    draw(demo.folders, demo.timed, demo.out)
+    text = report(demo.folders, demo.timed, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis run took {(time.monotonic() - started) / 60:.1f} minutes.")
 
@@ -63,27 +75,41 @@ def lock(path: Path) -> bool:
     return True
 
 
+def fast_precision(kept: Path) -> List[str]:
+    """`--bf16` on a CPU that multiplies it fast. A training that has begun keeps its precision, in this file."""
+    if not kept.exists():
+        faster = product_seconds("float32") / product_seconds("bfloat16")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("--bf16" if faster >= WORTH_IT else "")
+    return kept.read_text().split()
+
+
 class Demo:
     """The files of the demo, and the commands that write them."""
 
-    def __init__(self, out: Path, updates: Optional[int]):
-        self.out = out
-        self.updates = {task.name: updates or task.updates for task in (TRANSLATION, LANGUAGE)}
+    def __init__(self, out: Path, updates: Optional[int] = None, longest: int = settings.LONGEST):
+        self.out, self.longest = out, longest
+        self.updates = {task.name: updates or task.updates for task in TRAININGS}
         self.folders = {  # their names contain the updates, so that runs of different lengths do not collide
             name: {model: out / f"{name}-{updates}" / model.lower() for model in TRANSLATION.models}
             for name, updates in self.updates.items()
         }
+        self.timed = {
+            model: folder / f"lengths-{longest}.json" for model, folder in self.folders[LANGUAGE.name].items()
+        }
         self.data = {
             TRANSLATION.name: out / "bible/sentencepiece/bin",
             LANGUAGE.name: out / "addresses/bytes/bin",
+            IMAGES.name: out / "fashion/small/bin",
         }
         gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // 2)  # two models run at a time
         self.device = [] if gpu else ["--cpu"]
+        self.precision = [] if gpu else fast_precision(out / "precision")
         self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable, "GPUS": str(int(gpu))}
 
     def preparing(self) -> List[Job]:
         jobs = []
-        for name, recipe, total in (("bible", BIBLE, 5), ("addresses", ADDRESSES, 3)):
+        for name, recipe, total in (("bible", BIBLE, 5), ("addresses", ADDRESSES, 3), ("fashion", FASHION, 1)):
             log, command = self.out / f"{name}.log", ["bash", str(recipe / "prepare.sh")]
             environment = {**self.environment, "DATA": str(self.out / name), "VOCABULARY": str(settings.VOCABULARY)}
             jobs.append(Job(name, command, log, total, "step", steps, environment))
@@ -93,7 +119,8 @@ class Demo:
         jobs, total, data = [], self.updates[task.name], self.data[task.name]
         for model, folder in self.folders[task.name].items():
             log, command = folder / "train.log", settings.training(task, model, total, data, folder)
-            jobs.append(Job(model, command + self.device, log, total, "update", updates, self.environment))
+            command += self.device + (self.precision if task is not IMAGES else [])  # that model is too narrow to gain
+            jobs.append(Job(model, command, log, total, "update", updates, self.environment))
         return jobs
 
     def translating(self) -> List[Job]:
@@ -120,6 +147,21 @@ class Demo:
             Job(name, command + self.device, log, total, "evaluation", done, self.environment)
             for name, command, log, total, done in commands
         ]
+
+    def classifying(self) -> List[Job]:
+        jobs, data = [], self.data[IMAGES.name]
+        for model, folder, checkpoint in self._trained(IMAGES):
+            command, log = settings.classifying(checkpoint, data, folder / "classified.json"), folder / "classify.log"
+            jobs.append(Job(model, command, log, 1, "model", matches("wrote"), self.environment))
+        return jobs
+
+    def timing(self) -> List[Job]:
+        """On one CPU thread each, also if there is a GPU."""
+        jobs, total = [], len(settings.lengths(self.longest))
+        for model, out in self.timed.items():
+            command, log = settings.timing(model, self.longest, out), out.with_suffix(".log")
+            jobs.append(Job(model, command, log, total, "length", matches("^timed"), self.environment))
+        return jobs
 
     def _trained(self, task: Task) -> Iterator[Tuple[str, Path, Path]]:
         for model, folder in self.folders[task.name].items():

@@ -10,11 +10,12 @@ from typing import Dict, List, NamedTuple
 
 from benchmarks import quality_lm
 from benchmarks.quality import both_sides
+from benchmarks.quality_classify import TASKS, inputs_words, model_words
 from benchmarks.runs import PLUGIN, WITH_PLUGIN, fairseq
 
 EXAMPLES = PLUGIN.parent / "examples"
-BIBLE, ADDRESSES = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses"
-STOPPABLE = Path(__file__).parent / "stoppable_train.py"
+BIBLE, ADDRESSES, FASHION = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses", EXAMPLES / "lra/image"
+HERE = Path(__file__).parent
 
 VOCABULARY = 2000  # subword pieces, English and German together
 SENTENCES = 986  # of the test set
@@ -62,12 +63,37 @@ LANGUAGE = Task(
     {"Mega": quality_lm.MODELS["mega"], "Transformer": quality_lm.MODELS["transformer"]},
 )
 
+# Each model has the best of its learning rates in docs/results.md.
+IMAGES = Task(
+    "images",
+    300,
+    "loss",
+    [
+        *[*inputs_words("fashion"), *TASKS["fashion"].training, "--batch-size=20", "--batch-size-valid=50"],
+        *["--warmup-updates=60", "--clip-norm=1.0", "--adam-eps=1e-8"],
+    ],
+    {
+        "Mega": [*model_words("fashion", "mega-chunk", 128), "--lr=1e-2"],
+        "Transformer": [*model_words("fashion", "transformer", 340), "--lr=1e-3"],
+    },
+)
+TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)
+LONGEST = 8192  # bytes of a text in an update that is timed
+
 
 def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
     """The fairseq-train command, which resumes from the last checkpoint in `folder`."""
     quarter = max(1, updates // 4)
     return [
-        *[sys.executable, str(STOPPABLE), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
+        *[
+            sys.executable,
+            str(HERE / "stoppable_train.py"),
+            str(data),
+            *WITH_PLUGIN,
+            "--save-dir",
+            str(folder),
+            "--seed=1",
+        ],
         "--distributed-world-size=1",  # equal batches, whatever the number of GPUs
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
@@ -99,3 +125,16 @@ def continuing(checkpoint: Path, data: Path, prompt: Path) -> List[str]:
         *["--task=mega_language_modeling", "--beam=1", "--sampling", "--sampling-topp=0.9", "--temperature=0.8"],
         *["--seed=1", "--max-len-a=0", f"--max-len-b={PROMPT + CONTINUED}", f"--min-len={PROMPT + CONTINUED}"],
     ]
+
+
+def classifying(checkpoint: Path, data: Path, out: Path) -> List[str]:
+    return [sys.executable, str(HERE / "classifying.py"), str(checkpoint), str(data), str(out)]
+
+
+def timing(model: str, longest: int, out: Path) -> List[str]:
+    return [sys.executable, str(HERE / "lengths.py"), model, str(longest), str(out)]
+
+
+def lengths(longest: int) -> List[int]:
+    """Bytes of the texts that are timed."""
+    return [256 * 2**power for power in range(max(1, (longest // 256).bit_length()))]

@@ -9,6 +9,7 @@ from fairseq_cli import train
 
 def main() -> None:
     args = train.options.parse_args_and_arch(train.options.get_training_parser())
+    args.tpu = False  # fairseq takes --bf16 for a TPU
     cfg, process = train.convert_namespace_to_omegaconf(args), os.getpid()
 
     def stop(*_) -> None:

@@ -1,0 +1,71 @@
+"""The figures of the demo: learning curves, time against length, and images with what the models look at."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+from report import Folders
+from settings import IMAGES, LANGUAGE, TRANSLATION
+
+from benchmarks.runs import curve
+
+COLOURS = {"Mega": "tab:red", "Transformer": "tab:blue"}
+SIDE = 28  # pixels
+NAMES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # of classes
+
+
+def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
+    """Draws demo.png and images.png."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("demo.png and images.png were not drawn: pip install matplotlib, then run this again")
+        return
+    drawing = Figure(figsize=(11, 7), layout="constrained")
+    translation, language, images, lengths = drawing.subplots(2, 2).flat
+    for axis, task, unit in ((translation, TRANSLATION, "subword piece"), (language, LANGUAGE, "byte")):
+        _curves(axis, folders[task.name], "train_inner", task.loss, "num_updates")
+        axis.set(title=f"{task.name}: training loss", xlabel="updates", ylabel=f"bits per {unit}")
+    _curves(images, folders[IMAGES.name], "valid", "valid_accuracy", "valid_num_updates")
+    images.set(title="images: accuracy on valid", xlabel="updates", ylabel="percent")
+    for model, path in timed.items():
+        points = [(row["bytes"], row["ms per 1,000"]) for row in json.loads(path.read_text())]
+        lengths.plot(*zip(*points), color=COLOURS[model], label=model, marker="o")
+    lengths.set_xscale("log", base=2)
+    lengths.set_ylim(bottom=0)
+    lengths.set(title="CPU time of an update", xlabel="bytes of a text", ylabel="ms per 1,000 bytes")
+    for axis in drawing.axes:
+        axis.grid(alpha=0.3)
+        axis.legend()
+    drawing.savefig(out / "demo.png", dpi=110)
+    _images(folders[IMAGES.name]).savefig(out / "images.png", dpi=110)
+
+
+def _curves(axis: Any, folders: Dict[str, Path], source: str, value: str, updates: str) -> None:
+    for model, folder in folders.items():
+        log = (folder / "train.log").read_text(errors="replace")
+        axis.plot(*zip(*curve(log, source, value, updates)), color=COLOURS[model], label=model)
+
+
+def _images(folders: Dict[str, Path]) -> Any:
+    """One test image of each class, and below it, for each model, how much each pixel changes its score."""
+    from matplotlib.figure import Figure
+
+    found = {model: json.loads((folder / "classified.json").read_text()) for model, folder in folders.items()}
+    columns = list(zip(*(each["shown"] for each in found.values())))
+    drawing = Figure(figsize=(1.25 * len(columns), 4.2), layout="constrained")
+    for axis, image in zip(drawing.subplots(1 + len(found), len(columns)).T, columns):
+        above, *below = axis
+        above.imshow([image[0]["pixels"][row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="gray")
+        above.set_title(NAMES[int(image[0]["label"])], fontsize=8)
+        for place, shown in zip(below, image):
+            salient = shown["saliency"]
+            place.imshow([salient[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="magma")
+            colour = "black" if shown["predicted"] == shown["label"] else "tab:red"
+            place.set_title(NAMES[int(shown["predicted"])], fontsize=8, color=colour)
+    rows = ["test image", *(f"{model}: {each['accuracy']:.1%}" for model, each in found.items())]
+    for number, axis in enumerate(drawing.axes):
+        axis.set(xticks=[], yticks=[])
+        if number % len(columns) == 0:
+            axis.set_ylabel(rows[number // len(columns)], fontsize=8)
+    return drawing
