@@ -10,18 +10,28 @@ from tests.golden_models import PAD
 from tests.small_models import CHUNK, TYPES, classifier
 
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
-OPTIONS = {  # of a mixer, where its defaults do not fit the small model
-    "sparse": {"encoder_sparse_stride": 4, "encoder_sparse_summary": 1},
-    "aft": {"encoder_aft_form": "local", "encoder_aft_reach": 3},
+HEADS = {"encoder_attention_heads": 2}
+PLACES = {**HEADS, "encoder_time_beta": True, "encoder_time_gamma": True}
+WITHOUT_CHUNKS = {"encoder_token_mixer": "aft", "encoder_chunk_size": -1}
+OPTIONS = {  # of a mixer, or of one of its forms
+    "mega": {},
+    "gau": {"encoder_token_mixer": "gau"},
+    "flash": {"encoder_token_mixer": "flash"},
+    "attention": {**HEADS, "encoder_token_mixer": "attention"},
+    "attention after": {**PLACES, "encoder_token_mixer": "attention", "encoder_time_weight": "after"},
+    "gmlp": {**PLACES, "encoder_token_mixer": "gmlp"},
+    "aft": {**PLACES, "encoder_token_mixer": "aft"},
+    "aft local": {**WITHOUT_CHUNKS, **HEADS, "encoder_aft_form": "local", "encoder_aft_reach": 3},
+    "aft simple": {**WITHOUT_CHUNKS, "encoder_aft_form": "simple"},
+    "aft ema": {**WITHOUT_CHUNKS, "encoder_aft_form": "ema"},
+    "sparse": {**HEADS, "encoder_token_mixer": "sparse", "encoder_sparse_stride": 4, "encoder_sparse_summary": 1},
 }
-HEADS = {name: {"encoder_attention_heads": 2} for name in ("attention", "gmlp", "aft", "sparse")}
-mixers = pytest.mark.parametrize("mixer", MIXERS)
+mixers = pytest.mark.parametrize("mixer", OPTIONS)
 poolings = pytest.mark.parametrize("pooling", ["mean", "first"])
 
 
 def build(mixer, **options):
-    own = {"encoder_chunk_size": -1 if mixer == "aft" else CHUNK, **OPTIONS.get(mixer, {}), **HEADS.get(mixer, {})}
-    return classifier(encoder_token_mixer=mixer, **{**own, **options}).double()
+    return classifier(**{"encoder_chunk_size": CHUNK, **OPTIONS[mixer], **options}).double()
 
 
 def documents(seed=0, lengths=LENGTHS):
@@ -47,6 +57,10 @@ def assert_rows_are_independent(model):
     together = scores(model, batch(documents()))
     for row, document in zip(together, documents()):
         torch.testing.assert_close(row, scores(model, document[None])[0])
+
+
+def test_every_mixer_is_tested():
+    assert {name.split()[0] for name in OPTIONS} == set(MIXERS)
 
 
 @mixers

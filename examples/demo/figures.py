@@ -32,6 +32,7 @@ def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
         points = [(row["bytes"], row["ms per 1,000"]) for row in json.loads(path.read_text())]
         lengths.plot(*zip(*points), color=COLOURS[model], label=model, marker="o")
     lengths.set_xscale("log", base=2)
+    lengths.xaxis.set_major_formatter("{x:,.0f}")
     lengths.set_ylim(bottom=0)
     lengths.set(title="CPU time of an update", xlabel="bytes of a text", ylabel="ms per 1,000 bytes")
     for axis in drawing.axes:

@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 TRANSLATION = Task(
     "translation",
-    1400,
+    1000,
     "nll_loss",
     [
         *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
@@ -78,7 +78,7 @@ IMAGES = Task(
     },
 )
 TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)
-LONGEST = 8192  # bytes of a text in an update that is timed
+LONGEST = 4096  # bytes of a text in an update that is timed
 
 
 def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
