@@ -91,6 +91,27 @@ def test_the_documented_commands_go_from_raw_text_to_scores(heading, sides, tmp_
         assert re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+$", said["eval-lm"], re.MULTILINE)
 
 
+def test_the_documented_commands_go_from_pictures_to_accuracy(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number in range(40):
+        folder = tmp_path / "pictures" / ("dark", "light")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.new("L", (28, 28), 5 * number).save(folder / f"{number}.png")
+    (section,) = re.findall(r"^## Pictures to accuracy\n(.*)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    shorter = {"train": ["--cpu", f"--max-update={UPDATES}"], "classify": ["--cpu"], "prepare": ["--workers=1"]}
+    said = []
+    for block in re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        command, *words = shlex.split(block.replace("\\\n", " ").replace('"$(mega-fairseq user-dir)"', USER_DIR))
+        name = words[0] if command == "mega-fairseq" else command.split("-")[1]
+        said.append(fairseq(command.replace("fairseq-train", "train"), *words, *shorter[name], cwd=tmp_path))
+    prepared, trained, classified = said
+    assert "wrote train (32), valid (4), test (4) to data-pictures" in prepared
+    assert "train with --values-mean" in prepared
+    assert f"num_updates: {UPDATES} >= max_update: {UPDATES}" in trained
+    assert re.search(r"^accuracy [\d.]+% of 4 examples", classified, re.MULTILINE)
+    assert classified.splitlines()[-1] == "wrote classified.json, classified.png"
+
+
 def test_the_page_mentions_both_hydra_configurations():
     names = set(re.findall(r"--config-name (\w+)", "".join(blocks(PAGE, "bash"))))
     assert names == {path.stem for path in (ROOT / "examples/hydra").iterdir()}

@@ -111,16 +111,21 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_data(data: Any) -> None:
     def add(
-        name: str, about: str, source: Optional[str] = None, seeded: bool = True, **options: Tuple[int, str]
+        name: str,
+        about: str,
+        source: Optional[str] = None,
+        generated: bool = False,
+        seeded: bool = True,
+        **options: Tuple[int, str],
     ) -> None:
-        """Data with options are generated if no source is given."""
+        """Data that can be `generated` are, by these options, if no source is given."""
         made = data.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         made.add_argument("out", metavar="OUT", help="a new folder; the same command continues an interrupted one")
         made.set_defaults(source=None)
         if source is not None:
-            made.add_argument("source", metavar="SOURCE", nargs="?" if options else None, help=source)
+            made.add_argument("source", metavar="SOURCE", nargs="?" if generated else None, help=source)
         made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
-        made.set_defaults(generator={option: default for option, (default, _) in options.items()})
+        made.set_defaults(generator={option: default for option, (default, _) in options.items() if generated})
         if seeded:
             options["seed"] = 1, "other seed, other data"
         for option, (default, what) in options.items():
@@ -132,6 +137,7 @@ def _add_data(data: Any) -> None:
         "listops",
         "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files",
         "folder with the published basic_{train,val,test}.tsv (default: generate)",
+        generated=True,
         train=(96000, "examples"),
         valid=(2000, "examples"),
         test=(2000, "examples"),
@@ -142,6 +148,7 @@ def _add_data(data: Any) -> None:
         "pathfinder",
         "images in which two discs lie on one contour or on two, in .npy files",
         "the published folder pathfinder32 or pathfinder128 (default: generate)",
+        generated=True,
         size=(32, "32, 64, 128 (Path-X) or 256"),
         images=(200000, "8/10 to train, 1/10 each to validate and test"),
     )
@@ -151,6 +158,8 @@ def _add_data(data: Any) -> None:
     archive = "the folder cifar-10-batches-py or cifar-10-python.tar.gz"
     add("image", "grey images of ten classes (CIFAR-10), in .npy files", archive, seeded=False)
     archive = "the folder speech_commands_v0.02 or its .tar.gz archive"
+    folder = "folder with a folder of pictures for each label"
+    add("pictures", "your own pictures, in .npy files", folder, side=(32, "pixels of a side"))
     add("speech", "recordings of ten words (Speech Commands), in .npy files", archive)
 
 

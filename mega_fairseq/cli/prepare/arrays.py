@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from mega_fairseq.cli import UserError
 from mega_fairseq.cli.prepare.folder import SPLITS, Folder
 
 
@@ -51,6 +52,13 @@ def _array(parts: Iterable[np.ndarray], form: np.dtype, count: int) -> Iterator[
     yield header.getvalue()
     for rows in parts:
         yield rows["values"].tobytes()
+
+
+def need_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401 - the workers need it
+    except ImportError:
+        raise UserError("Pillow, which reads the pictures, is missing; run `pip install pillow`") from None
 
 
 def draw_examples(out: str) -> Any:

@@ -15,7 +15,7 @@ from mega_fairseq.cli.output import write_figure
 from mega_fairseq.cli.prepare.arrays import draw_examples
 from mega_fairseq.cli.prepare.folder import Folder
 
-PICTURES = ("digits", "image", "pathfinder")  # data whose rows are square pictures
+PICTURES = ("digits", "image", "pathfinder", "pictures")  # data whose rows are square pictures
 
 
 def run(arguments: argparse.Namespace) -> None:

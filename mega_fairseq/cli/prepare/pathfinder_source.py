@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import finish, row_type
+from mega_fairseq.cli.prepare.arrays import finish, need_pillow, row_type
 from mega_fairseq.cli.prepare.folder import Folder, batches
 from mega_fairseq.cli.prepare.pathfinder import LABELS
 from mega_fairseq.cli.prepare.splits import published
@@ -26,10 +26,7 @@ def settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 
 def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
-    try:
-        import PIL.Image  # noqa: F401 - the workers need it
-    except ImportError:
-        raise UserError("Pillow, which reads the pictures, is missing; run `pip install pillow`") from None
+    need_pillow()
     found = pictures(os.path.join(arguments.source, HARD))
     if len(found) != IMAGES:
         raise UserError(f"{arguments.source} has {len(found):,} pictures instead of {IMAGES:,}; {REMEDY}")

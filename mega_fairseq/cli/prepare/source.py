@@ -47,7 +47,7 @@ class Source(NamedTuple):
     def find(self, path: str, folders: Sequence[str], ending: str, folder: Folder) -> Dict[str, List[Place]]:
         """The files with this ending in each of the folders below `top`, sorted by name."""
         if os.path.isdir(path):
-            found = {name: _in_folder(os.path.join(path, name)) for name in folders}
+            found = {name: files_in(os.path.join(path, name)) for name in folders}
         elif os.path.exists(path):
             found = self._in_archive(path, folders, folder)
         else:
@@ -89,7 +89,8 @@ class Source(NamedTuple):
             raise UserError(f"{path} is not a .tar.gz archive, or only a part of one; {self.remedy}") from None
 
 
-def _in_folder(path: str) -> List[Place]:
+def files_in(path: str) -> List[Place]:
+    """The files of a folder; none if it does not exist."""
     try:
         with os.scandir(path) as entries:
             files = [(entry.path, entry.stat()) for entry in entries if entry.is_file()]

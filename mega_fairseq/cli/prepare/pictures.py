@@ -1,0 +1,83 @@
+"""`mega-fairseq prepare pictures`: your own pictures, in a folder for each label, as grey squares."""
+
+import argparse
+import io
+import os
+from functools import partial
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.prepare.arrays import finish, need_pillow, row_type
+from mega_fairseq.cli.prepare.folder import Folder, batches
+from mega_fairseq.cli.prepare.source import Place, files_in
+from mega_fairseq.cli.prepare.splits import stratified
+
+REMEDY = "give a folder with a folder of pictures for each label"
+MOST_LABELS = 256  # a row has a byte for its label
+PART = 100  # pictures
+
+
+def settings(arguments: argparse.Namespace) -> Dict[str, int]:
+    if arguments.side < 1:
+        raise UserError(f"--side is {arguments.side}; give a whole number of at least 1")
+    return {"side": arguments.side, "seed": arguments.seed}
+
+
+def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
+    need_pillow()
+    found = labelled(arguments.source)
+    pictures = [(number, place) for number, places in enumerate(found.values()) for place in places]
+    folder.make(partial(make_part, arguments.side), batches(pictures, PART), arguments.workers, PART, "picture")
+    held_out = max(1, len(pictures) // 10)
+    sizes = (len(pictures) - 2 * held_out, held_out, held_out)
+    members = stratified([number for number, _ in pictures], sizes, f"pictures {arguments.seed}")
+    finish(folder, row_type("u1", arguments.side**2), members, list(found))
+    values = np.load(os.path.join(arguments.out, "train.npy"), mmap_mode="r")
+    print(f"train with --values-mean {values.mean() / 255:.3f} --values-deviation {values.std() / 255:.3f}")
+
+
+def labelled(source: str) -> Dict[str, List[Place]]:
+    """The files of each label, sorted by name. Hidden files are left out."""
+    if not os.path.isdir(source):
+        raise UserError(f"{source} is not a folder; {REMEDY}")
+    labels = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not entry.name.startswith("."))
+    if not 2 <= len(labels) <= MOST_LABELS:
+        raise UserError(f"{source} contains {len(labels)} folders; give one for each label, 2 to {MOST_LABELS}")
+    found = {}
+    for label in labels:
+        if label.split() != [label]:
+            raise UserError(f"the folder {label!r} has blanks in its name, which is the label; rename it")
+        files = sorted(files_in(os.path.join(source, label)))
+        found[label] = [place for place in files if not os.path.basename(place.name).startswith(".")]
+        if len(found[label]) < 3:
+            raise UserError(
+                f"{os.path.join(source, label)} contains {len(found[label])} pictures; give at least 3, so that each "
+                "split can have one"
+            )
+    outside = [place for place in files_in(source) if not os.path.basename(place.name).startswith(".")]
+    if outside:
+        print(f"left out {len(outside):,} files that are not in a folder, the first is {min(outside).name}")
+    return found
+
+
+def make_part(side: int, pictures: Sequence[Tuple[int, Place]]) -> bytes:
+    return b"".join(bytes([label]) + grey_square(place, side).tobytes() for label, place in pictures)
+
+
+def grey_square(place: Place, side: int) -> np.ndarray:
+    """(side, side) bytes: upright, on white where it is transparent, with both sides scaled to this length."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(place.read())) as image:
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith(("I", "F")):
+                raise ValueError("it has more than 8 bits a channel")
+            coloured = upright.convert("RGBA")
+            paper = Image.new("RGBA", coloured.size, "white")
+            paper.alpha_composite(coloured)
+            return np.asarray(paper.convert("L").resize((side, side), Image.BILINEAR))
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise UserError(f"{place.name} cannot be read as a picture ({error}); convert or remove it") from None
