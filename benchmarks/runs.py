@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
+STOPPABLE = PLUGIN.parent / "benchmarks/stoppable_train.py"
 WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
 
 
@@ -17,13 +18,14 @@ def fairseq(command: str) -> List[str]:
 
 
 def train(folder: Path, updates: int, *arguments: str) -> None:
-    """Runs or resumes fairseq-train in `folder`, unless all updates are done according to its log."""
+    """Runs or resumes fairseq-train in `folder`, unless its log says that it is done: by updates, or by --patience."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
-    if log.exists() and f'"train_num_updates": "{updates}"' in log.read_text():
+    ends = (f'"train_num_updates": "{updates}"', "early stop since valid performance hasn't improved")
+    if log.exists() and any(end in log.read_text() for end in ends):
         return
     print(f"training {folder}: tail -f {log}", flush=True)
-    command = [*fairseq("train"), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
+    command = [sys.executable, str(STOPPABLE), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
     with open(log, "a") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 

@@ -139,6 +139,28 @@ def test_the_quality_benchmark_trains_scores_collects_and_draws(tmp_path):
     assert out.with_suffix(".png").stat().st_size > 5000
 
 
+@pytest.mark.slow
+def test_the_translation_benchmark_averages_scores_measures_collects_and_draws(tmp_path):
+    data, runs_in, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality_translation.json"
+    recipe = bible_recipe(tmp_path, small_bible(tmp_path))
+    recipe.run("prepare.sh", DATA=data / "bible")
+    words = [data, runs_in, "--corpora=bible", "--lr=1e-3"]
+    assert benchmark("quality_translation.py", *words, "--updates=1", "--unscored").count("training ") == 2
+    said = benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
+    assert (said.count("training "), said.count("scoring ")) == (1, 1)  # of one, which continues
+    assert "training " not in benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
+    benchmark("quality_translation.py", data, runs_in, "--speeds")
+    benchmark("quality_translation.py", data, runs_in, "--collect", out)
+    found = json.loads(out.read_text())
+    scored, started = found["bible-transformer-1e-3-1"], found["bible-mega-1e-3-1"]
+    assert [update for update, _ in scored["valid_bits_per_token"]] == [1, 3]
+    assert set(scored["sentences_per_second"]) == {"1", "16", "64"}
+    assert [re.search(r"BLEU|chrF2", score).group() for score in scored["scores"]] == ["BLEU", "chrF2"]
+    assert (started["scores"], started["sentences_per_second"]) == (None, {})
+    benchmark("quality_translation.py", "--plot", out)
+    assert out.with_suffix(".png").stat().st_size > 5000
+
+
 def test_the_quality_benchmark_compares_models_of_equal_size():
     """Within 3%, built from the benchmark's own options, with a joined dictionary of its vocabulary."""
     sizes = [models.size_of(models.from_args([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()]

@@ -1,4 +1,4 @@
-"""fairseq-train that saves a checkpoint and ends when it receives SIGTERM, so that no update is lost."""
+"""fairseq-train that saves a checkpoint and ends when it receives SIGTERM, and has --bf16 for fairseq's models too."""
 
 import os
 import signal

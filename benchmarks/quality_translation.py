@@ -1,0 +1,188 @@
+"""Mega against fairseq's Transformer in translation, until validation stops falling: equal parameters and batches.
+
+    VOCABULARY=4000 DATA=DATA/bible examples/wmt16_en_de/bible/prepare.sh
+    VOCABULARY=4000 DATA=DATA/docs CORPUS=.../ende-docs examples/wmt16_en_de/bible/prepare.sh     first, once
+    python benchmarks/quality_translation.py DATA OUT --lr 1e-3,2e-3,4e-3 --updates 3000 --unscored   chooses the rates
+    python benchmarks/quality_translation.py DATA OUT --models mega --lr 2e-3 --seeds 1,2        to the end, and scores
+    python benchmarks/quality_translation.py DATA OUT --collect docs/quality_translation.json    adds all runs
+    python benchmarks/quality_translation.py --plot docs/quality_translation.json                draws a figure
+
+A run is OUT/CORPUS-MODEL-LR-SEED: train.log, checkpoints, and scores.txt of the average of the last five. It ends after
+12,000 updates, or when five validations, 400 updates apart, have found no better loss. The learning rate does not
+depend on the number of updates, so a short run is the beginning of a long one, which continues it. Results that exist
+are kept, and an interrupted training is resumed by the same command. An update takes about a second on one CPU thread.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
+
+from benchmarks import runs
+from benchmarks.measure import chosen_tables
+from benchmarks.quality import MODELS as SMALL
+
+EXAMPLES = runs.PLUGIN.parent / "examples/wmt16_en_de"
+OFTEN, KEPT, PATIENCE = 400, 5, 5  # updates between validations; checkpoints to average; validations without a gain
+LONGEST = 12_000  # updates
+BATCHES = (1, 16, 64)  # sentences that are translated at a time, when speed is measured
+
+
+class Corpus(NamedTuple):
+    name: str
+    dropout: float
+
+
+CORPORA = {"bible": Corpus("Bible", 0.2), "docs": Corpus("software documentation", 0.1)}
+MODELS = {  # of 2.0 million parameters
+    "mega": [*SMALL["mega-scaled"], "--bf16"],
+    "transformer": [*SMALL["transformer"], "--bf16"],
+}
+LABELS = {"mega": "Mega", "transformer": "fairseq's Transformer"}
+
+
+def recipe(corpus: str, lr: str, updates: int) -> List[str]:
+    often = str(min(OFTEN, updates))
+    return [
+        *["--task", "translation", "--source-lang", "en", "--target-lang", "de", "--share-all-embeddings"],
+        *["--dropout", str(CORPORA[corpus].dropout), "--weight-decay", "0.05", "--clip-norm", "1.0"],
+        *["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"],
+        *["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-8"],
+        *["--lr", lr, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "400", "--max-update", str(updates)],
+        *["--max-tokens", "4096", "--required-batch-size-multiple", "1", "--no-epoch-checkpoints"],
+        *["--validate-interval-updates", often, "--validate-interval", "1000", "--patience", str(PATIENCE)],
+        *["--save-interval-updates", often, "--save-interval", "1000", "--keep-interval-updates", str(KEPT)],
+        *["--log-format", "json", "--log-interval", "50"],
+    ]
+
+
+def run(data: Path, out: Path, corpus: str, model: str, lr: str, seed: int, updates: int, scored: bool) -> None:
+    """Trains and scores one model, unless already done."""
+    folder = out / f"{corpus}-{model}-{lr}-{seed}"
+    words = [*MODELS[model], *recipe(corpus, lr, updates), "--seed", str(seed)]
+    runs.train(folder, updates, str(data / corpus / "sentencepiece/bin"), *words)
+    last, averaged = folder / "checkpoint_last.pt", folder / "averaged.pt"
+    if not scored or runs.is_done(folder / "scores.txt", last, "chrF2"):
+        return
+    print(f"scoring {folder}", flush=True)
+    saved = sorted(folder.glob("checkpoint_*_*.pt"), key=_updates)[-KEPT:]
+    average = [sys.executable, str(EXAMPLES / "average_checkpoints.py"), str(averaged), *map(str, saved)]
+    subprocess.run(average, check=True)
+    _translate(data / corpus, averaged, folder, [])
+
+
+def _updates(checkpoint: Path) -> int:
+    return int(checkpoint.stem.split("_")[-1])
+
+
+def _translate(data: Path, checkpoint: Path, results: Path, options: List[str]) -> None:
+    places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": results, "GPUS": 0, "PYTHON": sys.executable}
+    environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
+    subprocess.run(["bash", str(EXAMPLES / "bible/generate.sh"), *options], check=True, env=environment)
+
+
+def measure(data: Path, out: Path) -> None:
+    """Translates the test sets with the models of seed 1, in turns, and keeps the speeds in speed-BATCH.txt."""
+    for corpus in CORPORA:
+        for batch in BATCHES:
+            for folder in sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt")):
+                kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
+                if not kept.exists():
+                    _translate(data / corpus, folder / "averaged.pt", results, [f"--batch-size={batch}"])
+                    found = re.search(r"\(([\d.]+) sentences/s", (results / "generate.out").read_text())
+                    kept.write_text(found.group(1))
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+NAME = re.compile(r"(\w+)-(\w+)-([\d.]+e-\d+)-(\d+)")  # of a run
+
+
+def read(folder: Path, log: str) -> Dict:
+    """Learning curve, speeds and test scores of a run."""
+    scores = folder / "scores.txt"
+    speeds = {path.stem.split("-")[1]: float(path.read_text()) for path in sorted(folder.glob("speed-*.txt"))}
+    return {
+        "valid_bits_per_token": runs.curve(log, "valid", "valid_nll_loss", "valid_num_updates"),
+        "tokens_per_second": statistics.median(map(float, re.findall(r'"wps": "([\d.]+)"', log) or [0])),
+        "sentences_per_second": speeds,
+        "scores": scores.read_text().splitlines() if scores.exists() else None,
+    }
+
+
+def collect(out: Path, target: Path) -> None:
+    for name, found in runs.collect(out, target, read, "valid_bits_per_token").items():
+        update, bits = min(found["valid_bits_per_token"], key=lambda point: point[1])
+        print(f"{name}: {found['parameters']:,} parameters, validation {bits} bits per piece at update {update}")
+        print("   " + "\n   ".join(found["scores"] or ["not scored"]))
+
+
+def plot(source: Path) -> None:
+    """Validation loss against updates: a panel for each corpus, a line for each run that was scored."""
+    from matplotlib.figure import Figure
+
+    found = json.loads(source.read_text())
+    figure = Figure(figsize=(5 * len(CORPORA), 4), layout="constrained")
+    for axis, (corpus, of) in zip(figure.subplots(1, len(CORPORA)), CORPORA.items()):
+        for name, run in found.items():
+            its, model, lr, seed = NAME.fullmatch(name).groups()
+            if its == corpus and run["scores"]:
+                style = {"color": f"C{list(MODELS).index(model)}", "linestyle": ("-", "--")[int(seed) - 1]}
+                label = f"{LABELS[model]}, {lr}, seed {seed}"
+                axis.plot(*zip(*run["valid_bits_per_token"]), label=label, **style)
+        axis.set(title=f"{of.name}, validation", xlabel="updates", ylabel="bits per piece")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(source.with_suffix(".png"), dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="a folder with the DATA of prepare.sh for each corpus")
+    parser.add_argument("out", type=Path, nargs="?", help="folder of the runs")
+    parser.add_argument("--corpora", default=",".join(CORPORA), help=f"some of {', '.join(CORPORA)}")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--lr", default="2e-3", help="peak learning rates, separated by commas")
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--updates", type=int, default=LONGEST, help="default: %(default)s")
+    parser.add_argument("--unscored", action="store_true", help="only train and validate")
+    parser.add_argument("--speeds", action="store_true", help="only measure how fast the scored models translate")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="only write the results of the runs in OUT")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE, next to it")
+    args = parser.parse_args()
+    if args.plot:
+        return plot(args.plot)
+    if args.out is None:
+        parser.error("DATA and OUT are missing")
+    if args.collect:
+        return collect(args.out, args.collect)
+    if args.speeds:
+        return measure(args.data.resolve(), args.out.resolve())
+    corpora = chosen_tables(parser, args.corpora, CORPORA, "corpora")
+    models = chosen_tables(parser, args.models, MODELS, "model")
+    for seed in map(int, args.seeds.split(",")):
+        for corpus in corpora:
+            for lr in args.lr.split(","):
+                for model in models:
+                    run(
+                        args.data.resolve(),
+                        args.out.resolve(),
+                        corpus,
+                        model,
+                        lr,
+                        seed,
+                        args.updates,
+                        not args.unscored,
+                    )
+
+
+if __name__ == "__main__":
+    main()
