@@ -82,10 +82,13 @@ def _updates(checkpoint: Path) -> int:
     return int(checkpoint.stem.split("_")[-1])
 
 
-def _translate(data: Path, checkpoint: Path, results: Path, options: List[str]) -> None:
+def _translate(data: Path, checkpoint: Path, results: Path, options: List[str]) -> str:
+    """Writes translations and scores to the folder `results`; returns what was printed."""
     places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": results, "GPUS": 0, "PYTHON": sys.executable}
     environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
-    subprocess.run(["bash", str(EXAMPLES / "bible/generate.sh"), *options], check=True, env=environment)
+    command = ["bash", str(EXAMPLES / "bible/generate.sh"), *options]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, check=True, env=environment, **output).stdout
 
 
 def measure(data: Path, out: Path) -> None:
@@ -95,9 +98,8 @@ def measure(data: Path, out: Path) -> None:
             for folder in sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt")):
                 kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
                 if not kept.exists():
-                    _translate(data / corpus, folder / "averaged.pt", results, [f"--batch-size={batch}"])
-                    found = re.search(r"\(([\d.]+) sentences/s", (results / "generate.out").read_text())
-                    kept.write_text(found.group(1))
+                    said = _translate(data / corpus, folder / "averaged.pt", results, [f"--batch-size={batch}"])
+                    kept.write_text(re.search(r"\(([\d.]+) sentences/s", said).group(1))
 
 
 # ------------------------------------------------------------------------------------------------ results
