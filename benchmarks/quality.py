@@ -64,9 +64,19 @@ def run(data: Path, out: Path, model: str, seed: int, updates: int) -> None:
     checkpoint = folder / "checkpoint_last.pt"
     if not runs.is_done(folder / "scores.txt", checkpoint, "chrF2"):
         print(f"scoring {folder}", flush=True)
-        places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": folder, "GPUS": 0}
-        environment = {**os.environ, **{name: str(value) for name, value in places.items()}, "PYTHON": sys.executable}
-        subprocess.run(["bash", str(EXAMPLE / "generate.sh")], check=True, env=environment)
+        translate(data, checkpoint, folder)
+
+
+def translate(data: Path, checkpoint: Path, results: Path, *options: str) -> str:
+    """Writes translations of the test set and their scores to the folder `results`; returns what was printed."""
+    places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": results, "GPUS": 0, "PYTHON": sys.executable}
+    environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
+    command = ["bash", str(EXAMPLE / "generate.sh"), *options]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env=environment, **output)
+    print(done.stdout, flush=True)
+    done.check_returncode()
+    return done.stdout
 
 
 def read(folder: Path, log: str) -> Dict:

@@ -15,7 +15,6 @@ are kept, and an interrupted training is resumed by the same command. An update 
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -27,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 
 from benchmarks import runs
 from benchmarks.measure import chosen_tables
+from benchmarks.quality import EXAMPLE, translate
 from benchmarks.quality import MODELS as SMALL
 
-EXAMPLES = runs.PLUGIN.parent / "examples/wmt16_en_de"
 OFTEN, KEPT, PATIENCE = 400, 5, 5  # updates between validations; checkpoints to average; validations without a gain
 LONGEST = 12_000  # updates
 BATCHES = (1, 16, 64)  # sentences that are translated at a time, when speed is measured
@@ -73,22 +72,13 @@ def run(data: Path, out: Path, corpus: str, model: str, lr: str, seed: int, upda
         return
     print(f"scoring {folder}", flush=True)
     saved = sorted(folder.glob("checkpoint_*_*.pt"), key=_updates)[-KEPT:]
-    average = [sys.executable, str(EXAMPLES / "average_checkpoints.py"), str(averaged), *map(str, saved)]
+    average = [sys.executable, str(EXAMPLE.parent / "average_checkpoints.py"), str(averaged), *map(str, saved)]
     subprocess.run(average, check=True)
-    _translate(data / corpus, averaged, folder, [])
+    translate(data / corpus, averaged, folder)
 
 
 def _updates(checkpoint: Path) -> int:
     return int(checkpoint.stem.split("_")[-1])
-
-
-def _translate(data: Path, checkpoint: Path, results: Path, options: List[str]) -> str:
-    """Writes translations and scores to the folder `results`; returns what was printed."""
-    places = {"DATA": data, "CHECKPOINT": checkpoint, "RESULTS": results, "GPUS": 0, "PYTHON": sys.executable}
-    environment = {**os.environ, **{name: str(value) for name, value in places.items()}}
-    command = ["bash", str(EXAMPLES / "bible/generate.sh"), *options]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run(command, check=True, env=environment, **output).stdout
 
 
 def measure(data: Path, out: Path) -> None:
@@ -98,7 +88,7 @@ def measure(data: Path, out: Path) -> None:
             for folder in sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt")):
                 kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
                 if not kept.exists():
-                    said = _translate(data / corpus, folder / "averaged.pt", results, [f"--batch-size={batch}"])
+                    said = translate(data / corpus, folder / "averaged.pt", results, f"--batch-size={batch}")
                     kept.write_text(re.search(r"\(([\d.]+) sentences/s", said).group(1))
 
 

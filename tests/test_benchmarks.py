@@ -147,7 +147,7 @@ def test_the_translation_benchmark_averages_scores_measures_collects_and_draws(t
     words = [data, runs_in, "--corpora=bible", "--lr=1e-3"]
     assert benchmark("quality_translation.py", *words, "--updates=1", "--unscored").count("training ") == 2
     said = benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
-    assert (said.count("training "), said.count("scoring ")) == (1, 1)  # of one, which continues
+    assert (said.count("training "), said.count("\nscoring ")) == (1, 1)  # of one, which continues
     assert "training " not in benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
     benchmark("quality_translation.py", data, runs_in, "--speeds")
     benchmark("quality_translation.py", data, runs_in, "--collect", out)

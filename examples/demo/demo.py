@@ -24,7 +24,8 @@ from jobs import Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
-from mega_fairseq.cli.doctor.machine import WORTH_IT, product_seconds
+from mega_fairseq.cli.doctor import Limit
+from mega_fairseq.cli.doctor.machine import cpu_bf16
 
 
 def main() -> None:
@@ -78,9 +79,12 @@ def lock(path: Path) -> bool:
 def fast_precision(kept: Path) -> List[str]:
     """`--bf16` on a CPU that multiplies it fast. A training that has begun keeps its precision, in this file."""
     if not kept.exists():
-        faster = product_seconds("float32") / product_seconds("bfloat16")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text("--bf16" if faster >= WORTH_IT else "")
+        try:
+            cpu_bf16()
+            kept.write_text("--bf16")
+        except Limit:
+            kept.write_text("")
     return kept.read_text().split()
 
 

@@ -86,15 +86,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     """The fairseq-train command, which resumes from the last checkpoint in `folder`."""
     quarter = max(1, updates // 4)
     return [
-        *[
-            sys.executable,
-            str(STOPPABLE),
-            str(data),
-            *WITH_PLUGIN,
-            "--save-dir",
-            str(folder),
-            "--seed=1",
-        ],
+        *[sys.executable, str(STOPPABLE), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
         "--distributed-world-size=1",  # equal batches, whatever the number of GPUs
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],

@@ -157,9 +157,9 @@ def _add_data(data: Any) -> None:
     add("retrieval", "pairs of papers (AAN), in text files", folder, seeded=False)
     archive = "the folder cifar-10-batches-py or cifar-10-python.tar.gz"
     add("image", "grey images of ten classes (CIFAR-10), in .npy files", archive, seeded=False)
-    archive = "the folder speech_commands_v0.02 or its .tar.gz archive"
     folder = "folder with a folder of pictures for each label"
     add("pictures", "your own pictures, in .npy files", folder, side=(32, "pixels of a side"))
+    archive = "the folder speech_commands_v0.02 or its .tar.gz archive"
     add("speech", "recordings of ten words (Speech Commands), in .npy files", archive)
 
 

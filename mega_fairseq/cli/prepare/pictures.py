@@ -49,17 +49,20 @@ def labelled(source: str) -> Dict[str, List[Place]]:
     for label in labels:
         if label.split() != [label]:
             raise UserError(f"the folder {label!r} has blanks in its name, which is the label; rename it")
-        files = sorted(files_in(os.path.join(source, label)))
-        found[label] = [place for place in files if not os.path.basename(place.name).startswith(".")]
+        found[label] = _visible(os.path.join(source, label))
         if len(found[label]) < 3:
             raise UserError(
                 f"{os.path.join(source, label)} contains {len(found[label])} pictures; give at least 3, so that each "
                 "split can have one"
             )
-    outside = [place for place in files_in(source) if not os.path.basename(place.name).startswith(".")]
+    outside = _visible(source)
     if outside:
-        print(f"left out {len(outside):,} files that are not in a folder, the first is {min(outside).name}")
+        print(f"left out {len(outside):,} files that are not in a folder, the first is {outside[0].name}")
     return found
+
+
+def _visible(path: str) -> List[Place]:
+    return sorted(place for place in files_in(path) if not os.path.basename(place.name).startswith("."))
 
 
 def make_part(side: int, pictures: Sequence[Tuple[int, Place]]) -> bytes:
