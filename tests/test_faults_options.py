@@ -232,7 +232,7 @@ TABLES, NO_CHUNK = (
         ("gmlp", [HEADS, TABLES], NO_DIVISOR),
         ("aft", [HEADS, TABLES], NO_DIVISOR),
         ("attention", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3; give an even number up to the width of a head"),
-        ("sparse", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3 and RoPE rotates pairs of a head's"),
+        ("sparse", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3; give an even number up to the width of a head"),
         ("gau", ["--{}-z-dim=15", "--rel-pos-bias=rope"], "--{}-z-dim is 15; make --{}-z-dim even"),
         ("sparse", ["--{}-sparse-summary=129"], "--{}-sparse-summary is 129 and --{}-sparse-stride 128, and summaries"),
         (
@@ -276,7 +276,15 @@ def test_options_that_do_not_fit_a_mixer_are_refused_by_name_on_each_side(no_dat
         (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], NO_CHUNK.format("decoder")),
         (
             ["--arch=flash_lm_small", "--ffn-activation-fn=geglu"],
-            "--ffn-activation-fn is geglu and there is no feed-forw",
+            "--ffn-activation-fn is geglu and has no effect with --decoder-ffn-embed-dim 0; leave it out",
+        ),
+        (
+            ["--arch=flash_lm_small", "--activation-dropout=0.1"],
+            "--activation-dropout is 0.1 and has no effect with --decoder-ffn-embed-dim 0; leave it out",
+        ),
+        (
+            ["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"],
+            "--activation-fn is relu and has no effect with --ffn-activation-fn gelu; leave it out",
         ),
         (
             ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,2"],

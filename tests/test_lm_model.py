@@ -293,6 +293,14 @@ def test_a_simple_bias_refuses_chunks_longer_than_in_training(chunk):
     assert "\n" not in str(caught.value)
 
 
+def test_a_simple_bias_without_chunks_takes_any_chunk_and_none_again():
+    made, tokens = model(rel_pos_bias="simple", decoder_chunk_size=-1, max_target_positions=9), texts(9)[0][0][None]
+    before = made(tokens)[0]
+    for chunk in (4, -1):
+        made.decoder.set_chunk_size(chunk)
+    torch.testing.assert_close(made(tokens)[0], before, rtol=0, atol=0)
+
+
 def test_a_chunk_of_no_tokens_is_refused():
     with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
         model().decoder.set_chunk_size(0)

@@ -11,9 +11,9 @@ DIM = 64
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 3}, "heads is 3 and does not divide dim, 64; give a divisor"),
-        ({"rotary_dims": 3}, "rotary_dims is 3 and RoPE .* give an even number from 0 to 8"),
-        ({"rotary_dims": 10}, "rotary_dims is 10 and RoPE .* give an even number from 0 to 8"),
+        ({"heads": 3}, "heads is 3 and does not divide the width of the model, 64; give a divisor"),
+        ({"rotary_dims": 3}, "rotary_dims is 3; give an even number up to the width of a head, 8"),
+        ({"rotary_dims": 10}, "rotary_dims is 10; give an even number up to the width of a head, 8"),
         ({"stride": 4, "summary": 5}, "summary is 5 and stride 4, and summaries .*; give a summary of at most 4"),
         (
             {"stride": 4, "summary": 1, "subblocks": 5},
@@ -22,6 +22,7 @@ DIM = 64
         ({"pattern": "dense"}, "pattern is 'dense'; choose one of strided, fixed"),
         ({"combine": "both"}, "combine is 'both'; choose one of interleaved, merged, heads"),
         ({"stride": 0}, "stride is 0"),
+        ({"layers": 0}, "layers is 0"),
     ],
 )
 def test_impossible_options_are_refused_in_one_sentence(options, message):

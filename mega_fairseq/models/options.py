@@ -7,7 +7,7 @@ annotations and no `int | None`.
 import logging
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -237,22 +237,31 @@ def _check_kept_layers(cfg: FairseqDataclass, side: str, turns: int) -> None:
 def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     """Refuses options of token mixers that the model does not use, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
-    used = {name for side in sides for config in _configs(cfg, side) for name in config.option_names(side)}
-    if cfg.ffn_activation_fn is not None and not any(getattr(cfg, f"{side}_ffn_embed_dim") for side in sides):
-        raise ValueError(
-            f"--ffn-activation-fn is {cfg.ffn_activation_fn} and there is no feed-forward layer; leave it out, or give "
-            f"--{sides[-1]}-ffn-embed-dim"
-        )
+    used = {name for side in sides for config in _configs(cfg, side) for name in _read(config, cfg, side)}
     for side in sides:
-        for name in sorted({name for config in MIXERS.values() for name in config.option_names(side)} - used):
+        size, mixer = f"{side}_ffn_embed_dim", _mixer_option(cfg, side)
+        other = size if not getattr(cfg, size) else "ffn_activation_fn"
+        of_mixers = {name for config in MIXERS.values() for name in config.option_names(side)}
+        for name in sorted((of_mixers | FeedForwardConfig.option_names(side)) - used - {size}):
             if getattr(cfg, name) != getattr(defaults, name):
-                mixer = _mixer_option(cfg, side)
+                beside = other if name in FeedForwardConfig.option_names(side) else mixer
                 raise ValueError(
-                    f"{_typed(name)} is {getattr(cfg, name)} and has no effect with {_typed(mixer)} "
-                    f"{getattr(cfg, mixer)}; leave it out"
+                    f"{_typed(name)} is {getattr(cfg, name)} and has no effect with {_typed(beside)} "
+                    f"{getattr(cfg, beside)}; leave it out"
                 )
 
 
 def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:
     translates = side == "decoder" and hasattr(cfg, "encoder_layers")
-    return [mixer_of(cfg, side), FeedForwardConfig, *([GatedCrossAttentionConfig] if translates else [])]
+    feed_forward = [FeedForwardConfig] if getattr(cfg, f"{side}_ffn_embed_dim") else []
+    return [mixer_of(cfg, side), *feed_forward, *([GatedCrossAttentionConfig] if translates else [])]
+
+
+def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str) -> Iterator[str]:
+    """The options that the fields of a config get their values from."""
+    for f in fields(config):
+        if f.metadata.get("option"):
+            name = f.metadata["option"].format(side=side)
+            yield name
+            if f.metadata.get("fallback") and getattr(cfg, name) in (None, -1):
+                yield f.metadata["fallback"]

@@ -57,6 +57,10 @@ class ModuleConfig:
         option = self.options().get(field_name) if self.side else None
         return field_name if option is None else f"--{option.format(side=self.side)}".replace("_", "-")
 
+    def written(self, value: Any) -> Any:
+        """A value as a user would write it: None is -1 on the command line."""
+        return -1 if value is None and self.side else value
+
     @classmethod
     def options(cls) -> Dict[str, str]:
         """Field names and the model options that set them."""
@@ -89,6 +93,22 @@ class ModuleConfig:
                     f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
                 )
 
+    def check_heads(self, width: int, what: str) -> None:
+        """Checks that the field `heads` divides a width."""
+        self.check_positive("heads")
+        if width % self.heads:
+            raise ValueError(
+                f"{self.name('heads')} is {self.heads} and does not divide the {what}, {width}; give a divisor of it"
+            )
+
+    def check_rotary(self) -> None:
+        """Checks that the field `rotary_dims` fits into a head."""
+        width, dims = self.dim // self.heads, self.rotary_dims
+        if isinstance(dims, bool) or not isinstance(dims, int) or not 0 <= dims <= width or dims % 2:
+            raise ValueError(
+                f"{self.name('rotary_dims')} is {dims!r}; give an even number up to the width of a head, {width}"
+            )
+
     def is_unused(self, name: str) -> bool:
         """Whether a field has no effect beside the values of other fields."""
         if name not in self.ONLY_WITH:
@@ -101,8 +121,7 @@ class ModuleConfig:
         if value == default:
             return
         # "Leave it out" would not help where a preset has set a number.
-        written = -1 if default is None and self.side else default
-        remedy = "leave it out" if default is False else f"leave it at {written}"
+        remedy = "leave it out" if default is False else f"leave it at {self.written(default)}"
         raise ValueError(
             f"{self.name(name)} is {value} and has no effect with {self.name(other)} {getattr(self, other)}; "
             f"{remedy}, or choose {' or '.join(values)}"

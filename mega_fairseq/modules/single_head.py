@@ -55,8 +55,8 @@ class SingleHeadMixer(Mixer):
         return None if self.config.chunk_size is not None else self.position_bias.reach
 
     def with_chunk(self, chunk_size: Optional[int]) -> "SingleHeadMixer":
-        learned = self.position_bias.reach
-        if learned is not None and (chunk_size is None or not 0 < chunk_size <= learned):
+        learned, whole = self.position_bias.reach, self.config.max_positions
+        if learned is not None and not (learned >= whole if chunk_size is None else 0 < chunk_size <= learned):
             raise ValueError(self._beyond(chunk_size, learned))
         return super().with_chunk(chunk_size)
 
@@ -66,7 +66,7 @@ class SingleHeadMixer(Mixer):
     def _beyond(self, wanted: Optional[int], learned: int) -> str:
         chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
         return (
-            f"{chunk_size} is {-1 if wanted is None else wanted} and this model's position bias 'simple' reaches "
+            f"{chunk_size} is {self.config.written(wanted)} and this model's position bias 'simple' reaches "
             f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
         )
 

@@ -38,11 +38,10 @@ class TimeConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("heads")
         if self.tabled and self.chunk_size is None:
             raise ValueError(
-                f"{self.name('chunk_size')} is {-1 if self.side else None} and this mixer learns tables over the "
-                "places of a chunk; give a number of tokens"
+                f"{self.name('chunk_size')} is {self.written(None)} and this mixer learns tables over the places of a "
+                "chunk; give a number of tokens"
             )
         if self.tabled and self.chunk_size > MOST_PLACES:
             raise ValueError(
@@ -54,12 +53,6 @@ class TimeConfig(MixerConfig):
     def tabled(self) -> bool:
         """Whether there is any table, so that the chunk size is fixed in training."""
         return True
-
-    def check_heads(self, width: int, what: str) -> None:
-        if width % self.heads:
-            raise ValueError(
-                f"{self.name('heads')} is {self.heads} and does not divide the {what}, {width}; give a divisor of it"
-            )
 
 
 class TimeMixer(Mixer):
@@ -94,7 +87,7 @@ class TimeMixer(Mixer):
     def _other(self, wanted: Optional[int], learned: int) -> str:
         name = self.config.name("chunk_size")
         return (
-            f"{name} is {-1 if wanted is None else wanted} and this model learned tables over the {learned} places "
+            f"{name} is {self.config.written(wanted)} and this model learned tables over the {learned} places "
             f"of a chunk; evaluate at chunks of {learned}"
         )
 

@@ -57,11 +57,7 @@ class AttentionConfig(TimeConfig):
         super().__post_init__()
         self.check_probability("attention_dropout")
         self.check_heads(self.dim, "width of the model")
-        width, dims = self.dim // self.heads, self.rotary_dims
-        if isinstance(dims, bool) or not isinstance(dims, int) or not 0 <= dims <= width or dims % 2:
-            raise ValueError(
-                f"{self.name('rotary_dims')} is {dims!r}; give an even number up to the width of a head, {width}"
-            )
+        self.check_rotary()
         if self.talking_heads and self.heads == 1:
             raise ValueError(f"{self.name('talking_heads')} mixes heads and {self.name('heads')} is 1; leave it out")
 

@@ -50,19 +50,10 @@ class SparseConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("heads", "stride", "summary", "subblocks")
+        self.check_positive("stride", "summary", "subblocks", "layers")
         self.check_probability("attention_dropout")
-        if self.dim % self.heads:
-            raise ValueError(
-                f"{self.name('heads')} is {self.heads} and does not divide {self.name('dim')}, {self.dim}; "
-                "give a divisor"
-            )
-        width = self.dim // self.heads
-        if self.rotary_dims % 2 or not 0 <= self.rotary_dims <= width:
-            raise ValueError(
-                f"{self.name('rotary_dims')} is {self.rotary_dims} and RoPE rotates pairs of a head's {width} "
-                f"dimensions; give an even number from 0 to {width}"
-            )
+        self.check_heads(self.dim, "width of the model")
+        self.check_rotary()
         if self.pattern == "fixed" and self.summary * self.subblocks > self.stride:
             given = f"{self.name('summary')} is {self.summary}"
             if self.subblocks > 1:
