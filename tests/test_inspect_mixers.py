@@ -167,7 +167,7 @@ def expected_norms(path, tokens):
     found = []
     for number, layer in enumerate(layers):
         values, shared = layer.mixer.values_and_shared(layer.mixer.norm(inputs[number]))
-        keys = layer.mixer.mapped(shared, 3, torch.arange(tokens.size(1)))[0]
+        _, (keys, *_) = layer.mixer.linear_maps(shared, torch.arange(tokens.size(1)))
         ends = range(CHUNK, tokens.size(1) + 1, CHUNK)
         found.append([(keys[:end].t() @ values[0, :end]).norm().item() / end for end in ends])
     return found

@@ -87,17 +87,21 @@ def _split(q: Tensor, k: Tensor, v: Tensor, size: int, lengths: Optional[Tensor]
     """Queries (B, G, c, s) of all chunks, keys and values (B, F, c, .) of the F whole ones, zero where unfinished."""
     dtype, total = at_least_float32(q.dtype), k.size(1)
     before, whole = total - q.size(1), total // size
-    q = F.pad(q.to(dtype), (0, 0, before, -total % size)).unflatten(1, (-1, size))
+    q = _padded(q.to(dtype), before, -total % size).unflatten(1, (-1, size))
     k, v = (t[:, : whole * size].to(dtype).unflatten(1, (whole, size)) for t in (k, v))
     if lengths is not None:
         k = k.masked_fill(padding_from_lengths(lengths // size, whole)[:, :, None, None], 0.0)
     return q, k, v
 
 
+def _padded(x: Tensor, before: int, after: int) -> Tensor:
+    """Zeros around the places of x (B, n, .); `F.pad` would copy it even without any."""
+    return F.pad(x, (0, 0, before, after)) if before or after else x
+
+
 def _sums(k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
     """The memory before each chunk, and after the last whole one: (B, F + 1, s, e)."""
-    products = k.transpose(2, 3) @ v  # (B, F, s, e)
-    return torch.cat([memory.unsqueeze(1), products], 1).cumsum(1)
+    return torch.cat([memory.unsqueeze(1), k.transpose(2, 3) @ v], 1).cumsum_(1)
 
 
 def _one_over(tokens: Tensor, chunks: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -136,22 +140,24 @@ class _ChunkMemory(torch.autograd.Function):
             queries, keys, values = _split(q, k, v, size, lengths)
             chunks = queries.size(1)
             factor = _one_over(tokens, chunks, size, queries.dtype)
-            dout = F.pad(dout.to(queries.dtype), (0, 0, before, -k.size(1) % size)).unflatten(1, (chunks, size))
-            dout = dout * factor
-            dq = dout @ _sums(keys, values, memory)[:, :chunks].transpose(2, 3)  # (B, G, c, s)
+            dout = _padded(dout.to(queries.dtype), before, -k.size(1) % size).unflatten(1, (chunks, size))
+            dq = (dout @ _sums(keys, values, memory)[:, :chunks].transpose(2, 3)).mul_(factor)  # (B, G, c, s)
             # The gradient of each prefix sum, then of each product: that of all later chunks and the memory.
-            dsums = queries.transpose(2, 3) @ dout  # (B, G, s, e)
-            dsums = F.pad(dsums, (0, 0, 0, 0, 0, whole + 1 - chunks))
+            dsums = (queries * factor).transpose(2, 3) @ dout  # (B, G, s, e)
+            if whole == chunks:  # no queries after the last whole chunk
+                dsums = F.pad(dsums, (0, 0, 0, 0, 0, 1))
             dsums[:, -1] += dmemory
-            dsums = dsums.flip(1).cumsum(1).flip(1)  # (B, F + 1, s, e)
-            dk, dv = values @ dsums[:, 1:].transpose(2, 3), keys @ dsums[:, 1:]
+            dsums = dsums.flip(1).cumsum_(1)  # (B, F + 1, s, e), the last one first
+            dfirst, dproducts = dsums[:, -1].clone(), dsums[:, :-1].flip(1)
+            del dsums
+            dk, dv = values @ dproducts.transpose(2, 3), keys @ dproducts
             if lengths is not None:
                 unfinished = padding_from_lengths(lengths // size, whole)[:, :, None, None]
                 dk, dv = dk.masked_fill(unfinished, 0.0), dv.masked_fill(unfinished, 0.0)
             rest = k.size(1) - whole * size
-            dk, dv = (F.pad(t.flatten(1, 2), (0, 0, 0, rest)) for t in (dk, dv))
+            dk, dv = (_padded(t.flatten(1, 2), 0, rest) for t in (dk, dv))
         dq = dq.flatten(1, 2)[:, before : before + new]
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsums[:, 0], None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dfirst, None, None, None
 
 
 # ------------------------------------------------------------------------------------------- bidirectional

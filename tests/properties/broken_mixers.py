@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mega_fairseq.modules import Mixer
 from mega_fairseq.modules.mixers.aft import WindowedAFT
-from mega_fairseq.modules.mixers.flash import LINEAR_QUERIES, FlashState, MixedChunkAttention
+from mega_fairseq.modules.mixers.flash import FlashState, MixedChunkAttention
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit
 from mega_fairseq.modules.mixers.gmlp import GatedMLP, Weights
 from mega_fairseq.modules.mixers.multi_head import MultiHeadAttention
@@ -41,11 +41,9 @@ class DividesByTheLength(GatedAttentionUnit):
 class DividesByTheChunk(MixedChunkAttention):
     """The memory is divided by c, and not by the number of its tokens, so that it grows."""
 
-    def mapped(self, shared: Tensor, row: int, places: Optional[Tensor] = None) -> Tensor:
-        mapped = super().mapped(shared, row, places)
-        if row != LINEAR_QUERIES:
-            return mapped
-        return mapped * places.div(self.config.chunk_size, rounding_mode="floor").clamp_min(1).unsqueeze(-1)
+    def linear_maps(self, shared: Tensor, places: Tensor) -> Tuple[Tensor, Tensor]:
+        queries, keys = super().linear_maps(shared, places)
+        return queries * places.div(self.config.chunk_size, rounding_mode="floor").clamp_min(1).unsqueeze(-1), keys
 
 
 class CountsPads(MixedChunkAttention):

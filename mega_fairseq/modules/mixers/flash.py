@@ -14,7 +14,6 @@ from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit, GAUConfig, GAUStep
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.chunks import KeyValues, chunked, join
-from mega_fairseq.ops.gating import activated_linear
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_of_slice, whole_memory
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -29,7 +28,7 @@ class FlashConfig(GAUConfig):
         super().__post_init__()
         if self.chunk_size is None:
             raise ValueError(
-                f"{self.name('chunk_size')} is {-1 if self.side else None} and FLASH attends in chunks; "
+                f"{self.name('chunk_size')} is {self.written(None)} and FLASH attends in chunks; "
                 "give a number of tokens, such as 256"
             )
 
@@ -57,10 +56,9 @@ class MixedChunkAttention(GatedAttentionUnit):
             nn.init.constant_(self.kappa[LINEAR_QUERIES:], config.shared_dim**-0.5)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[FlashState]]:
-        gate = activated_linear(x, self.gate.weight, self.gate.bias)  # U (B, L, e)
         values, shared = self.values_and_shared(x)  # V (B, L, e), Z (B, L, s)
         mixed, state = (self._causal if self.config.causal else self._bidirectional)(shared, values, batch)
-        return self.output(gate * mixed), state
+        return self.gated(x, mixed), state
 
     def _causal(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, FlashState]:
         chunk_size = self.config.chunk_size
@@ -71,8 +69,8 @@ class MixedChunkAttention(GatedAttentionUnit):
 
         first = memory.tokens if slices is None else memory.tokens + slices.before * slices.width
         places = first.unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
-        queries = self.mapped(joined.q, LINEAR_QUERIES, places[:, -joined.q.size(1) :])
-        keys = self.mapped(joined.k, LINEAR_KEYS, places)
+        queries, keys = self.linear_maps(joined.k, places)
+        queries = queries[:, -joined.q.size(1) :]
         if slices is None:
             lin, memory = chunk_memory(queries, keys, joined.v, chunk_size, memory, joined.lengths)
         else:
@@ -82,16 +80,15 @@ class MixedChunkAttention(GatedAttentionUnit):
     def _bidirectional(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, None]:
         quad = chunked(self.attend, shared, shared, values, self.config.chunk_size, batch.padding)
         places = torch.arange(shared.size(1), device=shared.device)
-        queries, keys = (self.mapped(shared, row, places) for row in (LINEAR_QUERIES, LINEAR_KEYS))
-        return quad + whole_memory(queries, keys, values, batch.padding), None
+        return quad + whole_memory(*self.linear_maps(shared, places), values, batch.padding), None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         return super().attend(self.mapped(q, QUAD_QUERIES), self.mapped(k, QUAD_KEYS), v, padding)
 
-    def mapped(self, shared: Tensor, row: int, places: Optional[Tensor] = None) -> Tensor:
-        """kappa_i * Z + mu_i, rotated to absolute places if the position bias does so."""
-        mapped = super().mapped(shared, row)
-        return mapped if places is None else self.position_bias.rotate_at(mapped, places)
+    def linear_maps(self, shared: Tensor, places: Tensor) -> Tensor:
+        """Queries and keys of the linear part, at absolute places if the position bias rotates: (2, B, L, s)."""
+        both = torch.stack([self.mapped(shared, row) for row in (LINEAR_QUERIES, LINEAR_KEYS)])
+        return self.position_bias.rotate_at(both, places)
 
     def first_state(self, values: Tensor) -> FlashState:
         c, batch = self.config, values.size(0)
@@ -121,7 +118,7 @@ class FlashStep(GAUStep):
 
     def __init__(self, module: MixedChunkAttention):
         super().__init__(module)
-        self.mapped = module.mapped
+        self.mapped, self.linear_maps = module.mapped, module.linear_maps
 
     def mix(self, x: Tensor, residual: Tensor, state: FlashState) -> Tuple[Tensor, FlashState]:
         c, (cache, memory, finished) = self.config, state
@@ -136,13 +133,13 @@ class FlashStep(GAUStep):
             c.attention,
             outer=self.outer_scale,
         )
-        lin_queries = self.mapped(shared, LINEAR_QUERIES, (finished + place).unsqueeze(1))
+        lin_queries, _ = self.linear_maps(shared, (finished + place).unsqueeze(1))
         lin = torch.bmm(lin_queries.to(memory.dtype), memory) / finished.clamp_min(1).view(-1, 1, 1)
         y = self.output((gate * (weighted_sum(weights, cache.values) + lin.to(values.dtype))).squeeze(1))
 
         if place + 1 == c.chunk_size:
             places = finished.unsqueeze(1) + torch.arange(c.chunk_size, device=x.device)
-            keys = self.mapped(cache.keys, LINEAR_KEYS, places).to(memory.dtype)
-            memory = memory + torch.bmm(keys.transpose(1, 2), cache.values.to(memory.dtype))
+            _, keys = self.linear_maps(cache.keys, places)
+            memory = memory + torch.bmm(keys.to(memory.dtype).transpose(1, 2), cache.values.to(memory.dtype))
             finished = finished + c.chunk_size
         return y, FlashState(cache.unless_complete(c.chunk_size), memory, finished)

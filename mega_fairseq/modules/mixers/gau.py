@@ -15,7 +15,7 @@ from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, position_bias
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.gating import activated_linear, gated_linear
 from mega_fairseq.ops.linear import ready_linear
 
 SCALES = ("outer", "inner")
@@ -62,13 +62,17 @@ class GatedAttentionUnit(SingleHeadMixer):
         return self.config.scale == "outer"
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        gate = activated_linear(x, self.gate.weight, self.gate.bias)  # U (B, L, e)
         values, shared = self.values_and_shared(x)
         cache = None if batch.state is None else batch.state.cache
         attended, cache = self.in_chunks(
             self.attend, self.mapped(shared, 0), self.mapped(shared, 1), values, cache, batch
         )
-        return self.output(gate * attended), OpenChunk(cache) if self.config.causal else None
+        return self.gated(x, attended), OpenChunk(cache) if self.config.causal else None
+
+    def gated(self, x: Tensor, attended: Tensor) -> Tensor:
+        """(U * O) W_o + b_o: O (B, L, e) -> (B, L, D)."""
+        gate, output = (self.gate.weight, self.gate.bias), (self.output.weight, self.output.bias)
+        return gated_linear(x, attended, gate, output)
 
     def values_and_shared(self, x: Tensor) -> Tuple[Tensor, Tensor]:
         """V (B, L, e) and Z (B, L, s)."""

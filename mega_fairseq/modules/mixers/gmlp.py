@@ -13,7 +13,7 @@ from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.gating import activated_linear, gated_linear
 from mega_fairseq.ops.heads import weighted_sum_by_head
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.toeplitz import toeplitz
@@ -73,14 +73,14 @@ class GatedMLP(TimeMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         c, cache = self.config, None if batch.state is None else batch.state.cache
-        gate = activated_linear(x, self.receptance.weight, self.receptance.bias, "gelu")  # (B, L, E d)
-        values = activated_linear(x, self.value.weight, self.value.bias, "gelu")
+        values = activated_linear(x, self.value.weight, self.value.bias, "gelu")  # (B, L, E d)
         if self.value_norm is not None:
             values = self.value_norm(values)
         values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
         none = values[..., :0]  # no queries, no keys
         mixed, cache = self.in_chunks(self.attend, none, none, values, cache, batch)
-        return self.output(gate * mixed), OpenChunk(cache) if c.causal else None
+        gate, output = (self.receptance.weight, self.receptance.bias), (self.output.weight, self.output.bias)
+        return gated_linear(x, mixed, gate, output, "gelu"), OpenChunk(cache) if c.causal else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""
