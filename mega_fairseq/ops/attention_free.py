@@ -44,7 +44,7 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
         largest = torch.maximum(sums.largest, real.amax(1).to(dtype))
         any_token = largest > lowest
         before = torch.exp(sums.largest - largest)
-        apply = _sums if is_compiling() else _Sums.apply
+        apply = _added if is_compiling() else _Added.apply
         numerator, denominator = apply(k, v, largest, padding)
         return Sums(
             largest,
@@ -64,13 +64,13 @@ def _shares(k: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tensor:
     return e if padding is None else e.masked_fill(padding, 0.0)
 
 
-def _sums(k: Tensor, v: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+def _added(k: Tensor, v: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
     e = _shares(k, largest, padding)
     return (e * v.to(e.dtype)).sum(1), e.sum(1)
 
 
-class _Sums(torch.autograd.Function):
-    """`_sums` of pieces that fit into the processor's cache; it saves nothing but its inputs for backward."""
+class _Added(torch.autograd.Function):
+    """`_added` of pieces that fit into the processor's cache; it saves nothing but its inputs for backward."""
 
     @staticmethod
     def forward(ctx, k, v, largest, padding):
@@ -79,7 +79,7 @@ class _Sums(torch.autograd.Function):
         total = [torch.zeros_like(largest), torch.zeros_like(largest)]
         for start in range(0, k.size(1), size):
             piece = slice(start, start + size)
-            of_piece = _sums(k[:, piece], v[:, piece], largest, None if padding is None else padding[:, piece])
+            of_piece = _added(k[:, piece], v[:, piece], largest, None if padding is None else padding[:, piece])
             total = [a + b for a, b in zip(total, of_piece)]
         return tuple(total)
 
@@ -148,7 +148,8 @@ def aft(
 ) -> Tensor:
     """`aft_naive` in tiles, with tensors of m x D entries; of these it keeps k, v, o and the denominators for backward.
 
-    On a GPU, where looking at the results costs time, shares below e^-60 of a tile's largest one may count as 0.
+    On a GPU, where looking at the results costs time, tables that fall by more than 80 within 64 places may lose rows
+    after a very large key; those of `curves` fall by at most 1 per place.
     """
     queries = queries or k.size(1)
     with without_autocast(k):

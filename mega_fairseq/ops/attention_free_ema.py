@@ -21,13 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention_free import aft_naive
-from mega_fairseq.ops.attention_free_slabs import SAFE, channels_first, channels_last
+from mega_fairseq.ops.attention_free_slabs import SAFE, SLAB, channels_first, channels_last
 from mega_fairseq.ops.attention_free_tiles import Plan, exact, running
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices
 
 TILE = 64
-SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
 SLOWEST = 60.0  # a reference decays by at most e^-60 in a tile, which keeps its digits
 
 
@@ -146,7 +145,7 @@ class _Tables(NamedTuple):
     log_mix: Tensor
 
 
-class _Sums(NamedTuple):
+class _Part(NamedTuple):
     """Numerators and denominators, relative to e^reference."""
 
     reference: Tensor  # (C, G, M, 1) or (C, G, M, S)
@@ -164,7 +163,7 @@ def _log_powers(log_decay: Tensor, first: int, count: int) -> Tensor:
     return t.unsqueeze(-1) * log_decay.unsqueeze(1)
 
 
-def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> Tuple[List[_Sums], Means, Tensor]:
+def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> Tuple[List[_Part], Means, Tensor]:
     """The sums of k, v (C, G, M, S) and `state` (C, G, N), in parts; the means (C, G, M + 1, N) before each tile; and
     the smallest sum that these were divided by."""
     size, lowest = k.size(-1), torch.finfo(k.dtype).min
@@ -186,17 +185,17 @@ def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> T
     decay = torch.exp((so_far[..., :-1] - so_far[..., 1:]).unsqueeze(-1) + size * t.log_decay[:, None, None])
     h = running(F.pad(decay, (0, 0, 1, 0)).unsqueeze(1), torch.cat([first, u], 3), 3)  # (C, 2, G, M + 1, N)
 
-    parts = [_Sums(so_far[..., :-1].unsqueeze(-1), _times(h[:, :, :, :-1], spread))]
+    parts = [_Part(so_far[..., :-1].unsqueeze(-1), _times(h[:, :, :, :-1], spread))]
     if own:
         within = F.pad(torch.exp(log_kernel(*t, size)), (size - 1, 0)).unfold(-1, size, 1).flip(1)  # (C, S, S)
-        parts.append(_Sums(largest.unsqueeze(-1), _times(x, within)))
+        parts.append(_Part(largest.unsqueeze(-1), _times(x, within)))
     numerator, denominator = h.unbind(1)
     denominator = denominator.clamp_min(torch.finfo(k.dtype).tiny)
     smallest = denominator.detach().masked_fill(so_far.unsqueeze(-1) == lowest, 1.0).amin()
     return parts, Means(so_far.unsqueeze(-1) + torch.log(denominator), numerator / denominator), smallest
 
 
-def _by_entries(k: Tensor, v: Tensor, t: _Tables, state: Means) -> Tuple[List[_Sums], Means, Tensor]:
+def _by_entries(k: Tensor, v: Tensor, t: _Tables, state: Means) -> Tuple[List[_Part], Means, Tensor]:
     """The sums of all but the own tile, and the means, for any numbers: 2 N exponentials for each entry."""
     size = k.size(-1)
     entries = k.unsqueeze(-1) + _log_powers(t.log_decay, 0, size).flip(1)[:, None, None]  # (C, G, M, S, N)
@@ -212,19 +211,19 @@ def _by_entries(k: Tensor, v: Tensor, t: _Tables, state: Means) -> Tuple[List[_S
     shares = before.log_weight + (_log_powers(t.log_decay, 1, size) + t.log_mix.unsqueeze(1))[:, None, None]
     reference = shares.detach().amax(-1)
     shares = torch.exp(shares - reference.unsqueeze(-1))
-    return [_Sums(reference, torch.stack([(shares * before.mean).sum(-1), shares.sum(-1)], 1))], means, k.new_ones(())
+    return [_Part(reference, torch.stack([(shares * before.mean).sum(-1), shares.sum(-1)], 1))], means, k.new_ones(())
 
 
-def _own_by_entries(k: Tensor, v: Tensor, t: _Tables) -> _Sums:
+def _own_by_entries(k: Tensor, v: Tensor, t: _Tables) -> _Part:
     plan = Plan(k.size(-1), near=0, exact=0, causal=True)
     reference, sums = exact(k.unsqueeze(1), v.unsqueeze(1), log_kernel(*t, plan.size), plan, 0)
-    return _Sums(reference.squeeze(1), sums.squeeze(2))
+    return _Part(reference.squeeze(1), sums.squeeze(2))
 
 
 FAST, OWN_ENTRIES, ALL_ENTRIES = range(3)
 
 
-def _parts(k: Tensor, v: Tensor, t: _Tables, state: Means, how: int) -> Tuple[List[_Sums], Means, Tensor]:
+def _parts(k: Tensor, v: Tensor, t: _Tables, state: Means, how: int) -> Tuple[List[_Part], Means, Tensor]:
     if how == ALL_ENTRIES:
         parts, means, smallest = _by_entries(k, v, t, state)
     else:
@@ -279,7 +278,7 @@ def _rows(
         ahead, behind = (_Tables(log_decay[:, i], log_mix[:, i]) for i in (0, 1))
         parts, *_ = _parts(k, v, ahead, state, how)
         turned, *_ = _parts(k.flip(2, 3), v.flip(2, 3), behind, state, how)
-        parts += [_Sums(part.reference.flip(2, 3), part.sums.flip(3, 4)) for part in turned]
+        parts += [_Part(part.reference.flip(2, 3), part.sums.flip(3, 4)) for part in turned]
     reference = parts[0].reference
     for part in parts[1:]:
         reference = torch.maximum(reference, part.reference)

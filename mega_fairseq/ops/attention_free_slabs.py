@@ -23,7 +23,7 @@ SAFE = 60.0  # results are right if no denominator is below e^-60 of its tile's 
 
 
 def _plans(reach: int, tokens: int, causal: bool, checked: bool) -> List[Plan]:
-    """Plans from the fastest to the one that is exact for any numbers; one that needs no check if not `checked`."""
+    """Plans from the fastest to the one that is exact for any numbers; only the one before that if not `checked`."""
 
     def plan(size: int, exact: int) -> Plan:
         return Plan(size, min(-(-tokens // size) - 1, -(-(reach - 1) // size)), exact, causal)
@@ -37,7 +37,7 @@ def _plans(reach: int, tokens: int, causal: bool, checked: bool) -> List[Plan]:
     else:
         last = plan(min(tokens, max(reach - 1, SMALL_TILE)), 0)
         last = last._replace(exact=last.near)
-    plans = [fast, plan(even(SMALL_TILE), 0), last] if causal else [fast, last]
+    plans = [fast, plan(even(SMALL_TILE), 0), last]
     return plans if checked else [plans[-2]]
 
 
@@ -206,6 +206,16 @@ class _InSlabs(torch.autograd.Function):
         return (channels_last(dk, k), channels_last(dv, v), dweight, None, *(dolder or (None, None)), None, None)
 
 
+def _with_margin(weight: Tensor, causal: bool, tokens: int) -> Tensor:
+    """The table; if it covers all tokens, its ends are repeated over the rest of the last tile instead of 0, which
+    could be much larger than the weights of tokens in that tile."""
+    zero = 0 if causal else weight.size(1) // 2
+    if weight.size(1) - zero < tokens:
+        return weight
+    after = weight[:, -1:].detach().expand(-1, TILE)
+    return torch.cat([weight, after] if causal else [weight[:, :1].detach().expand(-1, TILE), weight, after], 1)
+
+
 def in_slabs(
     k: Tensor,
     v: Tensor,
@@ -217,7 +227,7 @@ def in_slabs(
     queries: int,
 ) -> Tensor:
     """`aft_naive` of the same arguments, with keys of the lowest number at pads."""
-    older = (largest, numerator, denominator)
+    older, weight = (largest, numerator, denominator), _with_margin(weight, causal, k.size(1))
     if is_compiling():
         out, _, _ = _compute(channels_first(k), channels_first(v), weight, *older, causal, queries)
         return channels_last(out, v)

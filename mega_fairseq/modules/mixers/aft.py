@@ -71,7 +71,7 @@ class AFTConfig(TimeConfig):
         super().__post_init__()
         if self.form == "local" and self.reach is None:
             raise ValueError(
-                f"{self.name('reach')} is {-1 if self.side else None} and {self.name('form')} local learns a weight "
+                f"{self.name('reach')} is {self.written(None)} and {self.name('form')} local learns a weight "
                 "for each of the last tokens; give their number, such as 32"
             )
         if self.reach is not None:
@@ -139,7 +139,7 @@ class WindowedAFT(AttentionFree):
         """The rows of q (G, n, 0) in groups of keys and values (G, m, D), the last at the place of the last key."""
         queries, keys = q.size(1), k.size(1)
         if self.log_beta is not None:
-            k = k + _of_channels(self.log_beta[:, :keys], k.size(2)).to(k.dtype)
+            k = k.to(at_least_float32(k.dtype)) + _of_channels(self.log_beta[:, :keys], k.size(2))
         mixed = aft(k, v, self.log_weight, self.config.causal, queries, padding)
         if self.gamma is not None:
             mixed = mixed * self.gamma[keys - queries : keys].unsqueeze(1)
@@ -242,8 +242,8 @@ class LocalAFT(AttentionFree):
             older = with_tokens(older, k[:, : max(0, leaving)], v[:, : max(0, leaving)])
             front = max(0, -leaving)
             k, v = k[:, max(0, leaving) :], v[:, max(0, leaving) :]
-            keys, values = F.pad(k, (0, 0, front, 0), value=lowest), F.pad(v, (0, 0, front, 0))
-            return LocalState(KeyValues(keys.clone() if front == 0 else keys, values.clone()), older)
+            keys, values = F.pad(k, (0, 0, front, 0), value=lowest), F.pad(v, (0, 0, front, 0))  # copies, not views
+            return LocalState(KeyValues(keys, values), older)
         counts = lengths - missing
         older = with_tokens(older, k, v, counts.clamp_min(0))
         index = counts.unsqueeze(1) + torch.arange(kept, device=k.device)  # (B, reach - 1)
@@ -341,8 +341,9 @@ class WindowStep(AttentionFreeStep):
     def __init__(self, module: WindowedAFT):
         super().__init__(module)
         dim = self.config.dim
-        self.weight = _of_channels(module.log_weight, dim).flip(0)
-        self.beta = None if module.log_beta is None else _of_channels(module.log_beta, dim)
+        wide = at_least_float32(module.log_weight.dtype)
+        self.weight = _of_channels(module.log_weight, dim).flip(0).to(wide)
+        self.beta = None if module.log_beta is None else _of_channels(module.log_beta, dim).to(wide)
         self.gamma = module.gamma
 
     def weighted(self, k: Tensor, v: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
