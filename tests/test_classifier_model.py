@@ -6,6 +6,7 @@ import torch
 from mega_fairseq.models import mega_classifier
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import pool
+from mega_fairseq.modules.normalization import SequenceNorm
 from tests.golden_models import PAD
 from tests.small_models import CHUNK, TYPES, classifier
 
@@ -143,3 +144,33 @@ def test_scores_in_bfloat16_are_near_those_in_float64(mixer):
     exact = scores(model, tokens)
     near = scores(model.bfloat16(), tokens).double()
     assert (near - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_batch_norm_in_half_precision_has_the_statistics_of_float32(dtype):
+    exact, half = SequenceNorm("batchnorm", 3), SequenceNorm("batchnorm", 3).to(dtype)
+    assert half.norm.weight.dtype == dtype
+    for seed in range(100):  # values near 20, and so large that their squares overflow
+        x = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(seed)).mul(torch.tensor([1.0, 1.0, 300.0]))
+        x = (x + torch.tensor([20.0, 0.0, 0.0])).to(dtype)
+        assert half(x).dtype == dtype
+        exact(x.float())
+    torch.testing.assert_close(half.norm.running_mean, exact.norm.running_mean)
+    torch.testing.assert_close(half.norm.running_var, exact.norm.running_var)
+    assert (half.eval()(x).float() - exact.eval()(x.float())).abs().max() < 0.02
+    exact.load_state_dict(half.half().state_dict())  # a checkpoint keeps them too
+    torch.testing.assert_close(half.norm.running_var, exact.norm.running_var, rtol=0, atol=0)
+
+
+def test_batch_norm_over_a_single_position_is_refused_in_training():
+    norm, x = SequenceNorm("batchnorm", 3), torch.ones(1, 2, 3)
+    padding = torch.tensor([[False, True]])
+    with pytest.raises(ValueError, match="batch norm has a single position to compute its statistics from"):
+        norm(x, padding)
+    assert norm.eval()(x, padding).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_mean_over_many_large_features_does_not_overflow(dtype):
+    x = torch.full((1, 20_000, 1), 5.0, dtype=dtype)
+    assert pool(x, torch.tensor([20_000]), "mean").item() == pool(x, None, "mean").item() == 5.0

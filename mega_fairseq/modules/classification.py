@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.precision import at_least_float32
 
 POOLINGS = ("mean", "first")
 
@@ -33,7 +34,8 @@ def pool(x: Tensor, lengths: Optional[Tensor], pooling: str) -> Tensor:
         return x[:, 0]
     if lengths is None:
         return x.mean(1)
-    return x.sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
+    total = x.sum(1, dtype=at_least_float32(x.dtype))  # which may be large
+    return (total / lengths.clamp_min(1).unsqueeze(1)).to(x.dtype)
 
 
 class ClassificationHead(nn.Module):

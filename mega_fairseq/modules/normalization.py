@@ -1,8 +1,9 @@
 """The norms of a block, for sequences (B, L, D)."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.ops.precision import at_least_float32
@@ -30,6 +31,40 @@ class RMSNorm(ScaleNorm):
 
     def _width(self, dim: int) -> int:
         return dim
+
+
+class _ExactStatistics(nn.Module):
+    """Running statistics stay in float32 when a model is converted to half precision, where they would not converge."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        exact = dict(self._buffers)
+        super()._apply(*args, **kwargs)
+        for name, buffer in exact.items():
+            if self._buffers[name].dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = buffer.to(self._buffers[name].device, torch.float32)
+        return self
+
+
+class BatchNorm(_ExactStatistics, nn.BatchNorm1d):
+    """torch's, computed in float32 or better: (N, D) -> (N, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.size(0) == 1:
+            raise ValueError("batch norm has a single position to compute its statistics from; give larger batches")
+        wide = at_least_float32(x.dtype)
+        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
+        statistics = (self.running_mean, self.running_var)
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return F.batch_norm(x.to(wide), *statistics, weight, bias, self.training, self.momentum, self.eps).to(x.dtype)
+
+
+class SyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
+    """torch's while several processes train, otherwise `BatchNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        synchronised = self.training and torch.distributed.is_available() and torch.distributed.is_initialized()
+        return nn.SyncBatchNorm.forward(self, x) if synchronised else super().forward(x)
 
 
 class SequenceNorm(nn.Module):
@@ -60,7 +95,7 @@ NORMS = {
     "layernorm": _layer_norm,
     "scalenorm": ScaleNorm,
     "rmsnorm": RMSNorm,
-    "batchnorm": lambda dim, eps, affine: nn.BatchNorm1d(dim, eps=eps, affine=affine),
-    "syncbatchnorm": lambda dim, eps, affine: nn.SyncBatchNorm(dim, eps=eps, affine=affine),
+    "batchnorm": lambda dim, eps, affine: BatchNorm(dim, eps=eps, affine=affine),
+    "syncbatchnorm": lambda dim, eps, affine: SyncBatchNorm(dim, eps=eps, affine=affine),
 }
 BATCH_NORMS = ("batchnorm", "syncbatchnorm")
