@@ -233,12 +233,18 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
     assert [one.label for one in alone] == [one.label for one in found[:5]]
     assert [one.probability for one in alone] == pytest.approx([one.probability for one in found[:5]], abs=1e-5)
     assert classifier.predict([]) == []
+    with pytest.raises(ValueError, match="batch_size is 0; give at least 1"):
+        classifier.predict(inputs, batch_size=0)
 
 
 @pytest.mark.parametrize(
     ("kind", "inputs", "said"),
     [
         ("bytes", ["ae"], "this model classifies pairs; give tuples of two inputs"),
+        ("bytes", [("ae", "b"), ("ae", "b", "c")], "this model classifies pairs; give tuples of two inputs"),
+        ("bytes", "ae", "the inputs are a single text; give a list of inputs"),
+        ("bytes", [("ae", 5)], "input 1 is of type int; give str or bytes"),
+        ("tokens", [b"a"], "input 1 is of type bytes; give str"),
         ("bytes", [("ae", "b"), ("ae", "")], "input 2 is empty; leave it out"),
         ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; the model"),
         ("values", [[1, 2, 3]], "input 1 has the shape .* and type int64; give one row of finite numbers"),
@@ -252,5 +258,5 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
     ],
 )
 def test_inputs_that_a_model_does_not_take_are_refused(classifiers, kind, inputs, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         from_pretrained(classifiers(kind)).predict(inputs)

@@ -81,6 +81,8 @@ def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, n
         [[6, EOS], [6, EOS]],
         [[4, 4, 4, 5, EOS], [5, 4, 4, 4, EOS]],
     ]
+    write(tmp_path, {"labels.txt": ["9", "10"]})
+    assert task_of(tmp_path, "tokens").classes == ["9", "10"]
 
 
 def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
@@ -339,6 +341,12 @@ def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
 def test_bad_options_are_refused_in_one_sentence(tmp_path, options, said):
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         examples(write(tmp_path, GOOD), "bytes", **options)
+
+
+def test_a_first_token_of_numbers_is_refused(tmp_path):
+    task = task_of(write(tmp_path, {"train.npy": IMAGES, "train.label": ["0", "1"]}), "values", init_token=0)
+    with pytest.raises(ValueError, match="--init-token is 0 and values have no tokens; leave it out"):
+        task.build_model(SimpleNamespace(max_positions=9))
 
 
 def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):

@@ -71,6 +71,7 @@ def test_the_longest_input_of_a_preset_is_also_that_of_the_task():
     [
         ({"classifier_layers": -1}, "--classifier-layers is -1; give a whole number of at least 0"),
         ({"classifier_dim": 10**9}, "--classifier-dim is 1000000000; give at most 1,000,000"),
+        ({"classifier_layers": 0, "classifier_dim": 8}, "--classifier-dim is 8 and there is no hidden layer; leave it"),
         ({"pooling": "max"}, "--pooling is 'max'; choose one of mean, first"),
         ({"max_positions": 0}, "--max-positions is 0; it must be a whole number of at least 1"),
         ({"encoder_attention_heads": 2}, "--encoder-attention-heads is 2 and has no effect with --encoder-token-mixer"),

@@ -202,7 +202,7 @@ every_module = pytest.mark.parametrize("name", MODULES)
 @every_module
 def test_inputs_of_a_wrong_shape_are_refused(name):
     module = MODULES[name]()
-    for shape in ((2, 5, 3), (5, DIM), (2, 0, DIM), (2, 2, 5, DIM)):
+    for shape in ((2, 5, 3), (5, DIM), (2, 0, DIM), (0, 5, DIM), (2, 2, 5, DIM)):
         refuses(
             lambda shape=shape: module(torch.ones(shape)), f"x has shape {shape}", "(batch, length, 4)", "at least 1"
         )

@@ -1,5 +1,6 @@
 """`mega-fairseq prepare pictures`: what becomes of pictures of any format, and what is refused."""
 
+import os
 import sys
 
 import numpy as np
@@ -95,7 +96,12 @@ def remove_a_label(pictures):
     ("change", "words"),
     [
         (remove_a_label, ["contains 1 folders", "give one for each label"]),
-        (lambda pictures: (pictures / "dark").rename(pictures / "very dark"), ["'very dark' has blanks", "rename"]),
+        (
+            lambda pictures: (pictures / "dark").rename(pictures / "very dark"),
+            ["name 'very dark'", "not one word", "rename"],
+        ),
+        (lambda pictures: (pictures / "dark").rename(pictures / "dark\u200b"), ["printable characters", "rename"]),
+        (lambda pictures: os.rename(bytes(pictures / "dark"), bytes(pictures / "d") + b"\xe9"), ["not one word"]),
         (lambda pictures: (pictures / "empty").mkdir(), ["empty contains 0 pictures", "at least 3"]),
         (
             lambda pictures: pictures.rename(pictures.parent / "elsewhere"),
@@ -117,7 +123,8 @@ def test_bad_folders_and_files_are_refused_by_name(change, words, pictures, prep
     refused_by("prepare", prepare(), *words)
 
 
-def test_a_side_without_pixels_and_a_missing_pillow_are_refused(prepare, monkeypatch):
-    refused_by("prepare", prepare("--side=0"), "--side is 0", "at least 1")
+def test_a_side_out_of_range_and_a_missing_pillow_are_refused(prepare, monkeypatch):
+    for side in (0, 50_000):
+        refused_by("prepare", prepare(f"--side={side}"), f"--side is {side}", "from 1 to 4,096")
     monkeypatch.setitem(sys.modules, "PIL", None)
     refused_by("prepare", prepare(), "Pillow", "pip install pillow")

@@ -175,5 +175,10 @@ def _check_head(cfg: MegaClassifierConfig) -> None:
         if getattr(cfg, name) < 0:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(cfg, name)}; give a whole number of at least 0")
         check_at_most(most, **{name: getattr(cfg, name)})
+    if cfg.classifier_dim and not cfg.classifier_layers:
+        raise ValueError(
+            f"--classifier-dim is {cfg.classifier_dim} and there is no hidden layer; leave it out, or give "
+            "--classifier-layers"
+        )
     if str(cfg.pooling) not in POOLINGS:
         raise ValueError(f"--pooling is {cfg.pooling!r}; choose one of {', '.join(POOLINGS)}")

@@ -11,8 +11,10 @@ from mega_fairseq.ops.precision import autocast_dtype
 
 def check_sequence(name: str, x: Tensor, dim: int, parameter: Tensor) -> None:
     """Checks that x is (B, L, dim) in the dtype of the module's parameters (autocast casts both)."""
-    if x.dim() != 3 or x.size(-1) != dim or x.size(1) == 0:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {dim}) with length at least 1")
+    if x.dim() != 3 or x.size(-1) != dim or 0 in x.shape[:2]:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {dim}) with batch and length at least 1"
+        )
     if x.dtype != parameter.dtype and (autocast_dtype(x.device.type) is None or not x.is_floating_point()):
         raise TypeError(f"{name} has dtype {x.dtype}; it must be {parameter.dtype} like the parameters")
 

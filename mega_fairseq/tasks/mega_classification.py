@@ -39,10 +39,10 @@ class MegaClassificationConfig(FairseqDataclass):
 
 @register_task("mega_classification", dataclass=MegaClassificationConfig)
 class MegaClassificationTask(FairseqTask):
-    """Checkpoints contain its state: the names of the classes in order, the tokens of a dictionary made from data, and
-    the type of values.
+    """Classifies tokens, bytes or real numbers, alone or in pairs.
 
-    Labels of other data are matched by name. Another dictionary, and values of another type, are refused.
+    Checkpoints contain its state: the names of the classes in order, the tokens of a dictionary made from data, and the
+    type of values. Labels of other data are matched by name. Another dictionary and values of another type are refused.
     """
 
     def __init__(
@@ -133,6 +133,8 @@ class MegaClassificationTask(FairseqTask):
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
         first, types = self.cfg.init_token, len(self.dictionary or ())
+        if first is not None and self.dictionary is None:
+            raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
         if first is not None and not 0 <= first < types:
             raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
         if isinstance(self.layout, NoData):
@@ -208,6 +210,10 @@ class MegaClassificationTask(FairseqTask):
 
     def encode(self, given: Any, number: int = 1) -> Tensor:
         """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by its number."""
+        texts = {"tokens": (str,), "bytes": (str, bytes)}.get(self.cfg.input_kind)
+        if texts and not isinstance(given, texts):
+            kinds = " or ".join(kind.__name__ for kind in texts)
+            raise TypeError(f"input {number} is of type {type(given).__name__}; give {kinds}")
         if self.cfg.input_kind == "values":
             x = self.scaling.checked(np.asarray(given), f"input {number}")
         elif self.cfg.input_kind == "bytes":

@@ -40,6 +40,8 @@ class Classifier(nn.Module):
 
         Several models are averaged.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; give at least 1")
         found = torch.zeros(len(inputs), len(self.labels))
         if len(inputs):
             for rows, probabilities in self.probabilities(self.examples(inputs), batch_size):
@@ -75,10 +77,12 @@ class Classifier(nn.Module):
         return model(**net_input, features_only=True, classification_head_name=head)[0]
 
     def _towers(self, inputs: Sequence[Any]) -> List[Given]:
+        if isinstance(inputs, (str, bytes)):
+            raise TypeError("the inputs are a single text; give a list of inputs")
         pairs = self.models[0].cfg.pairs
-        towers = list(zip(*inputs)) if pairs else [inputs]
-        if pairs and not (len(towers) == 2 and all(isinstance(pair, (list, tuple)) for pair in inputs)):
+        if pairs and not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in inputs):
             raise ValueError("this model classifies pairs; give tuples of two inputs")
+        towers = list(zip(*inputs)) if pairs else [inputs]
         return [Given([self.task.encode(one, number) for number, one in enumerate(tower, 1)]) for tower in towers]
 
 

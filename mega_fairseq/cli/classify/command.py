@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> None:
             print(line, flush=True)
         return
     examples = read_examples(classifier, arguments.subset)
+    if prefix and examples.classes is None:
+        raise UserError(f"{arguments.subset} has no labels, which --out needs; add them, or leave --out out")
     probabilities = classified(classifier, examples, arguments.batch_size)
     print(*(shown(classifier.prediction(row)) for row in probabilities), sep="\n")
     if examples.classes is None:
-        if prefix:
-            raise UserError(f"{arguments.subset} has no labels, which --out needs; add them, or leave --out out")
         return
     scores = Scores(classifier.labels, torch.from_numpy(examples.classes), probabilities)
     print(scores.summary(), file=sys.stderr)

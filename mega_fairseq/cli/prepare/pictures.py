@@ -17,11 +17,12 @@ from mega_fairseq.cli.prepare.splits import stratified
 REMEDY = "give a folder with a folder of pictures for each label"
 MOST_LABELS = 256  # a row has a byte for its label
 PART = 100  # pictures
+LONGEST_SIDE = 4096  # of a square; a model reads its pixels one by one
 
 
 def settings(arguments: argparse.Namespace) -> Dict[str, int]:
-    if arguments.side < 1:
-        raise UserError(f"--side is {arguments.side}; give a whole number of at least 1")
+    if not 1 <= arguments.side <= LONGEST_SIDE:
+        raise UserError(f"--side is {arguments.side}; give a whole number from 1 to {LONGEST_SIDE:,}")
     return {"side": arguments.side, "seed": arguments.seed}
 
 
@@ -47,8 +48,10 @@ def labelled(source: str) -> Dict[str, List[Place]]:
         raise UserError(f"{source} contains {len(labels)} folders; give one for each label, 2 to {MOST_LABELS}")
     found = {}
     for label in labels:
-        if label.split() != [label]:
-            raise UserError(f"the folder {label!r} has blanks in its name, which is the label; rename it")
+        if label.split() != [label] or not label.isprintable():
+            raise UserError(
+                f"the folder's name {label!r}, the label, is not one word of printable characters; rename it"
+            )
         found[label] = _visible(os.path.join(source, label))
         if len(found[label]) < 3:
             raise UserError(

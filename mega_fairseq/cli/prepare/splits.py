@@ -12,8 +12,8 @@ def stratified(labels: Sequence[int], sizes: Sequence[int], name: str) -> np.nda
     for label in sorted(set(labels)):
         examples = [example for example, its in enumerate(labels) if its == label]
         random.shuffle(examples)
-        places += [((rank + 0.5) / len(examples), example) for rank, example in enumerate(examples)]
-    return _members([example for _, example in sorted(places)], sizes)
+        places += [((rank + 0.5) / len(examples), random.random(), example) for rank, example in enumerate(examples)]
+    return _members([example for *_, example in sorted(places)], sizes)
 
 
 def published(sizes: Sequence[int]) -> np.ndarray:

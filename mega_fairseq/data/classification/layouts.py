@@ -80,7 +80,8 @@ class Binarised(Layout):
         return self.folder / self.LABELS / f"{split}.bin"
 
     def classes(self) -> List[str]:
-        return labels.classes_of(self._label_dictionary())
+        order = self.folder / labels.ORDER
+        return labels.read_classes(order) if order.exists() else labels.classes_of(self._label_dictionary())
 
     def pairs(self) -> bool:
         return (self.folder / self.SECOND).is_dir()
