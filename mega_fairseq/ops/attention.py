@@ -17,8 +17,9 @@ Four implementations of the same function:
     attention_naive   whole matrices and autograd: the reference for tests, and the form for compilers
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
-    tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile: for
-                      laplace, relu2, multipliers, large masks, softmax with z != e, and on GPUs every bias
+    tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile but
+                      the bool mask of dropout: for laplace, relu2, multipliers, large masks, softmax with z != e,
+                      and on GPUs every bias
 
 The rule is in `fused_kernel_runs` and `_mask_fits`, and depends on shapes and the type of device only.
 """
@@ -251,7 +252,7 @@ def attention(
     dtype = autocast_dtype(q.device.type) or q.dtype
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
-        if q.size(1) == 1 and columns is talking is None and dropout == 0.0 and not torch.is_grad_enabled():
+        if q.size(1) == 1 and columns is None and talking is None and dropout == 0.0 and not torch.is_grad_enabled():
             return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer), v).to(
                 dtype
             )

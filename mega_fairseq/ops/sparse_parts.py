@@ -3,7 +3,7 @@
 A `Part` gives every query some of its keys, such as the band of the last l places. It views queries (N, n, .) as groups
 (N, I, R, .) and keys (N, m, .) as groups (N, I, M, .), and a query sees keys of its group only. `attend_parts` takes
 one softmax over the keys of all parts: their results are joined by the logarithms of their sums, as in flash attention,
-so that nothing of size n x M outlives its tile. Backward computes the weights again.
+so that nothing of size n x M outlives its tile but the bool mask of dropout. Backward computes the weights again.
 """
 
 import math
