@@ -233,6 +233,8 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
     assert [one.label for one in alone] == [one.label for one in found[:5]]
     assert [one.probability for one in alone] == pytest.approx([one.probability for one in found[:5]], abs=1e-5)
     assert classifier.predict([]) == []
+    assert len(classifier.examples([])) == 0
+    assert len(classifier.examples(iter(inputs))) == len(inputs)
     with pytest.raises(ValueError, match="batch_size is 0; give at least 1"):
         classifier.predict(inputs, batch_size=0)
 

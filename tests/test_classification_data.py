@@ -82,7 +82,10 @@ def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, n
         [[4, 4, 4, 5, EOS], [5, 4, 4, 4, EOS]],
     ]
     write(tmp_path, {"labels.txt": ["9", "10"]})
-    assert task_of(tmp_path, "tokens").classes == ["9", "10"]
+    task = task_of(tmp_path, "tokens")
+    assert task.classes == ["9", "10"]
+    task.load_state_dict({})  # of fairseq's task, which does not read labels.txt
+    assert task.classes == ["10", "9"]
 
 
 def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
@@ -347,6 +350,10 @@ def test_a_first_token_of_numbers_is_refused(tmp_path):
     task = task_of(write(tmp_path, {"train.npy": IMAGES, "train.label": ["0", "1"]}), "values", init_token=0)
     with pytest.raises(ValueError, match="--init-token is 0 and values have no tokens; leave it out"):
         task.build_model(SimpleNamespace(max_positions=9))
+    cfg = MegaClassificationConfig(data=str(tmp_path / "elsewhere"), input_kind="tokens", init_token=0, seed=1)
+    task = MegaClassificationTask.setup_task(cfg, from_checkpoint=True)
+    with pytest.raises(ValueError, match="the checkpoint has no names of classes and no dictionary, and .*elsewhere"):
+        task.build_model(SimpleNamespace(max_positions=9), from_checkpoint=True)
 
 
 def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):

@@ -162,6 +162,13 @@ def test_batch_norm_in_half_precision_has_the_statistics_of_float32(dtype):
     torch.testing.assert_close(half.norm.running_var, exact.norm.running_var, rtol=0, atol=0)
 
 
+def test_batch_norm_without_momentum_has_the_statistics_of_all_batches():
+    """torch's own function sets the momentum to None."""
+    norm, batches = SequenceNorm("batchnorm", 3), [torch.randn(2, 9, 3) for _ in range(4)]
+    torch.optim.swa_utils.update_bn(batches, norm)
+    torch.testing.assert_close(norm.norm.running_mean, torch.stack(batches).mean((0, 1, 2)))
+
+
 def test_batch_norm_over_a_single_position_is_refused_in_training():
     norm, x = SequenceNorm("batchnorm", 3), torch.ones(1, 2, 3)
     padding = torch.tensor([[False, True]])

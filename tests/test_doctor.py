@@ -205,11 +205,15 @@ def test_a_torch_that_was_built_for_another_numpy_is_reported_as_a_no(monkeypatc
     assert found.remedy == "pip install 'numpy<2'"
 
 
-@pytest.mark.parametrize(("faster", "mark"), [(2.4, "ok"), (1.0, "note"), (0.02, "note")])
-def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, faster, mark):
+@pytest.mark.parametrize(
+    ("faster", "mark", "said"),
+    [(2.4, "ok", "2.4 times as fast"), (1.0, "note", "1.0 times as fast"), (0.02, "note", "50.0 times as long")],
+)
+def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, faster, mark, said):
     monkeypatch.setattr(machine, "product_seconds", {"float32": faster, "bfloat16": 1.0}.get)
     found = row("bf16")
     assert found.mark == mark
+    assert said in found.found
     assert ("--bf16 makes training on it faster" in found.found) == (mark == "ok")
     assert found.remedy == ("" if mark == "ok" else "on the CPU, train in float32")
 

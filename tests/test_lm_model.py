@@ -301,6 +301,13 @@ def test_a_simple_bias_without_chunks_takes_any_chunk_and_none_again():
     torch.testing.assert_close(made(tokens)[0], before, rtol=0, atol=0)
 
 
+def test_a_decoder_may_have_another_truncation_than_all_stacks():
+    """As with --model-overrides, when the checkpoint has the other one."""
+    whole, shorter = (model(truncation_length=2, decoder_truncation_length=taps) for taps in (0, 1))
+    assert whole.decoder.layers[0].mixer.ema.truncation is None
+    assert shorter.decoder.layers[0].mixer.ema.truncation == 1
+
+
 def test_a_chunk_of_no_tokens_is_refused():
     with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
         model().decoder.set_chunk_size(0)

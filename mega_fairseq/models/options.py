@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
+from mega_fairseq.models.overrides import REACH
 from mega_fairseq.modules import (
     MIXERS,
     POSITION_BIASES,
@@ -263,5 +264,6 @@ def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str) -> Itera
         if f.metadata.get("option"):
             name = f.metadata["option"].format(side=side)
             yield name
-            if f.metadata.get("fallback") and getattr(cfg, name) in (None, -1):
-                yield f.metadata["fallback"]
+            fallback = f.metadata.get("fallback")
+            if fallback and (getattr(cfg, name) in (None, -1) or REACH.fullmatch(name)):  # an override may replace it
+                yield fallback

@@ -33,8 +33,11 @@ class RMSNorm(ScaleNorm):
         return dim
 
 
-class _ExactStatistics(nn.Module):
-    """Running statistics stay in float32 when a model is converted to half precision, where they would not converge."""
+class BatchNorm(nn.BatchNorm1d):
+    """torch's, computed in float32 or better: (N, D) -> (N, D).
+
+    The running statistics stay in float32 when a model is converted to half precision, where they would not converge.
+    """
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
         exact = dict(self._buffers)
@@ -44,19 +47,17 @@ class _ExactStatistics(nn.Module):
                 self._buffers[name] = buffer.to(self._buffers[name].device, torch.float32)
         return self
 
-
-class BatchNorm(_ExactStatistics, nn.BatchNorm1d):
-    """torch's, computed in float32 or better: (N, D) -> (N, D)."""
-
     def forward(self, x: Tensor) -> Tensor:
         if self.training and x.size(0) == 1:
             raise ValueError("batch norm has a single position to compute its statistics from; give larger batches")
         wide = at_least_float32(x.dtype)
         weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
-        statistics = (self.running_mean, self.running_var)
+        statistics, momentum = (self.running_mean, self.running_var), self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)
-        return F.batch_norm(x.to(wide), *statistics, weight, bias, self.training, self.momentum, self.eps).to(x.dtype)
+            if momentum is None:  # as torch.optim.swa_utils.update_bn sets it: the mean of all batches
+                momentum = 1 / self.num_batches_tracked.item()
+        return F.batch_norm(x.to(wide), *statistics, weight, bias, self.training, momentum or 0.0, self.eps).to(x.dtype)
 
 
 class SyncBatchNorm(BatchNorm, nn.SyncBatchNorm):

@@ -23,7 +23,7 @@ SAFE = 60.0  # results are right if no denominator is below e^-60 of its tile's 
 
 
 def _plans(reach: int, tokens: int, causal: bool, checked: bool) -> List[Plan]:
-    """Plans from the fastest to the one that is exact for any numbers; only the one before that if not `checked`."""
+    """Plans from the fastest to the one that is exact for any numbers; only the one between if not `checked`."""
 
     def plan(size: int, exact: int) -> Plan:
         return Plan(size, min(-(-tokens // size) - 1, -(-(reach - 1) // size)), exact, causal)
@@ -37,8 +37,8 @@ def _plans(reach: int, tokens: int, causal: bool, checked: bool) -> List[Plan]:
     else:
         last = plan(min(tokens, max(reach - 1, SMALL_TILE)), 0)
         last = last._replace(exact=last.near)
-    plans = [fast, plan(even(SMALL_TILE), 0), last]
-    return plans if checked else [plans[-2]]
+    small = plan(even(SMALL_TILE), 0)
+    return [fast, small, last] if checked else [small]
 
 
 def channels_first(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Attention in tiles of rows and groups that fit into the cache: `tiled_attention`.
 
-Backward recomputes a tile's scores, so that nothing of size n x m outlives its tile but the bool mask of
-dropout. For half-precision inputs,
-products are in half precision and everything else is in float32: scores, weights, their gradients, and sums over tiles.
+Backward recomputes a tile's scores, so that nothing of size n x m outlives its tile but the bool mask of dropout. For
+half-precision inputs, products are in half precision and everything else is in float32: scores, weights, their
+gradients, and sums over tiles.
 """
 
 from typing import Dict, Iterator, NamedTuple, Optional, Tuple

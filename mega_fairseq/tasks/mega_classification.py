@@ -113,7 +113,7 @@ class MegaClassificationTask(FairseqTask):
                 f"{self.cfg.data} has another dictionary than the training of this checkpoint; give fairseq-preprocess "
                 "the dictionary of the training with --srcdict"
             )
-        self.classes = state_dict.get("classes") or self.classes
+        self.classes = state_dict.get("classes") or self.layout.unnamed_classes()
         if state_dict.get("number_type"):
             self._check_type(self.number_type, str(self.cfg.data), state_dict["number_type"])
 
@@ -132,13 +132,13 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
+        if isinstance(self.layout, NoData):
+            self._check_complete(self.layout)
         first, types = self.cfg.init_token, len(self.dictionary or ())
         if first is not None and self.dictionary is None:
             raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
         if first is not None and not 0 <= first < types:
             raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
-        if isinstance(self.layout, NoData):
-            self._check_complete(self.layout)
         if len(self.classes) < 2:
             raise ValueError(
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
@@ -217,7 +217,7 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.input_kind == "values":
             x = self.scaling.checked(np.asarray(given), f"input {number}")
         elif self.cfg.input_kind == "bytes":
-            line = given.encode() if isinstance(given, str) else bytes(given)
+            line = given.encode() if isinstance(given, str) else given
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
         else:
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()

@@ -79,10 +79,10 @@ class Classifier(nn.Module):
     def _towers(self, inputs: Sequence[Any]) -> List[Given]:
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
-        pairs = self.models[0].cfg.pairs
+        inputs, pairs = list(inputs), self.models[0].cfg.pairs
         if pairs and not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in inputs):
             raise ValueError("this model classifies pairs; give tuples of two inputs")
-        towers = list(zip(*inputs)) if pairs else [inputs]
+        towers = [[pair[tower] for pair in inputs] for tower in (0, 1)] if pairs else [inputs]
         return [Given([self.task.encode(one, number) for number, one in enumerate(tower, 1)]) for tower in towers]
 
 

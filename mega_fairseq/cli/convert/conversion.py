@@ -87,6 +87,8 @@ def configuration(options: Options, family: Family, tensors: Mapping[str, Tensor
         raise invalid_options(error) from None
     cfg.model._name, cfg.task._name = family.model, family.task
     family.settle(cfg.model, cfg.task, options)
+    if not any(size for name, size in cfg.model.items() if name.endswith("ffn_embed_dim")):
+        cfg.model.activation_dropout = 0.0  # the release accepts it also without feed-forward layers
     return cfg
 
 

@@ -189,6 +189,8 @@ class _Classification(Family):
 
     def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
         model.pairs = options.get("classifier_in_dim") == 2 * model.encoder_embed_dim
+        if not model.classifier_layers:
+            model.classifier_dim = 0  # the release has the width of its input there
 
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
         heads = list(model.classification_heads.values())

@@ -72,9 +72,11 @@ def usable_cpus() -> int:
 
 def cpu_bf16() -> str:
     """Newer CPUs multiply bf16 in hardware; others convert each number first."""
-    faster = product_seconds("float32") / product_seconds("bfloat16")
-    found = f"the CPU multiplies matrices {faster:.1f} times as fast in bf16 as in float32"
-    if faster < WORTH_IT:
+    plain, half = product_seconds("float32"), product_seconds("bfloat16")
+    if half > plain:
+        raise Limit(f"the CPU takes {half / plain:.1f} times as long to multiply matrices in bf16 as in float32")
+    found = f"the CPU multiplies matrices {plain / half:.1f} times as fast in bf16 as in float32"
+    if plain / half < WORTH_IT:
         raise Limit(found)
     return f"{found}, so --bf16 makes training on it faster"
 

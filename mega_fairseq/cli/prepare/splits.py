@@ -8,11 +8,11 @@ import numpy as np
 
 def stratified(labels: Sequence[int], sizes: Sequence[int], name: str) -> np.ndarray:
     """Random splits of these sizes with equal shares of all labels in each; `name` decides which ones."""
-    random, places = Random(name), []
+    random, ties, places = Random(name), Random(f"{name} ties"), []
     for label in sorted(set(labels)):
         examples = [example for example, its in enumerate(labels) if its == label]
         random.shuffle(examples)
-        places += [((rank + 0.5) / len(examples), random.random(), example) for rank, example in enumerate(examples)]
+        places += [((rank + 0.5) / len(examples), ties.random(), example) for rank, example in enumerate(examples)]
     return _members([example for *_, example in sorted(places)], sizes)
 
 

@@ -44,6 +44,10 @@ class Layout:
             return labels.read_classes(order)
         return labels.classes_in(self.labels("train")) if self.labels_file("train").exists() else []
 
+    def unnamed_classes(self) -> List[str]:
+        """The order of the classes of a checkpoint that does not name them."""
+        return self.classes()
+
     def pairs(self) -> bool:
         return False
 
@@ -81,7 +85,11 @@ class Binarised(Layout):
 
     def classes(self) -> List[str]:
         order = self.folder / labels.ORDER
-        return labels.read_classes(order) if order.exists() else labels.classes_of(self._label_dictionary())
+        return labels.read_classes(order) if order.exists() else self.unnamed_classes()
+
+    def unnamed_classes(self) -> List[str]:
+        """That of the dictionary: fairseq's task and the release know no other."""
+        return labels.classes_of(self._label_dictionary())
 
     def pairs(self) -> bool:
         return (self.folder / self.SECOND).is_dir()
