@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes: a number, or auto for one per core.
 WORKERS ?= auto
-# More arguments: make test ARGS="-k ema", make bench ARGS=--json
+# More arguments: make test ARGS="-k ema", make bench ARGS=--quick
 ARGS ?=
 
 # One thread per process: parallel tests would compete for the cores, small models are slower on several threads, and
@@ -37,7 +37,7 @@ coverage: $(READY) ## run all tests and require 95% of the branches in ops and m
 demo: $(READY) ## train a translator, a language model and a classifier next to Transformers: 15 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
-bench: $(READY) ## check the layers against naive implementations, then time them: some minutes
+bench: $(READY) ## check the layers against naive implementations, then time them: 40 minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)
 
 gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.md: 10 minutes
