@@ -72,7 +72,7 @@ def machine() -> Dict[str, str]:
     except (OSError, StopIteration):
         pass
     return {
-        "cpu": model,
+        "cpu": f"{model}, {torch.backends.cpu.get_cpu_capability()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),

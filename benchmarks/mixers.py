@@ -1,14 +1,15 @@
 """All token mixers side by side: a Transformer layer's worth of each, feed-forward included, with equal parameters.
 
     python benchmarks/mixers.py                     all tables (about an hour); --json saves the numbers
-    python benchmarks/mixers.py --tables layer      one of: layer, products, memory, decode, models
+    python benchmarks/mixers.py --tables layer      one of: layer, flat, products, memory, decode, models
     python benchmarks/mixers.py --mixers flash,aft  only names that contain one of these words, beside the Transformer
     python benchmarks/mixers.py --quick             a minute, at small lengths, to check that everything runs
     python benchmarks/mixers.py --plot FILE.json    draws FILE.png from what --json wrote
 
-layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. products: the share of matrix
-products with weights in this time. memory: peak of such a step. decode: the last ones of so many tokens, five rows.
-models: the language models of quality_lm.py, training steps of 4,096 tokens and evaluation of a text as one stream.
+layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. flat: the same with 65,536 tokens
+per step, for layers whose time should not depend on length. products: the share of matrix products with weights in the
+time of a layer. memory: peak of a step. decode: the last ones of so many tokens, five rows. models: the language models
+of quality_lm.py, training steps of 4,096 tokens and evaluation of a text as one stream.
 Windows and tables have 512 places, chunks of FLASH 256, blocks of sparse attention 64, AFT-local reaches 32 tokens.
 Every layer is checked token by token before it is timed. CPU time of one thread.
 """
@@ -64,6 +65,7 @@ LAYERS: Dict[str, Dict[str, Any]] = {
     "sparse, fixed": {"mixer": "sparse", "pattern": "fixed", "stride": STRIDE, "summary": 8, **ROPE},
 }  # fmt: skip
 QUADRATIC = ("torch", "GAU, full", "attention, full")
+FLAT = [name for name in LAYERS if name not in QUADRATIC and not name.startswith("sparse")]
 
 
 class CausalTransformerLayer(nn.Module):
@@ -135,12 +137,26 @@ def layer_table(names: List[str], lengths: List[int], tokens: int, repeats: int)
     for length in lengths:
         fitting = [name for name in names if length <= LONGEST_QUADRATIC or name not in QUADRATIC]
         count = max(tokens, length)
-        times = seconds({n: c.training_step(layer(n), count // length, length) for n in fitting}, repeats)
+        steps = {n: c.training_step(layer(n), count // length, length) for n in fitting}
+        times = seconds(steps, repeats) if count == tokens else seconds(steps, 1, warm_up=0)  # a long step is stable
         rows.append({"length": length, "tokens": count, "seconds": times})
         print(
             f"L={length:>6} tokens/CPU-s: " + ", ".join(f"{n} {count / t:,.0f}" for n, t in times.items()), flush=True
         )
     return {"parameters": {name: c.size_of(layer(name)) for name in names}, "rows": rows}
+
+
+def flat_table(names: List[str], lengths: List[int], tokens: int, repeats: int) -> Dict:
+    """Tokens per CPU second at the same number of tokens per step: the effect of length alone, measured in turns."""
+    found: Dict[str, Dict[int, float]] = {}
+    for name in names:
+        module = layer(name)
+        steps = {length: c.training_step(module, tokens // length, length) for length in lengths}
+        found[name] = seconds(steps, repeats, warm_up=0)
+        print(
+            f"{name} tokens/CPU-s: " + ", ".join(f"L={n} {tokens / t:,.0f}" for n, t in found[name].items()), flush=True
+        )
+    return {"tokens": tokens, "seconds": found}
 
 
 class Products(nn.Module):
@@ -269,7 +285,7 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = "layer,products,memory,decode,models"
+    tables = "layer,flat,products,memory,decode,models"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--mixers", default="", help="words, separated by commas; by default all mixers")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 512 ... 65,536")
@@ -298,8 +314,10 @@ def main() -> None:
         lengths, decoded, tokens, repeats = [512, 1024], [64], 1024, 1
     if args.lengths:
         lengths = [int(n) for n in args.lengths.split(",")]
+    flat_lengths = sorted({min(1024, max(lengths)), max(lengths)})
     tables: Dict[str, Callable[[], Any]] = {
         "layer": partial(layer_table, names, lengths, tokens, repeats),
+        "flat": partial(flat_table, [n for n in FLAT if n in names], flat_lengths, max(flat_lengths), repeats),
         "products": partial(products_table, names, min(4096, max(lengths)), tokens, repeats),
         "memory": partial(memory_table, names, [n for n in lengths if n <= 16384], tokens),
         "decode": partial(decode_table, names, decoded, repeats),

@@ -179,7 +179,8 @@ def plot(source: Path) -> None:
         if best.get(name) not in LABELS:
             return None
         number = list(LABELS).index(best[name])
-        return {"color": f"C{number}", "marker": "o.^v"[number % 4], "label": LABELS[best[name]].replace("`", "")}
+        color = "black" if best[name] == "transformer" else f"C{number}"
+        return {"color": color, "marker": "o.^v"[number % 4], "label": LABELS[best[name]].replace("`", "")}
 
     title = "Bytes of Wikipedia, validation, 0.89M parameters, best learning rates"
     runs.plot(source, "valid_bits", "bits per byte", title, style, fontsize=7)

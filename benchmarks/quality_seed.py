@@ -28,6 +28,12 @@ MODELS: Dict[str, List[str]] = {
     "gmlp": [*TASK, "--arch", "gmlp_lm_seed", "--bf16"],
     "aft": [*TASK, "--arch", "aft_lm_seed", "--bf16"],
 }
+LABELS = {
+    "aft": "AFT",
+    "time-weighted": "attention, time weighting (MHA+)",
+    "time-weighted-fp32": "the same in float32",
+    "gmlp": "gMLP",
+}
 SUBSETS = ("train", "valid", "test")
 LINE = 65_536  # characters
 

@@ -153,6 +153,15 @@ def mixers_layer() -> Rows:
     return _by_mixer({row["length"]: speeds(row["tokens"], row["seconds"]) for row in rows})
 
 
+def mixers_flat() -> Rows:
+    found = numbers("mixers")["flat"]
+    first, *_, last = next(iter(found["seconds"].values()))
+    yield "layer", f"{int(first):,} tokens per sequence", f"{int(last):,}", "ratio"
+    for name, seconds in found["seconds"].items():
+        cells = (f"{found['tokens'] / seconds[length]:,.0f}" for length in (first, last))
+        yield (name, *cells, f"{seconds[first] / seconds[last]:.2f}")
+
+
 def mixers_memory() -> Rows:
     return _by_mixer({row["length"]: row["mib"] for row in numbers("mixers")["memory"]})
 

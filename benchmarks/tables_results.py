@@ -3,7 +3,7 @@
 import re
 from typing import Any, Callable, Dict, List, Tuple
 
-from benchmarks import quality_classify, quality_lm
+from benchmarks import quality_classify, quality_lm, quality_seed
 from benchmarks.tables_cells import Rows, numbers
 
 
@@ -68,6 +68,17 @@ def bytes_mixers() -> Rows:
             "; ".join(f"{_first(found[name], 'test'):.4f}" for name in best),
             *(*speeds, f"{cost[model]['training']['mib']:,.0f} MiB"),
         )
+
+
+def characters() -> Rows:
+    """The time weighting experiment."""
+    yield "model", "seed", "parameters", "valid, bits", "perplexity", "test, bits", "perplexity"
+    found = numbers("quality_seed")
+    for model, label in quality_seed.LABELS.items():
+        for run in sorted(name for name in found if name.rpartition("-")[0] == model):
+            bits = (_first(found[run], subset) for subset in ("valid", "test"))
+            cells = (cell for score in bits for cell in (f"{score:.4f}", f"{2**score:.3f}"))
+            yield (label, run.rpartition("-")[2], f"{found[run]['parameters']:,}", *cells)
 
 
 def _rate(item: Tuple[str, Any]) -> float:
