@@ -79,12 +79,13 @@ def decode() -> Rows:
 def batches() -> Rows:
     rows = numbers("decode")["batches"]
     yield ("sentences per second, in batches of", *(f"{row['batch']}" for row in rows))
-    for name, label in {"transformer": "Transformer", "mega": "Mega", "mega_int8": "Mega, weights in int8"}.items():
+    labels = {"transformer": "Transformer", "mega": "Mega", "mega_int8": "Mega, weights in int8"}
+    for name in rows[0]["sentences_per_second"]:
         cells = []
         for row in rows:
             speed, baseline = row["sentences_per_second"][name], row["sentences_per_second"]["transformer"]
             cells.append(f"{speed:.2f}" if name == "transformer" else times(f"{speed:.2f}", speed, baseline))
-        yield (label, *cells)
+        yield (labels[name], *cells)
 
 
 def train() -> Rows:

@@ -259,6 +259,7 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
         ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
     ],
 )
-def test_inputs_that_a_model_does_not_take_are_refused(classifiers, kind, inputs, said):
+def test_inputs_that_a_model_does_not_take_are_refused(data, classifiers, kind, inputs, said):
+    needed = {"data_name_or_path": str(data("tokens"))} if kind == "tokens" else {}
     with pytest.raises((TypeError, ValueError), match=said):
-        from_pretrained(classifiers(kind)).predict(inputs)
+        from_pretrained(classifiers(kind), **needed).predict(inputs)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -219,7 +220,9 @@ def test_arrays_and_labels_are_those_of_the_drawings(few):
 def test_ctrl_c_prints_one_sentence_and_the_command_continues_with_any_number_of_workers(few, tmp_path):
     folder = tmp_path / "interrupted"
     words = [sys.executable, "-m", "mega_fairseq.cli", "prepare", "pathfinder", folder, *FEW, "--workers=2"]
-    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    interrupted = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background ignore SIGINT
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True, "preexec_fn": interrupted}
+    with subprocess.Popen(words, cwd=ROOT, **options) as process:
         while process.poll() is None and not list(folder.glob("parts/??????-*[!p]")):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # a terminal interrupts the command and its workers
