@@ -42,6 +42,10 @@ def commands(device: torch.device, quick: bool) -> Iterator[Finding]:
             ours = _trained(2, data, Path(folder, "two"), "--distributed-world-size", 2)
             theirs = _trained(1, data, Path(folder, "one"), "--update-freq", 2)
             yield _finding("training on two GPUs", ours, theirs, LIMIT)
+            shared = ["--distributed-world-size", 2, "--sequence-parallel-size", 2]
+            ours = _trained(2, data, Path(folder, "shared"), *shared)
+            theirs = _trained(1, data, Path(folder, "whole"), "--max-tokens", 4096)  # as many tokens in a batch
+            yield _finding("segments shared by two GPUs", ours, theirs, LIMIT)
 
 
 def _run(gpus: int, command: str, *words: object) -> str:
