@@ -16,6 +16,7 @@ Every layer is checked token by token before it is timed. CPU time of one thread
 
 import argparse
 import json
+import logging
 import sys
 import warnings
 from functools import partial
@@ -296,6 +297,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # step or model, name, length, tokens
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
+    logging.disable(logging.INFO)  # fairseq's
     torch.set_num_threads(1)
     if args.plot:
         return plot(args.plot)
