@@ -4,10 +4,11 @@
     bidirectional:  y_t = q_t M / n,        M over all n real tokens
 
 Both divide by the number of keys in the sum: it is bounded, known at t, and independent of what follows. Sums are in
-float32 or better. The form in chunks has tensors of n / c x s x e numbers and saves only its inputs for backward.
+float32 or better. The form in chunks saves only its inputs for backward. On the CPU it has one memory at a time, on
+GPUs those of all chunks, n / c x s x e numbers.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from torch import Tensor
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices, entering_sums
+
+TILE_TOKENS = 256  # of a row: on the CPU, their products with the memory are one tile
 
 
 class Memory(NamedTuple):
@@ -49,23 +52,35 @@ def chunk_memory_naive(
 
 
 def chunk_memory(
-    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, memory: Memory, lengths: Optional[Tensor] = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: int,
+    memory: Memory,
+    lengths: Optional[Tensor] = None,
+    quad: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Memory]:
     """Queries of the last n of m places against the chunks before theirs -> (B, n, e), and the next memory.
 
     q (B, n, s), k (B, m, s) and v (B, m, e) start at the first place of a chunk, behind `memory`. `lengths` (B,) marks
-    right padding of k and v; a chunk is finished when all its tokens are real.
+    right padding of k and v; a chunk is finished when all its tokens are real. `quad` (B, n, e) is added to the result.
     """
     with without_autocast(q):
-        dtype = at_least_float32(q.dtype)
+        start = memory.sum.to(at_least_float32(q.dtype))
         apply = _in_chunks if is_compiling() else _ChunkMemory.apply
-        out, total = apply(q, k, v, memory.sum.to(dtype), memory.tokens, lengths, chunk_size)
+        out, total = apply(q, k, v, quad, start, memory.tokens, lengths, chunk_size)
     whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
-    return out.to(v.dtype), Memory(total, memory.tokens + (whole - whole % chunk_size))
+    return out, Memory(total, memory.tokens + (whole - whole % chunk_size))
 
 
 def chunk_memory_of_slice(
-    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, memory: Memory, slices: Slices
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: int,
+    memory: Memory,
+    slices: Slices,
+    quad: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Memory]:
     """`chunk_memory` of this process's slice, where `memory` is before all slices -> out, the memory after all slices.
 
@@ -76,7 +91,7 @@ def chunk_memory_of_slice(
         own = torch.bmm(wide_k.transpose(1, 2), wide_v)  # (B, s, e); only the last slice may have an unfinished chunk
         entering, after = entering_sums(own, slices, memory.sum)
     tokens = (memory.tokens + count * slices.width for count in (slices.before, slices.group.size))
-    out, _ = chunk_memory(q, k, v, chunk_size, Memory(entering, next(tokens)))
+    out, _ = chunk_memory(q, k, v, chunk_size, Memory(entering, next(tokens)), quad=quad)
     return out, Memory(after, next(tokens))
 
 
@@ -85,12 +100,12 @@ def chunk_memory_of_slice(
 
 def _split(q: Tensor, k: Tensor, v: Tensor, size: int, lengths: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     """Queries (B, G, c, s) of all chunks, keys and values (B, F, c, .) of the F whole ones, zero where unfinished."""
-    dtype, total = at_least_float32(q.dtype), k.size(1)
+    total = k.size(1)
     before, whole = total - q.size(1), total // size
-    q = _padded(q.to(dtype), before, -total % size).unflatten(1, (-1, size))
-    k, v = (t[:, : whole * size].to(dtype).unflatten(1, (whole, size)) for t in (k, v))
+    q = _padded(q, before, -total % size).unflatten(1, (-1, size))
+    k, v = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (k, v))
     if lengths is not None:
-        k = k.masked_fill(padding_from_lengths(lengths // size, whole)[:, :, None, None], 0.0)
+        k = k.masked_fill(_unfinished(lengths, whole, size), 0.0)
     return q, k, v
 
 
@@ -99,9 +114,8 @@ def _padded(x: Tensor, before: int, after: int) -> Tensor:
     return F.pad(x, (0, 0, before, after)) if before or after else x
 
 
-def _sums(k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-    """The memory before each chunk, and after the last whole one: (B, F + 1, s, e)."""
-    return torch.cat([memory.unsqueeze(1), k.transpose(2, 3) @ v], 1).cumsum_(1)
+def _unfinished(lengths: Tensor, chunks: int, size: int) -> Tensor:
+    return padding_from_lengths(lengths // size, chunks)[:, :, None, None]
 
 
 def _one_over(tokens: Tensor, chunks: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -110,54 +124,99 @@ def _one_over(tokens: Tensor, chunks: int, size: int, dtype: torch.dtype) -> Ten
     return torch.where(seen > 0, seen.clamp_min(1).to(dtype).reciprocal(), 0.0)[:, :, None, None]
 
 
+def _tiles(q: Tensor) -> List[Tuple[slice, slice]]:
+    """Rows and chunks that are computed together: everything, or what fits into the cache on the CPU."""
+    rows, chunks, size, _ = q.shape
+    if q.device.type != "cpu" or is_compiling():
+        return [(slice(0, rows), slice(0, chunks))]
+    together = max(1, TILE_TOKENS // size)
+    return [
+        (slice(b, b + 1), slice(g, min(g + together, chunks))) for b in range(rows) for g in range(0, chunks, together)
+    ]
+
+
+def _sums(k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+    """The memory before each chunk of a tile, and after the last whole one: (R, F + 1, s, e)."""
+    k, v = k.to(memory.dtype), v.to(memory.dtype)
+    return torch.cat([memory.unsqueeze(1), k.transpose(2, 3) @ v], 1).cumsum_(1)
+
+
+def _after_each(dsums: Tensor, dafter: Tensor) -> Tensor:
+    """The gradients of all memories that contain a chunk's product, for each chunk: (R, G, s, e)."""
+    if dsums.size(1) == 1:
+        return dafter.unsqueeze(1)
+    return torch.cat([dsums[:, 1:], dafter.unsqueeze(1)], 1).flip(1).cumsum_(1).flip(1)
+
+
 def _in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, memory: Tensor, tokens: Tensor, lengths: Optional[Tensor], size: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quad: Optional[Tensor],
+    memory: Tensor,
+    tokens: Tensor,
+    lengths: Optional[Tensor],
+    size: int,
 ) -> Tuple[Tensor, Tensor]:
-    new = q.size(1)
+    new, dtype = q.size(1), memory.dtype
     before = k.size(1) - new
     q, k, v = _split(q, k, v, size, lengths)
-    sums = _sums(k, v, memory)
-    out = (q * _one_over(tokens, q.size(1), size, q.dtype)) @ sums[:, : q.size(1)]  # (B, G, c, e)
-    return out.flatten(1, 2)[:, before : before + new], sums[:, -1].clone()  # a view would keep all sums alive
+    factor = _one_over(tokens, q.size(1), size, dtype)
+    out, running = v.new_empty(*q.shape[:3], v.size(-1)), memory.clone()
+    for rows, chunks in _tiles(q):
+        sums = _sums(k[rows, chunks], v[rows, chunks], running[rows])
+        queries = q[rows, chunks] * factor[rows, chunks]
+        out[rows, chunks] = (queries @ sums[:, : queries.size(1)]).to(out.dtype)  # (R, G, c, e)
+        running[rows] = sums[:, -1]
+    out = out.flatten(1, 2)[:, before : before + new]
+    return out if quad is None else out.add_(quad), running
 
 
 class _ChunkMemory(torch.autograd.Function):
     """`_in_chunks`, whose backward computes the sums again."""
 
     @staticmethod
-    def forward(ctx, q, k, v, memory, tokens, lengths, size):
+    def forward(ctx, q, k, v, quad, memory, tokens, lengths, size):
         ctx.save_for_backward(q, k, v, memory, tokens, lengths)
         ctx.size = size
-        return _in_chunks(q, k, v, memory, tokens, lengths, size)
+        return _in_chunks(q, k, v, quad, memory, tokens, lengths, size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dmemory):
         q, k, v, memory, tokens, lengths = ctx.saved_tensors
-        size, new = ctx.size, q.size(1)
-        before, whole = k.size(1) - new, k.size(1) // size
+        size, new, total, dtype = ctx.size, q.size(1), k.size(1), memory.dtype
+        before, whole = total - new, total // size
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
         with without_autocast(q):
             queries, keys, values = _split(q, k, v, size, lengths)
-            chunks = queries.size(1)
-            factor = _one_over(tokens, chunks, size, queries.dtype)
-            dout = _padded(dout.to(queries.dtype), before, -k.size(1) % size).unflatten(1, (chunks, size))
-            dq = (dout @ _sums(keys, values, memory)[:, :chunks].transpose(2, 3)).mul_(factor)  # (B, G, c, s)
-            # The gradient of each prefix sum, then of each product: that of all later chunks and the memory.
-            dsums = (queries * factor).transpose(2, 3) @ dout  # (B, G, s, e)
-            if whole == chunks:  # no queries after the last whole chunk
-                dsums = F.pad(dsums, (0, 0, 0, 0, 0, 1))
-            dsums[:, -1] += dmemory
-            dsums = dsums.flip(1).cumsum_(1)  # (B, F + 1, s, e), the last one first
-            dfirst, dproducts = dsums[:, -1].clone(), dsums[:, :-1].flip(1)
-            del dsums
-            dk, dv = values @ dproducts.transpose(2, 3), keys @ dproducts
-            if lengths is not None:
-                unfinished = padding_from_lengths(lengths // size, whole)[:, :, None, None]
-                dk, dv = dk.masked_fill(unfinished, 0.0), dv.masked_fill(unfinished, 0.0)
-            rest = k.size(1) - whole * size
-            dk, dv = (_padded(t.flatten(1, 2), 0, rest) for t in (dk, dv))
-        dq = dq.flatten(1, 2)[:, before : before + new]
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dfirst, None, None, None
+            padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
+            factor = _one_over(tokens, queries.size(1), size, dtype)
+            dqueries, running, tiles = torch.empty_like(queries), memory.clone(), _tiles(queries)
+            for rows, chunks in tiles:
+                sums, grad = (
+                    _sums(keys[rows, chunks], values[rows, chunks], running[rows]),
+                    padded[rows, chunks].to(dtype),
+                )
+                dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
+                running[rows] = sums[:, -1]
+            # The gradient of each chunk's sums, then of its product: that of all later sums.
+            dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
+            dafter = dmemory.clone()
+            for rows, chunks in reversed(tiles):
+                dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
+                dproducts = _after_each(dsums, dafter[rows])
+                finished = slice(chunks.start, min(chunks.stop, whole))
+                some = dproducts[:, : finished.stop - finished.start]
+                dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
+                dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
+                dafter[rows] = dproducts[:, 0] + dsums[:, 0]
+            for t, chunks in ((dk, dkeys), (dv, dvalues)):
+                t[:, whole * size :] = 0.0
+                if lengths is not None:
+                    chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
+        dq = dqueries.flatten(1, 2)[:, before : before + new]
+        return dq, dk, dv, dout if ctx.needs_input_grad[3] else None, dafter, None, None, None
 
 
 # ------------------------------------------------------------------------------------------- bidirectional

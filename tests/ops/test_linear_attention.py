@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mega_fairseq.ops import linear_attention
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_naive, whole_memory
 
 BATCH, WIDTH, VALUES, CHUNK = 3, 4, 5, 4
@@ -47,12 +48,23 @@ def test_chunks_give_the_values_and_gradients_of_single_tokens(total, new, ragge
 
 def test_its_backward_is_the_derivative_of_its_forward():
     *leaves, tokens = inputs(9, 6)
+    quad = torch.randn(BATCH, 6, VALUES, dtype=torch.float64, requires_grad=True)
 
-    def form(q, k, v, memory):
-        out, after = chunk_memory(q, k, v, CHUNK, Memory(memory, tokens))
+    def form(q, k, v, memory, quad=None):
+        out, after = chunk_memory(q, k, v, CHUNK, Memory(memory, tokens), quad=quad)
         return out, after.sum
 
-    assert torch.autograd.gradcheck(form, leaves)
+    assert torch.autograd.gradcheck(form, [*leaves, quad])
+    torch.testing.assert_close(form(*leaves, quad)[0], form(*leaves)[0] + quad)
+
+
+def test_everything_at_once_gives_the_same_as_tiles(monkeypatch):
+    *leaves, tokens = inputs(13, 11)
+    lengths = torch.tensor([13, 8, 3])
+    together, _ = run(chunk_memory, leaves, tokens, lengths)
+    monkeypatch.setattr(linear_attention, "TILE_TOKENS", CHUNK)
+    for found, wanted in zip(run(chunk_memory, leaves, tokens, lengths)[0], together):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
 
 
 def test_both_directions_divide_the_sum_over_real_tokens_by_their_number():

@@ -72,10 +72,10 @@ class MixedChunkAttention(GatedAttentionUnit):
         queries, keys = self.linear_maps(joined.k, places)
         queries = queries[:, -joined.q.size(1) :]
         if slices is None:
-            lin, memory = chunk_memory(queries, keys, joined.v, chunk_size, memory, joined.lengths)
+            mixed, memory = chunk_memory(queries, keys, joined.v, chunk_size, memory, joined.lengths, quad)
         else:
-            lin, memory = chunk_memory_of_slice(queries, keys, joined.v, chunk_size, memory, slices)
-        return joined.outputs(quad + lin), FlashState(joined.rest(chunk_size), *memory)
+            mixed, memory = chunk_memory_of_slice(queries, keys, joined.v, chunk_size, memory, slices, quad)
+        return joined.outputs(mixed), FlashState(joined.rest(chunk_size), *memory)
 
     def _bidirectional(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, None]:
         quad = chunked(self.attend, shared, shared, values, self.config.chunk_size, batch.padding)
