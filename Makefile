@@ -26,7 +26,7 @@ install: $(READY) ## create .venv with all packages in the tested versions: 4 mi
 test: $(READY) ## run all tests: 45 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(READY) ## run the tests that start no training, with fewer examples of each property: 5 minutes on two cores
+test-fast: $(READY) ## run the fast tests, with fewer examples of each property: 5 minutes on two cores
 	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
@@ -40,7 +40,7 @@ demo: $(READY) ## train a translator, a language model and a classifier next to 
 bench: $(READY) ## check the layers against naive implementations, then time them: 40 minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)
 
-gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.md: 10 minutes
+gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.md: at most 10 minutes
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 lint: $(READY) ## check style and formatting

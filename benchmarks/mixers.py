@@ -271,7 +271,9 @@ def plot(source: Path) -> None:
         points = [(row["length"], row["tokens"] / row["seconds"][name]) for row in rows if name in row["seconds"]]
         style = {"color": "black", "linewidth": 2.5} if name == "torch" else {"color": f"C{number % 10}"}
         axis.plot(*zip(*points), marker="os^"[number // 10], label=c.LABELS.get(name, name), **style)
-    axis.set(xscale="log", yscale="log", xlabel="sequence length", ylabel="tokens per CPU second")
+    axis.set(xscale="log", xlabel="sequence length", ylabel="tokens per CPU second")
+    axis.set_yscale("log", base=2)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     lengths = [row["length"] for row in rows]
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
     axis.minorticks_off()

@@ -88,27 +88,31 @@ TASKS = {
 }
 TYPES = 25  # symbols of ListOps in fairseq's dictionary
 
+# Mega starts as in the recipes. GAU and FLASH learn little with RoPE in so few updates; their paper has a bias for each
+# distance. The others learn slowly from the recipes' initialisation, which is for wider models.
+SCALED = "--init=scaled"
 HEADS = ["--encoder-attention-heads=4"]
-UNITS = ["--encoder-layers=4", "--encoder-ffn-embed-dim=0", "--encoder-z-dim=32", "--rel-pos-bias=rope"]
+UNITS = ["--encoder-layers=4", "--encoder-ffn-embed-dim=0", "--encoder-z-dim=32", "--rel-pos-bias=simple"]
 MEGA = ["--encoder-hidden-dim=128", "--encoder-z-dim=32"]
 MODELS = {  # {names} are those of the task
     "mega": ["--encoder-token-mixer=mega", *MEGA],
     "mega-chunk": ["--encoder-token-mixer=mega", *MEGA, "--encoder-chunk-size={chunk}"],
     "gau": ["--encoder-token-mixer=gau", *UNITS],
     "flash": ["--encoder-token-mixer=flash", *UNITS, "--encoder-chunk-size={chunk}"],
-    "attention": ["--encoder-token-mixer=attention", *HEADS, "--encoder-rotary-dims=16"],
+    "attention": ["--encoder-token-mixer=attention", SCALED, *HEADS, "--encoder-rotary-dims=16"],
     "time-weighted": [
-        *["--encoder-token-mixer=attention", *HEADS, "--encoder-rotary-dims=8", "--encoder-chunk-size={length}"],
+        *["--encoder-token-mixer=attention", SCALED, *HEADS],
+        *["--encoder-rotary-dims=8", "--encoder-chunk-size={length}"],
         *["--encoder-time-weight=before", "--encoder-time-beta", "--encoder-time-gamma", "--encoder-token-shift"],
     ],
     "gmlp": [
-        *["--encoder-token-mixer=gmlp", *HEADS, "--encoder-chunk-size={length}"],
+        *["--encoder-token-mixer=gmlp", SCALED, *HEADS, "--encoder-chunk-size={length}"],
         *["--encoder-time-alpha", "--encoder-time-beta", "--encoder-token-shift"],
     ],
-    "aft-local": ["--encoder-token-mixer=aft", *HEADS, "--encoder-aft-form=local", "--encoder-aft-reach=32"],
-    "aft-ema": ["--encoder-token-mixer=aft", "--encoder-aft-form=ema"],
+    "aft-local": ["--encoder-token-mixer=aft", SCALED, *HEADS, "--encoder-aft-form=local", "--encoder-aft-reach=32"],
+    "aft-ema": ["--encoder-token-mixer=aft", SCALED, "--encoder-aft-form=ema"],
     "sparse": [
-        *["--encoder-token-mixer=sparse", *HEADS, "--encoder-rotary-dims=16"],
+        *["--encoder-token-mixer=sparse", SCALED, *HEADS, "--encoder-rotary-dims=16"],
         *["--encoder-sparse-pattern={pattern}", "--encoder-sparse-stride={stride}"],
     ],
     "transformer": ["--arch=transformer_classifier", *HEADS],

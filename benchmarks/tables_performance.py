@@ -105,9 +105,10 @@ def train() -> Rows:
 
 
 def shared_segment() -> Rows:
-    yield "processes", "peak memory of each", "sent by each to all others"
+    yield "processes", "peak memory of each", "sent by each to all others", "CPU seconds of each, at most"
     for row in numbers("sequence_parallel")["processes"]["rows"]:
-        yield str(row["processes"]), f"{row['mib']:,.0f} MiB", f"{row['bytes'] / 1024:,.0f} KiB"
+        cells = f"{row['mib']:,.0f} MiB", f"{row['bytes'] / 1024:,.0f} KiB", f"{row['seconds']:.1f}"
+        yield (str(row["processes"]), *cells)
 
 
 def shared_segment_on_paper() -> Rows:

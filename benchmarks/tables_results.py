@@ -70,6 +70,21 @@ def bytes_mixers() -> Rows:
         )
 
 
+def mixers_chunks() -> Rows:
+    """The models that accept other chunks than in training, each at its best learning rate."""
+    chunks = (64, 128, 256, 512, 1024, 2048)
+    yield ("test chunk of", *(f"{chunk:,}" for chunk in chunks))
+    found = numbers("quality_lm")
+    for model, rates in quality_lm.by_model(found).items():
+        (first, *_), *_ = rates.values()
+        bits = found[first]["bits_per_byte"]["test"]
+        if model in quality_lm.LABELS and "chunk 512" in bits:
+            yield (
+                quality_lm.LABELS[model],
+                *(f"{bits[c]:.4f}" if c in bits else "" for c in map("chunk {}".format, chunks)),
+            )
+
+
 def characters() -> Rows:
     """The time weighting experiment."""
     yield "model", "seed", "parameters", "valid, bits", "perplexity", "test, bits", "perplexity"

@@ -73,7 +73,7 @@ def _gau(layers: int, embed_dim: int, hidden_dim: int, z_dim: int, **options: An
     return _layers(layers, embed_dim, 0, **{**widths, **options})
 
 
-_bytes = {"dropout": 0.0, "init": "scaled"}  # for small corpora, as in mega_lm_small
+_bytes = {"dropout": 0.0, "init": "scaled"}  # for small corpora
 
 
 @preset(token_mixer="gau", **_gau(24, 768, 1536, 128))
