@@ -309,7 +309,7 @@ def main() -> None:
         return
     words = args.mixers.lower().split(",")
     names = ["torch", *(name for name in LAYERS if any(word in name.lower() for word in words))]
-    compared = list(quality_lm.LABELS)
+    compared = [name for name in quality_lm.LABELS if not name.endswith("-scaled")]  # the same speed
     compared = [name for name in compared if name == "transformer" or any(word in name for word in words)]
     gate(names)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)

@@ -36,6 +36,7 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     "mega-scaled": [*MEGA, "--init", "scaled"],
     "mega-bf16": [*MEGA, "--bf16"],
     "mega-shift": [*MEGA, "--decoder-token-shift"],
+    "mega-shift-scaled": [*MEGA, "--decoder-token-shift", "--init", "scaled"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],
     "mega-simple": [*MEGA, "--rel-pos-bias", "simple"],
@@ -159,7 +160,9 @@ NAME = re.compile(r"(.*)-([\d.]+e-\d+)-\d+")  # of a run
 LABELS = {  # of the models that are compared
     "transformer": "fairseq `transformer_lm`",
     "mega": "Mega",
+    "mega-scaled": "Mega, `--init scaled`",
     "mega-shift": "Mega, token shift",
+    "mega-shift-scaled": "Mega, token shift, `--init scaled`",
     "flash": "FLASH",
     "flash-quad": "FLASH-Quad",
     "attention": "attention, RoPE",

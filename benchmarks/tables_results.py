@@ -52,7 +52,7 @@ def _bytes(model: str, *first: str) -> Rows:
 
 def bytes_mixers() -> Rows:
     """All token mixers: valid at each learning rate, test with each seed at the best one."""
-    found, cost = numbers("quality_lm"), numbers("mixers")["models"]["models"]
+    found, costs = numbers("quality_lm"), numbers("mixers")["models"]["models"]
     columns = ("valid, by learning rate", "test, by seed", "training, tokens/s", "evaluation, tokens/s")
     yield ("model", "parameters", *columns, "peak memory of training")
     runs = quality_lm.by_model(found)
@@ -62,11 +62,12 @@ def bytes_mixers() -> Rows:
             continue
         best, *_ = rates.values()
         valid = (f"{rate} {_first(found[names[0]], 'valid'):.4f}" for rate, names in sorted(rates.items(), key=_rate))
-        speeds = (f"{cost[model][part]['tokens_per_second']:,.0f}" for part in ("training", "evaluation"))
+        cost = costs[model.replace("-scaled", "")]
+        speeds = (f"{cost[part]['tokens_per_second']:,.0f}" for part in ("training", "evaluation"))
         yield (
             *(quality_lm.LABELS[model], f"{found[best[0]]['parameters']:,}", "; ".join(valid)),
             "; ".join(f"{_first(found[name], 'test'):.4f}" for name in best),
-            *(*speeds, f"{cost[model]['training']['mib']:,.0f} MiB"),
+            *(*speeds, f"{cost['training']['mib']:,.0f} MiB"),
         )
 
 
