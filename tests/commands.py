@@ -1,7 +1,7 @@
 """Runs fairseq's commands with real command lines, each in its own process, and reads their output.
 
-Importing fairseq and the plugin takes longer than most of the tests' commands. Therefore processes are forked from one
-that has imported both, but no command; `fresh` starts a new process, as a shell does.
+Importing fairseq takes longer than most of the tests' commands. Therefore processes are forked from one that has
+imported fairseq, but neither the plugin nor a command; `fresh` starts a new process, as a shell does.
 """
 
 import atexit
@@ -103,7 +103,7 @@ def write_text(folder: Path) -> None:
 LIMIT = 300  # seconds for one command
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo", "mega_fairseq"]
+    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo"]
 )  # torch's optimizers import torch._dynamo
 
 

@@ -1,7 +1,7 @@
 """A Python that starts fairseq's commands, ours, the benchmarks and the demo without importing fairseq.
 
 Importing takes five seconds, and such programs start many processes. Theirs are forked from one that has imported
-fairseq and the plugin, but no command. Each has the environment, folder, streams and signals of a new process.
+fairseq, but neither the plugin nor a command. Each has the environment, folder, streams and signals of a new process.
 """
 
 import atexit
