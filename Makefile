@@ -23,7 +23,7 @@ help: ## show this list
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) ## run all tests: 45 minutes on two cores
+test: $(READY) ## run all tests: half an hour on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(READY) ## run the fast tests, with fewer examples of each property: 5 minutes on two cores
