@@ -28,7 +28,7 @@ RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.11
 
 def bytes_mega() -> Rows:
     """With a row for the released code, which was measured elsewhere."""
-    chunks = (64, 128, 256, 512, 1024, 2048)
+    chunks = sorted(quality_lm.CHUNKS)
     yield ("learning rate", "seed", "valid, chunk 256", *(f"test, chunk {chunk:,}" for chunk in chunks))
     yield RELEASED_RUN
     yield from _bytes("mega", "valid", "chunk 256", [f"chunk {chunk}" for chunk in chunks])
@@ -73,7 +73,7 @@ def bytes_mixers() -> Rows:
 
 def mixers_chunks() -> Rows:
     """The models that accept other chunks than in training, each at its best learning rate."""
-    chunks = (64, 128, 256, 512, 1024, 2048)
+    chunks = sorted(quality_lm.CHUNKS)
     yield ("test chunk of", *(f"{chunk:,}" for chunk in chunks))
     found = numbers("quality_lm")
     for model, rates in quality_lm.by_model(found).items():

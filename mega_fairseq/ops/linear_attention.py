@@ -8,7 +8,7 @@ float32 or better. The form in chunks saves only its inputs for backward. On the
 GPUs those of all chunks, n / c x s x e numbers.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -135,10 +135,16 @@ def _tiles(q: Tensor) -> List[Tuple[slice, slice]]:
     ]
 
 
-def _sums(k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-    """The memory before each chunk of a tile, and after the last whole one: (R, F + 1, s, e)."""
-    k, v = k.to(memory.dtype), v.to(memory.dtype)
-    return torch.cat([memory.unsqueeze(1), k.transpose(2, 3) @ v], 1).cumsum_(1)
+def _memories(q: Tensor, k: Tensor, v: Tensor, running: Tensor) -> Iterator[Tuple[slice, slice, Tensor]]:
+    """Each tile with the memory before each of its chunks, and after its last whole one: (R, F + 1, s, e).
+
+    `running` (B, s, e) goes along, and is the memory after everything in the end.
+    """
+    for rows, chunks in _tiles(q):
+        keys, values = (t[rows, chunks].to(running.dtype) for t in (k, v))
+        sums = torch.cat([running[rows].unsqueeze(1), keys.transpose(2, 3) @ values], 1).cumsum_(1)
+        running[rows] = sums[:, -1]
+        yield rows, chunks, sums
 
 
 def _after_each(dsums: Tensor, dafter: Tensor) -> Tensor:
@@ -163,11 +169,9 @@ def _in_chunks(
     q, k, v = _split(q, k, v, size, lengths)
     factor = _one_over(tokens, q.size(1), size, dtype)
     out, running = v.new_empty(*q.shape[:3], v.size(-1)), memory.clone()
-    for rows, chunks in _tiles(q):
-        sums = _sums(k[rows, chunks], v[rows, chunks], running[rows])
+    for rows, chunks, sums in _memories(q, k, v, running):
         queries = q[rows, chunks] * factor[rows, chunks]
         out[rows, chunks] = (queries @ sums[:, : queries.size(1)]).to(out.dtype)  # (R, G, c, e)
-        running[rows] = sums[:, -1]
     out = out.flatten(1, 2)[:, before : before + new]
     return out if quad is None else out.add_(quad), running
 
@@ -192,18 +196,14 @@ class _ChunkMemory(torch.autograd.Function):
             queries, keys, values = _split(q, k, v, size, lengths)
             padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
             factor = _one_over(tokens, queries.size(1), size, dtype)
-            dqueries, running, tiles = torch.empty_like(queries), memory.clone(), _tiles(queries)
-            for rows, chunks in tiles:
-                sums, grad = (
-                    _sums(keys[rows, chunks], values[rows, chunks], running[rows]),
-                    padded[rows, chunks].to(dtype),
-                )
+            dqueries = torch.empty_like(queries)
+            for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
+                grad = padded[rows, chunks].to(dtype)
                 dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
-                running[rows] = sums[:, -1]
             # The gradient of each chunk's sums, then of its product: that of all later sums.
             dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
             dafter = dmemory.clone()
-            for rows, chunks in reversed(tiles):
+            for rows, chunks in reversed(_tiles(queries)):
                 dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
                 dproducts = _after_each(dsums, dafter[rows])
                 finished = slice(chunks.start, min(chunks.stop, whole))
