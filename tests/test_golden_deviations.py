@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import CrossAttentionState
+from mega_fairseq.modules.normalization import SequenceNorm
 from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_outputs, assert_released_gradients, each
@@ -101,12 +102,29 @@ def test_cross_attention_that_counts_pads_as_positions_equals_the_released_one(c
         assert_released_gradients(case, lambda module, query, key: weighted(case, output(module, query, key)))
 
 
-@each("mega", "nffn", where=lambda case: is_unpadded(case) and "batchnorm" in case.config.get("norm_type", ""))
-@pytest.mark.parametrize("prenorm", [True, False], ids=["pre", "post"])
-def test_pads_change_neither_outputs_nor_statistics_of_a_layer_with_batch_norm(case, prenorm):
+in_batch_norm = each(
+    "mega", "nffn", where=lambda case: is_unpadded(case) and "batchnorm" in case.config.get("norm_type", "")
+)
+
+
+def assert_pads_change_nothing(case, prenorm):
     plain, module = (golden.build(case, prenorm=prenorm).train() for _ in range(2))
     padded, padding = with_pads(case.inputs["x"])
     y = checks.run(module, padded, padding)[~padding].view(case.inputs["x"].shape)
     assert_outputs(y, checks.run(plain, case.inputs["x"]), "y")
     for name, buffer in plain.named_buffers():
         torch.testing.assert_close(dict(module.named_buffers())[name], buffer, msg=name)
+
+
+@in_batch_norm
+@pytest.mark.parametrize("prenorm", [True, False], ids=["pre", "post"])
+def test_pads_change_neither_outputs_nor_statistics_of_a_layer_with_batch_norm(case, prenorm):
+    assert_pads_change_nothing(case, prenorm)
+
+
+@in_batch_norm
+def test_batch_norm_over_pads_would_be_noticed(case, monkeypatch):
+    norm = SequenceNorm.forward
+    monkeypatch.setattr(SequenceNorm, "forward", lambda self, x, padding_mask=None: norm(self, x))
+    with pytest.raises(AssertionError):
+        assert_pads_change_nothing(case, prenorm=True)
