@@ -29,14 +29,15 @@ OURS = [
     *["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"],
     *["--variant-block-multiple-min", "2", "--variant-block-multiple-max", "4"],
 ]
-MEGA = [*OURS, "--arch", "mega_lm_small"]
+SCALED = [*OURS, "--arch", "mega_lm_small"]
+MEGA = [*SCALED, "--init", "released"]
 TRAINED_CONTEXT = ["--valid-block", "size:1024"]  # of the longest training segments
 MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "mega": MEGA,
-    "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega-scaled": SCALED,
     "mega-bf16": [*MEGA, "--bf16"],
     "mega-shift": [*MEGA, "--decoder-token-shift"],
-    "mega-shift-scaled": [*MEGA, "--decoder-token-shift", "--init", "scaled"],
+    "mega-shift-scaled": [*SCALED, "--decoder-token-shift"],
     "mega-rope": [*MEGA, "--rel-pos-bias", "rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias", "alibi"],
     "mega-simple": [*MEGA, "--rel-pos-bias", "simple"],

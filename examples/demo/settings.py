@@ -62,7 +62,7 @@ LANGUAGE = Task(
         *["--max-tokens=2048", "--lr=8e-3", "--warmup-updates=75", "--clip-norm=0.25", "--weight-decay=0.1"],
         *["--num-workers=0"],
     ],
-    {"Mega": quality_lm.MODELS["mega"], "Transformer": quality_lm.MODELS["transformer"]},
+    {"Mega": quality_lm.MODELS["mega-scaled"], "Transformer": quality_lm.MODELS["transformer"]},
 )
 
 IMAGES = Task(

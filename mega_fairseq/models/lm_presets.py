@@ -18,6 +18,7 @@ def _sizes(layers: int, embed_dim: int, hidden_dim: int, z_dim: int) -> Dict[str
 
 # Chunks with a position bias that works at any length and context, as in the released models.
 _streaming = {"rel_pos_bias": "rotary", "normalize_before": True, "no_affine_final_norm": True}
+_bytes = {"dropout": 0.0, "init": "scaled"}  # for small corpora
 _adaptive = {
     "adaptive_input": True,
     "adaptive_softmax_cutoff": "20000,60000",
@@ -52,7 +53,7 @@ class MegaLMBigConfig(MegaLMConfig):
 
 
 @preset(
-    **_sizes(4, 128, 256, 64), **_streaming, share_decoder_input_output_embed=True, decoder_chunk_size=256, dropout=0.0
+    **_sizes(4, 128, 256, 64), **_streaming, **_bytes, share_decoder_input_output_embed=True, decoder_chunk_size=256
 )
 class MegaLMSmallConfig(MegaLMConfig):
     """For small corpora, laptops and the demo."""
@@ -71,9 +72,6 @@ def _gau(layers: int, embed_dim: int, hidden_dim: int, z_dim: int, **options: An
     """Layers that are attention and feed-forward in one."""
     widths = {"decoder_hidden_dim": hidden_dim, "decoder_z_dim": z_dim, "rel_pos_bias": "rope"}
     return _layers(layers, embed_dim, 0, **{**widths, **options})
-
-
-_bytes = {"dropout": 0.0, "init": "scaled"}  # for small corpora
 
 
 @preset(token_mixer="gau", **_gau(24, 768, 1536, 128))
