@@ -13,8 +13,9 @@ naive form before it is timed.
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -24,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks import contenders as c
 from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
 from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops import ema_blocks
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
+from mega_fairseq.ops.ema_blocks import ema_scan_both
+from mega_fairseq.ops.ema_fft import ema_fft_both
 
 Build = Callable[[str, int], nn.Module]
 
@@ -163,29 +167,33 @@ def ema_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
 
 
 def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """The implementations of the EMA: the crossovers behind the constants in ops/ema.py."""
-    from mega_fairseq.ops import ema_blocks as module
-
-    parameters = [p.requires_grad_() for p in ema_parameters()]
-    rows, chosen = [], module.BLOCK
-    for length in lengths:
-        steps = {}
-        for size in (16, 32, 64, 128):
-
-            def scan(x: torch.Tensor, size: int = size) -> torch.Tensor:
-                module.BLOCK = size
-                return ema_scan(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0]
-
-            steps[f"scan_{size}"] = c.training_step(scan, tokens // length, length)
-        steps["fft"] = c.training_step(
-            lambda x: ema_fft(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0], tokens // length, length
-        )
-        rows.append({"length": length, "seconds": seconds(steps, repeats)})
-        print(
-            f"L={length:>6} ms: " + ", ".join(f"{n} {t * 1e3:.0f}" for n, t in rows[-1]["seconds"].items()), flush=True
-        )
-    module.BLOCK = chosen
+    """The implementations of the EMA, causal and bidirectional: the crossovers behind the constants in ops/ema.py."""
+    rows, chosen = [], ema_blocks.BLOCK
+    for direction in ("causal", "bidirectional"):
+        for length in lengths:
+            steps = {name: c.training_step(form, tokens // length, length) for name, form in ema_forms(direction)}
+            rows.append({"direction": direction, "length": length, "seconds": seconds(steps, repeats)})
+            cells = (f"{name} {time * 1e3:.0f}" for name, time in rows[-1]["seconds"].items())
+            print(f"{direction}, L={length:>6} ms: " + ", ".join(cells), flush=True)
+    ema_blocks.BLOCK = chosen
     return rows
+
+
+def ema_forms(direction: str) -> Iterator[Tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
+    *parameters, skip = (p.requires_grad_() for p in ema_parameters())
+    scan, fft = (
+        (ema_scan, ema_fft) if direction == "causal" else (ema_scan_both, partial(ema_fft_both, truncation=None))
+    )
+
+    def run(form: Callable, x: torch.Tensor, block: Optional[int] = None) -> torch.Tensor:
+        ema_blocks.BLOCK = block
+        coefficients = ema_coefficients(*parameters)
+        if direction == "causal":
+            return form(x, coefficients, skip=skip)[0]
+        return form(x, coefficients, coefficients, skip)
+
+    yield from ((f"scan_{block}", partial(run, scan, block=block)) for block in (16, 32, 64, 128))
+    yield "fft", partial(run, fft)
 
 
 def token_table(truncation: int, repeats: int) -> Dict:

@@ -57,9 +57,10 @@ def ema() -> Rows:
 
 def forms() -> Rows:
     rows = numbers("layer")["forms"]
-    yield ("tokens per sequence", *(name.replace("scan_", "blocks of ") for name in rows[0]["seconds"]))
+    yield ("EMA", "tokens per sequence", *(name.replace("scan_", "blocks of ") for name in rows[0]["seconds"]))
     for row in rows:
-        yield (f"{row['length']:,}", *(f"{1000 * seconds:.0f}" for seconds in row["seconds"].values()))
+        times = (f"{1000 * seconds:.0f}" for seconds in row["seconds"].values())
+        yield (row["direction"], f"{row['length']:,}", *times)
 
 
 def token() -> Rows:
