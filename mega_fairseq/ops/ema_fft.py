@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.ema_recurrence import EMACoefficients, ema_kernel, final_state, geometric_sum
+from mega_fairseq.ops.precision import is_compiling
 
 
 def _fft_length(n: int) -> int:
@@ -28,13 +29,42 @@ def _doubled(start: int, n: int) -> int:
     return start
 
 
+def _spectrum(x: Tensor, n: int) -> Tensor:
+    """(B, L, D) -> (B, D, n // 2 + 1), complex."""
+    return torch.fft.rfft(x.transpose(1, 2), n)
+
+
+def _product(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
+    """The first `length` outputs (B, L, D) of a product of spectra."""
+    return torch.fft.irfft(spectrum * kernel, n)[..., :length].transpose(1, 2)
+
+
+class _Convolve(torch.autograd.Function):
+    """x (B, L, D) and a kernel (D, n), circularly. Spectra are larger than x, so backward computes them again."""
+
+    @staticmethod
+    def forward(ctx, x, kernel):
+        ctx.save_for_backward(x, kernel)
+        n = kernel.size(-1)
+        return _product(_spectrum(x, n), torch.fft.rfft(kernel), n, x.size(1))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, kernel = ctx.saved_tensors
+        n = kernel.size(-1)
+        gradient = _spectrum(dy, n)
+        dx = _product(gradient, torch.fft.rfft(kernel).conj(), n, x.size(1))
+        return dx, torch.fft.irfft((gradient * _spectrum(x, n).conj()).sum(0), n)
+
+
 def _convolve(x: Tensor, taps: Tensor, past: int, future: int) -> Tensor:
     """x (B, L, D) with taps (D, past + 1 + future) for lags -future .. past -> (B, L, D), by FFT."""
-    length = x.size(1)
-    n = _fft_length(length + max(past, future))
-    kernel = F.pad(taps, (0, n - taps.size(-1))).roll(-future, -1) if future else taps
-    spectrum = torch.fft.rfft(x.transpose(1, 2), n) * torch.fft.rfft(kernel, n)
-    return torch.fft.irfft(spectrum, n)[..., :length].transpose(1, 2)
+    n = _fft_length(x.size(1) + max(past, future))
+    kernel = F.pad(taps, (0, n - taps.size(-1))).roll(-future, -1)
+    if is_compiling():
+        return _product(_spectrum(x, n), torch.fft.rfft(kernel), n, x.size(1))
+    return _Convolve.apply(x, kernel)
 
 
 def ema_fft(
