@@ -1,7 +1,7 @@
 """Runs fairseq's commands with real command lines, each in its own process, and reads their output.
 
-Importing fairseq takes longer than most of the tests' commands. Therefore processes are forked from one that has
-imported fairseq, but neither the plugin nor a command; `fresh` starts a new process, as a shell does.
+Importing fairseq and the plugin takes longer than most of the tests' commands. Therefore processes are forked from one
+that has imported both, but no command; `fresh` starts a new process, as a shell does.
 """
 
 import atexit
@@ -103,7 +103,7 @@ def write_text(folder: Path) -> None:
 LIMIT = 300  # seconds for one command
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo"]
+    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo", "mega_fairseq"]
 )  # torch's optimizers import torch._dynamo
 
 
@@ -136,6 +136,7 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
         os.dup2(file, stream)
     os.chdir(cwd)
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
+    finish_user_dir(words)
     sys.argv = words
     if fault is not None:
         fault()
@@ -143,6 +144,12 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
         sys.exit(_entry_point(words[0])() or 0)  # multiprocessing of Python 3.8 takes None for a failure
     finally:  # a forked process skips this, and tensorboard would lose its last records
         atexit._run_exitfuncs()
+
+
+def finish_user_dir(words: List[str]) -> None:
+    """Imports what fairseq imports for `--user-dir` only, which it skips if the plugin has been imported."""
+    if any(word.startswith("--user-dir") for word in words):
+        importlib.import_module("mega_fairseq.models.user_dir_only")
 
 
 def _entry_point(command: str) -> Callable[[], Optional[int]]:

@@ -1,7 +1,7 @@
 """A Python that starts fairseq's commands, ours, the benchmarks and the demo without importing fairseq.
 
 Importing takes five seconds, and such programs start many processes. Theirs are forked from one that has imported
-fairseq, but neither the plugin nor a command. Each has the environment, folder, streams and signals of a new process.
+fairseq and the plugin, but no command. Each has the environment, folder, streams and signals of a new process.
 """
 
 import atexit
@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List
 
-from tests.commands import FORKS, ROOT, fresh
+from tests.commands import FORKS, ROOT, finish_user_dir, fresh
 
 FORKED = [f"{ROOT}/benchmarks/", f"{ROOT}/examples/demo/"]  # programs that import fairseq, or start others that do
 PYTHON = """#!{python} -SE
@@ -84,6 +84,7 @@ def _run(words: List[str], folder: str, environment: Dict[str, str], streams: Li
     os.environ.update(environment)
     sys.executable = python
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
+    finish_user_dir(words)
     is_module = words[0] == "-m"
     sys.argv = words[is_module:]
     if sys.argv[0].endswith(("fairseq_cli.train", "stoppable_train.py")):

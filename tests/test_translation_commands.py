@@ -449,7 +449,8 @@ def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, tra
 )
 def test_the_plugin_is_found_from_any_folder(corpus, trained, generate, cwd, folder):
     words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--user-dir", folder, "--batch-size=64"]
-    assert_same_translations(fairseq("generate", *words, cwd=cwd), generate("--batch-size=64"))
+    said = fresh(sys.executable, "-m", "fairseq_cli.generate", *words, cwd=cwd)
+    assert_same_translations(said, generate("--batch-size=64"))
 
 
 def test_the_readmes_command_finds_the_plugin(corpus, trained, generate, tmp_path):
