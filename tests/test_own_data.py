@@ -98,13 +98,24 @@ def test_the_documented_commands_go_from_pictures_to_accuracy(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         image.new("L", (28, 28), 5 * number).save(folder / f"{number}.png")
     (section,) = re.findall(r"^## Pictures to accuracy\n(.*)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    shorter = {"train": ["--cpu", f"--max-update={UPDATES}"], "classify": ["--cpu"], "prepare": ["--workers=1"]}
+    shorter = {
+        "train": ["--cpu", f"--max-update={UPDATES}", "--log-interval=1"],
+        "hydra-train": ["common.cpu=true", f"optimization.max_update={UPDATES}", "common.log_interval=1"],
+        "classify": ["--cpu"],
+        "prepare": ["--workers=1"],
+    }
     said = []
     for block in re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
-        command, *words = shlex.split(block.replace("\\\n", " ").replace('"$(mega-fairseq user-dir)"', USER_DIR))
-        name = words[0] if command == "mega-fairseq" else command.split("-")[1]
-        said.append(fairseq(command.replace("fairseq-train", "train"), *words, *shorter[name], cwd=tmp_path))
-    prepared, trained, classified = said
+        block = block.replace("\\\n", " ").replace('"$(mega-fairseq user-dir)"', USER_DIR).replace("$REPO", str(ROOT))
+        command, *words = shlex.split(block.replace("$PWD", str(tmp_path)))
+        name = words[0] if command == "mega-fairseq" else command.split("-", 1)[1]
+        if name == "hydra-train":
+            (tmp_path / "checkpoints-pictures").rename(tmp_path / "checkpoints of fairseq-train")
+        command = command if command == "mega-fairseq" else name
+        said.append(fairseq(command, *words, *shorter[name], cwd=tmp_path))
+    prepared, trained, _, classified = said
+    assert len(losses(trained)) >= UPDATES
+    assert losses((tmp_path / "hydra_train.log").read_text()) == losses(trained)
     assert "wrote train (32), valid (4), test (4) to data-pictures" in prepared
     assert "train with --values-mean" in prepared
     assert f"num_updates: {UPDATES} >= max_update: {UPDATES}" in trained
@@ -112,10 +123,10 @@ def test_the_documented_commands_go_from_pictures_to_accuracy(tmp_path):
     assert classified.splitlines()[-1] == "wrote classified.json, classified.png"
 
 
-def test_the_page_mentions_both_hydra_configurations():
+def test_the_page_mentions_all_hydra_configurations():
     names = set(re.findall(r"--config-name (\w+)", "".join(blocks(PAGE, "bash"))))
     assert names == {path.stem for path in (ROOT / "examples/hydra").iterdir()}
     for path in (ROOT / "examples/hydra").iterdir():
         # The command in the head of the file is the one of the page.
-        command = re.search(r"fairseq-hydra-train .*\n.*", path.read_text()).group()
+        command = re.search(r"fairseq-hydra-train (?:.*\\\n)*.*", path.read_text()).group()
         assert " ".join(command.split()).replace(" # ", " ") in PAGE.read_text().replace("\n    ", " ")
