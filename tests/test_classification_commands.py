@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -111,6 +112,14 @@ def test_another_training_starts_from_the_weights_with_a_new_head_for_other_clas
     assert all(torch.equal(first[name], started[name]) for name in weights)
 
 
+def test_a_head_never_starts_anew_in_an_evaluation(data, classifiers, edited):
+    path = edited(
+        classifiers("tokens").last, lambda content: content["cfg"]["checkpoint"].update(finetune_from_model="x")
+    )
+    words = [*task_of("tokens"), "--num-classes=3", "--batch-size=8", f"--path={path}"]
+    assert "size mismatch for classification_heads" in failure("validate", data("tokens"), *words)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
@@ -129,6 +138,19 @@ def test_pairs_are_refused_where_fairseqs_task_has_none(data, tmp_path):
     assert said.endswith("--pairs needs two inputs for each label and the task gives one; choose an --arch without it")
 
 
+def test_fairseqs_task_joins_pairs(data, tmp_path):
+    shutil.copytree(data("tokens"), tmp_path / "pairs")
+    shutil.copytree(data("tokens") / "input0", tmp_path / "pairs/input1")
+    joined = {"init_token": 0, "separator_token": 2, "max_positions": 50, "max_update": 1}
+    said = fairseq("train", tmp_path / "pairs", *words_of("tokens", **joined, save_dir=tmp_path))
+    single = {"init_token": 0, "max_positions": 50, "max_update": 1, "save_dir": tmp_path / "single"}
+    alone = fairseq("train", data("tokens"), *words_of("tokens", **single))
+    sizes = [records(output, "train_inner")[0]["wpb"] for output in (said, alone)]
+    assert sizes[0] == 2 * sizes[1]  # <s> a </s> </s> b </s>, and <s> a </s> twice
+    said = failure("mega-fairseq", "classify", tmp_path / "checkpoint_last.pt", tmp_path / "pairs", "--cpu")
+    assert said.endswith("has two inputs for each label; train with --task mega_classification and --pairs")
+
+
 def test_pairs_need_a_model_for_pairs(data, tmp_path):
     words = words_of("bytes", save_dir=tmp_path, max_update=1)
     words.remove("--pairs")
@@ -140,11 +162,15 @@ def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
     assert "have more than 16 positions; give a larger --max-positions" in failure("train", data("values"), *words)
 
 
-def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path):
-    words = [data("bytes"), *words_of("bytes", dropout=0, max_update=8)]
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path, kind):
+    words = [data(kind), *words_of(kind, dropout=0, max_update=8)]
     two = train_in_processes(*words, f"--save-dir={tmp_path}/two")
     one = fairseq("train", *words, "--update-freq=2", f"--save-dir={tmp_path}/one")
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed with three decimals
+    if kind == "values":  # each process has its own running statistics of batch norm, of half the batches
+        assert set(records(two, "valid")[-1]) == set(records(one, "valid")[-1])
+        return
     for name in ("valid_loss", "valid_accuracy"):
         assert records(two, "valid")[-1][name] == pytest.approx(records(one, "valid")[-1][name], abs=2e-3)
 

@@ -88,6 +88,14 @@ def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, n
     assert task.classes == ["10", "9"]
 
 
+def test_pairs_with_two_dictionaries_are_refused(tmp_path):
+    binarised(tmp_path, "input0", "input1", "label")
+    dictionary = tmp_path / "input1/dict.txt"
+    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match="input0/dict.txt and .*input1/dict.txt differ; give fairseq-preprocess the"):
+        examples(tmp_path, "tokens")
+
+
 def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
     write(tmp_path, {"train.input": b"b a\n\xff\x00\r\nx", "train.input1": ["1", "22", "333"], "train.label": LABELS})
     found = examples(tmp_path, "bytes")

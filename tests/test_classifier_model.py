@@ -109,10 +109,13 @@ def test_pairs_are_refused_without_the_option_and_needed_with_it():
         scores(build("mega", pairs=True), batch(documents()))
 
 
-@pytest.mark.parametrize("mixer", ["mega", "gau", "attention"])
-def test_a_chunk_as_long_as_the_document_is_full_attention(mixer):
-    position = {} if mixer == "attention" else {"rel_pos_bias": "rotary"}
+@pytest.mark.parametrize(
+    ("mixer", "bias"),
+    [("mega", "simple"), ("mega", "rotary"), ("gau", "simple"), ("gau", "rotary"), ("attention", None)],
+)
+def test_a_chunk_as_long_as_the_document_is_full_attention(mixer, bias):
     longest = max(LENGTHS)
+    position = {"max_positions": longest, **({"rel_pos_bias": bias} if bias else {})}
     whole, chunk, shorter = (
         scores(build(mixer, encoder_chunk_size=size, **position), batch(documents())) for size in (-1, longest, CHUNK)
     )

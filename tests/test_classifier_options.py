@@ -6,6 +6,7 @@ from fairseq.models import MODEL_REGISTRY, build_model
 
 from mega_fairseq.models import MegaClassifier, MegaClassifierConfig, MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.classifier_presets import PRESETS
+from mega_fairseq.modules import MIXERS
 from tests.configurations import parsed, plain, under_hydra
 from tests.golden_models import classification, task
 
@@ -59,6 +60,14 @@ def test_a_sister_in_chunks_differs_only_in_its_chunks(preset):
     for cfg in (chunked, whole):
         del cfg["_name"], cfg["encoder_chunk_size"]
     assert chunked == whole
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("_chunk")])
+def test_a_preset_in_chunks_takes_every_mixer(preset, mixer):
+    types, classes, parameters = PARAMETERS[preset.replace("_chunk", "")]
+    cfg = parsed(*words(preset, f"--encoder-token-mixer={mixer}"))
+    assert parameters / 3 < count(cfg, types, classes) < 3 * parameters
 
 
 def test_the_longest_input_of_a_preset_is_also_that_of_the_task():

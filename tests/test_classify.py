@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -97,6 +98,32 @@ def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_pat
     assert (code, "new has no labels, which --out needs" in said) == (1, True)
 
 
+def test_tokens_without_labels_are_classified_too(classifiers, classify, edited, tmp_path):
+    trained = classifiers("tokens")
+    classes = load(str(trained.last), str(trained.data), cpu=True).labels
+    path = edited(trained.last, lambda content: content.update(task_state={"classes": classes}))
+    shutil.copytree(trained.data / "input0", tmp_path / "new/input0")
+    code, said, summary = classify(path, tmp_path / "new", "--subset=valid")
+    assert (code, summary) == (0, "")
+    assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
+    code, _, said = classify(trained.last, tmp_path / "new", "--subset=valid")
+    assert (code, "there is no" in said, "label/dict.txt; run fairseq-preprocess" in said) == (1, True, True)
+
+
+def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path):
+    trained = classifiers("values")
+    path = edited(trained.last, lambda content: content["cfg"]["task"].update(shorten_method="truncate"))
+    rows = np.arange(60, dtype=np.uint8).reshape(3, 20)
+    np.save(tmp_path / "new.npy", np.pad(rows, ((0, 0), (0, 1))))
+    code, said, told = classify(path, tmp_path, "--subset=new")
+    assert code == 0
+    assert told == f"3 of 3 inputs in {tmp_path}/new.npy have more than 20 positions and are cut, as in the training\n"
+    lines = [" ".join(map(str, row)) for row in rows]
+    code, typed, told = classify(path, "-", typed=f"{lines[0]} 0\n{lines[1]} 0\n{lines[2]}\n".encode())
+    assert (code, told) == (0, "2 lines have more than 20 positions and were cut, as in the training\n")
+    assert_same(parsed(typed), parsed(said))
+
+
 def test_scores_of_known_predictions():
     probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.75, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])
     scores = Scores(["a", "b", "c"], torch.tensor([0, 1, 0, 0]), probabilities)
@@ -147,9 +174,15 @@ def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
     trained = classifiers("values")
     good = lines_of(trained).splitlines(keepends=True)[:3]
     _, expected, _ = classify(trained.last, "-", typed=b"".join(good))
-    code, said, err = classify(trained.last, "-", typed=b"".join([*good, b"\n", *good]))
-    assert (code, said) == (1, expected)
-    assert "in line 4: input 1 is empty" in err
+    for bad, told in ((b"\n", "in line 4: input 1 is empty"), (b"x\n", "in line 4: a word is not a number")):
+        code, said, err = classify(trained.last, "-", typed=b"".join([*good, bad, *good]))
+        assert (code, said) == (1, expected)
+        assert told in err
+
+
+def test_a_typed_pad_is_refused(classifiers, classify):
+    code, _, err = classify(classifiers("tokens").last, "-", typed=b"ba <pad> be\n")
+    assert (code, "in line 1: input 1 has the word <pad>; remove it" in err) == (1, True)
 
 
 def of_type(number_type):

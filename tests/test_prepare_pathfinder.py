@@ -108,6 +108,14 @@ def test_six_to_nine_pixels_in_the_middle_can_start_an_image_of_32():
     assert {len(pixels) for _, pixels in space(32, 1).first_starts} == {6, 9}
 
 
+@pytest.mark.parametrize(("size", "seconds", "number"), [(32, 0.05, 40), (128, 1.0, 4)])
+def test_an_image_takes_little_cpu_time(size, seconds, number):
+    drawings(size, 1)  # computes what all images share
+    start = time.process_time()
+    drawings(size, number)
+    assert time.process_time() - start < number * seconds
+
+
 # --------------------------------------------------------------------------------------------- contours
 
 

@@ -104,6 +104,10 @@ def remove_a_label(pictures):
         (lambda pictures: os.rename(bytes(pictures / "dark"), bytes(pictures / "d") + b"\xe9"), ["not one word"]),
         (lambda pictures: (pictures / "empty").mkdir(), ["empty contains 0 pictures", "at least 3"]),
         (
+            lambda pictures: (pictures / "dark/more").mkdir(),
+            ["dark/more is a folder within a label's folder", "move its pictures to", "or away"],
+        ),
+        (
             lambda pictures: pictures.rename(pictures.parent / "elsewhere"),
             ["pictures is not a folder", "give a folder"],
         ),

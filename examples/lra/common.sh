@@ -109,9 +109,13 @@ evaluate() {
     LOSS=$(validated loss "$log")
     [ -n "$ACCURACY" ] || die "fairseq-validate gave no accuracy: see $log."
     keep_scores "$RESULT" accuracy_in_percent bits_per_example
-    "$PYTHON" -m mega_fairseq.cli classify "$CHECKPOINT" "$BIN" --subset "$SUBSET" --batch-size "$BATCH" \
-        --out "$RESULT" ${device[@]+"${device[@]}"} >"$RESULT.tsv.tmp"
-    mv "$RESULT.tsv.tmp" "$RESULT.tsv"
+    if [ $# -gt 0 ]; then
+        say "no predictions: they are made without arguments, by the model as it was trained"
+    else
+        "$PYTHON" -m mega_fairseq.cli classify "$CHECKPOINT" "$BIN" --subset "$SUBSET" --batch-size "$BATCH" \
+            --out "$RESULT" ${device[@]+"${device[@]}"} >"$RESULT.tsv.tmp"
+        mv "$RESULT.tsv.tmp" "$RESULT.tsv"
+    fi
     train_log=$(dirname "$CHECKPOINT")/train.log
     [ ! -e "$train_log" ] || "$PYTHON" "$LRA/curves.py" "$train_log" "$RESULTS/curves.png"
 }

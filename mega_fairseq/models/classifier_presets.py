@@ -32,6 +32,8 @@ _values = {
     "dropout": 0.0,
 }
 _chunks = {"encoder_chunk_size": 128}
+_speech = {**_positions(16000, 1000), **_values, "encoder_chunk_size": 1000}
+_six_heads = {"encoder_attention_heads": 6}  # of other mixers: eight do not divide the width
 
 
 @preset(**_sizes(6, 80, 160, 64), **_positions(2002))
@@ -94,12 +96,12 @@ class MegaLRAPathXChunkConfig(MegaLRAPathXConfig):
     """Path-X, in chunks."""
 
 
-@preset(**_sizes(6, 60, 120, 30), **_positions(16000, 1000), **_values, encoder_chunk_size=1000)
+@preset(**_sizes(6, 60, 120, 30), **_speech, **_six_heads)
 class MegaSCRawConfig(MegaClassifierConfig):
     """Speech Commands, from raw samples."""
 
 
-@preset(**_sizes(6, 72, 144, 36), **_positions(16000, 1000), **_values, encoder_chunk_size=1000)
+@preset(**_sizes(6, 72, 144, 36), **_speech, **_six_heads)
 class MegaSCRawBigConfig(MegaClassifierConfig):
     """Speech Commands, larger."""
 

@@ -28,7 +28,7 @@ from mega_fairseq.models.options import (
 )
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.resume import check_start
-from mega_fairseq.models.whole_config import option_of_command
+from mega_fairseq.models.whole_config import is_training, option_of_command
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
 from mega_fairseq.modules.normalization import NORMS
@@ -96,7 +96,8 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model; in a new training from its weights, heads for other classes start anew."""
         super().upgrade_state_dict_named(state_dict, name)
-        if not self.has_other_classes and not option_of_command(self.cfg, "checkpoint.finetune_from_model"):
+        finetunes = is_training(self.cfg) and option_of_command(self.cfg, "checkpoint.finetune_from_model")
+        if not self.has_other_classes and not finetunes:
             return
         for head, module in self.classification_heads.items():
             prefix = f"classification_heads.{head}."

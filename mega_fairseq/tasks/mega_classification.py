@@ -139,7 +139,7 @@ class MegaClassificationTask(FairseqTask):
             raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
         if first is not None and not 0 <= first < types:
             raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
-        if len(self.classes) < 2:
+        if len(self.classes or self.layout.unnamed_classes()) < 2:  # or an error says what is missing
             raise ValueError(
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
                 "at least 2, or list all of them in labels.txt"
@@ -202,11 +202,11 @@ class MegaClassificationTask(FairseqTask):
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
 
     def _report_cut(self, inputs: Shortened) -> None:
-        about = f"{inputs.cut:,} of {len(inputs):,} inputs in {inputs.source} have more than {self.longest:,} positions"
         if self.cfg.shorten_method == "none":
             remedy = "give a larger --max-positions, or --shorten-method truncate to cut them"
-            raise ValueError(f"{about}; {'the model takes no more, so shorten them' if self.trained else remedy}")
-        logger.info(f"{about} and are cut to the first {self.longest:,} (--shorten-method truncate)")
+            remedy = "the model takes no more, so shorten them" if self.trained else remedy
+            raise ValueError(f"{inputs.about_cut()}; {remedy}")
+        logger.info(f"{inputs.about_cut()} and are cut to the first ones (--shorten-method truncate)")
 
     def encode(self, given: Any, number: int = 1) -> Tensor:
         """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by its number."""
@@ -221,6 +221,8 @@ class MegaClassificationTask(FairseqTask):
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
         else:
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
+            if x.eq(self.dictionary.pad()).any():
+                raise ValueError(f"input {number} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
         if len(x) == (self.cfg.input_kind != "values"):  # eos
             raise ValueError(f"input {number} is empty; leave it out")
         if self.cfg.input_kind == "values":

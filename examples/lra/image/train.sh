@@ -17,7 +17,7 @@ source "$HERE/../common.sh"
 case $SIZE in
 small)
     recipe UPDATES=300 WARMUP=80 LR=1e-2 BATCH=20 SAVE=100
-    set -- "${VALUES[@]}" --encoder-chunk-size 112 --max-positions 784 --truncation-length 784 \
+    set -- "${VALUES[@]}" --encoder-chunk-size 112 --max-positions 784 --truncation-length 784 --classifier-dim 320 \
         --values-mean 0.286 --values-deviation 0.353 "$@"
     ;;
 full)

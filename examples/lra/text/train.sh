@@ -19,7 +19,7 @@ source "$HERE/../common.sh"
 case $SIZE in
 small)
     recipe UPDATES=400 WARMUP=80 LR=4e-3 BATCH=16 SAVE=100
-    set -- --normalization-type scalenorm "$@"
+    set -- --normalization-type scalenorm --classifier-dim 256 "$@"
     ;;
 full) recipe UPDATES=25000 WARMUP=10000 LR=4e-3 BATCH=50 MAX_EXAMPLES=25 ;;
 esac

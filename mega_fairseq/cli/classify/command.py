@@ -57,16 +57,19 @@ def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     needs_pairs = classifier.models[0].cfg.pairs
     if layout.pairs() != needs_pairs:
         known, found = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
-        raise UserError(
-            f"the model classifies {known}, and {task.cfg.data} has {found} for each label; give other data"
-        )
+        remedy = "give other data" if needs_pairs else "train with --task mega_classification and --pairs"
+        raise UserError(f"the model classifies {known}, and {task.cfg.data} has {found} for each label; {remedy}")
     try:
         numbers = None
         if layout.labels_file(split).exists():
             numbers = class_numbers(layout.labels(split), task.classes, str(layout.labels_file(split)))
-        return task.examples(layout.inputs(split), numbers)
+        examples = task.examples(layout.inputs(split), numbers)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
+    for inputs in examples.inputs:
+        if inputs.cut:
+            print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
+    return examples
 
 
 def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int) -> Tensor:
@@ -85,19 +88,23 @@ def shown(prediction: Prediction) -> str:
 
 def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size: int) -> Iterator[str]:
     """A result for each line, several lines at a time; those before a line with an error have results too."""
-    numbered = enumerate(lines, 1)
+    numbered, cut = enumerate(lines, 1), 0
     for batch in iter(lambda: list(islice(numbered, batch_size)), []):
         inputs, refused = [], None
         for number, line in batch:
             try:
-                inputs.append(_parsed(classifier, line.rstrip(b"\r\n")))
-                classifier.examples(inputs[-1:])
+                parsed = _parsed(classifier, line.rstrip(b"\r\n"))
+                cut += any(of.cut for of in classifier.examples([parsed]).inputs)
+                inputs.append(parsed)
             except ValueError as error:
                 refused = f"in line {number}: {error}"
                 break
-        yield from map(shown, classifier.predict(inputs[: len(inputs) - bool(refused)], batch_size))
+        yield from map(shown, classifier.predict(inputs, batch_size))
         if refused:
             raise UserError(refused)
+    if cut:
+        longest = classifier.task.longest
+        print(f"{cut:,} lines have more than {longest:,} positions and were cut, as in the training", file=sys.stderr)
 
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:

@@ -43,7 +43,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
     """The files of each label, sorted by name. Hidden files are left out."""
     if not os.path.isdir(source):
         raise UserError(f"{source} is not a folder; {REMEDY}")
-    labels = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not entry.name.startswith("."))
+    labels = _folders(source)
     if not 2 <= len(labels) <= MOST_LABELS:
         raise UserError(f"{source} contains {len(labels)} folders; give one for each label, 2 to {MOST_LABELS}")
     found = {}
@@ -52,7 +52,13 @@ def labelled(source: str) -> Dict[str, List[Place]]:
             raise UserError(
                 f"the folder's name {label!r}, the label, is not one word of printable characters; rename it"
             )
-        found[label] = _visible(os.path.join(source, label))
+        place = os.path.join(source, label)
+        found[label], inner = _visible(place), _folders(place)
+        if inner:
+            raise UserError(
+                f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
+                "or away"
+            )
         if len(found[label]) < 3:
             raise UserError(
                 f"{os.path.join(source, label)} contains {len(found[label])} pictures; give at least 3, so that each "
@@ -62,6 +68,10 @@ def labelled(source: str) -> Dict[str, List[Place]]:
     if outside:
         print(f"left out {len(outside):,} files that are not in a folder, the first is {outside[0].name}")
     return found
+
+
+def _folders(path: str) -> List[str]:
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _visible(path: str) -> List[Place]:

@@ -17,13 +17,16 @@ class Shortened(Inputs):
     def __init__(self, inputs: Inputs, longest: int, first: Optional[int] = None):
         whole = inputs.sizes + (first is not None)
         super().__init__(inputs.source, np.minimum(whole, longest))
-        self.inputs, self.first, self.cut = inputs, first, int((whole > longest).sum())
+        self.inputs, self.longest, self.first, self.cut = inputs, longest, first, int((whole > longest).sum())
 
     def __getitem__(self, index: int) -> Tensor:
         x = self.inputs[index]
         if self.first is not None:
             x = F.pad(x, (1, 0), value=self.first)
         return x[: self.sizes[index]]
+
+    def about_cut(self) -> str:
+        return f"{self.cut:,} of {len(self):,} inputs in {self.source} have more than {self.longest:,} positions"
 
 
 class ExampleDataset(FairseqDataset):
@@ -32,7 +35,7 @@ class ExampleDataset(FairseqDataset):
     They have one fixed random order, the one of fairseq's task: the same seed draws the same batches.
     """
 
-    def __init__(self, inputs: Sequence[Inputs], classes: Optional[np.ndarray], pad: float, seed: int):
+    def __init__(self, inputs: Sequence[Shortened], classes: Optional[np.ndarray], pad: float, seed: int):
         self.inputs, self.classes, self.pad, self.seed = inputs, classes, pad, seed
         # Both inputs of a pair are padded to the longer of them, since they are encoded in one batch.
         self.sizes = len(inputs) * np.max([of.sizes for of in inputs], 0)

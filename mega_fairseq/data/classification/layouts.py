@@ -68,14 +68,24 @@ class Binarised(Layout):
         return (folder / cls.FIRST / "dict.txt").exists()
 
     def dictionary(self) -> Dictionary:
-        dictionary = Dictionary.load(str(self.folder / self.FIRST / "dict.txt"))
+        dictionary = Dictionary.load(str(self._dictionary_file(self.FIRST)))
         dictionary.add_symbol("<mask>")  # as fairseq's task has it
         return dictionary
 
     def inputs(self, split: str) -> List[Inputs]:
         folders = (self.FIRST, self.SECOND)[: 1 + self.pairs()]
+        paths = [path for path in map(self._dictionary_file, folders) if path.exists()]
+        first, *second = (Dictionary.load(str(path)).symbols for path in paths)
+        if second not in ([], [first]):
+            raise ValueError(
+                f"{' and '.join(map(str, paths))} differ; give fairseq-preprocess the dictionary of the first inputs "
+                "with --srcdict for the second"
+            )
         dictionary = self.dictionary()
         return [inputs.Tokens(self.folder / name / split, dictionary) for name in folders]
+
+    def _dictionary_file(self, inputs: str) -> Path:
+        return self.folder / inputs / "dict.txt"
 
     def labels(self, split: str) -> List[str]:
         return labels.binarised_labels(self.folder / self.LABELS / split, self._label_dictionary())
@@ -85,7 +95,9 @@ class Binarised(Layout):
 
     def classes(self) -> List[str]:
         order = self.folder / labels.ORDER
-        return labels.read_classes(order) if order.exists() else self.unnamed_classes()
+        if order.exists():
+            return labels.read_classes(order)
+        return self.unnamed_classes() if (self.folder / self.LABELS).is_dir() else []
 
     def unnamed_classes(self) -> List[str]:
         """That of the dictionary: fairseq's task and the release know no other."""
