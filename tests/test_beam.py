@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import pytest
@@ -244,26 +245,22 @@ def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
         torch.testing.assert_close(logits, whole[:, seen - count : seen], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("need_attn", [True, False])
 @torch.no_grad()
-def test_attention_is_returned_on_request_in_the_order_of_the_given_source(need_attn):
-    made = model(dropout=0.0)
-    made.decoder.make_generation_fast_(need_attn=need_attn)
+def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
+    made = model(dropout=0.0, attention_dropout=0.3, hidden_dropout=0.3)
+    made.decoder.make_generation_fast_(retain_dropout=True)
     tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)
+    made.encoder.eval()
     (left_attn,), (right_attn,) = (made.decoder(tokens, made.encoder(s))[1]["attn"] for s in (left, right))
-    if not need_attn:
-        assert left_attn is None
-        return
     assert not left_attn[1, :, :3].any()
-    torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))
-    in_training = made.train()(left, None, tokens)[1]["attn"][0]
-    torch.testing.assert_close(in_training, left_attn, atol=2e-5, rtol=1e-4)
-    made.eval()
-    rows, state = torch.arange(SENTENCES).repeat_interleave(2), {}
-    out = made.encoder.reorder_encoder_out(made.encoder(left), rows)
-    for step in range(1, 4):
-        _, extra = made.decoder(tokens[rows][:, :step], out, state)
-        torch.testing.assert_close(extra["attn"][0][:, -1], left_attn[rows][:, step - 1], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))  # without dropout
+    made = model(dropout=0.0)
+    assert made(left, None, tokens)[1]["attn"] == [None]  # in validation
+    made.decoder.make_generation_fast_()
+    left_attn = made(left, None, tokens)[1]["attn"][0]
+    made = model(dropout=0.0).train()
+    made.decoder.need_attn = True
+    torch.testing.assert_close(made(left, None, tokens)[1]["attn"][0], left_attn, atol=2e-5, rtol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ prepared weights
@@ -318,10 +315,53 @@ def test_a_copy_of_a_model_has_its_own_prepared_weights():
     made.make_generation_fast_()
     before = scores_of_steps(made)
     twin = copy.deepcopy(made.decoder)
-    assert made.decoder.kept.ready is not None
-    assert twin.kept.ready is None
-    assert pickle.loads(pickle.dumps(made.decoder.kept)).ready is None
+    assert made.decoder.kept.made is not None
+    assert twin.kept.made is None
+    assert pickle.loads(pickle.dumps(made.decoder.kept)).made is None
     torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
+
+
+def test_a_model_made_in_inference_mode_decodes_too():
+    with torch.inference_mode():
+        made = model()
+        made.make_generation_fast_()
+        before = scores_of_steps(made)
+    torch.testing.assert_close(before, scores_of_steps(model()))
+
+
+@torch.no_grad()
+def test_threads_that_share_a_model_give_the_scores_of_one_after_the_other():
+    made = model()
+    made.make_generation_fast_()
+    long = torch.randint(4, TYPES, (8, 1, 300), generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def scores(source):
+        out, state = made.encoder(source), {}
+        tokens = torch.arange(2, 22)[None]
+        return torch.cat([made.decoder(tokens[:, : i + 1], out, state)[0] for i in range(20)], 1)
+
+    alone = [scores(source) for source in long]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(scores, long))
+    for found, expected in zip(together, alone):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder_chunk_size": 4, "encoder_chunk_size": 4}], ids=["full", "chunks"])
+@torch.no_grad()
+def test_rows_with_a_pad_that_all_continue_one_without_take_the_fast_path_again(options):
+    """While fairseq forces a prefix, beams without any probability may contain a pad."""
+    search = Search(model(**options), 0)
+    search.step()
+    search.follow(range(SENTENCES * BEAMS))
+    search.history[1::BEAMS, -1] = PAD
+    search.decode()
+    search.follow([row - row % BEAMS for row in range(SENTENCES * BEAMS)])
+    for _ in range(4):
+        search.step()
+        assert search.model.decoder.get_incremental_state(search.state, STATE).ready is not None
+        search.follow(range(SENTENCES * BEAMS))
 
 
 @pytest.mark.skipif(not INT8_WORKS, reason="this CPU has no exact products in int8")

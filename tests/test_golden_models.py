@@ -64,7 +64,7 @@ def test_every_sentence_of_a_batch_has_the_logits_that_the_release_gives_it_alon
 @torch.no_grad()
 def test_attention_of_the_last_layer_to_the_source_equals_the_released_one(case):
     model = translation_model(case)
-    model.decoder.make_generation_fast_(need_attn="hard")
+    model.decoder.make_generation_fast_()
     _, extra = model(**inputs(case))
     torch.testing.assert_close(extra["attn"][0][real(case)], case.outputs["attn_last_layer"][real(case)], **TOLERANCE)
 

@@ -176,6 +176,14 @@ def test_a_translation_model_is_pruned_for_generation_and_for_further_training(t
     generate = ["generate", data, *PLUGIN, *CPU, *SEARCH, "--gen-subset=valid", "--path"]
     kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "1"}
     found = translations(fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", kept))
+    for side, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        one = {f"{side}_layers_to_keep": "0,2"}
+        both = {**one, f"{other}_layers_to_keep": "0,1,2"}
+        texts = [
+            translations(fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", given))
+            for given in (one, both)
+        ]
+        assert texts[0] == texts[1]
 
     # The learning rate is 0, so the checkpoint contains the pruned model; its options have the number of layers.
     words += [*as_words(kept), f"--finetune-from-model={tmp_path}/whole/{last}", "--lr=0", "--warmup-updates=0"]

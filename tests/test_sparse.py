@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mega_fairseq.modules.mixer_state import select
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 
 DIM = 64
@@ -89,3 +90,16 @@ def test_compiled_sparse_attention_gives_the_same_outputs_and_gradients(options,
         y = run(x)[0] if causal else run(x)
         found.append((y, *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("lengths", [(4, 9), (6, 7), (9, 9)], ids=str)
+@torch.no_grad()
+def test_selected_rows_may_be_at_equal_places_of_different_blocks_or_at_different_places_of_one(lengths):
+    module = made(stride=5, summary=2, combine="merged")
+    x, tail = torch.randn(3, 10, 16).double(), torch.randn(2, 3, 16).double()
+    mask = torch.arange(10) >= torch.tensor([*lengths, 2]).unsqueeze(1)
+    _, state = module(x, None, mask)
+    found, _ = module(tail, select(state, torch.tensor([1, 0])))
+    for row, origin in enumerate((1, 0)):
+        _, alone = module(x[origin : origin + 1, : lengths[origin]])
+        torch.testing.assert_close(found[row], module(tail[row : row + 1], alone)[0][0])

@@ -1,4 +1,4 @@
-"""The common base of the translation model and the language model."""
+"""The common base of all Mega models."""
 
 import importlib
 import os
@@ -42,11 +42,14 @@ class MegaModel(BaseFairseqModel):
         """
         own = {side: len(getattr(self, side).layers) for side in self.STACKS}
         stored = {side: count_layers(state_dict, side) for side in self.STACKS}
-        for side in self.STACKS:
-            if getattr(model_cfg, f"{side}_layers_to_keep", None):
-                if stored[side] <= own[side]:  # already pruned, or trained with this many layers
-                    setattr(model_cfg, f"{side}_layers_to_keep", None)
-                setattr(model_cfg, f"{side}_layers", own[side])
+        pruned = [side for side in self.STACKS if getattr(model_cfg, f"{side}_layers_to_keep", None)]
+        for side in pruned:
+            setattr(model_cfg, f"{side}_layers", own[side])
+        for side in self.STACKS if pruned else ():
+            if all(stored[other] <= own[other] for other in pruned):  # already pruned, or trained with this many layers
+                setattr(model_cfg, f"{side}_layers_to_keep", None)
+            elif side not in pruned or stored[side] <= own[side]:  # fairseq would leave out all layers of this side
+                setattr(model_cfg, f"{side}_layers_to_keep", ",".join(map(str, range(stored[side]))))
         try:
             return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
         except RuntimeError as error:

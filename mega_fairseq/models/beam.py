@@ -30,14 +30,14 @@ class ReadyOnce:
     """
 
     def __init__(self):
-        self.version: Optional[Tuple] = None
-        self.ready: Optional[Ready] = None
+        self.made: Optional[Tuple[Tuple, Ready]] = None  # replaced as a whole: threads may share it
 
     def get(self, parameters: Iterable[nn.Parameter], prepare: Callable[[], Ready]) -> Ready:
-        version = tuple((p.data_ptr(), p.dtype, p._version) for p in parameters)
-        if self.ready is None or version != self.version:
-            self.version, self.ready = version, prepare()
-        return self.ready
+        version = tuple((p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in parameters)
+        made = self.made
+        if made is None or made[0] != version:
+            made = self.made = (version, prepare())
+        return made[1]
 
     def __reduce__(self) -> Tuple:
         return ReadyOnce, ()

@@ -54,8 +54,8 @@ class MegaDecoder(FairseqIncrementalDecoder):
             self.output_projection = nn.Linear(dim, len(dictionary), bias=False)
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
         self.dropout_module = DropoutSwitch()
-        self.need_attn = False
-        self.kept: Optional[ReadyOnce] = None
+        self.need_attn = False  # whether to return the last layer's attention to the source in training, too
+        self.kept: Optional[ReadyOnce] = None  # once prepared for generation
 
     def forward(
         self,
@@ -93,7 +93,9 @@ class MegaDecoder(FairseqIncrementalDecoder):
             # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
             state, source = self.start(), aligned_source(encoder_out)
         ready = carry and prev_output_tokens.size(1) == 1
-        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, *source)
+        # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
+        need_attn = not carry and encoder_out is not None and (self.need_attn or self.kept is not None)
+        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, need_attn, *source)
         if carry:
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
@@ -107,7 +109,13 @@ class MegaDecoder(FairseqIncrementalDecoder):
         return DecoderState(tuple(blocks), 0)
 
     def _advance(
-        self, tokens: Tensor, state: DecoderState, carry: bool, ready: bool = False, *source: Any
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        carry: bool,
+        ready: bool = False,
+        need_attn: bool = False,
+        *source: Any,
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Tokens (B, L) after `state` -> features, attention of the last layer to the source, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
@@ -119,7 +127,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if ready and align is None and all(layer.takes_step(s) for layer, s in zip(self.layers, state.blocks)):
             steps = state.ready or self.ready()
         rate = 0.0 if carry else self.cfg.decoder_layerdrop
-        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, *source)
+        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, need_attn, *source)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
@@ -132,13 +140,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
         numbers: Iterable[int],
         steps: Optional[Ready] = None,
         mask: Optional[Padding] = None,
+        need_attn: bool = False,
         *source: Any,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
         """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if needed."""
         after, attn = list(blocks), None
         for i in numbers:
             layer, past = self.layers[i], blocks[i]
-            if self.need_attn and layer is self.layers[-1]:
+            if need_attn and layer is self.layers[-1]:
                 x, after[i], attn = layer(x, past, mask, *source, need_weights=True)
             elif steps is not None:
                 x, after[i] = steps.blocks[i](x, past)
@@ -202,18 +211,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def make_generation_fast_(
         self,
-        need_attn: Any = False,
         retain_dropout: bool = False,
         retain_dropout_modules: Optional[List[str]] = None,
         **unused: Any,
     ) -> None:
-        """Called by fairseq before generation, after which it no longer trains the model.
-
-        Attention weights are then returned only for --print-alignment.
-        """
+        """Called by fairseq before generation, after which it no longer trains the model."""
         if retain_dropout:
             keep_dropout(self, "TransformerDecoder", retain_dropout_modules)
-        self.need_attn, self.kept = bool(need_attn), ReadyOnce()
+        self.kept = ReadyOnce()
 
 
 def check_numbers(log_probs: Tensor) -> None:

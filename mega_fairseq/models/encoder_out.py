@@ -62,4 +62,4 @@ def in_given_order(attn: Tensor, out: EncoderOut) -> Tensor:
     if out["rows"]:
         padding = padding.index_select(0, out["rows"][0])
     align = Alignment.of(padding)._replace(width=attn.size(2))  # of the aligned batch
-    return align.back(attn.transpose(1, 2)).transpose(1, 2)
+    return align.back(attn.transpose(1, 2)).transpose(1, 2).contiguous()  # fairseq's criteria view it

@@ -42,6 +42,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
     """A Mega encoder and decoder; `--arch mega_transformer` builds it and `from_pretrained` loads it."""
 
     STACKS = ("encoder", "decoder")
+    full_context_alignment = True  # fairseq aligns whole targets in a forward pass of their own, not in the search
 
     def __init__(self, cfg: MegaTransformerConfig, encoder: MegaEncoder, decoder: MegaDecoder):
         super().__init__(encoder, decoder)
@@ -54,6 +55,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
                 "--arch mega_transformer reads a source, and this --task has none; choose an --arch that starts with "
                 "mega_lm, or --task translation"
             )
+        check_overrides(cfg, task)
         source, target = task.source_dictionary, task.target_dictionary
         for side in cls.STACKS:
             check_sizes(cfg, side)
@@ -72,8 +74,8 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
+        model.decoder.need_attn = bool(getattr(getattr(task, "cfg", None), "load_alignments", False))
         check_start(model, cfg)
-        check_overrides(cfg, task)
         return model
 
     def forward(

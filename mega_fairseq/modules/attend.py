@@ -1,6 +1,6 @@
 """Attention with a relative position bias, shared by self-attention and cross attention."""
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -72,13 +72,14 @@ class TabledBias:
 
     def __init__(self, bias: PositionBias):
         self.bias, self.rotate = bias, bias.rotate
-        self.first = self.stop = 0
-        self.table: Optional[Tensor] = None
+        self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)  # replaced as a whole: threads may share it
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
         if self.bias.reach is not None:  # the bias is already a table
             return self.bias(first, stop, device)
-        if first < self.first or stop > self.stop:
-            self.first, self.stop = min(2 * first, self.first), max(2 * stop, self.stop)
-            self.table = self.bias(self.first, self.stop, device)
-        return None if self.table is None else self.table[first - self.first : stop - self.first]
+        start, end, table = self.tabled
+        if first < start or stop > end:
+            start, end = min(2 * first, start), max(2 * stop, end)
+            table = self.bias(start, end, device)
+            self.tabled = (start, end, table)
+        return None if table is None else table[first - start : stop - start]

@@ -1,7 +1,7 @@
 """Gated cross attention, from a translation decoder to the encoder's output (released code; paper, section 4.3)."""
 
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -69,14 +69,20 @@ class CrossAttentionState(NamedTuple):
     padding: Optional[Tensor]  # (S, m) bool, True = pad, at the end of each source
     position: int  # the largest number of target tokens that a row has seen
     lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, if they differ
+    packed: Optional[Tuple[Projection, ...]] = None  # the values of each source, packed for single tokens
 
     def follow(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
         """Reorders the targets; `sources` (S',) selects the sources that remain, by default all."""
-        state = self if self.lengths is None else self._replace(lengths=self.lengths.index_select(0, order))
+        state = self
+        if self.lengths is not None:
+            lengths = self.lengths.index_select(0, order)
+            even = bool((lengths == lengths[:1]).all())  # such as after beams that all continue one
+            state = self._replace(position=int(lengths[0]), lengths=None) if even else self._replace(lengths=lengths)
         if sources is None:
             return state
         keys, values, padding = (None if t is None else t.index_select(0, sources) for t in state[:3])
-        return state._replace(keys=keys, values=values, padding=padding)
+        packed = None if state.packed is None else tuple(state.packed[i] for i in sources.tolist())
+        return state._replace(keys=keys, values=values, padding=padding, packed=packed)
 
 
 class GatedCrossAttention(nn.Module):
@@ -157,13 +163,13 @@ class GatedCrossAttention(nn.Module):
         return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), state
 
     def weights(self, x: Tensor, state: CrossAttentionState, padding_mask: Optional[Padding] = None) -> Tensor:
-        """f(Q K^T / tau + b_rel) for the tokens x after `state`: (B, n, D) -> (B, n, m), zero at pads."""
+        """f(Q K^T / tau + b_rel) for the tokens x after `state`, without dropout: (B, n, D) -> (B, n, m), 0 at pads."""
         padding_mask = as_mask(padding_mask)
         queries = self.queries(self.norm(x) if self.config.prenorm else x)
         queries, place, state = _by_position(queries, padding_mask, state)
         sources, length, _ = state.keys.shape
         identity = torch.eye(length, dtype=x.dtype, device=x.device).expand(sources, -1, -1)
-        weights = place(self._attend(queries, state._replace(values=identity)))
+        weights = place(self._attend(queries, state._replace(values=identity), drops=False))
         return weights if padding_mask is None else weights.masked_fill(padding_mask.unsqueeze(-1), 0.0)
 
     @property
@@ -193,11 +199,14 @@ class GatedCrossAttention(nn.Module):
         """Same as `Mixer.describe`."""
         return self.position_bias.describe(min(self.config.max_positions, most), causal=False)
 
-    def _attend(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
+    def _attend(self, queries: Tensor, state: CrossAttentionState, drops: bool = True) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
         c, (targets, length, _) = self.config, queries.shape
-        values = dropped(state.values, self.dropout_module.rate(c.hidden_dropout), c.feature_dropout)
-        keys, padding, dropout = state.keys, state.padding, self.dropout_module.rate(c.attention_dropout)
+        of_values, of_weights = (
+            self.dropout_module.rate(rate) if drops else 0.0 for rate in (c.hidden_dropout, c.attention_dropout)
+        )
+        values = dropped(state.values, of_values, c.feature_dropout)
+        keys, padding, dropout = state.keys, state.padding, of_weights
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
@@ -242,8 +251,6 @@ class CrossAttentionStep:
         self.projection = side_by_side(module.queries, module.gates)
         self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
         self.position_bias = TabledBias(module.position_bias)
-        self.values: Optional[Tensor] = None  # the values packed in `products`
-        self.products: List[Projection] = []
 
     def __call__(
         self, x: Tensor, source: None, state: CrossAttentionState, *masks: None
@@ -255,15 +262,19 @@ class CrossAttentionStep:
         weights = weigh_at_one_position(
             beams, state.keys, self.position_bias, state.position, c.attention, state.padding
         )
-        hidden = self.hidden(F.silu(reset) * self._weighted(weights, state.values).reshape(residual.shape))
+        packed = _packed(state)
+        if packed is None:
+            attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)
+        else:
+            attended = torch.stack([product(rows) for product, rows in zip(packed, weights)])
+        hidden = self.hidden(F.silu(reset) * attended.reshape(residual.shape))
         y = torch.lerp(residual, self.activation(hidden), torch.sigmoid(update))
         y = y if c.prenorm else self.norm(y)
-        return y.unsqueeze(1), state._replace(position=state.position + 1)
+        return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed)
 
-    def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
-        """(S, n, m) times (S, m, d); packs the values of long sources whenever they change."""
-        if values.size(1) < LONG_SOURCE or not packing_runs(values):
-            return weighted_sum(weights, values)
-        if self.values is not values:
-            self.values, self.products = values, [ready_linear(of_sentence.t()) for of_sentence in values]
-        return torch.stack([product(rows) for product, rows in zip(self.products, weights)])
+
+def _packed(state: CrossAttentionState) -> Optional[Tuple[Projection, ...]]:
+    """The packed values of long sources."""
+    if state.packed is not None or state.values.size(1) < LONG_SOURCE or not packing_runs(state.values):
+        return state.packed
+    return tuple(ready_linear(of_sentence.t()) for of_sentence in state.values)

@@ -73,7 +73,14 @@ class KeyValues(NamedTuple):
 
     def select(self, order: Tensor) -> "KeyValues":
         """Replaces row i by row order[i]."""
-        return KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
+        chosen = KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
+        if chosen.padding is None or is_compiling():
+            return chosen
+        counts = chosen.place
+        if not bool((counts == counts[:1]).all()):
+            return chosen
+        used = int(counts[0])  # all rows are at one position, such as after beams that all continue one
+        return KeyValues(chosen.keys[:, :used], chosen.values[:, :used])
 
     def follow(self, order: Tensor, last: int) -> "KeyValues":
         """Like `select`, in place, if each row and its replacement differ only in their `last` tokens."""

@@ -53,7 +53,12 @@ def restore(state: Summarized, stride: int, kept: int) -> KeyValues:
         return torch.cat([blocks.flatten(1, 2), last], 1)
 
     keys, values = (whole(*pair) for pair in zip(state.summaries[:2], state.open[:2]))
-    if state.open.padding is None:
+    if state.open.padding is None and state.summaries.padding is None:
         return KeyValues(keys, values)
-    hidden = state.summaries.padding[:, ::kept].repeat_interleave(stride, 1)
-    return KeyValues(keys, values, torch.cat([hidden, state.open.padding], 1))
+    last, blocks = (unused_places(part) for part in state)  # rows may differ in only one of the two
+    return KeyValues(keys, values, torch.cat([blocks[:, ::kept].repeat_interleave(stride, 1), last], 1))
+
+
+def unused_places(part: KeyValues) -> Tensor:
+    """(B, m) bool."""
+    return part.keys.new_zeros(part.keys.shape[:2], dtype=torch.bool) if part.padding is None else part.padding

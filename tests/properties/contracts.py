@@ -229,11 +229,18 @@ def check_state_is_a_value(layer: Layer, x: Tensor, other: Tensor, cut: int) -> 
     assert_close(repeated, first, "outputs of a layer used before", EXACT)
 
 
-def check_reordering(layer: Layer, rows: Sequence[Tensor], mask: Tensor, tails: Tensor, order: Sequence[int]) -> None:
-    """After index_select of all tensors of the state, row i continues sequence order[i], with tails[i]."""
+def check_reordering(
+    layer: Layer,
+    rows: Sequence[Tensor],
+    mask: Tensor,
+    tails: Tensor,
+    order: Sequence[int],
+    select: Callable[[Any, Sequence[int]], Any] = select_rows,
+) -> None:
+    """After `select`, by default index_select of all tensors, row i continues sequence order[i], with tails[i]."""
     padded = place(rows, mask, _garbage(rows, mask))
     _, state = layer.step(padded, layer.start(), mask if mask.any() else None)
-    actual, _ = layer.step(tails, select_rows(state, order), None)
+    actual, _ = layer.step(tails, select(state, order), None)
     start = layer.start()
     for i, origin in enumerate(order):
         history = torch.cat([rows[origin], tails[i]]).unsqueeze(0)

@@ -57,7 +57,10 @@ def test_rows_of_a_state_can_be_reordered_repeated_and_dropped_like_beams(kind, 
         mask = torch.zeros(batch, data.draw(st.integers(1, 12)), dtype=torch.bool)
     rows = [random_input(seed + i, int(n), DIM) for i, n in enumerate((~mask).sum(1))]
     order = data.draw(st.lists(st.integers(0, batch - 1), min_size=1, max_size=4))
-    check_reordering(layer, rows, mask, random_input(seed + 9, len(order), 3, DIM), order)
+    tails = random_input(seed + 9, len(order), 3, DIM)
+    check_reordering(layer, rows, mask, tails, order)
+    if kind in MIXERS:
+        check_reordering(layer, rows, mask, tails, order, lambda state, rows: select(state, torch.tensor(rows)))
 
 
 @pytest.mark.parametrize("name", MIXERS)
