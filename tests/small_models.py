@@ -1,6 +1,6 @@
 """Small translation models, language models and classifiers with random weights, and inputs for them."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,11 @@ from tests.golden_models import PAD, classification, task
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
 SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
+
+
+def _sizes(side: str, mixer: str) -> Dict[str, int]:
+    others = {"layers", "embed_dim", "ffn_embed_dim"}
+    return {f"{side}_{name}": size for name, size in SIZES.items() if mixer == "mega" or name in others}
 
 
 def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
@@ -65,8 +70,10 @@ HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAP
 
 def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
     torch.manual_seed(0)
-    sizes = {f"decoder_{name}": size for name, size in SIZES.items()}
-    common = {"decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True, "dropout": 0.0}
+    sizes = _sizes("decoder", options.get("token_mixer", "mega"))
+    common = {"decoder_chunk_size": CHUNK, "normalize_before": True, "dropout": 0.0}
+    if "decoder_z_dim" in sizes:
+        common["rel_pos_bias"] = "rotary"
     cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
     return _perturbed(MegaLanguageModel.build_model(cfg, task(types)), 0.1, 0.3)
 
@@ -90,9 +97,7 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
 def classifier(types: Optional[int] = TYPES, **options: Any) -> MegaClassifier:
     """With one head, called "head"; without `types` its inputs are real numbers."""
     torch.manual_seed(0)
-    mixer = options.get("encoder_token_mixer", "mega")
-    names = ("layers", "embed_dim", "ffn_embed_dim", *(("hidden_dim", "z_dim", "n_dim") if mixer == "mega" else ()))
-    sizes = {f"encoder_{name}": SIZES[name] for name in names}
+    sizes = _sizes("encoder", options.get("encoder_token_mixer", "mega"))
     cfg = MegaClassifierConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
     model = MegaClassifier.build_model(cfg, classification(types))
     model.register_classification_head("head", num_classes=3)

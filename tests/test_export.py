@@ -44,6 +44,7 @@ def loaded(exported):
     return torch.export.load(file).module()
 
 
+AFT = {"decoder_chunk_size": -1, "token_mixer": "aft"}
 NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
 
 
@@ -55,6 +56,12 @@ NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
         (translation_model, {"rel_pos_bias": "rotary", "encoder_chunk_size": 4, "attention_activation_fn": "laplace"}),
         (language_model, {"decoder_chunk_size": -1, "truncation_length": 3}),
         (language_model, {"decoder_chunk_size": -1, "adaptive_softmax_cutoff": "10,20"}),
+        (language_model, {"decoder_chunk_size": -1, "decoder_z_dim": 4, "decoder_hidden_dim": 8}),  # torch's attention
+        (language_model, {**AFT, "decoder_aft_form": "local", "decoder_aft_reach": 3}),
+        (language_model, {**AFT, "decoder_aft_form": "simple"}),
+        (language_model, {**AFT, "decoder_aft_form": "ema"}),
+        (language_model, {"decoder_chunk_size": -1, "token_mixer": "gau"}),
+        (language_model, {"decoder_chunk_size": -1, "token_mixer": "attention", "decoder_attention_heads": 2}),
     ],
 )
 @torch.no_grad()
@@ -73,6 +80,13 @@ def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, opti
             scores, state = step(tokens[:, position : position + 1], state)
             found.append(scores)
         torch.testing.assert_close(torch.cat(found, 1), model.get_normalized_probs(whole, True), atol=1e-5, rtol=1e-5)
+
+
+@NEW_TORCH
+def test_a_step_of_sparse_attention_is_refused():
+    options = {"token_mixer": "sparse", "decoder_attention_heads": 2, "decoder_sparse_stride": 3}
+    with pytest.raises(ValueError, match="sparse attention, but a graph has no branch for the end of a block; choose"):
+        export_step(language_model(decoder_chunk_size=-1, decoder_sparse_summary=1, **options))
 
 
 @NEW_TORCH

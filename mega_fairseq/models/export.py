@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import Blocks, MegaDecoder
 from mega_fairseq.models.embedding import embed
+from mega_fairseq.modules.mixers.sparse import SparseAttention
 
 State = List[Any]  # batch-first tensors, and in translation the number of tokens so far
 
@@ -77,6 +78,11 @@ def export_step(model: MegaModel) -> ExportedProgram:
         raise ValueError(
             f"--decoder-chunk-size is {chunk}, but a graph has no branch for the end of a chunk; export models with "
             "--decoder-chunk-size -1"
+        )
+    if isinstance(model.decoder.layers[0].mixer, SparseAttention):
+        raise ValueError(
+            "the model has sparse attention, but a graph has no branch for the end of a block; choose another token "
+            "mixer"
         )
     tokens = torch.full((2, 2), dictionary.eos())  # without sizes 0 and 1, which torch.export treats as constants
     source = None

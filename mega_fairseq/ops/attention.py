@@ -47,7 +47,7 @@ from mega_fairseq.ops.attention_tiles import TILE, Talking, tiled_attention
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
-    autocast_dtype,
+    cast_dtype,
     is_compiling,
     product_dtype,
     without_autocast,
@@ -174,7 +174,7 @@ def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dro
     """
     if function != "softmax" or q.size(-1) + columns != v.size(-1):
         return False
-    dtype = autocast_dtype(q.device.type) or q.dtype
+    dtype = cast_dtype(q)
     if q.device.type != "cpu":
         return v.size(-1) <= WIDEST and dtype != torch.float64
     in_float32 = product_dtype(q.device.type, dtype) == at_least_float32(dtype)
@@ -191,7 +191,8 @@ def attention_fused(
     dropout: float = 0.0,
 ) -> Tensor:
     """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix."""
-    square = causal and q.size(1) == k.size(1) and bias is None and key_padding is None
+    known = isinstance(q.size(1), int) and isinstance(k.size(1), int)  # and not a symbol of torch.export
+    square = causal and known and q.size(1) == k.size(1) and bias is None and key_padding is None
     mask = None if square else visible_keys(q, k, causal, key_padding)
     if key_padding is not None:
         blind = ~mask.any(-1, keepdim=True)  # rows without any key see all keys here, and give zeros below
@@ -249,7 +250,7 @@ def attention(
     """
     if function not in ATTENTION_FUNCTIONS:
         raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
-    dtype = autocast_dtype(q.device.type) or q.dtype
+    dtype = cast_dtype(q)
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
         if q.size(1) == 1 and columns is None and talking is None and dropout == 0.0 and not torch.is_grad_enabled():

@@ -27,7 +27,7 @@ class Sums(NamedTuple):
 
 def no_sums(k: Tensor) -> Sums:
     zero = k.new_zeros(k.size(0), k.size(2), dtype=at_least_float32(k.dtype))
-    return Sums(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero)
+    return Sums(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero.clone())
 
 
 def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = None) -> Sums:

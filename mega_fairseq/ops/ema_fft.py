@@ -36,7 +36,7 @@ def _spectrum(x: Tensor, n: int) -> Tensor:
 
 def _product(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
     """The first `length` outputs (B, L, D) of a product of spectra."""
-    return torch.fft.irfft(spectrum * kernel, n)[..., :length].transpose(1, 2)
+    return torch.fft.irfft(spectrum * kernel, n)[..., :length].transpose(1, 2).contiguous()  # not a view of all n
 
 
 class _Convolve(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, cast_dtype, is_compiling, without_autocast
 
 TILE_ROWS = 512  # 512 x 2048 gates in float32 are 4 MiB
 
@@ -28,8 +28,7 @@ def _tiles(x: Tensor) -> Iterator[slice]:
 
 def _flat(*tensors: Tensor) -> Tuple[Tensor, ...]:
     """(B, L, D) -> (B L, D), in autocast's dtype if autocast is on."""
-    dtype = autocast_dtype(tensors[0].device.type)
-    return tuple((t if dtype is None else t.to(dtype)).flatten(0, -2) for t in tensors)
+    return tuple(t.to(cast_dtype(t)).flatten(0, -2) for t in tensors)
 
 
 def _sums(weight: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:

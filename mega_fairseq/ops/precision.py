@@ -19,6 +19,11 @@ def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     return torch.get_autocast_dtype(device_type)
 
 
+def cast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives to x; like torch, it leaves float64 alone."""
+    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device.type) or x.dtype
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context without autocast, for operators that choose their own precision."""
     if autocast_dtype(x.device.type) is None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import MASKED
-from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, cast_dtype, without_autocast
 from mega_fairseq.ops.sparse_parts import LOG_2, Band, Block, Blocks, Column, Keys, Source, Summaries, attend_parts
 
 PATTERNS = ("strided", "fixed")
@@ -93,7 +93,7 @@ def sparse_attention(
     In causal attention pads come last and need no mask. `finished`, for the causal fixed pattern, are keys and values
     (G, F, c s, H, z) of F blocks before the first place of k: the last c s places of each, which are in summaries.
     """
-    dtype = autocast_dtype(q.device.type) or q.dtype
+    dtype = cast_dtype(q)
     wide = torch.float32 if dtype == torch.float16 else dtype  # weights would underflow in float16
     q, k, v = (t.to(wide) for t in (q * (q.size(-1) ** -0.5 / LOG_2), k, v))
     finished = None if finished is None else tuple(t.to(wide) for t in finished)

@@ -19,7 +19,7 @@ from torch import Tensor
 from mega_fairseq.ops.attention_scores import bias_matrix, bias_vector, scaled_rows
 from mega_fairseq.ops.precision import (
     at_least_float32,
-    autocast_dtype,
+    cast_dtype,
     is_compiling,
     product_dtype,
     without_autocast,
@@ -59,7 +59,7 @@ def toeplitz(
     causal: bool = False,
 ) -> Tensor:
     """v (G, m, H w) -> (G, n, H w), block by block."""
-    dtype = autocast_dtype(v.device.type) or v.dtype
+    dtype = cast_dtype(v)
     v = v.to(product_dtype(v.device.type, dtype))
     with without_autocast(v):
         if is_compiling():

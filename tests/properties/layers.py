@@ -181,8 +181,8 @@ _FIXED = {
     "pattern": st.just("fixed"),
     "stride": st.sampled_from((4, 5, 7)),
     "summary": st.integers(1, 2),
-    "subblocks": st.integers(1, 2),
 }
+_SUBBLOCKS = {**_FIXED, "heads": st.just(2), "subblocks": st.just(2)}
 
 
 @st.composite
@@ -229,7 +229,7 @@ MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]]
     },
     "gau": _gau_options(),
     "flash": _gau_options(chunk_size=st.sampled_from(CHUNKS[1:])),
-    "sparse": st.one_of(st.fixed_dictionaries(_STRIDED), st.fixed_dictionaries(_FIXED)),
+    "sparse": st.one_of(*map(st.fixed_dictionaries, (_STRIDED, _FIXED, _SUBBLOCKS))),
     "attention": _attention_options(),
     "aft": st.one_of([st.fixed_dictionaries(form) for form in _AFT]),
     "gmlp": {

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.modules import DampedEMA, GatedAttentionConfig, MovingAverageGatedAttention
@@ -94,6 +94,18 @@ def test_layers_under_autocast_are_close_to_float64_with_finite_gradients(kind, 
     automatic = Layer(step, layer.parameters, layer.start)
     check_near(automatic, recipe.layer_of(exact, 2), x, half_precision_error(kind, torch.bfloat16))
     check_finite(automatic, x)
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
+@settings(max_examples=10)
+@given(data=st.data(), seed=seeds)
+def test_autocast_leaves_layers_in_float64_alone(kind, data, seed):
+    recipe = data.draw(recipes(kind))
+    layer, x = recipe.layer_of(recipe.module().double(), 2), random_input(seed, 2, 24, DIM)
+    y, _ = layer.step(x, layer.start(), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = layer.step(x, layer.start(), None)
+    torch.testing.assert_close(found, y, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -64,6 +64,11 @@ class SparseConfig(MixerConfig):
                 f"{given} and {self.name('stride')} {self.stride}, and summaries cannot be longer than their block; "
                 f"give {remedy}"
             )
+        if self.subblocks > self.heads:
+            raise ValueError(
+                f"{self.name('subblocks')} is {self.subblocks}, and each of {self.heads} heads reads one of them; give "
+                f"at most {self.heads}"
+            )
 
     @property
     def turns(self) -> int:
