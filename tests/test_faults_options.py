@@ -77,7 +77,7 @@ OF_MIXERS = {
     "aft_reach": ("aft", {"aft_form": "local"}, ([0, -1, 10**30], [1, 32])),
     "sparse_stride": ("sparse", {}, ([0, -1, 7, 10**30], [8, 10**6])),
     "sparse_summary": ("sparse", {}, ([0, -1, 129, 10**30], [1, 128])),
-    "sparse_subblocks": ("sparse", {}, ([0, -1, 10**30], [1, 16])),
+    "sparse_subblocks": ("sparse", {}, ([0, -1, 9, 10**30], [1, 8])),  # of 8 heads
     "chunk_size": ("gmlp", {}, ([0, -1, 10**6 + 1, 10**30], [1, 512])),
 }
 OF_FAIRSEQ = {"seed"}  # checked by fairseq-train itself
@@ -322,6 +322,10 @@ def test_interleaved_layers_may_be_pruned_in_turn(no_data):
         ),
         (TRANSLATION, "FileNotFoundError: Dataset not found: valid ({})"),
         ([*TRANSLATION, "--encoder-n-dim=0"], "ValueError: --encoder-n-dim is 0"),
+        (
+            [*TRANSLATION, "--generation-weights=int8"],
+            "ValueError: --generation-weights is int8, and a training needs float32; leave it out, and give",
+        ),
         (
             [*OTHER_CRITERION, "--criterion=mega_lm_cross_entropy"],
             "ValueError: --criterion mega_lm_cross_entropy is for language models, not for --task",

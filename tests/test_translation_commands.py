@@ -225,6 +225,13 @@ def test_weights_in_int8_translate_as_well_also_with_a_checkpoint_older_than_the
     assert [s for _, s in lines(said, "P")] != [s for _, s in lines(generate("--batch-size=7"), "P")]
 
 
+def test_overrides_of_options_newer_than_the_checkpoint_apply_to_every_layer(generate, trained, edited):
+    options = {"encoder_truncation_length": 1, "decoder_truncation_length": 1}
+    path = edited(trained.last, lambda saved: [saved["cfg"]["model"].pop(name) for name in options])
+    given = f"--model-overrides={options}"
+    assert_same_translations(generate("--batch-size=7", given, path=path), generate("--batch-size=7", given))
+
+
 def test_a_length_penalty_makes_translations_longer(generate):
     words = [sum(map(len, texts(generate("--batch-size=64", "--lenpen", penalty)))) for penalty in (-2, 1, 4)]
     assert words == sorted(words)

@@ -1,7 +1,7 @@
 """Presets of classifiers: the recipes of the Mega paper (table 8) for the Long Range Arena and raw speech.
 
 Where the released architectures differ from the released commands, these are the commands. Each recipe with full
-attention has a sister in chunks; those of speech are in chunks already.
+attention also exists in chunks, as NAME_chunk; those of speech are in chunks already.
 """
 
 from typing import Any, Dict

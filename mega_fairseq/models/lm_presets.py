@@ -63,7 +63,7 @@ class MegaLMSmallConfig(MegaLMConfig):
 
 
 def _layers(layers: int, embed_dim: int, ffn_embed_dim: int, **options: Any) -> Dict[str, Any]:
-    """Pre-norm layers with untied embeddings unless said otherwise."""
+    """Pre-norm layers with tied embeddings unless said otherwise."""
     sizes = {"decoder_layers": layers, "decoder_embed_dim": embed_dim, "decoder_ffn_embed_dim": ffn_embed_dim}
     return {**sizes, "normalize_before": True, "share_decoder_input_output_embed": True, **options}
 

@@ -69,6 +69,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
                 "--arch mega_classifier predicts one of several classes, and this --task has none; choose another "
                 "--arch, or --task sentence_prediction"
             )
+        check_overrides(cfg, task)
         check_sizes(cfg, "encoder")
         check_mixer_options(cfg, cls.STACKS)
         keep_layers(cfg, "encoder")
@@ -76,7 +77,6 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
         model = cls(cfg, encoder)
         check_start(model, cfg, task.state_dict())
-        check_overrides(cfg, task)
         return model
 
     def register_classification_head(self, name: str, num_classes: int, **unused: Any) -> None:

@@ -71,6 +71,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
                 "--arch mega_lm predicts tokens, and this --task has classes; choose an --arch that starts with "
                 "mega_classifier or mega_lra, or --task mega_language_modeling"
             )
+        check_overrides(cfg, task)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
         check_mixer_options(cfg, cls.STACKS)
@@ -91,7 +92,6 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
         )
         model = cls(cfg, decoder)
         check_start(model, cfg)
-        check_overrides(cfg, task)
         return model
 
 

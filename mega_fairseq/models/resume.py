@@ -43,6 +43,11 @@ def check_start(model: MegaModel, cfg: FairseqDataclass, task_state: Mapping[str
     if not is_training(cfg):
         return
     _check_precision(option_of_command(cfg, "common"))
+    if getattr(cfg, "generation_weights", "float32") != "float32":
+        raise ValueError(
+            f"--generation-weights is {cfg.generation_weights}, and a training needs float32; leave it out, and give "
+            f"fairseq-generate --model-overrides \"{{'generation_weights': '{cfg.generation_weights}'}}\""
+        )
     allow_plain_containers()
     options = option_of_command(cfg, "checkpoint")
     if options.checkpoint_suffix:  # each process loads a part of a checkpoint

@@ -42,9 +42,11 @@ def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
 def _check_int8(weight: Tensor) -> None:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         found = f"{str(weight.dtype).replace('torch.', '')} on {weight.device.type}"
-        raise ValueError(f"weights in int8 are made from float32 weights on the CPU, and these are {found}")
+        raise ValueError(
+            f"--generation-weights int8 needs float32 weights on the CPU, and these are {found}; leave the option out"
+        )
     if not INT8_WORKS:
-        raise ValueError("this torch has no exact products in int8 on this CPU; leave the weights in float32")
+        raise ValueError("this torch has no exact products in int8 on this CPU; leave out --generation-weights int8")
 
 
 def packing_runs(weight: Tensor) -> bool:
