@@ -380,7 +380,7 @@ def test_longer_inputs_are_cut_only_on_request_and_counted(tmp_path, caplog):
     found = examples(write(tmp_path, GOOD), "bytes", max_positions=3, shorten_method="truncate")
     assert max(len(found[i]["inputs"][0]) for i in range(3)) == 3
     assert "2 of 3 inputs in" in caplog.text
-    assert "are cut to the first 3 (--shorten-method truncate)" in caplog.text
+    assert "have more than 3 positions and are cut to the first ones (--shorten-method truncate)" in caplog.text
 
 
 def test_an_example_longer_than_a_batch_is_refused():

@@ -166,6 +166,8 @@ def test_a_limit_shorter_than_some_segment_is_refused_in_every_epoch(number):
     dataset = SegmentDataset(in_memory([60]), np.array([0, 60]), 10, (1, 5), 1, PAD, EOS)
     with pytest.raises(ValueError, match="samples have up to 50 tokens, --max-tokens and the model allow 49: raise"):
         epoch(dataset, max_tokens=49, max_positions=49, ignore_invalid_inputs=True, epoch=number)
+    with pytest.raises(ValueError, match="samples have up to 50 tokens, --max-tokens and the model allow 49: raise"):
+        epoch(dataset, max_tokens=49, epoch=number)  # as in validation
     assert epoch(dataset, max_tokens=50, max_positions=50, ignore_invalid_inputs=True, epoch=number)
 
 

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+import shutil
 import signal
 import sys
 from functools import partial
@@ -66,6 +68,11 @@ def test_the_figure_of_bytes_is_in_bits(drawn):
     figure([evaluated(512, 100, 1.5), evaluated(1024, 100, 1.2)], "byte")
     assert drawn["plot"] == [("100", (512, 1024), (1.5, 1.2))]
     assert drawn["set_ylabel"][-1] == ("bits per byte",)
+
+
+def test_the_figure_has_models_without_chunks_right_of_the_largest(drawn):
+    figure([evaluated(-1, 100, 1.0), evaluated(64, 100, 1.5), evaluated(512, 100, 1.2)], "byte")
+    assert drawn["plot"] == [("100", (64, 512, 1024), (1.5, 1.2, 1.0))]
 
 
 @pytest.mark.parametrize("points", [[(512, 100)], [(512, 100), (1024, 100)], [(512, 100), (512, 200)]])
@@ -224,6 +231,20 @@ def test_missing_or_damaged_data_is_refused(sweep_folder, sweep, tmp_path):
     for name in ("test.idx", "dict.txt"):
         (tmp_path / name).write_bytes(b"\xff\xfe damaged")
         refused(sweep("--chunks=8", data=tmp_path), tmp_path)
+
+
+def test_all_parts_of_a_training_split_are_swept(sweep_folder, sweep, tmp_path):
+    shutil.copytree(sweep_folder / "data", tmp_path / "data")
+    for name in ("train", "train1", "test1"):
+        for end in ("bin", "idx"):
+            shutil.copy(tmp_path / f"data/test.{end}", tmp_path / f"data/{name}.{end}")
+    tokens = []
+    for subset in ("test", "train"):
+        assert sweep("--chunks=8", f"--subset={subset}", data=tmp_path / "data")[0] == 0
+        tokens.append(json.loads((tmp_path / "out.json").read_text())["points"][0]["tokens"])
+        for file in tmp_path.glob("out.*"):
+            file.unlink()
+    assert tokens[1] == 2 * tokens[0]
 
 
 def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):

@@ -47,7 +47,7 @@ def load_split(data: str, subset: str) -> Split:
         )
     try:
         dictionary = Dictionary.load(path)
-        corpus = Corpus.load(os.path.join(folder, subset), dictionary)
+        corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
     except Exception as error:  # fairseq's readers raise anything for damaged files
         own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
         what = f"the split {subset} of {data} cannot be read ({type(error).__name__}); run fairseq-preprocess again"

@@ -246,6 +246,8 @@ class MegaLanguageModelingTask(FairseqTask):
         """
         num_shards, shard_id = num_shards // self._sharing, shard_id // self._sharing
         max_tokens, max_positions = (n and n * self._sharing for n in (max_tokens, max_positions))
+        if isinstance(dataset, SegmentDataset) and max_tokens:  # fairseq only checks it in training
+            self.filter_indices_by_size(None, dataset, max_tokens)
         if isinstance(dataset, StreamDataset) and num_shards > 1:
             share = -(-len(dataset) // num_shards)
             max_sentences = min(max_sentences or share, share)

@@ -27,13 +27,18 @@ def figure(points: Sequence[Point], unit: str) -> Any:
 
 def _lines(axis: Any, points: Sequence[Point], x: str, line: str, value: str) -> None:
     """`value` over `x`, with one line for each value of `line`."""
+    found = {getattr(point, x) for point in points}
+    places = {number: number if number > 0 else 2 * max(found) for number in found}  # no chunks: right of the largest
     for each in sorted({getattr(point, line) for point in points}):
-        chosen = sorted((getattr(point, x), getattr(point, value)) for point in points if getattr(point, line) == each)
-        axis.plot(*zip(*chosen), marker=".", label=shown(each))
+        chosen = [point for point in points if getattr(point, line) == each]
+        axis.plot(
+            *zip(*sorted((places[getattr(point, x)], getattr(point, value)) for point in chosen)),
+            marker=".",
+            label=shown(each),
+        )
     axis.set(xscale="log", xlabel=LABELS[x])
     axis.minorticks_off()
-    places = sorted({getattr(point, x) for point in points})
-    axis.set_xticks(places, [f"{place:,}" for place in places], rotation=45, fontsize=7)
+    axis.set_xticks(list(places.values()), [shown(number) for number in places], rotation=45, fontsize=7)
     axis.legend(title=line, fontsize=7)
     axis.grid(alpha=0.3)
 
