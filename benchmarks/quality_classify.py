@@ -281,16 +281,21 @@ def collect(out: Path, target: Path) -> None:
 
 
 def by_model(found: Dict[str, Dict]) -> Dict[str, Dict[str, Dict[str, List[str]]]]:
-    """Names of the tested runs by task, model and learning rate, seeds in order; the best rate on valid comes first."""
+    """Names of the tested runs by task, model and learning rate, seeds in order; the best rate on valid comes first.
+
+    Of rates that are equally good on valid, the first is the one with the lower loss at the end of the training.
+    """
+
+    def merit(item: Tuple[str, List[str]]) -> Tuple[float, float]:
+        first = found[item[1][0]]
+        return -first["best_valid"], first["train_bits"][-1][1]
+
     rates: Dict[str, Dict[str, Dict[str, List[str]]]] = {}
     for name in sorted(name for name, run in found.items() if run["test_accuracy"] is not None):
         task, model, rate, _ = NAME.fullmatch(name).groups()
         rates.setdefault(task, {}).setdefault(model, {}).setdefault(rate, []).append(name)
     return {
-        task: {
-            m: dict(sorted(of.items(), key=lambda item: -found[item[1][0]]["best_valid"])) for m, of in models.items()
-        }
-        for task, models in rates.items()
+        task: {m: dict(sorted(of.items(), key=merit)) for m, of in models.items()} for task, models in rates.items()
     }
 
 

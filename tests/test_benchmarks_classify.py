@@ -129,9 +129,18 @@ def test_the_quality_benchmark_refuses_classifiers_of_unequal_size(monkeypatch):
     quality_classify.fitted.cache_clear()
 
 
-def test_the_best_learning_rate_is_chosen_on_valid():
-    scores = {"1e-3-1": (50.0, 90.0), "4e-3-1": (60.0, 55.0), "4e-3-2": (40.0, 54.0), "1e-2-1": (99.0, None)}
-    found = {f"speech-mega-chunk-{run}": {"best_valid": v, "test_accuracy": t} for run, (v, t) in scores.items()}
+@pytest.mark.parametrize(("other", "loss"), [(50.0, 1.0), (60.0, 1.3)])
+def test_the_best_learning_rate_is_chosen_on_valid_and_then_by_the_loss(other, loss):
+    scores = {
+        "1e-3-1": (other, 90.0, loss),
+        "4e-3-1": (60.0, 55.0, 1.2),
+        "4e-3-2": (40.0, 54.0, 1.2),
+        "1e-2-1": (99.0, None, 1.2),
+    }
+    found = {
+        f"speech-mega-chunk-{run}": {"best_valid": valid, "test_accuracy": test, "train_bits": [[1, 2.0], [2, bits]]}
+        for run, (valid, test, bits) in scores.items()
+    }
     rates = quality_classify.by_model(found)["speech"]["mega-chunk"]
     assert list(rates) == ["4e-3", "1e-3"]
     assert rates["4e-3"] == ["speech-mega-chunk-4e-3-1", "speech-mega-chunk-4e-3-2"]
