@@ -203,7 +203,7 @@ run_training() {
         --lr-scheduler polynomial_decay --power 1 --end-learning-rate 0
         --warmup-updates "$WARMUP" --total-num-update "$UPDATES" --max-update "$UPDATES"
         "$unit" "$most" --update-freq $(((total + most * devices - 1) / (most * devices)))
-        # Any other value drops the last examples of an epoch, in validation too.
+        # With the task `translation`, any other value drops the last sentences of an epoch; our tasks ignore it.
         --required-batch-size-multiple 1
         --distributed-world-size "$devices"
         --log-format simple --log-interval $((gpus > 0 ? 100 : 20))

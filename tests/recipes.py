@@ -78,7 +78,7 @@ class Recipe:
     def refuses_invalid_numbers(self, script: str, *names: str) -> None:
         """Checks that each variable must be a whole number and that nothing is written otherwise."""
         for name, wrong in zip(names, itertools.cycle(("many", "-1", "08", "1.5"))):
-            least = 0 if name in ("GPUS", "WARMUP", "KEEP") else 1
+            least = 0 if name in ("GPUS", "WARMUP") else 1
             assert self.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
         assert not list(self.place.iterdir())
 

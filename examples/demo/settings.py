@@ -75,7 +75,7 @@ IMAGES = Task(
     ],
     {
         "Mega": [*model_words("fashion", "mega-chunk", 128), "--lr=1e-2"],
-        "Transformer": [*model_words("fashion", "transformer", 340), "--lr=1e-3"],
+        "Transformer": [*model_words("fashion", "transformer", 340), "--lr=4e-3"],
     },
 )
 TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)

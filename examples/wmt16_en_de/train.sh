@@ -18,8 +18,8 @@ MAX_TOKENS=${MAX_TOKENS:-8192}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
 PRECISION=${PRECISION:-auto}
 KEEP=${KEEP:-10}
-whole_numbers 0 WARMUP KEEP
-whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
+whole_numbers 0 WARMUP
+whole_numbers 1 KEEP UPDATES MAX_TOKENS BATCH_TOKENS
 
 # Post-norm, full attention, the simple relative bias and a hidden dropout of 0.1 are the defaults of the architecture.
 # Since they are not repeated here, ARCH=transformer_wmt_en_de trains a Transformer for comparison.

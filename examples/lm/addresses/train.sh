@@ -22,7 +22,7 @@ whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS SAVE
 
 # Chunks of 256 and no dropout are the defaults of the architecture. An epoch of bytes is most of the training, so
 # checkpoints are also saved within it.
-train --arch "${ARCH:-mega_lm_small}" \
+train --arch "${ARCH:-mega_lm_small}" --lr 1e-2 \
     --variant-block-multiple-min 2 --variant-block-multiple-max 4 --valid-block splits:1 \
     --save-interval-updates "$SAVE" --keep-interval-updates 1 \
     "$@"

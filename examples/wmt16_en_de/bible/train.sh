@@ -18,8 +18,8 @@ MAX_TOKENS=${MAX_TOKENS:-4096}
 BATCH_TOKENS=${BATCH_TOKENS:-4096}
 PRECISION=${PRECISION:-auto}
 KEEP=${KEEP:-5}
-whole_numbers 0 WARMUP KEEP
-whole_numbers 1 UPDATES MAX_TOKENS BATCH_TOKENS
+whole_numbers 0 WARMUP
+whole_numbers 1 KEEP UPDATES MAX_TOKENS BATCH_TOKENS
 
 train --arch "${ARCH:-mega_transformer_small}" \
     --lr 1e-3 --weight-decay 0.05 \
