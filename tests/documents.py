@@ -47,7 +47,7 @@ def paste(
 
 OPTIONS = """# Options
 
-The options of the models and the task: `--name` on the command line, `name` with underscores in hydra's YAML. Defaults
+The options of the models and tasks: `--name` on the command line, `name` with underscores in hydra's YAML. Defaults
 are those of the model without a preset. fairseq's `--help` does not list the options of an `--arch`;
 `mega-fairseq options ARCH` does, with the defaults of a preset. Options that some [token mixers](mixers.md) do not have
 are listed by mixer; one that the chosen mixer does not have is refused.
