@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention_free_slabs import SLAB, in_slabs
 from mega_fairseq.ops.attention_free_tiles import log_weights
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
@@ -84,7 +85,7 @@ class _Added(torch.autograd.Function):
         return tuple(total)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dnumerator, ddenominator):
         k, v, largest, padding = ctx.saved_tensors
         with without_autocast(k):

@@ -23,6 +23,7 @@ from torch import Tensor
 from mega_fairseq.ops.attention_free import aft_naive
 from mega_fairseq.ops.attention_free_slabs import SAFE, SLAB, channels_first, channels_last
 from mega_fairseq.ops.attention_free_tiles import Plan, exact, running
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices
 
@@ -329,7 +330,7 @@ class _InSlabs(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, *gradients):
         *tensors, lengths, padding = ctx.saved_tensors
         results = [torch.empty_like(t) for t in tensors]

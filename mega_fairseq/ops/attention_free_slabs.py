@@ -15,6 +15,7 @@ from mega_fairseq.ops.attention_free_tiles import (
     products,
     products_backward,
 )
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 TILE, SMALL_TILE = 128, 32  # places; small ones where w is 0 or entries are computed one by one
@@ -174,7 +175,7 @@ class _InSlabs(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         k, v, weight, largest, numerator, denominator, out, log_denominators = ctx.saved_tensors
         out, dout = channels_first(out), channels_first(dout)

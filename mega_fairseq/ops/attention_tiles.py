@@ -18,6 +18,7 @@ from mega_fairseq.ops.attention_scores import (
     weights_backward,
     weights_of,
 )
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
@@ -99,7 +100,7 @@ class _Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint requires
         inputs = _Inputs(*inputs)

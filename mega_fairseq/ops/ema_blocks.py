@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.ema_recurrence import (
     EMACoefficients,
     collecting,
@@ -169,7 +170,7 @@ class _BlockScan(torch.autograd.Function):
         return y, None if initial is None else enter[-1, ..., : initial.size(-1)].clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy, dlast):
         x, enter, *given = ctx.saved_tensors
         with without_autocast(x):

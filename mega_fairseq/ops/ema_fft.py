@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.ema_recurrence import EMACoefficients, ema_kernel, final_state, geometric_sum
 from mega_fairseq.ops.precision import is_compiling
 
@@ -49,7 +50,7 @@ class _Convolve(torch.autograd.Function):
         return _product(_spectrum(x, n), torch.fft.rfft(kernel), n, x.size(1))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, kernel = ctx.saved_tensors
         n = kernel.size(-1)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 INNER = 64  # C of the two-level powers: near the square root of common lengths
@@ -131,7 +132,7 @@ class _FinalState(torch.autograd.Function):
         return _final_state(*given)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, gradient):
         lengths, *given = ctx.saved_tensors
         with torch.enable_grad(), without_autocast(gradient):

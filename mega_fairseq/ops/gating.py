@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, is_compiling, without_autocast
 
 TILE_ROWS = 512  # 512 x 2048 gates in float32 are 4 MiB
@@ -66,7 +67,7 @@ class _ActivatedLinear(torch.autograd.Function):
         return ACTIVATIONS[activation].forward(before)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, before = ctx.saved_tensors
         slope = ACTIVATIONS[ctx.activation].backward
@@ -113,7 +114,7 @@ class _GatedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, attended, weight, output, before = ctx.saved_tensors
         act = ACTIVATIONS[ctx.activation]
@@ -199,7 +200,7 @@ class _GatedOutput(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         gate_input, attended, residual, weight, hidden, base, before, keep = ctx.saved_tensors
         act = ACTIVATIONS[ctx.activation]

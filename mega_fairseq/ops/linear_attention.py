@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices, entering_sums
@@ -186,7 +187,7 @@ class _ChunkMemory(torch.autograd.Function):
         return _in_chunks(q, k, v, quad, memory, tokens, lengths, size)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout, dmemory):
         q, k, v, memory, tokens, lengths = ctx.saved_tensors
         size, new, total, dtype = ctx.size, q.size(1), k.size(1), memory.dtype

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -104,7 +105,7 @@ class _Gather(torch.autograd.Function):
         return group.all_gather(own)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, gradient):
         return ctx.group.all_to_all(gradient).sum(0), None
 
@@ -118,7 +119,7 @@ class _Join(torch.autograd.Function):
         return slices.group.all_gather(columns).transpose(0, 1).flatten(1, 2)[:, : slices.length].clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, gradient):
         start, stop = ctx.slices.own
         return gradient[:, start:stop], None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import MASKED
 from mega_fairseq.ops.attention_tiles import TILE_GPU
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
@@ -333,7 +334,7 @@ class _Parts(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         q, out, total, *rest = ctx.saved_tensors
         keys, keep = _keys_and_masks(ctx.count, rest)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import bias_matrix, bias_vector, scaled_rows
+from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import (
     at_least_float32,
     cast_dtype,
@@ -129,7 +130,7 @@ class _Toeplitz(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         v, weight, *others = ctx.saved_tensors
         rows, keys, bias = others
