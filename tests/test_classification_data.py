@@ -317,6 +317,22 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ("values", {"input/train.src": ["1 0.5"]}, "train.src has in line 1 a word that is not a whole number; give"),
         ("values", {"processed_data/raw/train_X.pt": b"no"}, "train_X.pt is damaged or something else; give a tensor"),
         ("values", {"processed_data/raw/train_X.pt": torch.zeros(2, 3)}, r"has the shape \(2, 3\); give \(examples, 1"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(1).expand(2, 1, 3)}, "a tensor without all of its num"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).to_sparse()}, "without all of its numbers"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).bfloat16()}, "of type torch.bfloat16; give"),
+        (
+            "values",
+            {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3), "processed_data/raw/train_y.pt": torch.ones(2) > 0},
+            "and torch.bool; give one integer an example",
+        ),
+        ("values", {"input/train.src": ["1 1_0"]}, "train.src has in line 1 a word that is not a whole number; give"),
+        ("values", {"input/train.src": ["1 " + "9" * 30]}, "has in line 1 a word that is not a whole number; give"),
+        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy is damaged or something else; give"),
+        (
+            "values",
+            {**VALUES, "train.npy": b"\x93NUMPY\x01\x00v\x00" + b"(" * 118},
+            "train.npy is damaged or something",
+        ),
     ],
 )
 def test_bad_data_are_refused_in_one_sentence(tmp_path, kind, files, said):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 
@@ -156,6 +157,8 @@ def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
         ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number of at least 1"),
         ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
         ("-", [], b"1 2\n1 x\n", "in line 2: a word is not a number; give numbers, separated by blanks"),
+        ("-", [], b"1 1_0\n", "in line 1: a word is not a number; give numbers, separated by blanks"),
+        ("{data}", ["--out="], b"", "--out is ''; give the beginning of file names, such as result"),
         ("-", [], b"1 256\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
         ("-", [], b"1 0.5\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
         ("-", [], b"1 2\n\n", "in line 2: input 1 is empty; leave it out"),
@@ -232,6 +235,27 @@ def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifier
     code, _, said = classify(moved, "-", typed=lines_of(trained))
     assert code == 1
     assert "has 2 classes and the labels of the data 0; give the folder of its training as DATA" in said
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_probabilities_that_are_nan_are_refused_by_the_number_of_the_example(classifiers, classify, edited, data):
+    def diverge(content):
+        for name, tensor in content["model"].items():
+            if name.endswith("out.weight"):
+                tensor.fill_(torch.nan)
+
+    trained = classifiers("values")
+    path = edited(trained.last, diverge)
+    given = (trained.data, "--subset=valid") if data else ("-",)
+    code, said, err = classify(path, *given, typed=b"" if data else lines_of(trained))
+    assert (code, said) == (1, "")
+    assert re.search(r"the probabilities of example \d+ are not finite \(NaN\): its numbers are too large", err)
+
+
+def test_names_of_classes_that_are_not_printable_are_refused(classifiers, classify, edited):
+    path = edited(classifiers("values").last, lambda content: content["task_state"].update(classes=["a\x1b[31m", "b"]))
+    code, _, err = classify(path, "-", typed=b"1 2\n")
+    assert (code, "names of classes with characters that are not printable; get the file again" in err) == (1, True)
 
 
 def test_a_language_model_is_refused(sweep_folder, classify):

@@ -62,6 +62,15 @@ def test_a_closed_pipe_gives_no_traceback():
     assert (result.returncode, result.stderr) == (1, "")
 
 
+def test_a_full_disk_behind_stdout_gives_no_traceback():
+    words = [sys.executable, "-m", "mega_fairseq.cli", "user-dir"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "mega-fairseq user-dir: [Errno 28] No space left on device\n")
+    result = subprocess.run(["bash", "-c", '"$@" >&-', "bash", *words], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+
+
 def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
     def interrupt(arguments):
         raise KeyboardInterrupt

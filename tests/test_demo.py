@@ -148,7 +148,7 @@ def test_a_finished_demo_only_prints_its_results_again(finished):
     out = finished[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
     said = demo(out)
-    assert said.count(": done before") == 8
+    assert said.count(": done before") == 7
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
 
@@ -168,7 +168,7 @@ def test_a_demo_refuses_to_start_while_processes_of_a_killed_one_are_running(fin
     assert demo(out) == f"another demo, or a process left by a killed one, is running in {out}: wait for it or end it\n"
     while str(out) in processes():
         time.sleep(0.1)
-    assert demo(out).count(": done before") == 7
+    assert demo(out).count(": done before") == 6
 
 
 def test_a_demo_shows_the_last_lines_of_a_failing_command(tmp_path):
@@ -240,3 +240,15 @@ def test_a_failing_command_ends_the_others_and_their_processes(tmp_path, module)
     with pytest.raises(jobs.Failed, match="(?s)failing failed; .*the last line"):
         jobs.run_together("both", both)
     assert str(tmp_path) not in processes()
+
+
+def test_commands_run_two_at_a_time(tmp_path, module):
+    jobs = module("jobs")
+    counted = f"echo >>{tmp_path}/$$; ls {tmp_path} | grep -c '^[0-9]*$'; sleep 0.5; rm {tmp_path}/$$"
+    three = [
+        jobs.Job(name, ["bash", "-c", counted], tmp_path / f"{name}.log", 1, "step", jobs.steps, {}) for name in "abc"
+    ]
+    jobs.run_together("three", three)
+    counts = [int((tmp_path / f"{name}.log").read_text()) for name in "abc"]
+    assert max(counts) <= 2
+    assert all((tmp_path / f"{name}.ended").exists() for name in "abc")

@@ -172,7 +172,7 @@ def assert_refused(words, no_data, said):
     ("words", "said"),
     [
         (["--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
-        (["--tokens-per-sample=-1"], "--tokens-per-sample minus --context-window is -1; give a number of tokens"),
+        (["--tokens-per-sample=-1"], "--tokens-per-sample minus --context-window is -1; leave out --context-window"),
         (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5 and --variant-block-multiple-max 4"),
         (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1, or no model was built; give --tokens-per-sample"),
         (

@@ -120,6 +120,18 @@ def remove_a_label(pictures):
             lambda pictures: Image.new("I;16", (4, 4)).save(pictures / "dark/deep.png"),
             ["dark/deep.png", "more than 8 bits a channel", "convert"],
         ),
+        (
+            lambda pictures: Image.new("L", (4, 4)).save(pictures / "dark/old.eps"),
+            ["dark/old.eps is damaged or none of BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP; convert or remove it"],
+        ),
+        (
+            lambda pictures: Image.new("L", (4, 4)).save(
+                pictures / "dark/film.gif", save_all=True, append_images=[Image.new("L", (4, 4), 9)]
+            ),
+            ["dark/film.gif", "it has several frames", "convert or remove it"],
+        ),
+        (lambda pictures: os.symlink("nowhere", pictures / "dark/link"), ["dark/link is a link to nothing", "remove"]),
+        (lambda pictures: os.mkfifo(pictures / "dark/fifo"), ["dark/fifo is a link to nothing or a special file"]),
     ],
 )
 def test_bad_folders_and_files_are_refused_by_name(change, words, pictures, prepare):

@@ -16,7 +16,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is when the shell has closed it
+            sys.stdout.flush()
     except UserError as error:
         text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
         print(f"mega-fairseq {args.command}: {text}", file=sys.stderr)
@@ -24,7 +25,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         print(f"mega-fairseq {args.command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
+            print(f"mega-fairseq {args.command}: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -363,8 +363,8 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
         )
     if cfg.tokens_per_sample < 0:
         raise ValueError(
-            f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; give a number of tokens, or 0 for "
-            "a chunk, and no --context-window, which is for models without state"
+            f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, which "
+            "is for models without state, or give a --tokens-per-sample of at least 0"
         )
     check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
     if cfg.sequence_parallel_size < 1:

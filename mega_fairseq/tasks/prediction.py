@@ -68,7 +68,15 @@ class Classifier(nn.Module):
             if device.type == "cuda":
                 net_input = move_to_cuda(net_input, device)
             scores = torch.stack([self.scores(model, net_input) for model in self.models])
-            yield rows, scores.float().softmax(-1).mean(0).cpu()
+            found = scores.float().softmax(-1).mean(0).cpu()
+            finite = found.isfinite().all(1).tolist()
+            if not all(finite):
+                number = rows[finite.index(False)] + 1
+                raise ValueError(
+                    f"the probabilities of example {number} are not finite (NaN): its numbers are too large, or the "
+                    "training has diverged; remove the example, or take an earlier checkpoint"
+                )
+            yield rows, found
 
     @staticmethod
     def scores(model: BaseFairseqModel, net_input: Dict[str, Tensor]) -> Tensor:

@@ -51,6 +51,9 @@ def _state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     def words(found: Any) -> Optional[List[str]]:
         return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
+    if not "".join(words(stored.get("classes")) or []).isprintable():
+        raise UserError("has names of classes with characters that are not printable; get the file again")
+
     number_type = stored.get("number_type")
     known = number_type if number_type in Scaling.NUMBER_TYPES else None
     return {**{name: words(stored.get(name)) for name in ("classes", "symbols")}, "number_type": known}

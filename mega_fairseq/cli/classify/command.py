@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     typed, prefix = arguments.data == "-", arguments.out
     if typed and prefix:
         raise UserError("--out describes a split with labels; give a folder in place of -, or leave it out")
-    if prefix:
+    if prefix is not None:
         check_prefix(prefix, (".json", ".png"), "confusion")
     with errors_of(arguments.checkpoint):
         classifier = load(arguments.checkpoint, None if typed else arguments.data, arguments.cpu)
@@ -76,9 +76,12 @@ def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int
     """The probabilities (N, classes) of all examples."""
     found = torch.zeros(len(examples), len(classifier.labels))
     with tqdm(total=len(examples), unit="example", disable=None) as bar:
-        for rows, probabilities in classifier.probabilities(examples, batch_size):
-            found[rows] = probabilities
-            bar.update(len(rows))
+        try:
+            for rows, probabilities in classifier.probabilities(examples, batch_size):
+                found[rows] = probabilities
+                bar.update(len(rows))
+        except ValueError as error:
+            raise UserError(str(error)) from None
     return found
 
 
@@ -99,7 +102,10 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
             except ValueError as error:
                 refused = f"in line {number}: {error}"
                 break
-        yield from map(shown, classifier.predict(inputs, batch_size))
+        try:
+            yield from map(shown, classifier.predict(inputs, batch_size))
+        except ValueError as error:
+            raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
         if refused:
             raise UserError(refused)
     if cut:
@@ -133,7 +139,9 @@ def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:
             "the checkpoint does not say whether it was trained on uint8, int16 or floats; give a folder in place of -"
         )
     try:
-        values = np.array(line.split(), dtype=np.float64)
+        values = np.array(line.split() if b"_" not in line else None, dtype=np.float64)  # Python takes 1_000
+        if not values.ndim:
+            raise ValueError(line)
     except ValueError:
         raise ValueError("a word is not a number; give numbers, separated by blanks") from None
     if number_type == "float" or not values.size:

@@ -17,6 +17,7 @@ from mega_fairseq.cli.prepare.splits import stratified
 REMEDY = "give a folder with a folder of pictures for each label"
 MOST_LABELS = 256  # a row has a byte for its label
 PART = 100  # pictures
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others, such as EPS, start other programs
 LONGEST_SIDE = 4096  # of a square; a model reads its pixels one by one
 
 
@@ -59,6 +60,9 @@ def labelled(source: str) -> Dict[str, List[Place]]:
                 f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
                 "or away"
             )
+        special = [entry.path for entry in os.scandir(place) if not (entry.is_dir() or entry.is_file())]
+        if special:
+            raise UserError(f"{special[0]} is a link to nothing or a special file; remove it")
         if len(found[label]) < 3:
             raise UserError(
                 f"{os.path.join(source, label)} contains {len(found[label])} pictures; give at least 3, so that each "
@@ -84,10 +88,12 @@ def make_part(side: int, pictures: Sequence[Tuple[int, Place]]) -> bytes:
 
 def grey_square(place: Place, side: int) -> np.ndarray:
     """(side, side) bytes: upright, on white where it is transparent, with both sides scaled to this length."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(place.read())) as image:
+        with Image.open(io.BytesIO(place.read()), formats=FORMATS) as image:
+            if getattr(image, "is_animated", False) and image.format != "MPO":  # cameras' JPEG, with a preview
+                raise ValueError("it has several frames")
             upright = ImageOps.exif_transpose(image)
             if upright.mode.startswith(("I", "F")):
                 raise ValueError("it has more than 8 bits a channel")
@@ -95,5 +101,7 @@ def grey_square(place: Place, side: int) -> np.ndarray:
             paper = Image.new("RGBA", coloured.size, "white")
             paper.alpha_composite(coloured)
             return np.asarray(paper.convert("L").resize((side, side), Image.BILINEAR))
+    except UnidentifiedImageError:
+        raise UserError(f"{place.name} is damaged or none of {', '.join(FORMATS)}; convert or remove it") from None
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise UserError(f"{place.name} cannot be read as a picture ({error}); convert or remove it") from None

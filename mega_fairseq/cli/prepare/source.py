@@ -64,6 +64,8 @@ class Source(NamedTuple):
                     if name.startswith(f"{self.top}/"):
                         name = name[len(self.top) + 1 :]
                     if member.isfile() and posixpath.dirname(name) in found:
+                        if member.issparse():
+                            raise UserError(f"{path} has the sparse file {name}; make the archive without --sparse")
                         place = Place(f"{path}/{name}", unpacked, member.offset_data, member.size, time)
                         found[posixpath.dirname(name)].append(place)
         except tarfile.TarError:

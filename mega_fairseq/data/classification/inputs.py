@@ -168,7 +168,7 @@ def array(path: Path) -> np.ndarray:
     """The content of a .npy file, memory-mapped."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (EOFError, OSError, ValueError):
+    except Exception:  # of many types
         found = None
     if not isinstance(found, np.ndarray):  # or an archive of arrays
         raise ValueError(f"{path} is damaged or something else; give an array that numpy saved")
@@ -178,6 +178,8 @@ def array(path: Path) -> np.ndarray:
 def released_speech(path: Path) -> np.ndarray:
     """A tensor (examples, 1, length) that torch saved -> (examples, length)."""
     stored = _tensor(path)
+    if stored.dtype not in (torch.uint8, torch.int16, torch.float16, torch.float32, torch.float64):
+        raise ValueError(f"{path} has numbers of type {stored.dtype}; give float32")
     if stored.dim() != 3 or stored.size(1) != 1:
         raise ValueError(f"{path} has the shape {tuple(stored.shape)}; give (examples, 1, samples)")
     return stored[:, 0].numpy()
@@ -186,7 +188,7 @@ def released_speech(path: Path) -> np.ndarray:
 def released_labels(path: Path) -> List[str]:
     """A tensor (examples,) of class numbers that torch saved."""
     stored = _tensor(path)
-    if stored.dim() != 1 or stored.is_floating_point():
+    if stored.dim() != 1 or stored.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         raise ValueError(f"{path} has the shape {tuple(stored.shape)} and {stored.dtype}; give one integer an example")
     return [str(number) for number in stored.tolist()]
 
@@ -210,12 +212,19 @@ def _pixels(line: bytes, length: Optional[int], place: str) -> np.ndarray:
     if not words or len(words) != (length or len(words)):
         raise ValueError(f"{place} {len(words)} numbers and in the first {length}; give images of equal size")
     try:
-        row = np.array(words, dtype=np.int64)
-    except ValueError:
+        row = np.array([_unmarked(word) for word in words], dtype=np.int64)
+    except (OverflowError, ValueError):
         raise ValueError(f"{place} a word that is not a whole number; give integers from 0 to 255") from None
     if row.min() < 0 or row.max() > 255:
         raise ValueError(f"{place} numbers from {row.min()} to {row.max()}; give integers from 0 to 255")
     return row.astype(np.uint8)
+
+
+def _unmarked(word: bytes) -> bytes:
+    """A number as numpy takes it, if it is not written with underscores, as in Python."""
+    if b"_" in word:
+        raise ValueError(word)
+    return word
 
 
 def _tensor(path: Path) -> Tensor:
@@ -225,4 +234,7 @@ def _tensor(path: Path) -> Tensor:
         raise ValueError(f"{path} is damaged or something else; give a tensor that torch saved") from None
     if not isinstance(stored, Tensor):
         raise ValueError(f"{path} contains a {type(stored).__name__}; give a tensor")
-    return stored
+    dense = type(stored) is Tensor and stored.layout is torch.strided and stored.device.type == "cpu"
+    if not dense or stored.is_quantized or stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
+        raise ValueError(f"{path} contains a tensor without all of its numbers; give a dense tensor that torch saved")
+    return stored.resolve_conj().resolve_neg()

@@ -43,7 +43,7 @@ def classes_of(dictionary: Dictionary) -> List[str]:
 def classes_in(labels: Sequence[str]) -> List[str]:
     """The labels that occur: by value if all are whole numbers, else in alphabetical order."""
     found = set(labels)
-    numbers = all(re.fullmatch(r"-?\d+", label) for label in found)
+    numbers = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if numbers else None)
 
 
