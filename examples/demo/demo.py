@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/,
 import settings
 import torch
 from figures import draw
-from jobs import Failed, Job, matches, run_together, steps, updates
+from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
@@ -51,8 +51,8 @@ def main() -> None:
         run_together("training to translate", demo.training(TRANSLATION))
         run_together("translating the test set", demo.translating())
         run_together("training language models", demo.training(LANGUAGE))
-        run_together("evaluating the language models", demo.evaluating())
-        run_together("training to classify images", demo.training(IMAGES))
+        images = reversed(demo.training(IMAGES))  # the Transformer first, since it takes longest
+        run_together("training to classify images, evaluating language models", [*images, *demo.evaluating()])
         run_together("classifying the test images", demo.classifying())
         run_together("timing updates on longer and longer texts", demo.timing())
     except Failed as failure:
@@ -106,7 +106,7 @@ class Demo:
             LANGUAGE.name: out / "addresses/bytes/bin",
             IMAGES.name: out / "fashion/small/bin",
         }
-        gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // 2)  # two models run at a time
+        gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // AT_ONCE)
         self.device = [] if gpu else ["--cpu"]
         self.precision = [] if gpu else fast_precision(out / "precision")
         self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable, "GPUS": str(int(gpu))}
@@ -141,11 +141,12 @@ class Demo:
         (_, mega, checkpoint), (_, transformer, other) = self._trained(LANGUAGE)
         data, prompt, sweep = self.data[LANGUAGE.name], mega / "prompt.txt", mega / "sweep"
         write_prompt(self.out / "addresses/raw/test.txt", prompt)
+        files, evaluated = (checkpoint, data), transformer / "evaluate.log"
         done = matches('"bits"', sweep.with_suffix(".json"))
         commands = [
-            ("Mega", settings.sweeping(checkpoint, data, sweep), mega / "evaluate.log", len(settings.CHUNKS), done),
-            ("Transformer", settings.sliding(other, data), transformer / "evaluate.log", 1, matches("Perplexity")),
-            ("Mega's text", settings.continuing(checkpoint, data, prompt), mega / "continue.log", 1, matches("^H-")),
+            ("evaluating Mega", settings.sweeping(*files, sweep), mega / "evaluate.log", len(settings.CHUNKS), done),
+            ("evaluating the Transformer", settings.sliding(other, data), evaluated, 1, matches("Perplexity")),
+            ("continuing a text", settings.continuing(*files, prompt), mega / "continue.log", 1, matches("^H-")),
         ]
         return [
             Job(name, command + self.device, log, total, "evaluation", done, self.environment)

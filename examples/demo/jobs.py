@@ -1,4 +1,4 @@
-"""Runs commands in parallel, each with a progress bar. A command that has succeeded is not run again."""
+"""Runs commands, two at a time, each with a progress bar. A command that has succeeded is not run again."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 from tqdm import tqdm
 
 SECONDS_BETWEEN_CHECKS, SECONDS_BETWEEN_LINES, SECONDS_TO_SAVE = 0.5, 20.0, 60.0
+AT_ONCE = 2  # commands
 
 
 class Job(NamedTuple):
@@ -40,9 +41,12 @@ def run_together(title: str, jobs: List[Job]) -> None:
     print(f"\n== {title}" + ("" if waiting else ": done before"), flush=True)
     running: List[Running] = []
     try:
-        for job in waiting:
-            running.append(Running(job, len(running)))
-        while sum([job.is_running() for job in running]):
+        while True:
+            active = sum([job.is_running() for job in running])
+            if not (active or waiting):
+                break
+            for _ in range(min(AT_ONCE - active, len(waiting))):
+                running.append(Running(waiting.pop(0), len(running)))
             time.sleep(SECONDS_BETWEEN_CHECKS)
     finally:
         stop(running)
