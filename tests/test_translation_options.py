@@ -10,7 +10,7 @@ import torch
 from fairseq.models import MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
-from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models import MegaClassifier, MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.lm_presets import MegaLMWt103Config
 from mega_fairseq.models.mega_transformer import MegaTransformerSmallConfig
 from tests.commands import ROOT, as_words
@@ -78,6 +78,13 @@ def test_half_precision_that_needs_a_gpu_is_refused_without_one(monkeypatch):
 def test_a_task_that_needs_a_model_for_each_pair_of_languages_is_refused(task_name):
     with pytest.raises(ValueError, match=f"^--task {task_name} needs .*; give --task translation_multi_simple_epoch"):
         parsed("--arch=mega_transformer", "--task", task_name)
+
+
+@pytest.mark.parametrize("model", [MegaTransformerModel, MegaClassifier])
+def test_from_pretrained_of_another_model_is_refused(model, sweep_folder):
+    said = f"rotary.pt contains a MegaLanguageModel, not a {model.__name__}; call MegaLanguageModel.from_pretrained"
+    with pytest.raises(ValueError, match=said):
+        model.from_pretrained(str(sweep_folder), "rotary.pt", str(sweep_folder / "data"))
 
 
 @pytest.mark.parametrize("model", [MegaTransformerModel, MegaLanguageModel])

@@ -85,6 +85,9 @@ class MegaModel(BaseFairseqModel):
         _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
         with plain_containers_allowed():
             hub = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+        if not isinstance(hub.models[0], cls):
+            kind = type(hub.models[0]).__name__
+            raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         names = (name for name in options if name != "generation_args")
         check_names("from_pretrained has", names, hub.models[0].cfg)
         return hub

@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Folder(arguments.out, {**settings, **module.settings(arguments)})
     try:
         if folder.complete:
-            print(f"{arguments.out} is complete already")
+            remedy = "; remove it if the source has changed since" if "source" in settings else ""
+            print(f"{arguments.out} is complete already{remedy}")
         else:
             module.prepare(arguments, folder)
         figure = os.path.join(arguments.out, "examples.png")
