@@ -101,6 +101,7 @@ def write_text(folder: Path) -> None:
 
 
 LIMIT = 300  # seconds for one command
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the Makefile: forks of several OpenMP threads may crash
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo", "mega_fairseq"]
