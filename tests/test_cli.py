@@ -71,6 +71,16 @@ def test_a_full_disk_behind_stdout_gives_no_traceback():
     assert "Traceback" not in result.stderr
 
 
+def test_an_error_of_the_system_keeps_what_was_printed_before(monkeypatch, capfd):
+    def fail(arguments):
+        sys.stdout.write("before\n")
+        raise IsADirectoryError(21, "Is a directory", "x")
+
+    monkeypatch.setattr(command, "print_user_dir", fail)
+    assert command.main(["user-dir"]) == 1
+    assert capfd.readouterr() == ("before\n", "mega-fairseq user-dir: [Errno 21] Is a directory: 'x'\n")
+
+
 def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
     def interrupt(arguments):
         raise KeyboardInterrupt

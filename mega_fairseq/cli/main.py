@@ -16,7 +16,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-        if sys.stdout is not None:  # as it is when the shell has closed it
+        if sys.stdout is not None:  # which the shell may have closed
             sys.stdout.flush()
     except UserError as error:
         text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
@@ -28,9 +28,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             print(f"mega-fairseq {args.command}: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finish_stdout()
         return 1
     return 0
+
+
+def finish_stdout() -> None:
+    """Write what is left, or discard what cannot be written: Python would try it again at its end."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:
