@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.cli import UserError
+from mega_fairseq.data.stored import is_stored
 from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
 
 Global = Union[type, Tuple[Any, str]]
@@ -59,7 +60,7 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
         raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
     tensors = content["model"]
     for name, tensor in tensors.items():
-        if not (isinstance(name, str) and isinstance(tensor, Tensor) and is_stored(tensor)):
+        if not (isinstance(name, str) and isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor)):
             raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
     return dict(tensors)
 
@@ -96,10 +97,3 @@ def _plain_containers() -> List[Global]:
         return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions, codecs.encode]  # how pickle stores bytes
     names = ["numpy.ndarray", "numpy.dtype", *(name for _, name in numpy_functions())]
     return [argparse.Namespace, *((_Ignored, name) for name in names)]
-
-
-def is_stored(tensor: Tensor) -> bool:
-    """Whether each entry is stored: the tensor is not sparse, on the meta device, or an expanded view."""
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        return False
-    return 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -18,6 +18,7 @@ from mega_fairseq.cli.classify.scores import Scores
 from mega_fairseq.cli.output import check_prefix, write_figure, write_json
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.labels import class_numbers
+from mega_fairseq.data.stored import numbers_in
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
 
@@ -139,9 +140,7 @@ def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:
             "the checkpoint does not say whether it was trained on uint8, int16 or floats; give a folder in place of -"
         )
     try:
-        values = np.array(line.split() if b"_" not in line else None, dtype=np.float64)  # Python takes 1_000
-        if not values.ndim:
-            raise ValueError(line)
+        values = numbers_in(line, np.float64)
     except ValueError:
         raise ValueError("a word is not a number; give numbers, separated by blanks") from None
     if number_type == "float" or not values.size:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
-from mega_fairseq.cli.checkpoint.untrusted import is_stored
+from mega_fairseq.data.stored import is_stored
 from mega_fairseq.modules.description import Curves
 
 MOST_POSITIONS = 4096  # of one layer: a chunk may have any size
@@ -97,7 +97,7 @@ def _second_moments(optimizer: Mapping[str, Any], shapes: Shapes) -> Dict[str, T
     states, found = optimizer.get("state"), {}
     for number, state in states.items() if isinstance(states, dict) else ():
         moments = state.get("exp_avg_sq") if isinstance(state, dict) else None
-        if isinstance(moments, Tensor) and is_stored(moments):
+        if isinstance(moments, Tensor) and moments.numel() and is_stored(moments):
             found[number] = moments
     sizes = [shape.numel() for shape in shapes.values()]
     if [moments.numel() for moments in found.values()] == [sum(sizes)]:  # --fp16 flattens all parameters

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.stored import is_stored, numbers_in
 
 BLOCK = 2**24  # numbers checked at a time
 
@@ -212,19 +213,12 @@ def _pixels(line: bytes, length: Optional[int], place: str) -> np.ndarray:
     if not words or len(words) != (length or len(words)):
         raise ValueError(f"{place} {len(words)} numbers and in the first {length}; give images of equal size")
     try:
-        row = np.array([_unmarked(word) for word in words], dtype=np.int64)
+        row = numbers_in(line, np.int64)
     except (OverflowError, ValueError):
         raise ValueError(f"{place} a word that is not a whole number; give integers from 0 to 255") from None
     if row.min() < 0 or row.max() > 255:
         raise ValueError(f"{place} numbers from {row.min()} to {row.max()}; give integers from 0 to 255")
     return row.astype(np.uint8)
-
-
-def _unmarked(word: bytes) -> bytes:
-    """A number as numpy takes it, if it is not written with underscores, as in Python."""
-    if b"_" in word:
-        raise ValueError(word)
-    return word
 
 
 def _tensor(path: Path) -> Tensor:
@@ -234,7 +228,6 @@ def _tensor(path: Path) -> Tensor:
         raise ValueError(f"{path} is damaged or something else; give a tensor that torch saved") from None
     if not isinstance(stored, Tensor):
         raise ValueError(f"{path} contains a {type(stored).__name__}; give a tensor")
-    dense = type(stored) is Tensor and stored.layout is torch.strided and stored.device.type == "cpu"
-    if not dense or stored.is_quantized or stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
+    if type(stored) is not Tensor or not is_stored(stored):
         raise ValueError(f"{path} contains a tensor without all of its numbers; give a dense tensor that torch saved")
     return stored.resolve_conj().resolve_neg()
