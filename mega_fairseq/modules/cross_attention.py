@@ -202,11 +202,10 @@ class GatedCrossAttention(nn.Module):
     def _attend(self, queries: Tensor, state: CrossAttentionState, drops: bool = True) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
         c, (targets, length, _) = self.config, queries.shape
-        of_values, of_weights = (
-            self.dropout_module.rate(rate) if drops else 0.0 for rate in (c.hidden_dropout, c.attention_dropout)
-        )
-        values = dropped(state.values, of_values, c.feature_dropout)
-        keys, padding, dropout = state.keys, state.padding, of_weights
+        rates = (c.hidden_dropout, c.attention_dropout) if drops else (0.0, 0.0)
+        hidden_dropout, dropout = map(self.dropout_module.rate, rates)
+        values = dropped(state.values, hidden_dropout, c.feature_dropout)
+        keys, padding = state.keys, state.padding
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
