@@ -13,7 +13,6 @@ from mega_fairseq.cli import main as command
 from mega_fairseq.cli.prepare import folder as prepared_folder
 from mega_fairseq.cli.prepare import image, speech, tables
 from mega_fairseq.cli.prepare.splits import published as published_splits
-from mega_fairseq.cli.prepare.splits import stratified
 from mega_fairseq.data.classification.inputs import Scaling
 from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.data.classification.layouts import open_folder
@@ -137,16 +136,6 @@ def test_grey_images_equal_pillows(source, run, tmp_path):
     assert sorted(found["train"] + found["valid"]) == sorted(sum(train, []))
     assert [len(found[split]) for split in SPLITS] == [90, 10, 20]
     assert lines(files["labels.txt"])[3] == b"cat"
-
-
-def test_published_splits_are_those_of_torch():
-    from torch import Generator
-    from torch.utils.data import random_split
-
-    train, valid = random_split(range(100), (90, 10), generator=Generator().manual_seed(42))
-    members = published_splits((90, 10))
-    assert sorted(train.indices) == np.flatnonzero(members == 0).tolist()
-    assert sorted(valid.indices) == np.flatnonzero(members == 1).tolist()
 
 
 def test_clips_of_a_second_are_split_with_all_words_in_equal_shares(source, run, tmp_path):
@@ -437,16 +426,3 @@ def test_a_file_of_complete_data_that_is_missing_or_has_changed_is_noticed(sourc
         refuse("text", place, path, f"is not the file of {len(content):,} bytes that was prepared; remove")
     path.write_bytes(content)
     assert "is complete already" in run("text", place)[1]
-
-
-def test_splits_have_equal_shares_of_all_labels_and_no_order_of_labels_among_few_examples():
-    labels = [number % 4 for number in range(400)]
-    members = stratified(labels, (320, 40, 40), "seed")
-    assert all(
-        ((members == split) & (np.array(labels) == label)).sum() == size // 4
-        for split, size in enumerate((320, 40, 40))
-        for label in range(4)
-    )
-    few = stratified([number // 5 for number in range(500)], (400, 50, 50), "seed")  # one of each label is held out
-    in_valid = {place // 5 for place in np.flatnonzero(few == 1)}
-    assert 10 < len(in_valid & set(range(50))) < 40
