@@ -255,7 +255,7 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
     for prediction in found:
         assert prediction.probability == max(prediction.probabilities.values())
         assert sum(prediction.probabilities.values()) == pytest.approx(1)
-    alone = [classifier.predict([one])[0] for one in inputs[:5]]
+    alone = [classifier.predict(iter([one]))[0] for one in inputs[:5]]
     assert [one.label for one in alone] == [one.label for one in found[:5]]
     assert [one.probability for one in alone] == pytest.approx([one.probability for one in found[:5]], abs=1e-5)
     assert classifier.predict([]) == []
@@ -282,6 +282,7 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
             [np.zeros(3)],
             "input 1 has numbers of type float and the training uint8, .*; convert them to uint8",
         ),
+        ("values", [[0.0, [1.0]]], "input 1 is not an array of numbers"),
         ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
     ],
 )

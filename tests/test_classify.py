@@ -173,6 +173,24 @@ def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, opt
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("values", {"values_mean": "x"}, "has invalid task options (Value 'x'"),
+        ("values", {"shorten_method": "other"}, "has invalid task options ("),
+        ("values", {"values_deviation": "${x"}, "has invalid task options ("),
+        ("values", {"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
+        ("values", {"init_token": 0}, "--init-token is 0 and values have no tokens; leave it out"),
+        ("tokens", {"init_token": 10_000}, "--init-token is 10000; give a number below"),
+    ],
+)
+def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify, edited, kind, options, said):
+    trained = classifiers(kind)
+    path = edited(trained.last, lambda content: content["cfg"]["task"].update(options))
+    code, _, err = classify(path, trained.data, "--subset=valid")
+    assert (code, said in err, err.count("\n")) == (1, True, 1), err
+
+
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
     trained = classifiers("values")
     good = lines_of(trained).splitlines(keepends=True)[:3]

@@ -80,6 +80,7 @@ def test_pictures_are_upright_on_white_and_grey(pictures, prepare, tmp_path):
 def test_hidden_files_are_left_out_and_files_without_a_label_counted(pictures, prepare):
     (pictures / ".DS_Store").write_text("")
     (pictures / "dark/.DS_Store").write_text("")
+    os.mkfifo(pictures / "dark/.fifo")
     (pictures / "readme.txt").write_text("")
     code, said, errors = prepare()
     assert code == 0, errors

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from mega_fairseq.cli import UserError
 from mega_fairseq.cli.split import unit_of
 from mega_fairseq.cli.sweep import evaluate
 from mega_fairseq.cli.sweep.figure import figure
@@ -261,6 +262,17 @@ def test_concurrent_sweeps_keep_each_others_points(tmp_path):
     for record, chunk in ((one, 8), (other, 16), (one, 32)):
         record.add(Point(chunk, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
     assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {8, 16, 32}
+
+
+@pytest.mark.parametrize("wrong", [{"chunk": "x"}, {"bits": "x"}, {"context": None}, {"other": 1}])
+def test_points_of_other_types_are_refused(tmp_path, wrong):
+    origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
+    Record(str(tmp_path / "out"), origin).add(Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
+    content = json.loads((tmp_path / "out.json").read_text())
+    content["points"].append({**content["points"][0], **wrong})
+    (tmp_path / "out.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="out.json was not written by a sweep; give another --out"):
+        Record(str(tmp_path / "out"), origin)
 
 
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, tmp_path):

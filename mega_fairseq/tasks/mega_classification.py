@@ -134,11 +134,7 @@ class MegaClassificationTask(FairseqTask):
         self.longest = cfg.max_positions
         if isinstance(self.layout, NoData):
             self._check_complete(self.layout)
-        first, types = self.cfg.init_token, len(self.dictionary or ())
-        if first is not None and self.dictionary is None:
-            raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
-        if first is not None and not 0 <= first < types:
-            raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
+        self.check_first_token()
         if len(self.classes or self.layout.unnamed_classes()) < 2:  # or an error says what is missing
             raise ValueError(
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
@@ -150,6 +146,13 @@ class MegaClassificationTask(FairseqTask):
         head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
         model.register_classification_head(head, num_classes=len(self.classes))
         return model
+
+    def check_first_token(self) -> None:
+        first, types = self.cfg.init_token, len(self.dictionary or ())
+        if first is not None and self.dictionary is None:
+            raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
+        if first is not None and not 0 <= first < types:
+            raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
 
     def _check_complete(self, layout: NoData) -> None:
         """Without data, a converted checkpoint may lack what the release left in them."""
@@ -215,7 +218,8 @@ class MegaClassificationTask(FairseqTask):
             kinds = " or ".join(kind.__name__ for kind in texts)
             raise TypeError(f"input {number} is of type {type(given).__name__}; give {kinds}")
         if self.cfg.input_kind == "values":
-            x = self.scaling.checked(np.asarray(given), f"input {number}")
+            given = _array(given, number)
+            x = self.scaling.checked(given, f"input {number}")
         elif self.cfg.input_kind == "bytes":
             line = given.encode() if isinstance(given, str) else given
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
@@ -226,9 +230,16 @@ class MegaClassificationTask(FairseqTask):
         if len(x) == (self.cfg.input_kind != "values"):  # eos
             raise ValueError(f"input {number} is empty; leave it out")
         if self.cfg.input_kind == "values":
-            self._check_type(self.scaling.number_type(np.asarray(given)), f"input {number}", self.number_type)
+            self._check_type(self.scaling.number_type(given), f"input {number}", self.number_type)
         return x
 
     def max_positions(self) -> None:
         """No limit for fairseq, which would leave out longer inputs."""
         return None
+
+
+def _array(given: Any, number: int) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:  # lists of lists of unequal length; a tensor in bfloat16
+        raise ValueError(f"input {number} is not an array of numbers ({error})") from None

@@ -1,6 +1,6 @@
 """Predictions of trained classifiers for new inputs."""
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -35,20 +35,20 @@ class Classifier(nn.Module):
     def labels(self) -> List[str]:
         return list(self.task.classes)
 
-    def predict(self, inputs: Sequence[Any], batch_size: int = 16) -> List[Prediction]:
+    def predict(self, inputs: Iterable[Any], batch_size: int = 16) -> List[Prediction]:
         """Classify inputs: text, bytes, or arrays of numbers as in the files of the training; pairs are tuples of two.
 
         Several models are averaged.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; give at least 1")
-        found = torch.zeros(len(inputs), len(self.labels))
-        if len(inputs):
-            for rows, probabilities in self.probabilities(self.examples(inputs), batch_size):
-                found[rows] = probabilities
+        examples = self.examples(inputs)
+        found = torch.zeros(len(examples), len(self.labels))
+        for rows, probabilities in self.probabilities(examples, batch_size):
+            found[rows] = probabilities
         return [self.prediction(row) for row in found]
 
-    def examples(self, inputs: Sequence[Any]) -> ExampleDataset:
+    def examples(self, inputs: Iterable[Any]) -> ExampleDataset:
         """Inputs as `predict` takes them, if the model can classify them."""
         return self.task.examples(self._towers(inputs))
 
@@ -84,7 +84,7 @@ class Classifier(nn.Module):
         (head,) = model.classification_heads
         return model(**net_input, features_only=True, classification_head_name=head)[0]
 
-    def _towers(self, inputs: Sequence[Any]) -> List[Given]:
+    def _towers(self, inputs: Iterable[Any]) -> List[Given]:
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
         inputs, pairs = list(inputs), self.models[0].cfg.pairs

@@ -5,6 +5,8 @@ from typing import Any, List, Mapping, Optional
 
 import torch
 from fairseq.models import MODEL_REGISTRY
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import trained
@@ -37,9 +39,14 @@ def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassifica
     if data is not None:
         options["data"] = data
     try:
-        cfg = MegaClassificationConfig(**{**options, "seed": 1})
+        cfg = OmegaConf.merge(MegaClassificationConfig(), {**options, "seed": 1})  # checks their types
         task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
         task.load_state_dict(_state(checkpoint.task_state))
+        task.check_first_token()
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"has invalid task options ({str(error).splitlines()[0]}); get it again from its source"
+        ) from None
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"cannot classify: {error}") from None
     return task

@@ -60,7 +60,11 @@ def labelled(source: str) -> Dict[str, List[Place]]:
                 f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
                 "or away"
             )
-        special = [entry.path for entry in os.scandir(place) if not (entry.is_dir() or entry.is_file())]
+        special = [
+            entry.path
+            for entry in os.scandir(place)
+            if not (entry.is_dir() or entry.is_file() or entry.name.startswith("."))
+        ]
         if special:
             raise UserError(f"{special[0]} is a link to nothing or a special file; remove it")
         if len(found[label]) < 3:

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_args, get_type_hints
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write, write_json
@@ -26,6 +26,14 @@ class Point(NamedTuple):
     seconds: Optional[float] = None
     device: Optional[str] = None
     refused: Optional[str] = None  # why it could not be evaluated
+
+
+def _point(**fields: Any) -> Point:
+    """A point of a file, if its fields have their types."""
+    for name, kind in get_type_hints(Point).items():
+        if not isinstance(fields.get(name), get_args(kind) or kind):
+            raise TypeError(name)
+    return Point(**fields)
 
 
 def shown(size: int) -> str:
@@ -50,7 +58,7 @@ class Record:
         try:
             with open(path) as file:
                 found = json.load(file)
-            points = [Point(**point) for point in found["points"]]
+            points = [_point(**point) for point in found["points"]]
             other = [part for part in OTHER if found[part]["fingerprint"] != self.origin[part]["fingerprint"]]
             places = [found[part]["path"] for part in other]
         except (KeyError, TypeError, ValueError):
