@@ -31,8 +31,10 @@ def summary() -> Rows:
     bits = {run: found["bits_per_byte"]["test"] for run, found in numbers("quality_lm").items()}
     ours = ", ".join(f"{bits[f'mega-scaled-1e-2-{seed}']['chunk 256']:.2f}" for seed in (1, 2))
     theirs = ", ".join(f"{bits[f'transformer-8e-3-{seed}']['window 384']:.2f}" for seed in (1, 2))
+    rotary = ", ".join(f"{bits[f'attention-8e-3-{seed}']['chunk 256']:.2f}" for seed in (1, 2))
     what = "bits per byte of Wikipedia text, 0.9M parameters, two seeds, with the chunks of training"
-    yield f"{what} ([more](docs/results.md#bytes-of-wikipedia))", ours, theirs
+    theirs = f"{theirs} (our code's, with RoPE: {rotary})"
+    yield f"{what} ([more](docs/results.md#all-token-mixers))", ours, theirs
     images = numbers("quality_classify")
     best = {model: images[next(iter(of.values()))[0]] for model, of in by_model(images)["fashion"].items()}
     right = {model: f"{run['test_accuracy']:.1f}" for model, run in best.items()}
@@ -45,7 +47,9 @@ def summary() -> Rows:
     yield f"{what} ([more](docs/performance.md#training-steps))", shown, "1"
     rows = [row["ms_per_token"] for row in numbers("decode")["decode"] if row["length"] in (64, 512, 2048)]
     shown = ratios(row["transformer"] / row["mega"] for row in rows)
-    what = "speed of translating one sentence at a time, beam 5, 64 / 512 / 2,048 tokens"
+    *_, batch = (row["sentences_per_second"] for row in numbers("decode")["batches"])
+    shown = f"{shown}; {ratios([batch['mega'] / batch['transformer']])}"
+    what = "speed of translating, beam 5: one sentence of 64 / 512 / 2,048 tokens; 64 sentences of 30 tokens at a time"
     yield f"{what} ([more](docs/performance.md#decoding))", shown, "1"
     rows = {row["shape"]: row for row in numbers("eval_lm")["evaluation"]}
     pairs = [(rows[shape][f"chunk {chunk}"], rows[shape]["transformer"]) for shape, chunk in TRAINED_CHUNKS.items()]

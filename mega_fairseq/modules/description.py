@@ -9,11 +9,11 @@ from torch import Tensor
 
 from mega_fairseq.ops.ema_recurrence import log_decays
 
-DISTANCE, PLACE = "key minus query position", "place in the chunk"  # what a curve may be a function of
+DISTANCE, PLACE = "key minus query position", "position in the chunk"  # what a curve may be a function of
 
 
 class Curves(NamedTuple):
-    """Learned numbers by distance or place, a curve for each head."""
+    """Learned numbers by distance or position, a curve for each head."""
 
     name: str
     axis: str  # DISTANCE or PLACE

@@ -28,7 +28,7 @@ class GatedMLPConfig(TimeConfig):
     expansion: int = setting(2, "width of gMLP's gate and values, in widths of the model", "{side}_gmlp_expansion", "E")
     alpha: bool = setting(False, "learned weight of each place of a query in its chunk", "{side}_time_alpha")
     value_norm: bool = setting(False, "normalise gMLP's values", "{side}_gmlp_value_norm")
-    spatial_bias: bool = setting(False, "learned bias of each place in gMLP", "{side}_gmlp_spatial_bias")
+    spatial_bias: bool = setting(False, "learned bias of each position in gMLP", "{side}_gmlp_spatial_bias")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,7 +33,7 @@ class SparseConfig(MixerConfig):
         choices=PATTERNS,
     )
     stride: int = setting(128, "stride of sparse attention, the size of its blocks", "{side}_sparse_stride", "l")
-    summary: int = setting(8, "places at the end of a block that later blocks see", "{side}_sparse_summary", "c")
+    summary: int = setting(8, "positions at the end of a block that later blocks see", "{side}_sparse_summary", "c")
     subblocks: int = setting(1, "number of different summaries, of different heads", "{side}_sparse_subblocks")
     combine: str = setting(
         "merged",
