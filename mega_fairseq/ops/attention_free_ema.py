@@ -10,7 +10,9 @@ channel and n: lambda, the logarithm of the sum of phi^(t-u) e^(k_u), and mu, th
 
 `ema_aft_step` is this for one token. Whole sequences are computed in tiles of S places: sums relative to the largest
 key of a tile go through a Toeplitz product in it, and through N states between tiles, relative to the largest key so
-far, which decays like the slowest state. Where such sums vanish, all is computed in lambda and mu, entry by entry.
+far, which decays like the slowest state. Where such sums vanish, all is computed in lambda and mu, entry by entry. A
+GPU would wait for this check. There, and in compiled models, the largest key decays within tiles too, and the weights
+within a tile are computed entry by entry, so that no sum vanishes.
 """
 
 import math
@@ -28,7 +30,6 @@ from mega_fairseq.ops.precision import is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices
 
 TILE = 64
-SLOWEST = 60.0  # a reference decays by at most e^-60 in a tile, which keeps its digits
 
 
 class Means(NamedTuple):
@@ -166,27 +167,34 @@ def _log_powers(log_decay: Tensor, first: int, count: int) -> Tensor:
 
 def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> Tuple[List[_Part], Means, Tensor]:
     """The sums of k, v (C, G, M, S) and `state` (C, G, N), in parts; the means (C, G, M + 1, N) before each tile; and
-    the smallest sum that these were divided by."""
+    the smallest sum that these were divided by.
+
+    Without the own tile, references decay in a tile like the slowest state, whose sums are the largest: none vanishes.
+    """
     size, lowest = k.size(-1), torch.finfo(k.dtype).min
+    slowest = t.log_decay.detach().amax(-1, keepdim=True)  # (C, 1)
+    since, ages = (_log_powers(slowest, first, size).transpose(1, 2).unsqueeze(1) for first in (1, 0))  # (C, 1, 1, S)
+    relative = t.log_decay if own else t.log_decay - slowest
+    k = k if own else k + ages.flip(-1)
     largest = k.detach().amax(-1)  # r (C, G, M)
     e = torch.exp(k - largest.unsqueeze(-1))
     x = torch.stack([e * v, e], 1)  # (C, 2, G, M, S)
 
     # Before each tile and after the last: the largest key so far, which decays like the slowest state.
     start = state.log_weight.detach().amax(-1, keepdim=True)  # (C, G, 1)
-    slope = (t.log_decay.detach().amax(-1) * size).clamp_min(-SLOWEST)[:, None, None]
-    decayed = slope * torch.arange(k.size(2) + 1, device=k.device)
+    decayed = size * slowest.unsqueeze(-1) * torch.arange(k.size(2) + 1, device=k.device)  # (C, 1, M + 1)
     so_far = (torch.cat([start, largest], -1) - decayed).cummax(-1).values + decayed  # (C, G, M + 1)
 
-    collect = torch.exp(_log_powers(t.log_decay, 0, size).flip(1))  # (C, S, N): from an input to the state after it
-    spread = torch.exp(_log_powers(t.log_decay, 1, size) + t.log_mix.unsqueeze(1)).transpose(1, 2)  # (C, N, S)
+    collect = torch.exp(_log_powers(relative, 0, size).flip(1))  # (C, S, N): from an input to the state after it
+    spread = torch.exp(_log_powers(relative, 1, size) + t.log_mix.unsqueeze(1)).transpose(1, 2)  # (C, N, S)
     u = _times(x, collect) * torch.exp(largest - so_far[..., 1:])[:, None, ..., None]  # (C, 2, G, M, N)
     first = torch.exp(state.log_weight - start) * (start > lowest)
     first = torch.stack([first * state.mean, first], 1).unsqueeze(3)  # (C, 2, G, 1, N)
     decay = torch.exp((so_far[..., :-1] - so_far[..., 1:]).unsqueeze(-1) + size * t.log_decay[:, None, None])
     h = running(F.pad(decay, (0, 0, 1, 0)).unsqueeze(1), torch.cat([first, u], 3), 3)  # (C, 2, G, M + 1, N)
 
-    parts = [_Part(so_far[..., :-1].unsqueeze(-1), _times(h[:, :, :, :-1], spread))]
+    before = so_far[..., :-1].unsqueeze(-1)
+    parts = [_Part(before if own else before + since, _times(h[:, :, :, :-1], spread))]
     if own:
         within = F.pad(torch.exp(log_kernel(*t, size)), (size - 1, 0)).unfold(-1, size, 1).flip(1)  # (C, S, S)
         parts.append(_Part(largest.unsqueeze(-1), _times(x, within)))

@@ -138,6 +138,26 @@ def test_sums_that_vanish_are_computed_entry_by_entry(monkeypatch):
         assert tried == expected
 
 
+@pytest.mark.parametrize("keys", [30.0, 100.0, 400.0])
+@pytest.mark.parametrize("decay", [1e-6, 0.1, 0.5, 0.999])
+def test_the_form_without_checks_keeps_sums_of_any_size(monkeypatch, keys, decay):
+    monkeypatch.setattr(ops, "TILE", 64)
+    given = {name: t.float() for name, t in inputs(200, keys).items()}
+    given["log_decay"] = torch.log(torch.tensor(decay)) * torch.tensor([1.0, 4.0]).expand(DIM, STATES)
+    exact = {name: t.double() for name, t in given.items()}
+    expected, _ = recurrence(**exact, state=ops.no_means(exact["k"], exact["log_decay"]))
+
+    def error(how):
+        with monkeypatch.context() as patch:
+            use_plan(patch, how)
+            found, _ = ema_aft(**given, state=ops.no_means(given["k"], given["log_decay"]))
+        return (found - expected).abs().max()
+
+    assert error(ops.OWN_ENTRIES) < 1e-4
+    if keys == 400.0 and decay <= 0.5:  # the fastest form loses some
+        assert not error(ops.FAST) < 0.5
+
+
 @pytest.mark.parametrize("how", PLANS.values(), ids=PLANS)
 def test_gradients_equal_finite_differences(how, monkeypatch):
     use_plan(monkeypatch, how)
