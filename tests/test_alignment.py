@@ -3,9 +3,11 @@
 import pytest
 
 from mega_fairseq.models import MegaTransformerModel
-from tests.commands import MEGA, PLUGIN, TRAINING, fairseq, records, write_corpus
+from tests.commands import MEGA, PLUGIN, TRAINING, failure, fairseq, records, write_corpus
 
 pytestmark = pytest.mark.slow
+
+ALIGNED = ["--load-alignments", "--criterion=label_smoothed_cross_entropy_with_alignment", "--alignment-lambda=1"]
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +24,7 @@ def trained(tmp_path_factory):
     languages = ["--source-lang=de", "--target-lang=en"]
     joined = ["--joined-dictionary", "--align-suffix=align", f"--destdir={folder}/bin"]
     fairseq("preprocess", *languages, *files, *joined)
-    options = ["--load-alignments", "--criterion=label_smoothed_cross_entropy_with_alignment", "--alignment-lambda=1"]
-    words = [*PLUGIN, *MEGA, *TRAINING, *options, "--max-update=60", f"--save-dir={folder}"]
+    words = [*PLUGIN, *MEGA, *TRAINING, *ALIGNED, "--max-update=60", f"--save-dir={folder}"]
     return folder, fairseq("train", folder / "bin", *words)
 
 
@@ -43,3 +44,16 @@ def test_alignments_can_be_asked_for_after_loading(trained):
     links = aligned["alignment"]
     assert [int(target) for _, target in links] == list(range(len(aligned["tokens"]) - 1))
     assert all(0 <= int(source) < 3 for source, _ in links)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--attention-activation-fn=laplace", "--attention-activation-fn is laplace, whose weights can be 0"),
+        ("--decoder-layerdrop=0.2", "--decoder-layerdrop may drop the last layer, whose attention --load-alignments"),
+    ],
+)
+def test_options_without_weights_to_train_are_refused(trained, option, said):
+    folder, _ = trained
+    words = [*PLUGIN, *MEGA, *TRAINING, *ALIGNED, option, f"--save-dir={folder}/other"]
+    assert said in failure("train", folder / "bin", *words)

@@ -264,6 +264,11 @@ def test_a_state_of_another_batch_is_refused():
         refuses(lambda m=module, s=state: m(X[:1], s), "state", str((2, *shape)), f"must be {(1, *shape)}")
 
 
+def test_a_last_token_of_another_batch_is_refused():
+    module = NormalizedFeedForward(feeds(token_shift=True))
+    refuses(lambda: module(X, last=torch.zeros(3, DIM // 2)), "last has shape (3, 2)", "must be (2, 2)")
+
+
 def test_an_ema_state_of_another_shape_is_refused():
     for width in (1, 5):
         state = torch.zeros(2, DIM, width)

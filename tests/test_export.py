@@ -85,7 +85,7 @@ def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, opti
 @NEW_TORCH
 def test_a_step_of_sparse_attention_is_refused():
     options = {"token_mixer": "sparse", "decoder_attention_heads": 2, "decoder_sparse_stride": 3}
-    with pytest.raises(ValueError, match="sparse attention, but a graph has no branch for the end of a block; choose"):
+    with pytest.raises(ValueError, match="SparseAttention, but a graph has no branch for the end of a block; choose"):
         export_step(language_model(decoder_chunk_size=-1, decoder_sparse_summary=1, **options))
 
 
@@ -99,3 +99,9 @@ def test_a_step_needs_torch_2_6(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     with pytest.raises(RuntimeError, match="torch is 2.5.1, .*; use torch 2.6"):
         export_step(language_model(decoder_chunk_size=-1))
+
+
+@NEW_TORCH
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ValueError, match="training mode, and dropout would become part of the graph; call eval"):
+        export_step(language_model(decoder_chunk_size=-1).train())

@@ -24,7 +24,7 @@ from tests.commands import (
     records,
     translations,
 )
-from tests.small_models import SENTENCES, TYPES, language_model, translation_model
+from tests.small_models import SENTENCES, TYPES, classifier, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
 MODELS = {"translation": translation_model, "language model": language_model}
@@ -72,6 +72,19 @@ def test_recomputed_activations_take_less_memory_and_do_not_change_loss_or_gradi
     for name, gradient in plain.gradients.items():
         torch.testing.assert_close(recomputed.gradients[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
     assert recomputed.kept < plain.kept / 3
+
+
+def test_recomputed_layers_count_a_batch_once_in_batch_norm():
+    counted = []
+    for recomputes in (False, True):
+        model = classifier(normalization_type="batchnorm", checkpoint_activations=recomputes).train()
+        tokens = torch.randint(4, TYPES, (3, 9), generator=torch.Generator().manual_seed(3))
+        torch.manual_seed(4)
+        model(tokens, classification_head_name="head")[0].sum().backward()
+        counted.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    assert any(name.endswith("running_mean") for name in counted[0])
+    for name, buffer in counted[0].items():
+        torch.testing.assert_close(counted[1][name], buffer, atol=0, rtol=0, msg=name)
 
 
 # ------------------------------------------------------------------------------------------------ dropped

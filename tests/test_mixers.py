@@ -144,3 +144,33 @@ def test_a_mixer_without_its_own_step_decodes_with_forward():
         for t in range(1, 6):
             y, state = step(x[:, t : t + 1], state)
             torch.testing.assert_close(y, whole[:, t : t + 1])
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_weights_may_be_plain_attributes_as_in_replicas_and_fsdp(name):
+    made, x = mixer(name), torch.randn(2, 5, DIM)
+    expected, _ = made(x)
+    for part in made.modules():
+        for weight in list(part._parameters):
+            tensor = part._parameters.pop(weight)
+            setattr(part, weight, None if tensor is None else tensor.detach())
+    torch.testing.assert_close(made(x)[0], expected)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@torch.no_grad()
+def test_states_made_in_inference_mode_continue_outside_of_it(name):
+    made, x = mixer(name, chunk_size=20), torch.randn(2, 9, DIM)
+    expected, _ = made(x)
+    with torch.inference_mode():
+        _, state = made(x[:, :5])
+        _, state = made(x[:, 5:6], state)
+    found, state = made(x[:, 6:8], state)
+    torch.testing.assert_close(found, expected[:, 6:8])
+    torch.testing.assert_close(made(x[:, 8:], state)[0], expected[:, 8:])
+
+
+def test_a_mixer_on_another_device_is_described_there():
+    with torch.device("meta"):
+        described = MIXERS["mega"](DIM, position_bias="rotary").build().describe(5)
+    assert any(getattr(part, "axis", None) == DISTANCE for part in described)

@@ -67,7 +67,7 @@ def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderSt
     """
     rows = batch_size(state.blocks[0].mixer)
     chosen = order.cpu()
-    if torch.equal(chosen, torch.arange(rows)):
+    if torch.equal(chosen, torch.arange(rows, device="cpu")):
         return state
     move = _move(state, order, chosen, rows, alike)
     return state._replace(blocks=tuple(past.follow(*move[:3]) for past in state.blocks), shared=move.shared)
@@ -83,11 +83,12 @@ def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: 
         return Move(order, None, sentence.to(order.device), None)
     kept = sentence[::beams]  # (S',)
     beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
-    shared = torch.zeros(sources, beams, beams, dtype=torch.long) if state.shared is None else state.shared
+    nothing = torch.zeros(sources, beams, beams, dtype=torch.long, device="cpu")
+    shared = nothing if state.shared is None else state.shared
     common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
-    if torch.equal(kept, torch.arange(sources)):
+    if torch.equal(kept, torch.arange(sources, device="cpu")):
         with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position
-        moved = beam != torch.arange(beams)
+        moved = beam != torch.arange(beams, device="cpu")
         last, left = state.length - int(with_parent[moved].min()), None
     else:
         last, left = None, kept.to(order.device)

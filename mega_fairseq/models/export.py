@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import Blocks, MegaDecoder
 from mega_fairseq.models.embedding import embed
-from mega_fairseq.modules.mixers.sparse import SparseAttention
 
 State = List[Any]  # batch-first tensors, and in translation the number of tokens so far
 
@@ -73,21 +72,24 @@ def export_step(model: MegaModel) -> ExportedProgram:
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise RuntimeError(f"torch is {torch.__version__}, which exports no graph for any length; use torch 2.6")
+    if model.training:
+        raise ValueError("the model is in training mode, and dropout would become part of the graph; call eval() first")
     chunk, dictionary = model.cfg.decoder_chunk_size, model.decoder.dictionary
     if chunk != -1:
         raise ValueError(
             f"--decoder-chunk-size is {chunk}, but a graph has no branch for the end of a chunk; export models with "
             "--decoder-chunk-size -1"
         )
-    if isinstance(model.decoder.layers[0].mixer, SparseAttention):
+    if not all(layer.mixer.exports_step for layer in model.decoder.layers):
         raise ValueError(
-            "the model has sparse attention, but a graph has no branch for the end of a block; choose another token "
-            "mixer"
+            f"the model has {type(model.decoder.layers[0].mixer).__name__}, but a graph has no branch for the end of a "
+            "block; choose another token mixer"
         )
-    tokens = torch.full((2, 2), dictionary.eos())  # without sizes 0 and 1, which torch.export treats as constants
+    device, eos = next(model.parameters()).device, dictionary.eos()
+    tokens = torch.full((2, 2), eos, device=device)  # without sizes 0 and 1, which torch.export treats as constants
     source = None
     if "encoder" in model.STACKS:
-        source = model.encoder(torch.tensor([[dictionary.pad(), dictionary.eos(), dictionary.eos()]] * 2))
+        source = model.encoder(torch.tensor([[dictionary.pad(), eos, eos]] * 2, device=device))
     _, blocks = _continue(model.decoder, tokens, model.decoder.start(source).blocks)
     state = _state(blocks)
     sizes = [dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else Dim.AUTO for leaf in state]

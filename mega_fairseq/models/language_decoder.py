@@ -74,13 +74,13 @@ class MegaLanguageDecoder(MegaDecoder):
     def _pieces(self, tokens: Tensor, target: Optional[Tensor], compute: Callable[..., Any]) -> Tensor:
         (batch, length), found = tokens.shape, None
         size = length if self.training else self.piece_length(batch)
+        if size >= length:
+            return compute(tokens, target, self.start(), False)[0]
         state, reported = self.start(), time.monotonic()
         for start in range(0, length, size):
             stop = min(start + size, length)
             wanted = None if target is None else target[:, start:stop]
             piece, state = compute(tokens[:, start:stop], wanted, state, stop < length)
-            if size >= length:
-                return piece
             if found is None:  # one tensor for all pieces: many small ones would fragment the heap
                 found = piece.new_empty(batch, length, *piece.shape[2:])
             found[:, start:stop] = piece

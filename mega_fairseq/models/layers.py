@@ -1,8 +1,8 @@
 """Pruning and dropping layers of an encoder or decoder, and recomputing their activations."""
 
 import re
-from contextlib import nullcontext
-from typing import Any, List, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Iterator, List, Mapping
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -63,4 +63,18 @@ def run_layer(cfg: FairseqDataclass, layer: nn.Module, x: Tensor, *rest: Any) ->
     if not (cfg.checkpoint_activations or cfg.offload_activations) or not torch.is_grad_enabled():
         return layer(x, *rest)
     with save_on_cpu(pin_memory=x.is_cuda) if cfg.offload_activations else nullcontext():
-        return checkpoint(layer, x, *rest, use_reentrant=False)
+        again = lambda: (nullcontext(), _buffers_kept(layer))  # noqa: E731
+        return checkpoint(layer, x, *rest, use_reentrant=False, context_fn=again)
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Discards changes of buffers: batch norm must not count a batch again when its layer is recomputed."""
+    originals = [(part, dict(part._buffers)) for part in module.modules()]
+    for part, buffers in originals:
+        part._buffers.update({name: t.clone() for name, t in buffers.items() if t is not None})
+    try:
+        yield
+    finally:
+        for part, buffers in originals:
+            part._buffers.update(buffers)

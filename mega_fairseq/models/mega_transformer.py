@@ -75,6 +75,8 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
         model.decoder.need_attn = bool(getattr(getattr(task, "cfg", None), "load_alignments", False))
+        if model.decoder.need_attn:
+            _check_alignments(cfg)
         check_start(model, cfg)
         return model
 
@@ -86,6 +88,20 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     def max_positions(self) -> Tuple[int, int]:
         return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()
+
+
+def _check_alignments(cfg: MegaTransformerConfig) -> None:
+    """fairseq's loss takes the logarithm of the last layer's attention weights."""
+    if cfg.attention_activation_fn != "softmax":
+        raise ValueError(
+            f"--attention-activation-fn is {cfg.attention_activation_fn}, whose weights can be 0, and "
+            "--load-alignments needs their logarithm; choose softmax, or leave out --load-alignments"
+        )
+    if cfg.decoder_layerdrop > 0.0:
+        raise ValueError(
+            "--decoder-layerdrop may drop the last layer, whose attention --load-alignments trains; leave out one of "
+            "them"
+        )
 
 
 def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:

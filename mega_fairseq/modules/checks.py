@@ -9,12 +9,17 @@ from mega_fairseq.ops.padding import Alignment, Padding
 from mega_fairseq.ops.precision import autocast_dtype
 
 
-def check_sequence(name: str, x: Tensor, dim: int, parameter: Tensor) -> None:
-    """Checks that x is (B, L, dim) in the dtype of the module's parameters (autocast casts both)."""
+def check_sequence(name: str, x: Tensor, dim: int, parameter: Optional[Tensor]) -> None:
+    """Checks that x is (B, L, dim) in the dtype of the module's parameters (autocast casts both).
+
+    FSDP and the replicas of nn.DataParallel have no parameters of their own: then any dtype is accepted.
+    """
     if x.dim() != 3 or x.size(-1) != dim or 0 in x.shape[:2]:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {dim}) with batch and length at least 1"
         )
+    if parameter is None:
+        return
     if x.dtype != parameter.dtype and (autocast_dtype(x.device.type) is None or not x.is_floating_point()):
         raise TypeError(f"{name} has dtype {x.dtype}; it must be {parameter.dtype} like the parameters")
 

@@ -5,7 +5,7 @@ from typing import Optional, Tuple, Union
 
 from torch import Tensor, nn
 
-from mega_fairseq.modules.checks import check_padding_mask, check_sequence
+from mega_fairseq.modules.checks import check_padding_mask, check_sequence, check_state_shape
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.mixer_state import Sliced
@@ -64,6 +64,8 @@ class NormalizedFeedForward(nn.Module):
         slices, last = last if isinstance(last, Sliced) else (None, last)
         check_sequence("x", x, c.dim, self.expand.weight)
         check_padding_mask(padding_mask, x)
+        if isinstance(last, Tensor):
+            check_state_shape("last", last, (x.size(0), c.dim // 2))
         align = None
         if c.token_shift:
             x, align, padding_mask = to_front(x, padding_mask)

@@ -80,6 +80,7 @@ class Mixer(nn.Module):
     State: Type[MixerState] = tuple  # of a causal mixer, without token shift
     PARTS: Dict[str, str] = {}  # first part of a parameter's name -> what `inspect` counts it as
     gated_residual = False  # whether `mix` adds the residual itself
+    exports_step = True  # whether a step takes the same operations at every position, as torch.export needs
 
     def __init__(self, config: MixerConfig):
         super().__init__()
@@ -94,7 +95,7 @@ class Mixer(nn.Module):
         padding_mask: Optional[Padding] = None,
     ) -> Union[Tensor, Tuple[Tensor, MixerState]]:
         c = self.config
-        check_sequence("x", x, c.dim, next(self.parameters()))
+        check_sequence("x", x, c.dim, next(self.parameters(), None))
         check_padding_mask(padding_mask, x)
         slices, state = state if isinstance(state, Sliced) else (None, state)
         if state is not None:

@@ -64,8 +64,12 @@ class SyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
     """torch's while several processes train, otherwise `BatchNorm`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        synchronised = self.training and torch.distributed.is_available() and torch.distributed.is_initialized()
-        return nn.SyncBatchNorm.forward(self, x) if synchronised else super().forward(x)
+        among_processes = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not self.training or not among_processes or torch.distributed.get_world_size() == 1:
+            return super().forward(x)
+        if x.device.type == "cpu":
+            raise ValueError("syncbatchnorm synchronises processes on GPUs only; choose batchnorm")
+        return nn.SyncBatchNorm.forward(self, x)
 
 
 class SequenceNorm(nn.Module):

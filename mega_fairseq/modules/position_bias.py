@@ -39,10 +39,11 @@ class PositionBias(nn.Module):
 
     def describe(self, positions: int, causal: bool) -> Description:
         """The scores of all distances between so many positions, if they are learned."""
-        if not list(self.parameters()):
+        parameter = next(self.parameters(), None)
+        if parameter is None:
             return []
         first = 1 - positions
-        scores = self(first, 1 if causal else positions, torch.device("cpu"))
+        scores = self(first, 1 if causal else positions, parameter.device)
         return [Curves("position scores", DISTANCE, first, scores.unsqueeze(0))]
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:

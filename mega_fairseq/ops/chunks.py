@@ -20,15 +20,22 @@ Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
 Place = Union[int, Tensor]  # in a chunk; (B, 1) if rows are at different places
 
 
+def writable(tensor: Tensor) -> bool:
+    """Whether torch allows changes in place: those of inference mode are only allowed in it."""
+    return torch.is_inference_mode_enabled() or not tensor.is_inference()
+
+
 class Buffer:
     """Storage with spare capacity for keys and values. Of the states that share it, only the longest can append."""
 
-    def __init__(self, keys: Tensor, values: Tensor, capacity: int):
-        self.keys, self.values = (t.new_empty(t.size(0), capacity, t.size(2)) for t in (keys, values))
+    def __init__(self, rows: int, keys: Tensor, values: Tensor, capacity: int):
+        self.keys, self.values = (t.new_empty(rows, capacity, t.size(2)) for t in (keys, values))
         self.used = 0
 
     def holds(self, keys: Tensor, values: Tensor) -> bool:
         """Whether these are everything in this buffer: not a copy, not a selection of rows, not an older state."""
+        if not writable(self.keys):
+            return False
         stored = ((keys, self.keys), (values, self.values))  # either may have no width, and then no storage
         here = all(t.data_ptr() == own.data_ptr() for t, own in stored)
         return here and keys.size(0) == self.keys.size(0) and keys.size(1) == self.used
@@ -38,6 +45,12 @@ class Buffer:
         self.keys[:, start : self.used] = keys
         self.values[:, start : self.used] = values
         return self.keys[:, : self.used], self.values[:, : self.used]
+
+    def fill(self, keys: Tensor, values: Tensor, order: Tensor) -> Tuple[Tensor, Tensor]:
+        """Fills the empty buffer with these rows."""
+        self.used = keys.size(1)
+        of_keys, of_values = self.keys[:, : self.used], self.values[:, : self.used]
+        return torch.index_select(keys, 0, order, out=of_keys), torch.index_select(values, 0, order, out=of_values)
 
 
 class KeyValues(NamedTuple):
@@ -61,7 +74,8 @@ class KeyValues(NamedTuple):
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         if buffer is None or not buffer.holds(self.keys, self.values) or buffer.keys.size(1) < total:
             capacity = total + max(MIN_SPARE, total // 2)  # grows geometrically, so that copies are rare
-            buffer = Buffer(keys, values, capacity if chunk_size is None else min(capacity, chunk_size))
+            capacity = capacity if chunk_size is None else min(capacity, chunk_size)
+            buffer = Buffer(keys.size(0), keys, values, capacity)
             buffer.append(self.keys, self.values)
         return KeyValues(*buffer.append(keys, values), self.padding, buffer)
 
@@ -73,6 +87,9 @@ class KeyValues(NamedTuple):
 
     def select(self, order: Tensor) -> "KeyValues":
         """Replaces row i by row order[i]."""
+        if self.buffer is not None and not (torch.is_grad_enabled() or is_compiling()):
+            buffer = Buffer(len(order), self.keys, self.values, self.buffer.keys.size(1))
+            return KeyValues(*buffer.fill(self.keys, self.values, order), None, buffer)
         chosen = KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
         if chosen.padding is None or is_compiling():
             return chosen
@@ -84,7 +101,7 @@ class KeyValues(NamedTuple):
 
     def follow(self, order: Tensor, last: int) -> "KeyValues":
         """Like `select`, in place, if each row and its replacement differ only in their `last` tokens."""
-        if self.padding is not None or self.keys.requires_grad:
+        if self.padding is not None or self.keys.requires_grad or not writable(self.keys):
             return self.select(order)
         first = max(0, self.keys.size(1) - last)
         for tensor in (self.keys[:, first:], self.values[:, first:]):

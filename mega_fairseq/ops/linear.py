@@ -42,11 +42,9 @@ def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
 def _check_int8(weight: Tensor) -> None:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         found = f"{str(weight.dtype).replace('torch.', '')} on {weight.device.type}"
-        raise ValueError(
-            f"--generation-weights int8 needs float32 weights on the CPU, and these are {found}; leave the option out"
-        )
+        raise ValueError(f"weights in int8 are made from float32 on the CPU, and these are {found}; leave out int8")
     if not INT8_WORKS:
-        raise ValueError("this torch has no exact products in int8 on this CPU; leave out --generation-weights int8")
+        raise ValueError("this torch has no exact products in int8 on this CPU; leave out int8")
 
 
 def packing_runs(weight: Tensor) -> bool:
@@ -68,7 +66,8 @@ def _int8_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:
     weight = weight.detach()
     scale = weight.abs().amax(1).div(LARGEST).clamp_min(SMALLEST)  # (out,)
     packed = torch.ops.onednn.qlinear_prepack(weight.div(scale.unsqueeze(1)).round().to(torch.int8), None)
-    no_shift, bias = torch.zeros(len(scale), dtype=torch.long), torch.zeros(()) if bias is None else bias.detach()
+    no_shift = torch.zeros_like(scale, dtype=torch.long)
+    bias = scale.new_zeros(()) if bias is None else bias.detach()
 
     def product(x: Tensor) -> Tensor:
         of_row = x.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(SMALLEST)  # (R, 1)

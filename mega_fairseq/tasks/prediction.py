@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from fairseq.utils import move_to_cuda
+from fairseq.utils import apply_to_sample
 from torch import Tensor, nn
 
 from mega_fairseq.data.classification.examples import ExampleDataset
@@ -65,8 +65,7 @@ class Classifier(nn.Module):
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size].tolist()
             net_input = examples.collater([examples[row] for row in rows])["net_input"]
-            if device.type == "cuda":
-                net_input = move_to_cuda(net_input, device)
+            net_input = apply_to_sample(lambda t: t.to(device), net_input)
             scores = torch.stack([self.scores(model, net_input) for model in self.models])
             found = scores.float().softmax(-1).mean(0).cpu()
             finite = found.isfinite().all(1).tolist()

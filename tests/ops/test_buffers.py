@@ -39,6 +39,19 @@ def test_most_appends_copy_no_old_tokens():
 
 
 @torch.no_grad()
+def test_reordered_rows_keep_their_spare_capacity():
+    cache, expected = grown([20])
+    order, allocated = torch.tensor([1, 0, 0]), 0
+    for seed in range(200):
+        cache = cache.select(order)
+        chosen, (keys, values) = cache.buffer, tokens(1, batch=3, seed=seed)
+        cache, expected = cache.append(keys, values, None), torch.cat([expected[order], keys], 1)
+        allocated += cache.buffer is not chosen
+        assert torch.equal(cache.keys, expected)
+    assert allocated <= 7  # each is 1.5 times as large as the one before
+
+
+@torch.no_grad()
 def test_a_buffer_is_never_larger_than_a_chunk():
     cache, _ = grown([1] * 11, chunk_size=12)
     assert cache.buffer.keys.size(1) == 12 < 11 + MIN_SPARE

@@ -114,3 +114,10 @@ def test_layers_train_with_every_dropout_at_any_batch_size_and_length(kind, feat
     assert all(p.grad.isfinite().all() for p in [*module.parameters(), x])
     module.eval()
     assert torch.equal(forward(), forward())
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_default_device_does_not_matter(features):
+    x = torch.randn(2, 3, 4)
+    with torch.device("meta"):
+        assert dropped(x, 0.5, features).device == CPU

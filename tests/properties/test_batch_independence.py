@@ -154,3 +154,14 @@ def test_batchnorm_in_training_takes_its_statistics_from_real_tokens_only(kind, 
     assert not y[mask].any()
     for name, buffer in padded.named_buffers():
         assert_close(buffer, packed.get_buffer(name), name)
+
+
+def test_syncbatchnorm_is_batchnorm_in_one_process_and_refused_among_processes_without_gpus(monkeypatch):
+    ours, plain = (randomise(SequenceNorm(kind, DIM), 1).train() for kind in ("syncbatchnorm", "batchnorm"))
+    x = random_input(2, 3, 4, DIM)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert_close(ours(x), plain(x), "outputs")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="syncbatchnorm synchronises processes on GPUs only; choose batchnorm"):
+        ours(x)
