@@ -201,6 +201,17 @@ def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
         assert told in err
 
 
+def test_lines_end_as_in_files(classifiers, classify, tmp_path):
+    trained = classifiers("bytes")
+    for name in ("input", "input1"):
+        (tmp_path / f"new.{name}").write_bytes(b"ae\r\r\nae\r\nae\nae\r")
+    typed = b"ae\tae\r\r\nae\tae\r\nae\tae\nae\tae\r"
+    assert (
+        parsed(classify(trained.last, "-", typed=typed)[1])[1:]
+        == parsed(classify(trained.last, tmp_path, "--subset=new")[1])[1:]
+    )
+
+
 def test_a_typed_pad_is_refused(classifiers, classify):
     code, _, err = classify(classifiers("tokens").last, "-", typed=b"ba <pad> be\n")
     assert (code, "in line 1: input 1 has the word <pad>; remove it" in err) == (1, True)

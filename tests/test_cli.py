@@ -71,6 +71,20 @@ def test_a_full_disk_behind_stdout_gives_no_traceback():
     assert "Traceback" not in result.stderr
 
 
+def test_closed_streams_and_labels_that_stdout_cannot_encode_stop_nothing():
+    program = (
+        "import sys; from mega_fairseq.cli import main; from tqdm import tqdm\n"
+        "main.print_user_dir = lambda _: print('\\u00fc', len(sys.stdin.read()), *tqdm([1], disable=None))\n"
+        "print('done', file=sys.stderr) if main.main(['user-dir']) == 0 else None"
+    )
+    words = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for closed in ("<&-", "2>&-", "<&- 2>&-"):
+        shell = ["bash", "-c", f'"$@" {closed}', "bash", *words]
+        result = subprocess.run(shell, cwd=ROOT, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+        assert (result.returncode, result.stdout) == (0, b"\\xfc 0 1\n"), result.stderr
+
+
 def test_an_error_of_the_system_keeps_what_was_printed_before(monkeypatch, capfd):
     def fail(arguments):
         sys.stdout.write("before\n")

@@ -1,9 +1,11 @@
 """`mega-fairseq prepare` of published data and of digits: content, checks, archives, and interrupted runs."""
 
 import gzip
+import io
 import os
 import pickle
 import sys
+import tarfile
 from collections import Counter
 
 import numpy as np
@@ -245,6 +247,27 @@ def test_a_truncated_archive_is_refused_and_a_whole_one_continues(source, run, r
     assert len(lines(run("text", path)[0]["test.input"])) == 60
 
 
+@pytest.mark.parametrize("size", [-1, -512, 2**60])
+def test_an_archive_with_a_damaged_size_is_refused(size, source, refuse, tmp_path):
+    content = io.BytesIO()
+    for name in ("one.txt", "two.txt"):
+        member = tarfile.TarInfo(f"aclImdb/train/pos/{name}")
+        member.size = size if name == "one.txt" else 3
+        content.write(member.tobuf(tarfile.GNU_FORMAT) + name[:3].encode() + bytes(509))
+    path = tmp_path / "damaged.tar.gz"
+    path.write_bytes(gzip.compress(content.getvalue() + bytes(1024)))
+    refuse("text", path, path, "is not a .tar.gz archive")
+
+
+def test_an_archive_with_a_damaged_header_is_refused(refuse, tmp_path):
+    path = tmp_path / "damaged.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as file:
+        member = tarfile.TarInfo("aclImdb/train/pos/one.txt")
+        member.pax_headers, member.size = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, 3
+        file.addfile(member, io.BytesIO(b"one"))
+    refuse("text", path, path, "is not a .tar.gz archive")
+
+
 def test_after_a_wrong_archive_another_one_is_read_into_the_same_folder(source, run, refuse, tmp_path):
     place = source("text")
     wrong = published.archive(place, "something_else").rename(tmp_path / "wrong.tar.gz")
@@ -322,6 +345,7 @@ PIXELS, NUMBERS = published.batches()["test_batch"]
         ("speech", "on/*.wav", published.wav(bytes(32_000))[:-2], ["only a part of a file"]),
         ("speech", "on/*.wav", published.wav(bytes(32_000))[:20], ["only a part of one"]),
         ("speech", "on/*.wav", b"", ["is not a WAV file"]),
+        ("speech", "on/*.wav", published.wav(bytes(32_000)).replace(b"data\0", b"LIST\xff"), ["is not a WAV file"]),
         ("pathfinder", "*/metadata/2.npy", b"imgs/2 sample_0.png 0\n" * 10, ["2.npy has a line without a label"]),
         ("pathfinder", "*/metadata/2.npy", b"imgs/2 sample_0.png 0 2\n" * 10, ["2.npy has a line without a label"]),
         ("pathfinder", "*/metadata/2.npy", b"\x93NUMPY\x80\xff", ["that are text"]),

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from typing import Any, Optional, Sequence, Tuple
@@ -13,11 +14,11 @@ from mega_fairseq.cli.output import quiet_logging
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one subcommand and return its exit code; a UserError is printed on stderr."""
+    open_streams()
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-        if sys.stdout is not None:  # which the shell may have closed
-            sys.stdout.flush()
+        sys.stdout.flush()
     except UserError as error:
         text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
         print(f"mega-fairseq {args.command}: {text}", file=sys.stderr)
@@ -33,10 +34,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
+def open_streams() -> None:
+    """Replace streams that the shell has closed, and let stdout take any character, such as those of a label."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def finish_stdout() -> None:
     """Write what is left, or discard what cannot be written: Python would try it again at its end."""
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.flush()
     except OSError:

@@ -50,7 +50,8 @@ def load_split(data: str, subset: str) -> Split:
         corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
     except Exception as error:  # fairseq's readers raise anything for damaged files
         own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
-        what = f"the split {subset} of {data} cannot be read ({type(error).__name__}); run fairseq-preprocess again"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        what = f"the split {subset} of {data} or its dict.txt cannot be read ({reason}); run fairseq-preprocess again"
         raise UserError(str(error) if own else what) from None
     found = hashlib.sha256("\n".join(dictionary.symbols).encode())
     for numbers in (*corpus.parts, corpus.lines):

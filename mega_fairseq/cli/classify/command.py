@@ -1,6 +1,7 @@
 """`mega-fairseq classify`: labels and probabilities, for a split of a folder or for lines of standard input."""
 
 import argparse
+import re
 import sys
 from functools import partial
 from itertools import islice
@@ -97,7 +98,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
         inputs, refused = [], None
         for number, line in batch:
             try:
-                parsed = _parsed(classifier, line.rstrip(b"\r\n"))
+                parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
                 cut += any(of.cut for of in classifier.examples([parsed]).inputs)
                 inputs.append(parsed)
             except ValueError as error:

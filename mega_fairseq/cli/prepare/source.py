@@ -57,6 +57,7 @@ class Source(NamedTuple):
     def _in_archive(self, path: str, folders: Sequence[str], folder: Folder) -> Dict[str, List[Place]]:
         found: Dict[str, List[Place]] = {name: [] for name in folders}
         unpacked, time = self._unpacked(path, folder), os.stat(path).st_mtime_ns
+        end = os.path.getsize(unpacked)
         try:
             with tarfile.open(unpacked, "r:") as archive:
                 for member in archive:
@@ -64,11 +65,13 @@ class Source(NamedTuple):
                     if name.startswith(f"{self.top}/"):
                         name = name[len(self.top) + 1 :]
                     if member.isfile() and posixpath.dirname(name) in found:
+                        if not 0 <= member.size <= end - member.offset_data:
+                            raise tarfile.ReadError(f"{name} has {member.size} bytes")
                         if member.issparse():
                             raise UserError(f"{path} has the sparse file {name}; make the archive without --sparse")
                         place = Place(f"{path}/{name}", unpacked, member.offset_data, member.size, time)
                         found[posixpath.dirname(name)].append(place)
-        except tarfile.TarError:
+        except (tarfile.TarError, OSError, OverflowError, ValueError):  # for damaged headers
             raise UserError(f"{path} is not a .tar.gz archive; {self.remedy}") from None
         return found
 

@@ -54,7 +54,7 @@ def samples(place: Place) -> Optional[bytes]:
         with wave.open(io.BytesIO(place.read())) as clip:
             found = (8 * clip.getsampwidth(), clip.getnchannels(), clip.getframerate())
             count, content = clip.getnframes(), clip.readframes(SAMPLES)
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, RuntimeError):  # for sizes beyond the file
         raise UserError(f"{place.name} is not a WAV file, or only a part of one; {SOURCE.remedy}") from None
     if found != (16, 1, RATE):
         bits, channels, rate = found
