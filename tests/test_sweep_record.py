@@ -229,9 +229,9 @@ def test_missing_or_damaged_data_is_refused(sweep_folder, sweep, tmp_path):
     refused(sweep("--chunks=8", data="nowhere"), "dict.txt")
     for file in (sweep_folder / "data").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    for name in ("test.idx", "dict.txt"):
+    for name, said in (("test.idx", "test.idx is damaged"), ("dict.txt", "or its dict.txt cannot be read (")):
         (tmp_path / name).write_bytes(b"\xff\xfe damaged")
-        refused(sweep("--chunks=8", data=tmp_path), f"the split test of {tmp_path} or its dict.txt cannot be read (")
+        refused(sweep("--chunks=8", data=tmp_path), tmp_path, said)
 
 
 def test_all_parts_of_a_training_split_are_swept(sweep_folder, sweep, tmp_path):
