@@ -25,6 +25,7 @@ from mega_fairseq.models.options import (
     check_sizes,
     option,
     stack_options,
+    typed,
 )
 from mega_fairseq.models.overrides import check_overrides
 from mega_fairseq.models.resume import check_start
@@ -174,7 +175,7 @@ def _embedding(cfg: MegaClassifierConfig, task: FairseqTask) -> nn.Module:
 def _check_head(cfg: MegaClassifierConfig) -> None:
     for name, most in (("classifier_layers", DEEPEST), ("classifier_dim", WIDEST)):
         if getattr(cfg, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(cfg, name)}; give a whole number of at least 0")
+            raise ValueError(f"{typed(name)} is {getattr(cfg, name)}; give a whole number of at least 0")
         check_at_most(most, **{name: getattr(cfg, name)})
     if cfg.classifier_dim and not cfg.classifier_layers:
         raise ValueError(

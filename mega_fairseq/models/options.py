@@ -147,7 +147,7 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     """Checks options that no layer's config checks, or checks only after embeddings are allocated."""
     positions = [name for name in POSITIONS[side] if hasattr(cfg, name)]
     for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
-        check_positive(**{_typed(name): getattr(cfg, name)})
+        check_positive(**{typed(name): getattr(cfg, name)})
     check_truncation(cfg.truncation_length, "--truncation-length")
     chunk = getattr(cfg, f"{side}_chunk_size")
     if chunk < 1 and chunk != -1:
@@ -163,10 +163,11 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
 def check_at_most(most: int, **options: int) -> None:
     for name, value in options.items():
         if value > most:
-            raise ValueError(f"{_typed(name)} is {value}; give at most {most:,}")
+            raise ValueError(f"{typed(name)} is {value}; give at most {most:,}")
 
 
-def _typed(name: str) -> str:
+def typed(name: str) -> str:
+    """An option as on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -174,7 +175,7 @@ def warn_unused(cfg: FairseqDataclass, defaults: StackOptions, needed: str, *nam
     """Warns about given options that have no effect without another one."""
     for name in names:
         if getattr(cfg, name) != getattr(defaults, name):
-            logger.warning(f"{_typed(name)} has no effect without {needed}")
+            logger.warning(f"{typed(name)} has no effect without {needed}")
 
 
 Config = TypeVar("Config", bound=ModuleConfig)
@@ -200,7 +201,7 @@ def mixer_of(cfg: FairseqDataclass, side: str) -> Type[MixerConfig]:
     option = _mixer_option(cfg, side)
     name = getattr(cfg, option)
     if name not in MIXERS:
-        raise ValueError(f"{_typed(option)} is {name!r}; choose one of {', '.join(MIXERS)}")
+        raise ValueError(f"{typed(option)} is {name!r}; choose one of {', '.join(MIXERS)}")
     return MIXERS[name]
 
 
@@ -247,7 +248,7 @@ def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
             if getattr(cfg, name) != getattr(defaults, name):
                 beside = other if name in FeedForwardConfig.option_names(side) else mixer
                 raise ValueError(
-                    f"{_typed(name)} is {getattr(cfg, name)} and has no effect with {_typed(beside)} "
+                    f"{typed(name)} is {getattr(cfg, name)} and has no effect with {typed(beside)} "
                     f"{getattr(cfg, beside)}; leave it out"
                 )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
+from mega_fairseq.models.options import typed
 from mega_fairseq.models.overrides import FREE, LIMITS
 from mega_fairseq.models.whole_config import option_of_command
 
@@ -92,7 +93,7 @@ def _listed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: 
         return "not given" if value is None else str(value)
 
     ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
-    return ", ".join(f"--{name.replace('_', '-')} is {text(ours[name])} and was {text(theirs[name])}" for name in names)
+    return ", ".join(f"{typed(name)} is {text(ours[name])} and was {text(theirs[name])}" for name in names)
 
 
 def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -> bool:

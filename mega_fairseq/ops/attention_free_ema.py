@@ -96,7 +96,7 @@ def ema_aft_of_slice(
         ages = F.pad(slices.ages(count, log_decay), (1, 0), value=float(count * slices.width))
         return _pooled(log_weight + log_decay * ages.view(-1, 1, 1, 1), mean, 0)
 
-    o, _ = ema_aft(k, v, log_decay, log_mix, after(slices.before))
+    o, _ = ema_aft(k, v, log_decay, log_mix, after(slices.rank))
     return o, after(slices.group.size)
 
 

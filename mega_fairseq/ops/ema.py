@@ -12,7 +12,8 @@ Five implementations of the same function, all computed in float32 (float64 for 
     ema_naive   step by step, as written above: the reference for tests
     ema_step    one token, for decoding
     ema_scan    blocks of C steps: a C x C Toeplitz product inside a block, N-dimensional states between blocks
-    ema_fft     the convolution theorem, with a kernel from two levels of powers (`geometric_sum`)
+    ema_fft     the convolution theorem, with a kernel from two levels of powers (`geometric_sum`): for truncated
+                kernels in both directions, and a second reference for the others
     ema_window  a kernel of the first T taps only (truncation), applied to the current and the last T - 1 inputs;
                 `ema_window_step` is its form for one token, with the taps computed beforehand
 

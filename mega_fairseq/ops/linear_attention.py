@@ -91,7 +91,7 @@ def chunk_memory_of_slice(
         wide_k, wide_v = (t.to(at_least_float32(t.dtype)) for t in (k, v))
         own = torch.bmm(wide_k.transpose(1, 2), wide_v)  # (B, s, e); only the last slice may have an unfinished chunk
         entering, after = entering_sums(own, slices, memory.sum)
-    tokens = (memory.tokens + count * slices.width for count in (slices.before, slices.group.size))
+    tokens = (memory.tokens + count * slices.width for count in (slices.rank, slices.group.size))
     out, _ = chunk_memory(q, k, v, chunk_size, Memory(entering, next(tokens)), quad=quad)
     return out, Memory(after, next(tokens))
 

@@ -71,14 +71,14 @@ class Slices(NamedTuple):
     width: int  # tokens of each slice but the last ones
 
     @property
-    def before(self) -> int:
+    def rank(self) -> int:
         """How many slices are before this process's own."""
         return self.group.rank
 
     @property
     def own(self) -> Tuple[int, int]:
         """Start and end of this process's slice."""
-        start, stop = ((self.before + i) * self.width for i in (0, 1))
+        start, stop = ((self.rank + i) * self.width for i in (0, 1))
         return min(start, self.length), min(stop, self.length)
 
     def gather(self, own: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def entering_sums(
         total = (every[:count] * decays.unsqueeze(1)).sum(0)
         return total if before is None else torch.addcmul(total, before, torch.exp(log_decay * count * slices.width))
 
-    return after(slices.before), after(slices.group.size)
+    return after(slices.rank), after(slices.group.size)
 
 
 def entering_window(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
@@ -156,11 +156,11 @@ def entering_window(own: Tensor, slices: Slices, before: Optional[Tensor] = None
         inputs = torch.cat([first, every[:count].permute(1, 2, 0, 3).flatten(2)], -1)
         return inputs[..., inputs.size(-1) - reach :]
 
-    return after(slices.before), after(slices.group.size)
+    return after(slices.rank), after(slices.group.size)
 
 
 def entering_last(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """The last token: own (B, D), that of each slice."""
     every = slices.gather(own).to(own.dtype)  # (S, B, D)
-    last = every[max(0, slices.before - 1) : slices.before].sum(0)  # zeros in the first process
-    return last if before is None or slices.before else last + before, every[-1]
+    last = every[max(0, slices.rank - 1) : slices.rank].sum(0)  # zeros in the first process
+    return last if before is None or slices.rank else last + before, every[-1]

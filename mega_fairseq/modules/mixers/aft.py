@@ -228,7 +228,7 @@ class LocalAFT(AttentionFree):
                 *(torch.cat(pair, 1) for pair in zip(state.cache[:2], (k, v))), older, k.size(1), None
             )
 
-        return after(slices.before), after(slices.group.size)
+        return after(slices.rank), after(slices.group.size)
 
     def check_slices(self) -> None:
         """Any sequence can be shared: there are no chunks, and the state is constant."""

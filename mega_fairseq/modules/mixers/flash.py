@@ -67,7 +67,7 @@ class MixedChunkAttention(GatedAttentionUnit):
         joined = join(shared, shared, values, chunk_size, cache, batch.lengths)
         quad = chunked(self.attend, joined.q, joined.k, joined.v, chunk_size)
 
-        first = memory.tokens if slices is None else memory.tokens + slices.before * slices.width
+        first = memory.tokens if slices is None else memory.tokens + slices.rank * slices.width
         places = first.unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
         queries, keys = self.linear_maps(joined.k, places)
         queries = queries[:, -joined.q.size(1) :]

@@ -47,10 +47,10 @@ class GatedAttentionConfig(SingleHeadConfig):
 
 
 class GatedAttentionState(NamedTuple):
-    """The state of a causal layer: O(D N) numbers of the EMA and one unfinished chunk."""
+    """The state of a causal layer: the EMA's, and the keys and values of the unfinished chunk."""
 
-    ema: Tensor  # (B, D, N)
-    cache: KeyValues  # keys (B, m, z), values (B, m, v)
+    ema: Tensor  # (B, D, N), or the last inputs (B, D, T - 1) if it is truncated to T taps
+    cache: KeyValues  # keys (B, m, z), values (B, m, v); without chunks, of all tokens
 
 
 class MovingAverageGatedAttention(SingleHeadMixer):
