@@ -10,6 +10,7 @@ from mega_fairseq.modules import (
     GatedAttentionConfig,
     GatedCrossAttentionConfig,
     MegaBlock,
+    attend,
 )
 from mega_fairseq.modules.cross_attention import LONG_SOURCE
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -118,3 +119,15 @@ def test_a_step_reads_the_weights_when_it_is_created():
     made.mixer.values.weight.mul_(2.0)
     changed, _ = made(x[:, :1], state)
     torch.testing.assert_close(made.step()(x[:, :1], state)[0], changed, **CLOSE)
+
+
+@torch.no_grad()
+def test_steps_compute_few_rotations(monkeypatch):
+    made, computed = block(position_bias="rope"), []
+    turns = attend.turns
+    monkeypatch.setattr(attend, "turns", lambda *args: computed.append(args) or turns(*args))
+    state, _ = start(made)
+    step = made.step()
+    for token in torch.randn(100, SOURCES * BEAMS, 1, DIM):
+        _, state = step(token, state)
+    assert len(computed) <= 2 * 7  # in self- and cross attention, for twice as many positions each time

@@ -8,6 +8,7 @@ from torch import Tensor
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, fused_kernel_runs, weights_at_one_position
+from mega_fairseq.ops.position import turned, turns
 
 
 def check_attention(config: ModuleConfig) -> None:
@@ -68,11 +69,13 @@ def weigh_at_one_position(
 
 
 class TabledBias:
-    """A position bias with a table of its scores, so that they are not recomputed for each token."""
+    """A position bias with tables of its scores and turns, so that they are not recomputed for each token."""
 
     def __init__(self, bias: PositionBias):
-        self.bias, self.rotate = bias, bias.rotate
-        self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)  # replaced as a whole: threads may share it
+        self.bias = bias
+        # Each is replaced as a whole: threads may share it.
+        self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)
+        self.turns: Optional[Tuple[Tensor, Tensor]] = None
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
         if self.bias.reach is not None:  # the bias is already a table
@@ -83,3 +86,11 @@ class TabledBias:
             table = self.bias(start, end, device)
             self.tabled = (start, end, table)
         return None if table is None else table[first - start : stop - start]
+
+    def rotate(self, x: Tensor, first: int) -> Tensor:
+        if not self.bias.rotates:
+            return x
+        stop, tables = first + x.size(1), self.turns
+        if tables is None or len(tables[0]) < stop:
+            tables = self.turns = turns(torch.arange(2 * stop, device=x.device), x.size(-1), x.dtype)
+        return turned(x, *(table[first:stop] for table in tables))

@@ -17,6 +17,7 @@ class PositionBias(nn.Module):
     """The base class of position biases; it adds no bias itself. `dim` is the width z of queries and keys."""
 
     reach: Optional[int] = None  # the longest sequence that it covers; None for any length
+    rotates = False  # whether it rotates queries and keys
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -101,6 +102,8 @@ class RotaryBias(PositionBias):
 
 class RotaryEmbedding(PositionBias):
     """RoPE: rotates queries and keys, and adds no bias."""
+
+    rotates = True
 
     def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
         return ops.rotate(x, positions)

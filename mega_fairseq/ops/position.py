@@ -17,19 +17,27 @@ ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 
-def _angles(positions: Tensor, dim: int) -> Tuple[Tensor, Tensor]:
-    """cos and sin of position times frequency, (n,) -> (n, dim / 2); in float64, since positions are unbounded."""
+def turns(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, (n,) -> (n, dim / 2), in float32 or better.
+
+    They are computed in float64, since positions are unbounded.
+    """
     half = dim // 2
     frequencies = torch.arange(half, dtype=torch.float64, device=positions.device)
     frequencies = torch.exp(frequencies * (-math.log(ROTARY_BASE) / half))
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
-    return angles.cos(), angles.sin()
+    wide = at_least_float32(dtype)
+    return angles.cos().to(wide), angles.sin().to(wide)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """R_i x for the position i of each row, over half-split dimensions: x (..., n, dim) or (dim,) -> (..., n, dim)."""
-    wide = x.to(at_least_float32(x.dtype))
-    cos, sin = (t.to(wide.dtype) for t in _angles(positions, x.size(-1)))
+    return turned(x, *turns(positions, x.size(-1), x.dtype))
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate` with the `turns` of the positions."""
+    wide = x.to(cos.dtype)
     first, second = wide.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
