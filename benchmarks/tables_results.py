@@ -179,7 +179,7 @@ def _by_task(title: str, cell: Callable[[Dict[str, List[str]], Dict], str]) -> R
 
 def classifiers_cost() -> Rows:
     measured = numbers("classify")["models"]
-    found = {task: measured[task] for task in quality_classify.TASKS if task in measured}  # in the order of `classifiers`
+    found = {task: measured[task] for task in quality_classify.TASKS if task in measured}  # in their order elsewhere
     yield ("training examples per second, peak MiB", *found)
     for model, label in quality_classify.LABELS.items():
         costs = [of.get(model) for of in found.values()]
