@@ -85,7 +85,7 @@ def test_an_exported_step_gives_the_scores_of_the_model_for_any_batch(make, opti
 @NEW_TORCH
 def test_a_step_of_sparse_attention_is_refused():
     options = {"token_mixer": "sparse", "decoder_attention_heads": 2, "decoder_sparse_stride": 3}
-    with pytest.raises(ValueError, match="SparseAttention, but a graph has no branch for the end of a block; choose"):
+    with pytest.raises(ValueError, match="in blocks, but a graph has no branch for the end of a block; choose another"):
         export_step(language_model(decoder_chunk_size=-1, decoder_sparse_summary=1, **options))
 
 

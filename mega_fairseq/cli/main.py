@@ -35,11 +35,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def open_streams() -> None:
-    """Replace streams that the shell has closed, and let stdout take any character, such as those of a label."""
+    """Replace streams that the shell has closed, and let a stdout that is not UTF-8 take any label."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

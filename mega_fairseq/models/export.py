@@ -82,8 +82,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
         )
     if not all(layer.mixer.exports_step for layer in model.decoder.layers):
         raise ValueError(
-            f"the model has {type(model.decoder.layers[0].mixer).__name__}, but a graph has no branch for the end of a "
-            "block; choose another token mixer"
+            "the token mixer works in blocks, but a graph has no branch for the end of a block; choose another one"
         )
     device, eos = next(model.parameters()).device, dictionary.eos()
     tokens = torch.full((2, 2), eos, device=device)  # without sizes 0 and 1, which torch.export treats as constants

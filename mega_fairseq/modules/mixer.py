@@ -15,7 +15,7 @@ from mega_fairseq.modules.checks import check_padding_mask, check_sequence, chec
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
-from mega_fairseq.modules.mixer_state import MixerState, Shape, Shifted, Sliced, check_cache, tensor_at
+from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, Shifted, Sliced, check_cache, tensor_at
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
 from mega_fairseq.ops.chunks import Attend, KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.dropout import dropped
@@ -131,6 +131,19 @@ class Mixer(nn.Module):
         if self.config.causal:
             return causal_chunked(attend, q, k, v, size, cache, batch.lengths)
         return chunked(attend, q, k, v, size, batch.padding), None
+
+    def in_open_chunk(
+        self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, batch: Batch
+    ) -> Tuple[Tensor, Optional[OpenChunk]]:
+        """`in_chunks` of a mixer whose state is the unfinished chunk alone."""
+        cache = None if batch.state is None else batch.state.cache
+        attended, cache = self.in_chunks(attend, q, k, v, cache, batch)
+        return attended, None if cache is None else OpenChunk(cache)
+
+    def cache_shapes(self, keys: int, values: int) -> Dict[str, Shape]:
+        """The part of `state_shapes` for keys and values of these widths."""
+        length = "keys so far" if self.config.chunk_size is None else "up to chunk_size - 1"
+        return {"cache.keys": (length, keys), "cache.values": (length, values)}
 
     def rate(self, dropout: float) -> float:
         return self.dropout_module.rate(dropout)

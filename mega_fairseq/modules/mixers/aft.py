@@ -131,9 +131,7 @@ class WindowedAFT(AttentionFree):
         self.gamma = nn.Parameter(torch.ones(places)) if c.gamma else None
 
     def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        cache = None if batch.state is None else batch.state.cache
-        mixed, cache = self.in_chunks(self.attend, k[..., :0], k, v, cache, batch)
-        return mixed, OpenChunk(cache) if self.config.causal else None
+        return self.in_open_chunk(self.attend, k[..., :0], k, v, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """The rows of q (G, n, 0) in groups of keys and values (G, m, D), the last at the place of the last key."""
@@ -146,9 +144,7 @@ class WindowedAFT(AttentionFree):
         return mixed
 
     def state_shapes(self) -> Dict[str, Shape]:
-        c = self.config
-        length = "up to chunk_size - 1"
-        return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+        return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
         return WindowStep(self)

@@ -63,11 +63,9 @@ class GatedAttentionUnit(SingleHeadMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         values, shared = self.values_and_shared(x)
-        cache = None if batch.state is None else batch.state.cache
-        attended, cache = self.in_chunks(
-            self.attend, self.mapped(shared, 0), self.mapped(shared, 1), values, cache, batch
-        )
-        return self.gated(x, attended), OpenChunk(cache) if self.config.causal else None
+        queries, keys = self.mapped(shared, 0), self.mapped(shared, 1)
+        attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
+        return self.gated(x, attended), state
 
     def gated(self, x: Tensor, attended: Tensor) -> Tensor:
         """(U * O) W_o + b_o: O (B, L, e) -> (B, L, D)."""
@@ -86,9 +84,7 @@ class GatedAttentionUnit(SingleHeadMixer):
         return torch.addcmul(self.mu[row], shared, self.kappa[row])
 
     def state_shapes(self) -> Dict[str, Shape]:
-        c = self.config
-        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
-        return {"cache.keys": (length, c.shared_dim), "cache.values": (length, c.value_dim)}
+        return self.cache_shapes(self.config.shared_dim, self.config.value_dim)
 
     def step(self) -> MixerStep:
         return GAUStep(self)

@@ -72,15 +72,15 @@ class GatedMLP(TimeMixer):
         self.spatial_bias = nn.Parameter(torch.ones(places)) if c.spatial_bias else None
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        c, cache = self.config, None if batch.state is None else batch.state.cache
+        c = self.config
         values = activated_linear(x, self.value.weight, self.value.bias, "gelu")  # (B, L, E d)
         if self.value_norm is not None:
             values = self.value_norm(values)
         values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
         none = values[..., :0]  # no queries, no keys
-        mixed, cache = self.in_chunks(self.attend, none, none, values, cache, batch)
+        mixed, state = self.in_open_chunk(self.attend, none, none, values, batch)
         gate, output = (self.receptance.weight, self.receptance.bias), (self.output.weight, self.output.bias)
-        return gated_linear(x, mixed, gate, output, "gelu"), OpenChunk(cache) if c.causal else None
+        return gated_linear(x, mixed, gate, output, "gelu"), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""
@@ -102,8 +102,7 @@ class GatedMLP(TimeMixer):
         return None if table is None else table[:, first:stop]
 
     def state_shapes(self) -> Dict[str, Shape]:
-        length = "up to chunk_size - 1"
-        return {"cache.keys": (length, 0), "cache.values": (length, self.config.width)}
+        return self.cache_shapes(0, self.config.width)
 
     def step(self) -> MixerStep:
         return GatedMLPStep(self)

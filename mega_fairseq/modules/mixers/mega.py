@@ -95,12 +95,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
 
     def state_shapes(self) -> Dict[str, Shape]:
         c = self.config
-        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
-        return {
-            "ema": self.ema.state_shape(),
-            "cache.keys": (length, c.shared_dim),
-            "cache.values": (length, c.value_dim),
-        }
+        return {"ema": self.ema.state_shape(), **self.cache_shapes(c.shared_dim, c.value_dim)}
 
     def step(self) -> "GatedAttentionStep":
         return GatedAttentionStep(self)

@@ -92,14 +92,14 @@ class MultiHeadAttention(TimeMixer):
         self.talking = nn.Parameter(torch.eye(c.heads)) if c.talking_heads else None
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        c, cache = self.config, None if batch.state is None else batch.state.cache
+        c = self.config
         q, k, v = self.query(x), self.key(x), self.value(x)  # (B, L, d) each
         v = dropped(v, self.rate(c.hidden_dropout), c.feature_dropout)
         # Keys are cached rotated, so that decoding rotates each of them once.
-        first = 0 if cache is None else cache.place
+        first = 0 if batch.state is None else batch.state.cache.place
         q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
-        attended, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
-        return self.output(attended), OpenChunk(cache) if c.causal else None
+        attended, state = self.in_open_chunk(self.attend, q, k, v, batch)
+        return self.output(attended), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks (G, n, d), with the last query at the place of the last key."""
@@ -141,9 +141,7 @@ class MultiHeadAttention(TimeMixer):
         return q.new_ones(q.size(1), 1), self.log_beta[:, :keys].unsqueeze(-1)
 
     def state_shapes(self) -> Dict[str, Shape]:
-        c = self.config
-        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
-        return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+        return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
         return AttentionStep(self)

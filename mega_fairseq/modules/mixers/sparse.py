@@ -116,9 +116,7 @@ class SparseAttention(Mixer):
 
     def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         """Attention of rotated queries and keys: (B, L, d), and the next state if causal."""
-        cache = None if batch.state is None else batch.state.cache
-        out, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
-        return out, OpenChunk(cache) if self.config.causal else None
+        return self.in_open_chunk(self.attend, q, k, v, batch)
 
     def place(self, state: MixerState) -> Place:
         """The place in the window of the next token: a number, or (B, 1) if rows are at different places."""
@@ -138,9 +136,7 @@ class SparseAttention(Mixer):
         return sparse_attention(q, k, v, c.sparsity, padding, self.rate(c.attention_dropout), finished).flatten(2)
 
     def state_shapes(self) -> Dict[str, Shape]:
-        c = self.config
-        length = "keys so far" if c.chunk_size is None else "up to chunk_size - 1"
-        return {"cache.keys": (length, c.dim), "cache.values": (length, c.dim)}
+        return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
         return SparseStep(self)
