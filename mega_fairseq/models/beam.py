@@ -83,8 +83,9 @@ def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: 
         return Move(order, None, sentence.to(order.device), None)
     kept = sentence[::beams]  # (S',)
     beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
-    nothing = torch.zeros(sources, beams, beams, dtype=torch.long, device="cpu")
-    shared = nothing if state.shared is None else state.shared
+    shared = state.shared
+    if shared is None:
+        shared = torch.zeros(sources, beams, beams, dtype=torch.long, device="cpu")
     common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
     if torch.equal(kept, torch.arange(sources, device="cpu")):
         with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position

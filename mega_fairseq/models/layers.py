@@ -63,8 +63,9 @@ def run_layer(cfg: FairseqDataclass, layer: nn.Module, x: Tensor, *rest: Any) ->
     if not (cfg.checkpoint_activations or cfg.offload_activations) or not torch.is_grad_enabled():
         return layer(x, *rest)
     with save_on_cpu(pin_memory=x.is_cuda) if cfg.offload_activations else nullcontext():
-        again = lambda: (nullcontext(), _buffers_kept(layer))  # noqa: E731
-        return checkpoint(layer, x, *rest, use_reentrant=False, context_fn=again)
+        return checkpoint(
+            layer, x, *rest, use_reentrant=False, context_fn=lambda: (nullcontext(), _buffers_kept(layer))
+        )
 
 
 @contextmanager

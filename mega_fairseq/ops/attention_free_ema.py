@@ -173,9 +173,11 @@ def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> T
     """
     size, lowest = k.size(-1), torch.finfo(k.dtype).min
     slowest = t.log_decay.detach().amax(-1, keepdim=True)  # (C, 1)
-    since, ages = (_log_powers(slowest, first, size).transpose(1, 2).unsqueeze(1) for first in (1, 0))  # (C, 1, 1, S)
-    relative = t.log_decay if own else t.log_decay - slowest
-    k = k if own else k + ages.flip(-1)
+
+    def decayed_by(first: int) -> Tensor:
+        return _log_powers(slowest, first, size).transpose(1, 2).unsqueeze(1)  # (C, 1, 1, S)
+
+    relative, k = (t.log_decay, k) if own else (t.log_decay - slowest, k + decayed_by(0).flip(-1))
     largest = k.detach().amax(-1)  # r (C, G, M)
     e = torch.exp(k - largest.unsqueeze(-1))
     x = torch.stack([e * v, e], 1)  # (C, 2, G, M, S)
@@ -194,7 +196,7 @@ def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> T
     h = running(F.pad(decay, (0, 0, 1, 0)).unsqueeze(1), torch.cat([first, u], 3), 3)  # (C, 2, G, M + 1, N)
 
     before = so_far[..., :-1].unsqueeze(-1)
-    parts = [_Part(before if own else before + since, _times(h[:, :, :, :-1], spread))]
+    parts = [_Part(before if own else before + decayed_by(1), _times(h[:, :, :, :-1], spread))]
     if own:
         within = F.pad(torch.exp(log_kernel(*t, size)), (size - 1, 0)).unfold(-1, size, 1).flip(1)  # (C, S, S)
         parts.append(_Part(largest.unsqueeze(-1), _times(x, within)))

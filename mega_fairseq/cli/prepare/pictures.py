@@ -60,11 +60,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
                 f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
                 "or away"
             )
-        special = [
-            entry.path
-            for entry in os.scandir(place)
-            if not (entry.is_dir() or entry.is_file() or entry.name.startswith("."))
-        ]
+        special = [entry.path for entry in _entries(place) if not (entry.is_dir() or entry.is_file())]
         if special:
             raise UserError(f"{special[0]} is a link to nothing or a special file; remove it")
         if len(found[label]) < 3:
@@ -78,8 +74,12 @@ def labelled(source: str) -> Dict[str, List[Place]]:
     return found
 
 
+def _entries(path: str) -> List["os.DirEntry[str]"]:
+    return [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
+
+
 def _folders(path: str) -> List[str]:
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in _entries(path) if entry.is_dir())
 
 
 def _visible(path: str) -> List[Place]:
