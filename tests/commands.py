@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 SIZES = {"train": 600, "valid": 23, "test": 37}  # primes, so that no batch size divides them
@@ -271,3 +273,11 @@ def translations(output: str) -> List[Tuple[int, str, float]]:
     """Number, text and score of all hypotheses, sorted by sentence."""
     found = [(number, *rest.split("\t")) for number, rest in lines(output, "H")]
     return [(number, text, float(score)) for number, score, text in sorted(found, key=lambda line: line[0])]
+
+
+def assert_same_translations(said: str, other: str) -> None:
+    """Checks that both outputs translate every sentence of the test set, with the same results."""
+    (numbers, texts, scores), (_, other_texts, other_scores) = (zip(*translations(each)) for each in (said, other))
+    assert list(numbers) == list(range(SIZES["test"]))
+    assert texts == other_texts
+    assert scores == pytest.approx(other_scores, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Translation with fairseq's commands: training, generation, interactive use, hydra and from_pretrained."""
+"""Translation with fairseq's commands: training, generation, interactive use and from_pretrained."""
 
 import functools
 import json
@@ -16,7 +16,6 @@ from mega_fairseq.ops.linear import INT8_WORKS
 from tests.commands import (
     CPU,
     MEGA,
-    MEGA_SIZES,
     PLUGIN,
     ROOT,
     SEARCH,
@@ -24,6 +23,7 @@ from tests.commands import (
     STOCK,
     SYLLABLES,
     TRAINING,
+    assert_same_translations,
     failure,
     fairseq,
     fresh,
@@ -112,13 +112,6 @@ def scores(said):
 
 def bleu(said):
     return float(re.search(r"BLEU4 = ([\d.]+)", said).group(1))
-
-
-def assert_same_translations(said, other):
-    """Checks that both outputs translate every sentence of the test set, with the same results."""
-    assert [number for number, *_ in translations(said)] == list(range(SIZES["test"]))
-    assert texts(said) == texts(other)
-    assert scores(said) == pytest.approx(scores(other), abs=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ fairseq-train
@@ -335,49 +328,7 @@ def test_constraints_are_met_as_with_fairseqs_transformer(interact, sources, tra
     assert texts(interact(asked, *options, "--batch-size=1")) == found
 
 
-# ------------------------------------------------------------------------------------------------ fairseq-hydra-train
-
-
-@pytest.fixture(scope="session")
-def hydra(corpus, tmp_path_factory):
-    """Trains a preset with fairseq-hydra-train from a YAML file in a separate folder; returns the checkpoint."""
-    config = {
-        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
-        "task": {"_name": "translation", "data": str(corpus), "source_lang": "de", "target_lang": "en"},
-        "model": {"_name": "mega_transformer_base", "share_all_embeddings": True, **MEGA_SIZES},
-        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "optimization": {"lr": [0.02], "max_update": 8},
-        "dataset": {"max_tokens": 300, "required_batch_size_multiple": 1},
-        "checkpoint": {"no_epoch_checkpoints": True},
-    }
-
-    def call(folder, *overrides):
-        (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
-        # hydra writes the output to a file
-        words = ["--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", *overrides]
-        fairseq("hydra-train", *words, f"checkpoint.save_dir={folder}", cwd=folder)
-        return folder / "checkpoint_last.pt"
-
-    return call
-
-
-def test_a_preset_with_hydra_has_its_defaults_trains_resumes_and_translates(hydra, generate, tmp_path):
-    state = checkpoint(hydra(tmp_path))
-    names = ("_name", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "encoder_n_dim")
-    assert [state["cfg"]["model"][name] for name in names] == ["mega_transformer_base", 0.15, 0.1, 0.1, 0.1, 4]
-    path = hydra(tmp_path, "optimization.max_update=12")
-    log = (tmp_path / "hydra_train.log").read_text()
-    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 8 updates\)", log)
-    assert checkpoint(path)["optimizer_history"][-1]["num_updates"] == 12
-    assert_same_translations(generate("--batch-size=64", path=path), generate("--batch-size=7", path=path))
-
-
-def test_hydra_trains_in_bfloat16_on_the_cpu(hydra, tmp_path):
-    state = checkpoint(hydra(tmp_path, "common.bf16=true"))
-    assert state["cfg"]["common"]["bf16"]
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+# ------------------------------------------------------------------------------------------------ other trainings
 
 
 def test_bfloat16_trains_and_resumes_on_the_cpu(corpus, trained, tmp_path):
