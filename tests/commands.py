@@ -263,6 +263,20 @@ def records(output: str, source: str) -> List[Dict[str, float]]:
     return [{name: float(value) for name, value in json.loads(record).items()} for record in found]
 
 
+def losses(output: str) -> List[float]:
+    """The losses that fairseq-train logs, one for each update with `--log-interval=1`."""
+    return [record["loss"] for record in records(output, "train_inner")]
+
+
+def checkpoint(path: Path) -> Dict[str, Any]:
+    import torch
+
+    from mega_fairseq.models.checkpoints import plain_containers_allowed
+
+    with plain_containers_allowed():
+        return torch.load(path, weights_only=True)
+
+
 def lines(output: str, letter: str) -> Iterator[Tuple[int, str]]:
     """Number and content of lines like `H-12<tab>...`."""
     for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", output, re.MULTILINE):

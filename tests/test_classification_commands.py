@@ -10,7 +10,16 @@ import torch
 
 from mega_fairseq.models import MegaClassifier
 from tests.classifiers import EXAMPLES, LABELS, MEGA, OPTIONS, SIZES, TASK, UPDATES, WITHIN_EPOCH, task_of, words_of
-from tests.commands import ROOT, as_words, failure, fairseq, records, train_in_processes
+from tests.commands import (
+    ROOT,
+    as_words,
+    checkpoint,
+    failure,
+    fairseq,
+    losses,
+    records,
+    train_in_processes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +33,6 @@ def trained(request, classifiers):
 def data(classifiers):
     """The folder of data of a kind."""
     return lambda kind: classifiers(kind).data
-
-
-def checkpoint(path):
-    return torch.load(path, weights_only=True)
-
-
-def losses(said):
-    return [record["loss"] for record in records(said, "train_inner")]
 
 
 def validated(folder, path, *words, task=TASK):

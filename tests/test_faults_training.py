@@ -29,6 +29,7 @@ from tests.commands import (
     STOCK,
     TRAINING,
     Running,
+    checkpoint,
     failure,
     fairseq,
     preprocess_pairs,
@@ -88,10 +89,6 @@ def train(training, folder, *options, fault=None, code=0):
     ended, said = Running("train", *training.words, "--save-dir", folder, *options, fault=fault).wait()
     assert ended == code, said
     return said
-
-
-def checkpoint(path):
-    return torch.load(path, weights_only=True)
 
 
 def losses(said):

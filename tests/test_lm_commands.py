@@ -20,9 +20,11 @@ from tests.commands import (
     MEGA_LM,
     PLUGIN,
     ROOT,
+    checkpoint,
     failure,
     fairseq,
     fresh,
+    losses,
     preprocess_text,
     records,
 )
@@ -67,14 +69,6 @@ def trained(request, models):
 @pytest.fixture
 def softmax(models):
     return models("softmax")
-
-
-def checkpoint(path):
-    return torch.load(path, weights_only=True)
-
-
-def losses(said):
-    return [record["loss"] for record in records(said, "train_inner")]
 
 
 def evaluate(text, path, *options, task=LM, subset="valid"):

@@ -22,12 +22,13 @@ from tests.commands import (
     SEARCH,
     TRAINING,
     as_words,
+    checkpoint,
     failure,
     fairseq,
     lines,
+    losses,
     preprocess_pairs,
     preprocess_text,
-    records,
     train_in_processes,
     translations,
 )
@@ -86,14 +87,6 @@ def models(text, tmp_path_factory):
 @pytest.fixture(params=OPTIONS)
 def trained(request, models):
     return models(request.param)
-
-
-def checkpoint(path):
-    return torch.load(path, weights_only=True)
-
-
-def losses(said):
-    return [record["loss"] for record in records(said, "train_inner")]
 
 
 def evaluate(text, path, *options):

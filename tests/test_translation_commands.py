@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.ops.linear import INT8_WORKS
 from tests.commands import (
     CPU,
@@ -24,6 +23,7 @@ from tests.commands import (
     SYLLABLES,
     TRAINING,
     assert_same_translations,
+    checkpoint,
     failure,
     fairseq,
     fresh,
@@ -84,11 +84,6 @@ def stock(corpus, tmp_path_factory):
 
 def train(corpus, folder, *options, updates):
     return fairseq("train", corpus, *PLUGIN, *MEGA, *LEARNING, "--save-dir", folder, "--max-update", updates, *options)
-
-
-def checkpoint(path):
-    with plain_containers_allowed():
-        return torch.load(path, weights_only=True)
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def attend(
     return attention(q, k, v, function, causal, bias, columns, key_padding, dropout, outer=outer)
 
 
-def weigh_at_one_position(
+def biased_weights(
     q: Tensor,
     k: Tensor,
     position_bias: PositionBias,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import TabledBias, attend, check_attention, weigh_at_one_position
+from mega_fairseq.modules.attend import TabledBias, attend, biased_weights, check_attention
 from mega_fairseq.modules.checks import (
     check_padding_mask,
     check_sequence,
@@ -209,7 +209,7 @@ class GatedCrossAttention(nn.Module):
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
-            weights = weigh_at_one_position(beams, keys, self.position_bias, first, c.attention, padding)
+            weights = biased_weights(beams, keys, self.position_bias, first, c.attention, padding)
             return weighted_sum(weights, values).reshape(targets, 1, -1)
         keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
@@ -258,9 +258,7 @@ class CrossAttentionStep:
         projected = self.projection(self.norm(residual) if c.prenorm else residual)
         queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
         beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
-        weights = weigh_at_one_position(
-            beams, state.keys, self.position_bias, state.position, c.attention, state.padding
-        )
+        weights = biased_weights(beams, state.keys, self.position_bias, state.position, c.attention, state.padding)
         packed = _packed(state)
         if packed is None:
             attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)

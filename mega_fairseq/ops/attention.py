@@ -43,7 +43,7 @@ from mega_fairseq.ops.attention_scores import (
     weighted_sum,
     weights_of,
 )
-from mega_fairseq.ops.attention_tiles import TILE, Talking, tiled_attention
+from mega_fairseq.ops.attention_tiles import TILE_SCORES, Talking, tiled_attention
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
@@ -226,7 +226,7 @@ def _mask_fits(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_p
     if not differs and key_padding is None:
         return True
     matrices = groups if key_padding is not None else 1 if bias is None else bias.size(0)
-    return matrices * (queries if differs else 1) * keys <= TILE
+    return matrices * (queries if differs else 1) * keys <= TILE_SCORES
 
 
 def attention(

@@ -29,7 +29,7 @@ from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices
 
-TILE = 64
+TILE_TOKENS = 64
 
 
 class Means(NamedTuple):
@@ -272,7 +272,7 @@ def _rows(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """o (C, G, n) of k, v (C, G, n), the next means, and the smallest sum that was divided by."""
     dtype, length, causal = log_decay.dtype, k.size(2), log_decay.dim() == 2
-    size = -(-length // -(-length // TILE))
+    size = -(-length // -(-length // TILE_TOKENS))
     state, lowest = Means(log_weight, mean), torch.finfo(dtype).min
     back = -length % size
     k, v = (x.to(dtype) for x in (k, v))

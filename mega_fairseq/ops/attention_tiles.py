@@ -21,8 +21,8 @@ from mega_fairseq.ops.attention_scores import (
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
-TILE = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
-TILE_GPU = 1 << 26  # 256 MiB
+TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
+TILE_SCORES_GPU = 1 << 26  # 256 MiB
 
 
 class Talking(NamedTuple):
@@ -150,7 +150,7 @@ class _Tiled(torch.autograd.Function):
 
 
 def tile_size(x: Tensor) -> int:
-    return TILE if x.device.type == "cpu" else TILE_GPU
+    return TILE_SCORES if x.device.type == "cpu" else TILE_SCORES_GPU
 
 
 def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import MASKED
-from mega_fairseq.ops.attention_tiles import TILE_GPU
+from mega_fairseq.ops.attention_tiles import TILE_SCORES_GPU
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
-TILE = 2**17  # scores of a tile on the CPU, so that these and their gradients stay in the L2 cache
+TILE_SCORES = 2**17  # scores of a tile on the CPU, so that these and their gradients stay in the L2 cache
 ROWS = 64  # of a tile; few, so that most keys after its rows are left out
 LOG_2 = math.log(2.0)
 
@@ -256,7 +256,7 @@ class _Views:
 
     def tiles(self) -> Iterator[_Tile]:
         sequences, groups, queries = self.q.shape[:3]
-        keys, limit = self.k.size(2), TILE if self.q.device.type == "cpu" else TILE_GPU
+        keys, limit = self.k.size(2), TILE_SCORES if self.q.device.type == "cpu" else TILE_SCORES_GPU
         rows = min(queries, max(1, limit // keys), ROWS)
         for start in range(0, queries, rows):
             row = slice(start, min(start + rows, queries))

@@ -7,15 +7,15 @@ from mega_fairseq.ops import attention_free_ema as ops
 from mega_fairseq.ops.attention_free_ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_naive, ema_aft_step
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 
-DIM, STATES, TILE = 3, 2, 4
-LENGTHS = [1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE, 13]
+DIM, STATES, TILE_TOKENS = 3, 2, 4
+LENGTHS = [1, 2, TILE_TOKENS - 1, TILE_TOKENS, TILE_TOKENS + 1, 3 * TILE_TOKENS, 13]
 HALF = [torch.float16, torch.bfloat16]
 PLANS = {"products": ops.FAST, "own entries": ops.OWN_ENTRIES, "entries": ops.ALL_ENTRIES}
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
-    monkeypatch.setattr(ops, "TILE", TILE)
+    monkeypatch.setattr(ops, "TILE_TOKENS", TILE_TOKENS)
     monkeypatch.setattr(ops, "SLAB", 60)
 
 
@@ -141,7 +141,7 @@ def test_sums_that_vanish_are_computed_entry_by_entry(monkeypatch):
 @pytest.mark.parametrize("keys", [30.0, 100.0, 400.0])
 @pytest.mark.parametrize("decay", [1e-6, 0.1, 0.5, 0.999])
 def test_the_form_without_checks_keeps_sums_of_any_size(monkeypatch, keys, decay):
-    monkeypatch.setattr(ops, "TILE", 64)
+    monkeypatch.setattr(ops, "TILE_TOKENS", 64)
     given = {name: t.float() for name, t in inputs(200, keys).items()}
     given["log_decay"] = torch.log(torch.tensor(decay)) * torch.tensor([1.0, 4.0]).expand(DIM, STATES)
     exact = {name: t.double() for name, t in given.items()}
@@ -173,7 +173,7 @@ def test_gradients_equal_finite_differences(how, monkeypatch):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("pieces", [[8192], [1] * 200 + [4000, 3992]])
 def test_8192_tokens_of_slow_decays_in_half_precision_are_accurate_to_one_percent(pieces, dtype, monkeypatch):
-    monkeypatch.setattr(ops, "TILE", 64)
+    monkeypatch.setattr(ops, "TILE_TOKENS", 64)
     given = tables(slow=1.0)
     log_decay = -torch.exp(noise(DIM, STATES, seed=7) - 6.0)  # memories of some hundred tokens
     k, v = (noise(1, 8192, DIM, seed=i).to(dtype) for i in range(2))
@@ -192,7 +192,7 @@ def test_8192_tokens_of_slow_decays_in_half_precision_are_accurate_to_one_percen
 
 def test_memory_grows_with_the_number_of_tokens_and_not_with_its_product_with_the_states(monkeypatch):
     length, dim, states = 2048, 8, 16
-    monkeypatch.setattr(ops, "TILE", 64)
+    monkeypatch.setattr(ops, "TILE_TOKENS", 64)
     monkeypatch.setattr(ops, "SLAB", 2**19)
     k, v = (noise(1, length, dim, seed=i, grad=True) for i in range(2))
     given = tables(dim=dim, states=states)

@@ -33,7 +33,7 @@ each_direction = pytest.mark.parametrize("causal", [True, False], ids=["causal",
 @pytest.fixture(params=["one tile", "many tiles"])
 def tiles(request, monkeypatch):
     if request.param == "many tiles":
-        monkeypatch.setattr(sparse_parts, "TILE", 12)
+        monkeypatch.setattr(sparse_parts, "TILE_SCORES", 12)
         monkeypatch.setattr(sparse_parts, "ROWS", 3)
 
 
@@ -185,5 +185,5 @@ def test_no_tensor_grows_with_the_square_of_the_length_and_little_is_kept(patter
     with Recorder() as recorded:
         kept = sum(kept_for_backward(lambda: sparse_attention(**inputs, sparsity=sparsity)))
         with_gradients(form(sparse_attention, sparsity), inputs)
-    assert recorded.largest <= sparse_parts.TILE
+    assert recorded.largest <= sparse_parts.TILE_SCORES
     assert kept <= 6 * inputs["q"].numel()

@@ -93,7 +93,7 @@ def test_every_form_equals_the_definition_in_values_and_all_gradients(form, fact
 def test_tiles_of_any_size_give_the_values_and_gradients_of_whole_matrices(monkeypatch, tile, causal):
     inputs = inputs_of(23, 31, FACTORS[-1], heads=4)
     expected = with_gradients(naive(causal, None), inputs)
-    monkeypatch.setattr(attention_tiles, "TILE", tile)
+    monkeypatch.setattr(attention_tiles, "TILE_SCORES", tile)
     assert_same(with_gradients(chosen(causal), inputs), expected)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import weigh_at_one_position
+from mega_fairseq.modules.attend import biased_weights
 from mega_fairseq.modules.description import Description, RunningMemory
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
@@ -125,7 +125,7 @@ class FlashStep(GAUStep):
         gate, values, shared = F.silu(self.projection(x)).unsqueeze(1).split(self.widths, -1)  # (R, 1, .)
         cache = cache.append(shared, values, c.chunk_size)
         place = cache.keys.size(1) - 1
-        weights = weigh_at_one_position(
+        weights = biased_weights(
             self.mapped(shared, QUAD_QUERIES),
             self.mapped(cache.keys, QUAD_KEYS),
             self.position_bias,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import TabledBias, weigh_at_one_position
+from mega_fairseq.modules.attend import TabledBias, biased_weights
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
@@ -108,8 +108,6 @@ class GAUStep(MixerStep):
         queries, keys = torch.addcmul(self.mu, shared, self.kappa).unsqueeze(2)  # (R, 1, s) each
         cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
         place = cache.keys.size(1) - 1
-        weights = weigh_at_one_position(
-            queries, cache.keys, self.position_bias, place, c.attention, outer=self.outer_scale
-        )
+        weights = biased_weights(queries, cache.keys, self.position_bias, place, c.attention, outer=self.outer_scale)
         y = self.output(gate * weighted_sum(weights, cache.values).squeeze(1))
         return y, OpenChunk(cache.unless_complete(c.chunk_size))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import TabledBias, weigh_at_one_position
+from mega_fairseq.modules.attend import TabledBias, biased_weights
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
 from mega_fairseq.modules.description import Description, decays
@@ -134,7 +134,7 @@ class GatedAttentionStep(MixerStep):
         shared = F.silu(shared)  # Z, eq. 7
         queries, keys = torch.addcmul(self.mu.unsqueeze(1), shared, self.kappa.unsqueeze(1))  # eq. 8-9
         cache = state.cache.append(keys.unsqueeze(1), values.unsqueeze(1), c.chunk_size)
-        weights = weigh_at_one_position(
+        weights = biased_weights(
             queries.unsqueeze(1), cache.keys, self.position_bias, cache.keys.size(1) - 1, c.attention
         )
         attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
