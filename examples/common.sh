@@ -177,6 +177,7 @@ download_failed() {
 choose_precision() {
     local kept=$CHECKPOINTS/precision
     mkdir -p "$CHECKPOINTS"
+    [ -s "$kept" ] || rm -f "$kept" # empty if the disk was full
     if [ "$PRECISION" = auto ]; then
         PRECISION=fp32
         if [ -e "$kept" ]; then

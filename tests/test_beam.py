@@ -255,10 +255,9 @@ def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
     assert not left_attn[1, :, :3].any()
     torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))  # without dropout
     made = model(dropout=0.0)
-    assert made(left, None, tokens)[1]["attn"] == [None]  # in validation
-    made.decoder.make_generation_fast_()
     left_attn = made(left, None, tokens)[1]["attn"][0]
     made = model(dropout=0.0).train()
+    assert made(left, None, tokens)[1]["attn"] == [None]
     made.decoder.need_attn = True
     torch.testing.assert_close(made(left, None, tokens)[1]["attn"][0], left_attn, atol=2e-5, rtol=1e-4)
 
@@ -293,6 +292,10 @@ def test_weights_are_prepared_once_after_training_and_again_if_they_change():
     made.load_state_dict(other.state_dict())
     torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
     assert len(prepared) == 4
+    for parameter in (*made.parameters(), *other.parameters()):
+        parameter.data.mul_(1.1)  # has no version
+    torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
+    assert len(prepared) == 5
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema import EMA
 
 from mega_fairseq.models import mega_classifier
 from mega_fairseq.modules import MIXERS
@@ -163,6 +165,19 @@ def test_batch_norm_in_half_precision_has_the_statistics_of_float32(dtype):
     assert (half.eval()(x).float() - exact.eval()(x.float())).abs().max() < 0.02
     exact.load_state_dict(half.half().state_dict())  # a checkpoint keeps them too
     torch.testing.assert_close(half.norm.running_var, exact.norm.running_var, rtol=0, atol=0)
+
+
+def test_weights_of_a_model_with_batch_norm_are_averaged():
+    """As with --store-ema."""
+    model = classifier(normalization_type="batchnorm").train()
+    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.75), torch.device("cpu"))
+    before = model.state_dict()["encoder.layers.0.mixer.norm.norm.running_mean"].clone()
+    scores(model, batch(documents()))
+    ema.step(model)
+    after = model.state_dict()["encoder.layers.0.mixer.norm.norm.running_mean"]
+    found = ema.get_model().state_dict()["encoder.layers.0.mixer.norm.norm.running_mean"]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(found, 0.75 * before + 0.25 * after)
 
 
 def test_batch_norm_without_momentum_has_the_statistics_of_all_batches():

@@ -86,6 +86,13 @@ def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, c
     assert chosen(not settings["fast"]) == expected, "a training that has begun changed its precision"
 
 
+def test_a_record_that_a_full_disk_left_empty_is_made_again(chosen, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/precision").touch()
+    assert chosen(True) == "bf16"
+    assert (tmp_path / "checkpoints/precision").read_text() == "bf16\n"
+
+
 def test_trainings_of_earlier_versions_stay_in_float32(chosen, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/checkpoint_last.pt").touch()
@@ -118,6 +125,45 @@ def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
     code, said = call(sys.executable, segment, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
     assert code == 1
     assert said == f"error: {model} does not exist: make it first, with segment.py learn\n"
+
+
+def test_pieces_hold_the_text_as_it_is(tmp_path):
+    """Unicode's NFKC would change each of these characters."""
+    segment, model, text = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
+    (tmp_path / "text").write_text(text)
+    assert call(sys.executable, segment, "learn", "sentencepiece", model, 17, 1.0, tmp_path / "text") == (0, "")
+    _, pieces = call(sys.executable, segment, "apply", "sentencepiece", model, input=text)
+    assert "\u2581" in pieces
+    assert call(sys.executable, segment, "undo", "sentencepiece", input=pieces) == (0, text)
+
+
+def test_learning_from_an_empty_text_is_refused(tmp_path):
+    (tmp_path / "text").touch()
+    words = ["learn", "sentencepiece", tmp_path / "pieces.model", 20, 1.0, tmp_path / "text"]
+    code, said = call(sys.executable, EXAMPLES / "wmt16_en_de/segment.py", *words)
+    assert (code, said) == (1, "error: the text is empty.\n")
+
+
+MOSES = EXAMPLES / "wmt16_en_de/moses.py"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path, workers):
+    (tmp_path / "text").write_bytes(b"Hallo Welt\nGr\xfc\xdfe\n")
+    with open(tmp_path / "text") as text:
+        code, said = call(sys.executable, MOSES, "tokenize", "de", workers, stdin=text, timeout=60)
+    assert (code, said) == (
+        1, "error: the text is not UTF-8 (invalid start byte): convert it, with iconv for instance.\n"
+    )  # fmt: skip
+
+
+def test_tokenising_ends_with_an_error_if_a_worker_is_killed(tmp_path):
+    (tmp_path / "sacremoses.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code, said = call(sys.executable, MOSES, "tokenize", "de", 2, input="Ein Satz.\n", env=environment, timeout=60)
+    assert (code, said) == (
+        1, "error: a worker was killed, perhaps for lack of memory: run this again with fewer WORKERS.\n"
+    )  # fmt: skip
 
 
 def average(monkeypatch, *arguments):

@@ -252,7 +252,7 @@ TABLES, NO_CHUNK = (
         (
             "aft",
             ["--{}-aft-form=local", "--{}-aft-reach=9", TABLES],
-            "no effect with --{}-aft-form local; leave it at -1",
+            "no effect with --{}-aft-form local; set it to -1",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -272,7 +272,7 @@ def test_options_that_do_not_fit_a_mixer_are_refused_by_name_on_each_side(no_dat
             ["--arch=aft_lm_small", "--decoder-aft-form=window"],
             "--decoder-aft-reach is 32 and has no effect with --deco",
         ),
-        (["--arch=sparse_lm_enwik8", "--decoder-sparse-pattern=strided"], "strided; leave it at 8, or choose fixed"),
+        (["--arch=sparse_lm_enwik8", "--decoder-sparse-pattern=strided"], "strided; set it to 8, or choose fixed"),
         (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], NO_CHUNK.format("decoder")),
         (
             ["--arch=flash_lm_small", "--ffn-activation-fn=geglu"],

@@ -140,6 +140,7 @@ def test_samples_keep_their_prefix_and_depend_only_on_the_seed(text, trained, do
             ["--documents=stream", "--prefix-size=90", "--max-len-b=200"],
             "ValueError: a prefix crosses the end of a line",
         ),
+        (["--constraints"], "ValueError: --constraints is for translation; leave it out"),
         (["--print-alignment"], "ValueError: --print-alignment prints which source tokens"),
     ],
     ids=str,
@@ -156,6 +157,13 @@ def test_a_prefix_longer_than_the_limit_is_refused(text, trained, tmp_path):
     line = failure("interactive", text, *words)
     found = "a prefix has 40 tokens, but a text may have only 39"
     assert line == f"ValueError: {found}; raise --max-len-b, up to what the model allows"
+
+
+@one_model
+def test_a_pad_in_a_typed_text_is_refused(text, trained, tmp_path):
+    (tmp_path / "typed").write_text("l u\nl <pad> u\n")
+    line = failure("interactive", text, *LM, "--path", trained.last, "--input", tmp_path / "typed")
+    assert line == "ValueError: a text contains <pad>, which is not a token of texts; remove it"
 
 
 @one_model
@@ -177,10 +185,20 @@ folder, data, *texts = sys.argv[1:]
 hub = MegaLanguageModel.from_pretrained(folder, "checkpoint_last.pt", data)
 how = {"beam": 3, "max_len_b": 30}
 prefixes = [" ".join(text.split()[:3]) for text in texts]
+of_any_lengths, numbers = [hub.encode(text) for text in ("l", *texts)], set()
+
+
+def allow(number, tokens):
+    numbers.add(number)
+    return list(range(len(hub.task.source_dictionary)))
+
+
+hub.generate(of_any_lengths, beam=1, max_len_b=60, min_len=5, prefix_allowed_tokens_fn=allow)
 print(json.dumps({
     "together": hub.sample(prefixes, **how),
     "one by one": [hub.sample(prefix, **how) for prefix in prefixes],
     "scores": [each["positional_scores"].tolist() for each in hub.score(texts)],
+    "numbers": sorted(numbers),
     "scores one by one": [hub.score(text)["positional_scores"].tolist() for text in texts],
 }))
 """
@@ -194,6 +212,7 @@ def test_the_hub_samples_and_scores_like_fairseqs_commands(text, trained, docume
     )
     expected = interact(text, trained, [" ".join(each.split()[:3]) for each in full.values()], tmp_path)
     assert found["together"] == found["one by one"] == [text for _, text, _ in translations(expected)]
+    assert found["numbers"] == list(range(1 + len(full)))
     evaluated = word_scores(text, trained)
     for scores, alone, number in zip(found["scores"], found["scores one by one"], full):
         assert scores == pytest.approx(alone, abs=1e-5)

@@ -84,7 +84,7 @@ def test_hidden_files_are_left_out_and_files_without_a_label_counted(pictures, p
     (pictures / "readme.txt").write_text("")
     code, said, errors = prepare()
     assert code == 0, errors
-    assert f"left out 1 files that are not in a folder, the first is {pictures / 'readme.txt'}\n" in said
+    assert f"files outside of the labels' folders were left out: 1, first {pictures / 'readme.txt'}\n" in said
 
 
 def remove_a_label(pictures):

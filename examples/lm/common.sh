@@ -33,6 +33,8 @@ download() {
 # extract ARCHIVE NAME: writes a file of the archive to standard output.
 extract() { "$PYTHON" "$LM/unzip.py" "$1" "$2"; }
 
+segment() { "$PYTHON" "$EXAMPLES/wmt16_en_de/segment.py" "$@"; }
+
 # One token per byte.
 make_bytes() {
     local out=$1 split
@@ -88,8 +90,11 @@ evaluate() {
     BITS="$per_token * $tokens"
 }
 
-# Bits of all tokens divided by the bytes of the text; the line ends that fairseq adds count as bits only.
-bits_per_byte() { score "bits per byte" "$BITS / $(wc -c <"$RAW/$SUBSET.txt")"; }
+# Bits of all tokens divided by the bytes of the text; the line ends that fairseq adds to bytes count as bits only.
+bits_per_byte() { score "bits per byte" "$BITS / $(text_held | wc -c)"; }
+
+# The text that the tokens hold: pieces have a blank for each run of white space.
+text_held() { if [ "$UNITS" = bpe ]; then segment undo sentencepiece <"$TEXT/$SUBSET.txt"; else cat "$RAW/$SUBSET.txt"; fi; }
 
 # Perplexity over words and line ends, as for a word-level language model, whatever the tokens are.
 perplexity_per_word() { score "perplexity per word" "2 ^ ($BITS / $(count_words "$RAW/$SUBSET.txt"))"; }

@@ -19,7 +19,8 @@ epochs=$(find "$CHECKPOINTS" -maxdepth 1 -name 'checkpoint*.pt' |
     sed -n 's|.*/checkpoint\([0-9][0-9]*\)\.pt$|\1|p' | sort -n)
 found=$(wc -w <<<"$epochs" | tr -d ' ')
 LAST=${LAST:-$found}
-[ "$found" -gt 0 ] || die "$CHECKPOINTS has no checkpoint of an epoch (checkpoint1.pt, ...): train longer."
+[ "$found" -gt 0 ] || die "$CHECKPOINTS has no checkpoint of an epoch (checkpoint1.pt, ...): train longer," \
+    "and without --no-epoch-checkpoints."
 [ "$found" -ge "$LAST" ] || die "$CHECKPOINTS has $found epochs, fewer than LAST=$LAST: train longer, or set LAST=$found."
 
 inputs=()

@@ -28,6 +28,7 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
             model_type="bpe",
             vocab_size=size,
             character_coverage=coverage,
+            normalization_rule_name="identity",  # so that pieces hold the text as it is
             max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
             minloglevel=2,
         )
@@ -39,6 +40,8 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
 
 def advice(size: int, complaint: str) -> str:
     """sentencepiece's error message, or what size to give instead."""
+    if "sentences_.empty()" in complaint:
+        return "the text is empty."
     largest = re.search(r"too high .* <= (\d+)", complaint)
     least = re.search(r"required_chars\. \d+ vs (\d+)", complaint)
     if largest:
@@ -93,7 +96,7 @@ def undo(kind: str, line: str) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 3 or "--help" in sys.argv:
         sys.exit(__doc__)
     action, kind, *rest = sys.argv[1:]
     if action == "learn":

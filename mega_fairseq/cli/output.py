@@ -25,7 +25,7 @@ def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None
     """Write the whole file or nothing: an existing `path` is replaced once the new file is completely written."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             file.writelines([content] if isinstance(content, (bytes, memoryview)) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -20,6 +20,8 @@ from torch import Tensor
 
 def typed_texts(tokens: List[Tensor], lengths: List[int], dictionary: Dictionary) -> FairseqDataset:
     """Texts as sources that start with eos, and as their targets."""
+    if any((text == dictionary.pad()).any() for text in tokens):
+        raise ValueError("a text contains <pad>, which is not a token of texts; remove it")
     texts = StripTokenDataset(ListDataset(tokens, lengths), dictionary.eos())
     sources = PrependTokenDataset(texts, dictionary.eos())
     targets = AppendTokenDataset(texts, dictionary.pad())

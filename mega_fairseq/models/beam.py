@@ -25,19 +25,21 @@ class Ready(NamedTuple):
 class ReadyOnce:
     """Keeps prepared weights for as long as the parameters are unchanged. Copies and pickles of it are empty.
 
-    It does not notice changes to a parameter's `.data`, which is how fairseq's optimizers change it: it is only for
-    models that are no longer trained.
+    It is only for models that are no longer trained: of changes to a parameter's `.data`, which have no version, it
+    notices those of a few of its numbers, as when other weights are copied into it.
     """
 
     def __init__(self):
-        self.made: Optional[Tuple[Tuple, Ready]] = None  # replaced as a whole: threads may share it
+        self.made: Optional[Tuple[Tuple, Tensor, Ready]] = None  # replaced as a whole: threads may share it
 
     def get(self, parameters: Iterable[nn.Parameter], prepare: Callable[[], Ready]) -> Ready:
-        version = tuple((p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in parameters)
+        current = list(parameters)
+        version = tuple((p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in current)
+        numbers = torch.cat([p.detach().flatten()[:: 1 + p.numel() // 8].double() for p in current])
         made = self.made
-        if made is None or made[0] != version:
-            made = self.made = (version, prepare())
-        return made[1]
+        if made is None or made[0] != version or not torch.equal(made[1], numbers):
+            made = self.made = (version, numbers, prepare())
+        return made[2]
 
     def __reduce__(self) -> Tuple:
         return ReadyOnce, ()

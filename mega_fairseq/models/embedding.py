@@ -12,11 +12,19 @@ from torch import Tensor, nn
 from mega_fairseq.models.options import StackOptions
 from mega_fairseq.modules import SequenceNorm
 from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.lookup import lookup
+
+
+class TokenEmbedding(nn.Embedding):
+    """torch's, with exact gradients in half precision."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return lookup(tokens, self.weight, self.padding_idx)
 
 
 def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:
     """Embeddings drawn from N(0, 1 / dim), with 0 for the pad; types in the file at `path` get its numbers."""
-    embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+    embedding = TokenEmbedding(len(dictionary), dim, padding_idx=dictionary.pad())
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     nn.init.zeros_(embedding.weight[dictionary.pad()])
     if path:
@@ -69,7 +77,7 @@ def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, wher
         )
 
 
-class NarrowEmbedding(nn.Embedding):
+class NarrowEmbedding(TokenEmbedding):
     """Embeddings narrower than the model, projected to its width."""
 
     def __init__(self, dictionary: Dictionary, dim: int, out_dim: int, path: Optional[str] = None):

@@ -3,8 +3,9 @@
 from typing import Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mega_fairseq.ops.lookup import lookup
 
 
 class AdaptiveInput(nn.Module):
@@ -42,7 +43,7 @@ class AdaptiveInput(nn.Module):
         for start, (table, project) in zip(self.starts, self.embeddings):
             local = tokens - start
             own = (local >= 0) & (local < table.num_embeddings) & (tokens != self.padding_idx)
-            narrow = F.embedding(local.masked_fill(~own, 0), table.weight).masked_fill(~own.unsqueeze(-1), 0.0)
+            narrow = lookup(local.masked_fill(~own, 0), table.weight).masked_fill(~own.unsqueeze(-1), 0.0)
             band = project(narrow).to(narrow.dtype)  # (B, L, width) -> (B, L, D); under autocast, residuals in float32
             x = band if x is None else x + band
         return x

@@ -121,7 +121,7 @@ class ModuleConfig:
         if value == default:
             return
         # "Leave it out" would not help where a preset has set a number.
-        remedy = "leave it out" if default is False else f"leave it at {self.written(default)}"
+        remedy = "leave it out" if default is False else f"set it to {self.written(default)}"
         raise ValueError(
             f"{self.name(name)} is {value} and has no effect with {self.name(other)} {getattr(self, other)}; "
             f"{remedy}, or choose {' or '.join(values)}"

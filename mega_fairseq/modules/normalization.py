@@ -33,11 +33,27 @@ class RMSNorm(ScaleNorm):
         return dim
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's, with gradients in float32 or better: on the CPU torch adds those of weight and bias in x's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = at_least_float32(x.dtype)
+        if x.device.type != "cpu" or x.dtype == wide:
+            return super().forward(x)
+        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
+        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """torch's, computed in float32 or better: (N, D) -> (N, D).
 
     The running statistics stay in float32 when a model is converted to half precision, where they would not converge.
+    The number of batches is a float32 too: fairseq's --store-ema averages all that a checkpoint contains.
     """
+
+    def __init__(self, dim: int, **options: Any):
+        super().__init__(dim, **options)
+        self.num_batches_tracked = self.num_batches_tracked.float()
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
         exact = dict(self._buffers)
@@ -92,12 +108,8 @@ class SequenceNorm(nn.Module):
         return torch.zeros_like(rows).index_copy(0, real, self.norm(rows.index_select(0, real))).view(x.shape)
 
 
-def _layer_norm(dim: int, eps: float, affine: bool) -> nn.Module:
-    return nn.LayerNorm(dim, eps=eps, elementwise_affine=affine)
-
-
 NORMS = {
-    "layernorm": _layer_norm,
+    "layernorm": lambda dim, eps, affine: LayerNorm(dim, eps=eps, elementwise_affine=affine),
     "scalenorm": ScaleNorm,
     "rmsnorm": RMSNorm,
     "batchnorm": lambda dim, eps, affine: BatchNorm(dim, eps=eps, affine=affine),

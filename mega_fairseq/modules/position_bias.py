@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.description import DISTANCE, Curves, Description
 from mega_fairseq.ops import position as ops
+from mega_fairseq.ops.precision import at_least_float32
 
 
 class PositionBias(nn.Module):
@@ -126,7 +127,8 @@ class T5Bias(PositionBias):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
-        return self.weight[ops.t5_bucket(torch.arange(first, stop, device=device), self.causal)]
+        wide = self.weight.to(at_least_float32(self.weight.dtype))  # its gradients are sums over distances
+        return wide[ops.t5_bucket(torch.arange(first, stop, device=device), self.causal)]
 
 
 POSITION_BIASES: Dict[str, Type[PositionBias]] = {

@@ -1,7 +1,8 @@
 """Continue texts with fairseq's search, from prefixes of different lengths that do not influence each other."""
 
-from typing import Any, List
+from typing import Any, Dict, List
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
@@ -13,8 +14,9 @@ def prefixes(tokens: Tensor, dictionary: Dictionary) -> Tensor:
     ends, pad = tokens == dictionary.eos(), dictionary.pad()
     if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
         raise ValueError(
-            "a prefix crosses the end of a line, where fairseq's search stops; give --documents line "
-            "--valid-block documents, or --prefix-size N for the first N tokens of each text"
+            "a prefix crosses the end of a line, where fairseq's search stops; remove </s> from typed texts, and for "
+            "texts of a corpus give --documents line --valid-block documents, or --prefix-size N for the first N "
+            "tokens of each"
         )
     return tokens.masked_fill(ends, pad)
 
@@ -22,16 +24,17 @@ def prefixes(tokens: Tensor, dictionary: Dictionary) -> Tensor:
 def continue_texts(
     generator: SequenceGenerator,
     models: List[BaseFairseqModel],
-    sources: Tensor,
+    sample: Dict[str, Any],
     prefixes: Tensor,
     dictionary: Dictionary,
 ) -> List[Any]:
-    """Continue texts (B, L) from their prefixes, in batches whose rows do not influence each other.
+    """Continue the texts of a batch from their prefixes (B, L), in parts whose rows do not influence each other.
 
     While any row is within its prefix, fairseq's search ignores --min-len for all rows, and with --max-len-a the
     longest source of a batch limits the length of all its texts.
     """
-    pad, eos = dictionary.pad(), dictionary.eos()
+    pad, eos, sources = dictionary.pad(), dictionary.eos(), sample["net_input"]["src_tokens"]
+    numbers = sample.get("id", torch.arange(len(sources)))
     given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
     kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)
     found: List[Any] = [None] * len(sources)
@@ -44,7 +47,10 @@ def continue_texts(
                 f"a prefix has {needed} tokens, but a text may have only {longest}; "
                 "raise --max-len-b, up to what the model allows"
             )
-        part = {"net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]}}
+        part = {
+            "id": numbers.to(rows.device)[rows],  # a prefix_allowed_tokens_fn gets them
+            "net_input": {"src_tokens": sources[rows, :length], "src_lengths": lengths[rows]},
+        }
         texts = generator.generate(models, part, prefix_tokens=prefixes[rows, :needed], bos_token=eos)
         for row, text in zip(rows.tolist(), texts):
             found[row] = text

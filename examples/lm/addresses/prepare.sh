@@ -38,8 +38,6 @@ copy_corpus() {
     done
 }
 
-segment() { "$PYTHON" "$EXAMPLES/wmt16_en_de/segment.py" "$@"; }
-
 # Character coverage 1.0: every character of the training text gets a piece.
 learn_codes() { segment learn sentencepiece "$1" "$VOCABULARY" 1.0 "$RAW/train.txt"; }
 

@@ -31,7 +31,7 @@ class Scores(NamedTuple):
         return {
             "examples": len(self.truth),
             "accuracy": self.accuracy,
-            "bits": float(-chosen.log2().mean()),
+            "bits": abs(float(chosen.log2().mean())),  # not -0.0
             "classes": self.labels,
             "confusion": self.confusion.tolist(),
         }

@@ -6,16 +6,11 @@ of the item: if a file of the source changes, its parts are made again. No file 
 completely written.
 """
 
-import concurrent.futures
-import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -25,6 +20,7 @@ from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write, write_json
+from mega_fairseq.cli.workers import in_order
 
 SPLITS = ("train", "valid", "test")
 UNFINISHED = re.compile(r"\w+\.\w+\.\d+\.tmp")  # files of a process that was killed
@@ -100,10 +96,8 @@ class Folder:
         missing = [(path, item) for path, item in zip(self.parts, items) if not os.path.exists(path)]
         done = (len(items) - len(missing)) * size
         try:
-            with _mapping(min(workers, len(missing))) as each, tqdm(
-                total=len(items) * size, initial=done, unit=unit, disable=None
-            ) as bar:
-                for _ in each(partial(_write_part, make), missing):
+            with tqdm(total=len(items) * size, initial=done, unit=unit, disable=None) as bar:
+                for _ in in_order(partial(_write_part, make), missing, min(workers, len(missing))):
                     bar.update(size)
         except BrokenProcessPool:
             time.sleep(0.5)  # Ctrl-C ends workers too, and may reach this process after them
@@ -149,27 +143,3 @@ def _listing(settings: Dict[str, Any]) -> str:
 def _write_part(make: Callable[[Any], bytes], job: Tuple[str, Any]) -> None:
     path, item = job
     write(path, make(item))
-
-
-@contextlib.contextmanager
-def _mapping(workers: int) -> Iterator[Callable[..., Iterable[None]]]:
-    """`map` in this process or in several."""
-    if workers < 2:
-        yield map
-        return
-    processes = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, processes, _start_worker) as pool:
-        yield pool.map
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -70,7 +70,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
             )
     outside = _visible(source)
     if outside:
-        print(f"left out {len(outside):,} files that are not in a folder, the first is {outside[0].name}")
+        print(f"files outside of the labels' folders were left out: {len(outside):,}, first {outside[0].name}")
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
+from mega_fairseq.modules.normalization import LayerNorm
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.dropout import dropped
@@ -62,7 +63,7 @@ class GatedMLP(TimeMixer):
         c, places = config, (config.heads, config.chunk_size)
         self.receptance, self.value = (linear(c.dim, c.width, c.init) for _ in range(2))  # R, V
         self.output = linear(c.width, c.dim, c.init)
-        self.value_norm = nn.LayerNorm(c.width) if c.value_norm else None
+        self.value_norm = LayerNorm(c.width) if c.value_norm else None
         self.time_weight = distance_table(c, c.chunk_size, logarithm=False)  # (H, T) or (H, 2 T - 1)
         if c.spatial_bias:
             nn.init.uniform_(self.time_weight, -SMALL / c.chunk_size, SMALL / c.chunk_size)
