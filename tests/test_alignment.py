@@ -51,9 +51,10 @@ def test_alignments_can_be_asked_for_after_loading(trained):
     [
         ("--attention-activation-fn=laplace", "--attention-activation-fn is laplace, whose weights can be 0"),
         ("--decoder-layerdrop=0.2", "--decoder-layerdrop may drop the last layer, whose attention --load-alignments"),
+        ('--eval-bleu-args={"print_alignment": "hard"}', "--eval-bleu-args has print_alignment, which BLEU does not"),
     ],
 )
-def test_options_without_weights_to_train_are_refused(trained, option, said):
+def test_options_that_cannot_give_alignments_are_refused(trained, option, said):
     folder, _ = trained
     words = [*PLUGIN, *MEGA, *TRAINING, *ALIGNED, option, f"--save-dir={folder}/other"]
     assert said in failure("train", folder / "bin", *words)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
 from tests.recipes import EXAMPLES
 
@@ -128,13 +129,16 @@ def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
 
 
 def test_pieces_hold_the_text_as_it_is(tmp_path):
-    """Unicode's NFKC would change each of these characters."""
+    """Unicode's NFKC would change each of these characters. Any white space is a blank, also for fairseq's --bpe."""
     segment, model, text = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
+    spaces = "".join(filter(str.isspace, map(chr, range(sys.maxunicode))))
     (tmp_path / "text").write_text(text)
     assert call(sys.executable, segment, "learn", "sentencepiece", model, 17, 1.0, tmp_path / "text") == (0, "")
     _, pieces = call(sys.executable, segment, "apply", "sentencepiece", model, input=text)
     assert "\u2581" in pieces
     assert call(sys.executable, segment, "undo", "sentencepiece", input=pieces) == (0, text)
+    bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model)))
+    assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
 
 
 def test_learning_from_an_empty_text_is_refused(tmp_path):

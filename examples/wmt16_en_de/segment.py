@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from typing import Callable, List
 
 import lines
@@ -21,21 +22,30 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
     import sentencepiece
 
     learned = io.BytesIO()  # written at the end, so that an error leaves no empty model
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            input=files,
-            model_writer=learned,
-            model_type="bpe",
-            vocab_size=size,
-            character_coverage=coverage,
-            normalization_rule_name="identity",  # so that pieces hold the text as it is
-            max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        sys.exit(f"error: {advice(size, str(error))}")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                input=files,
+                model_writer=learned,
+                model_type="bpe",
+                vocab_size=size,
+                character_coverage=coverage,
+                normalization_rule_tsv=blanks(folder),
+                max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            sys.exit(f"error: {advice(size, str(error))}")
     with open(model, "wb") as file:
         file.write(learned.getvalue())
+
+
+def blanks(folder: str) -> str:
+    """A file of rules that make a blank of all white space, at which fairseq would split pieces, and keep the rest."""
+    path = os.path.join(folder, "rules.tsv")
+    with open(path, "w") as file:
+        file.writelines(f"{code:X}\t20\n" for code in range(sys.maxunicode) if chr(code).isspace() and code != 32)
+    return path
 
 
 def advice(size: int, complaint: str) -> str:

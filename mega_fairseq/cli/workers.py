@@ -19,12 +19,16 @@ def in_order(job: Callable[[Any], Any], items: Iterable[Any], workers: int) -> I
         return
     waiting: deque = deque()
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start) as pool:
-        for item in items:
-            waiting.append(pool.submit(job, item))
-            if len(waiting) > 2 * workers:
+        try:
+            for item in items:
+                waiting.append(pool.submit(job, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        finally:
+            for each in waiting:  # after an error
+                each.cancel()
 
 
 def _start() -> None:

@@ -94,7 +94,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
             state, source = self.start(), aligned_source(encoder_out)
         ready = carry and prev_output_tokens.size(1) == 1
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
-        need_attn = not carry and encoder_out is not None and (self.need_attn or not self.training)
+        need_attn = not carry and encoder_out is not None and (self.need_attn or self.kept is not None)
         x, attn, state = self._advance(prev_output_tokens, state, carry, ready, need_attn, *source)
         if carry:
             self.set_incremental_state(incremental_state, STATE, state)

@@ -74,9 +74,12 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
-        model.decoder.need_attn = bool(getattr(getattr(task, "cfg", None), "load_alignments", False))
+        options = getattr(task, "cfg", None)
+        model.decoder.need_attn = bool(getattr(options, "load_alignments", False))
         if model.decoder.need_attn:
             _check_alignments(cfg)
+        if "print_alignment" in str(getattr(options, "eval_bleu_args", None)):
+            raise ValueError("--eval-bleu-args has print_alignment, which BLEU does not use; leave it out")
         check_start(model, cfg)
         return model
 
