@@ -246,7 +246,7 @@ def test_streams_are_spread_over_all_processes(shards, limits, expected):
 
 def test_an_evaluation_of_fewer_streams_than_processes_is_refused():
     dataset = StreamDataset(in_memory([20]), np.array([0, 10, 20]), PAD, EOS)
-    with pytest.raises(ValueError, match="there are 2 streams for 3 processes or shards; give --valid-block splits:K"):
+    with pytest.raises(ValueError, match="there are 2 streams for 3 shards; give --valid-block splits:K"):
         task().eval_lm_dataloader(dataset, num_shards=3, shard_id=0)
 
 

@@ -28,7 +28,7 @@ def keep_layers(cfg: FairseqDataclass, side: str) -> None:
     if len(set(numbers)) < len(numbers) or not set(numbers) <= set(map(str, range(layers))):
         raise ValueError(
             f"--{side}-layers-to-keep is {given!r} and there are {layers} layers; give numbers from 0 to {layers - 1}, "
-            "separated by commas, as in 0,2"
+            "separated by commas"
         )
     setattr(cfg, f"{side}_layers", len(numbers))
 

@@ -182,8 +182,9 @@ class GatedCrossAttention(nn.Module):
 
         def beyond(learned: int) -> str:
             return (
-                f"max_positions is {self.config.max_positions} and this model's position bias 'simple' reaches "
-                f"{learned} tokens; give at most {learned}, or train with {self.config.name('position_bias')} rotary"
+                f"sources or targets may have {self.config.max_positions} positions and this model's position bias "
+                f"'simple' reaches {learned} tokens; allow at most {learned}, or train with "
+                f"{self.config.name('position_bias')} rotary"
             )
 
         self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)

@@ -65,8 +65,9 @@ class SingleHeadMixer(Mixer):
 
     def _beyond(self, wanted: Optional[int], learned: int) -> str:
         chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
+        longest = "" if self.config.chunk_size else f" for up to {self.config.max_positions} positions"
         return (
-            f"{chunk_size} is {self.config.written(wanted)} and this model's position bias 'simple' reaches "
+            f"{chunk_size} is {self.config.written(wanted)}{longest} and this model's position bias 'simple' reaches "
             f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
         )
 

@@ -295,11 +295,17 @@ class MegaLanguageModelingTask(FairseqTask):
                 "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
                 "or evaluate all of it with mega-fairseq sweep"
             )
+        processes = distributed_utils.get_data_parallel_world_size()
+        if processes > self._sharing:
+            raise ValueError(
+                f"fairseq-eval-lm would report only the first of {processes} processes' parts; give "
+                f"--sequence-parallel-size {processes}, or run one process"
+            )
         shards = num_shards // self._sharing
         if shards > len(dataset):
             raise ValueError(
-                f"there are {len(dataset)} streams for {shards} processes or shards; "
-                "give --valid-block splits:K with a larger K, or fewer of --distributed-world-size or --num-shards"
+                f"there are {len(dataset)} streams for {shards} shards; "
+                "give --valid-block splits:K with a larger K, or fewer of --num-shards"
             )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
         batches = self.get_batch_iterator(
@@ -307,8 +313,8 @@ class MegaLanguageModelingTask(FairseqTask):
         )
         if shards > 1:
             logger.warning(
-                f"fairseq-eval-lm does not combine processes or shards: each of the {shards} reports the loss of "
-                "its own streams; run one process to evaluate the whole split"
+                f"fairseq-eval-lm does not combine shards: this is the loss of the streams of one of {shards}; leave "
+                "out --num-shards to evaluate the whole split"
             )
         return batches.next_epoch_itr(shuffle=False)
 
