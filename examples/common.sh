@@ -177,10 +177,9 @@ download_failed() {
 choose_precision() {
     local kept=$CHECKPOINTS/precision
     mkdir -p "$CHECKPOINTS"
-    [ -s "$kept" ] || rm -f "$kept" # empty if the disk was full
     if [ "$PRECISION" = auto ]; then
         PRECISION=fp32
-        if [ -e "$kept" ]; then
+        if [ -s "$kept" ]; then # it is empty if the disk was full
             PRECISION=$(cat "$kept")
         elif [ "$1" = 0 ] && [ ! -e "$CHECKPOINTS/checkpoint_last.pt" ] && [[ ${ARCH:-} != transformer* ]] &&
             "$PYTHON" -c 'from mega_fairseq.cli.doctor.machine import cpu_bf16; cpu_bf16()' 2>/dev/null; then

@@ -194,11 +194,16 @@ def allow(number, tokens):
 
 
 hub.generate(of_any_lengths, beam=1, max_len_b=60, min_len=5, prefix_allowed_tokens_fn=allow)
+try:
+    hub.generate(of_any_lengths, inference_step_args={"constraints": hub.encode("l")})
+except ValueError as error:
+    refused = str(error)
 print(json.dumps({
     "together": hub.sample(prefixes, **how),
     "one by one": [hub.sample(prefix, **how) for prefix in prefixes],
     "scores": [each["positional_scores"].tolist() for each in hub.score(texts)],
     "numbers": sorted(numbers),
+    "refused": refused,
     "scores one by one": [hub.score(text)["positional_scores"].tolist() for text in texts],
 }))
 """
@@ -212,6 +217,7 @@ def test_the_hub_samples_and_scores_like_fairseqs_commands(text, trained, docume
     )
     expected = interact(text, trained, [" ".join(each.split()[:3]) for each in full.values()], tmp_path)
     assert found["together"] == found["one by one"] == [text for _, text, _ in translations(expected)]
+    assert found["refused"] == "--constraints is for translation; leave it out"
     assert found["numbers"] == list(range(1 + len(full)))
     evaluated = word_scores(text, trained)
     for scores, alone, number in zip(found["scores"], found["scores one by one"], full):

@@ -1,12 +1,12 @@
 """The norms of a block, for sequences (B, L, D)."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.precision import at_least_float32, sums_in_half
 
 
 class ScaleNorm(nn.Module):
@@ -33,15 +33,19 @@ class RMSNorm(ScaleNorm):
         return dim
 
 
+def _affine(norm: nn.Module, dtype: torch.dtype) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """Weight and bias in this dtype."""
+    return tuple(None if p is None else p.to(dtype) for p in (norm.weight, norm.bias))
+
+
 class LayerNorm(nn.LayerNorm):
-    """torch's, with gradients in float32 or better: on the CPU torch adds those of weight and bias in x's dtype."""
+    """torch's, with gradients of weight and bias in float32 or better."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = at_least_float32(x.dtype)
-        if x.device.type != "cpu" or x.dtype == wide:
+        if not sums_in_half(x):
             return super().forward(x)
-        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
-        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        wide = at_least_float32(x.dtype)
+        return F.layer_norm(x.to(wide), self.normalized_shape, *_affine(self, wide), self.eps).to(x.dtype)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -67,7 +71,7 @@ class BatchNorm(nn.BatchNorm1d):
         if self.training and x.size(0) == 1:
             raise ValueError("batch norm has a single position to compute its statistics from; give larger batches")
         wide = at_least_float32(x.dtype)
-        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
+        weight, bias = _affine(self, wide)
         statistics, momentum = (self.running_mean, self.running_var), self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)

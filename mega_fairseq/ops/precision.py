@@ -36,6 +36,14 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def sums_in_half(x: Tensor) -> bool:
+    """Whether torch's kernels would sum gradients in x's dtype, float16 or bfloat16, as they do on the CPU.
+
+    In bfloat16 such a sum stops growing after a few hundred terms.
+    """
+    return x.device.type == "cpu" and x.dtype != at_least_float32(x.dtype) and torch.is_grad_enabled()
+
+
 def product_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype to multiply matrices of `dtype` in.
 

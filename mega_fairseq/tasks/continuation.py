@@ -34,7 +34,7 @@ def continue_texts(
     longest source of a batch limits the length of all its texts.
     """
     pad, eos, sources = dictionary.pad(), dictionary.eos(), sample["net_input"]["src_tokens"]
-    numbers = sample.get("id", torch.arange(len(sources)))
+    numbers = sample.get("id", torch.arange(len(sources)))  # fairseq-interactive gives none
     given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
     kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)
     found: List[Any] = [None] * len(sources)

@@ -321,8 +321,7 @@ class MegaLanguageModelingTask(FairseqTask):
     # ------------------------------------------------------------------------------------ generation
 
     def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
-        if getattr(args, "constraints", None):
-            raise ValueError("--constraints is for translation; leave it out")
+        _refuse_constraints(getattr(args, "constraints", None))
         return super().build_generator(models, args, *rest, **options)
 
     def build_dataset_for_inference(
@@ -337,9 +336,10 @@ class MegaLanguageModelingTask(FairseqTask):
         models: List[BaseFairseqModel],
         sample: Dict[str, Any],
         prefix_tokens: Optional[Tensor] = None,
-        **unused: Any,
+        constraints: Optional[Tensor] = None,
     ) -> Any:
         """Score the texts of `sample`, or continue them; `prefix_tokens` replace them as prefixes."""
+        _refuse_constraints(constraints)
         eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
@@ -351,6 +351,11 @@ class MegaLanguageModelingTask(FairseqTask):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
             given = prefixes(prefix_tokens, self.dictionary)
             return continue_texts(generator, models, sample, given, self.dictionary)
+
+
+def _refuse_constraints(constraints: Any) -> None:
+    if constraints is not None:
+        raise ValueError("--constraints is for translation; leave it out")
 
 
 def _no_dictionary(folder: str, for_trained_model: bool) -> str:
