@@ -101,11 +101,28 @@ whole_numbers 1 WORKERS OMP_NUM_THREADS
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
+# Keeps DATA for this script until it ends: two at once would write the same files. A killed one leaves its number behind.
+claim_data() {
+    local note=$DATA/preparing other
+    [ "${CLAIMED:-}" != "$note" ] || return 0
+    mkdir -p "$DATA"
+    if ! (set -o noclobber && echo $$ >"$note") 2>/dev/null; then
+        other=$(cat "$note")
+        [ -z "$other" ] || ! kill -0 "$other" 2>/dev/null ||
+            die "process $other is preparing $DATA: wait until it has finished. If it is something else, remove $note."
+        echo $$ >"$note"
+    fi
+    CLAIMED=$note
+    # shellcheck disable=SC2064 # the name of now
+    trap "rm -f '$note'" EXIT
+}
+
 # step RESULT COMMAND...: runs COMMAND to make RESULT, unless RESULT exists. COMMAND gets a temporary path as its last
 # argument, which is renamed to RESULT on success: an interrupted step is repeated, a finished one is skipped.
 step() {
     local result=$1
     shift
+    claim_data
     if [ -e "$result" ]; then
         say "have $result"
         return
@@ -129,6 +146,7 @@ keep() {
 # a step only looks at the name of its result. Without a record, RESULT was put there by hand and is used as it is.
 remember() {
     local result=$1 settings=$2 note=$1.choices
+    claim_data
     if [ ! -e "$result" ]; then
         mkdir -p "$(dirname "$result")"
         printf '%s\n' "$settings" >"$note"

@@ -116,6 +116,27 @@ def test_a_program_without_arguments_prints_its_usage(program):
         assert "Traceback" not in said
 
 
+def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
+    make = 'make() { echo half >"$1"; touch started; until [ -e go ]; do sleep 0.01; done; echo whole >"$1"; }'
+    words = ["bash", "-euc", f"source {EXAMPLES}/common.sh; {make}; step $DATA/text make"]
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
+    for killed in (True, False):
+        with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as first:
+            while not (tmp_path / "started").exists():
+                assert first.poll() is None
+            code, said = call(*words, cwd=tmp_path, env=environment)
+            assert code == 1
+            assert f"error: process {first.pid} is preparing {tmp_path}/data: wait" in said
+            if killed:
+                first.kill()
+            else:
+                (tmp_path / "go").touch()
+        (tmp_path / "started").unlink()
+    assert first.returncode == 0
+    assert "have" in call(*words, cwd=tmp_path, env=environment)[1]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "data").iterdir()] == [("text", "whole\n")]
+
+
 def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
     (tmp_path / "text").write_text("a few words\n")
     segment, model = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model"

@@ -225,7 +225,9 @@ def test_arrays_and_labels_are_those_of_the_drawings(few):
     assert (few / "examples.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_prints_one_sentence_and_the_command_continues_with_any_number_of_workers(few, tmp_path):
+def test_only_one_process_prepares_a_folder_ctrl_c_prints_one_sentence_and_any_number_of_workers_continues(
+    few, tmp_path, capsys
+):
     folder = tmp_path / "interrupted"
     words = [sys.executable, "-m", "mega_fairseq.cli", "prepare", "pathfinder", folder, *FEW, "--workers=2"]
     interrupted = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background ignore SIGINT
@@ -233,6 +235,8 @@ def test_ctrl_c_prints_one_sentence_and_the_command_continues_with_any_number_of
     with subprocess.Popen(words, cwd=ROOT, **options) as process:
         while process.poll() is None and not list(folder.glob("parts/??????-*[!p]")):
             time.sleep(0.01)
+        second = command.main(["prepare", "pathfinder", str(folder), *FEW])
+        refused_by("prepare", (second, *capsys.readouterr()), "another process is preparing", "wait until")
         os.killpg(process.pid, signal.SIGINT)  # a terminal interrupts the command and its workers
         _, errors = process.communicate()
     refused_by("prepare", (process.returncode, "", errors), "interrupted; the same command continues")

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
             write_figure(figure, partial(draw_examples, arguments.out))
     except KeyboardInterrupt:
         raise UserError("interrupted; the same command continues") from None
+    finally:
+        folder.release()
 
 
 def _refuse_options(defaults: Dict[str, int], arguments: argparse.Namespace) -> None:

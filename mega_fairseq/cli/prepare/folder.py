@@ -6,6 +6,7 @@ of the item: if a file of the source changes, its parts are made again. No file 
 completely written.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import time
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -33,6 +34,7 @@ class Folder:
     def __init__(self, path: str, settings: Dict[str, Any]):
         self.path, self.settings = path, settings
         self.parts: List[str] = []  # paths
+        self.claim: Optional[int] = None  # the open folder parts/, which no other process claims until `release`
         found = self._read()
         self.complete, written = found.pop("complete", False), found.pop("bytes", {})
         if found and found != settings:
@@ -85,8 +87,24 @@ class Folder:
         if not os.path.isdir(self._place("parts")):
             self._save(complete=False)
             os.mkdir(self._place("parts"))
+        if self.claim is None:
+            self._claim()
         digest = hashlib.blake2b(repr(item).encode(errors="surrogateescape"), digest_size=8).hexdigest()
         return os.path.join(self._place("parts"), f"{name}-{digest}")
+
+    def _claim(self) -> None:
+        self.claim = os.open(self._place("parts"), os.O_RDONLY)
+        try:
+            fcntl.flock(self.claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is preparing {self.path}; wait until it has finished") from None
+        except OSError:  # some network file systems have no locks
+            pass
+
+    def release(self) -> None:
+        if self.claim is not None:
+            os.close(self.claim)
+            self.claim = None
 
     def make(
         self, make: Callable[[Any], bytes], items: Sequence[Any], workers: int, size: int, unit: str = "example"
