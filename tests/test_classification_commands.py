@@ -275,6 +275,7 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
         ("bytes", [("ae", 5)], "input 1 is of type int; give str or bytes"),
         ("tokens", [b"a"], "input 1 is of type bytes; give str"),
         ("bytes", [("ae", "b"), ("ae", "")], "input 2 is empty; leave it out"),
+        ("bytes", [("ae", "\ud800")], "input 1 has half of a surrogate pair"),
         ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; the model"),
         ("values", [[1, 2, 3]], "input 1 has the shape .* and type int64; give one row of finite numbers"),
         ("values", [np.zeros(0)], "input 1 is empty; leave it out"),

@@ -239,7 +239,7 @@ def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edit
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [(b"ae\n", "in line 1: there is no pair; give two inputs with a tab between them"), (b"a\tb\tc\n", "is no pair")],
+    [(b"ae\n", "in line 1: the number of tabs is 0; give two inputs"), (b"a\tb\tc\n", "tabs is 2")],
 )
 def test_typed_pairs_need_two_inputs(classifiers, classify, typed, said):
     code, _, err = classify(classifiers("bytes").last, "-", typed=typed)

@@ -5,6 +5,7 @@ The checkpoints are golden models in the format of the released code (tests/rele
 
 import dataclasses
 import json
+import math
 from argparse import Namespace
 
 import numpy as np
@@ -277,6 +278,7 @@ def normal(**options):
     return checkpoint(model(PRE), **options)
 
 
+BIAS = "encoder__final_norm__norm__bias"
 OMEGA = "encoder.layers.1.mega_layer.move.omega"
 REFUSED = {
     "not a dictionary": (lambda: [1, 2], "contains no model"),
@@ -305,9 +307,11 @@ REFUSED = {
     "missing embeddings": (lambda: without(normal(), "encoder.embed_tokens.weight"), "encoder.embed_tokens.weight"),
     "unknown tensor": (lambda: with_tensors(normal(), decoder__extra=torch.ones(1)), "decoder.extra"),
     "tensor of another shape": (
-        lambda: with_tensors(normal(), encoder__final_norm__norm__bias=torch.ones(3)),
+        lambda: with_tensors(normal(), **{BIAS: torch.ones(3)}),
         "final_norm",
     ),
+    "complex tensor": (lambda: with_tensors(normal(), **{BIAS: torch.ones(32, dtype=torch.complex64)}), "final_norm"),
+    "tensor with NaN": (lambda: with_tensors(normal(), **{BIAS: torch.full((32,), math.nan)}), "NaN or infinity in 1"),
     "tensor too small to be split": (
         lambda: with_tensors(normal(), encoder__layers__0__mega_layer__mx_proj__weight=torch.ones(3, 32)),
         "do not fit together",

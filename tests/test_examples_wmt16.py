@@ -90,6 +90,8 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     with_the_option = bible.refusal("generate.sh", "--remove-bpe=sentencepiece")
     assert "--remove-bpe=sentencepiece would undo the segmentation twice: leave it out" in with_the_option
 
+    assert "--quiet hides the translations" in bible.refusal("generate.sh", "--quiet")
+
     # As if training had been resumed after averaging.
     os.utime(bible.checkpoints / "checkpoint_last.pt")
     assert "run average.sh first" in bible.refusal("generate.sh")

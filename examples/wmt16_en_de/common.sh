@@ -123,6 +123,7 @@ translate() {
         case $argument in --remove-b* | --post-p*)
             die "$argument would undo the segmentation twice: leave it out, this script already undoes BPE=$BPE."
             ;;
+        --quiet) die "--quiet hides the translations, which this script reads: leave it out." ;;
         esac
     done
     checkpoint=$(absolute "${CHECKPOINT:-$CHECKPOINTS/averaged.pt}")

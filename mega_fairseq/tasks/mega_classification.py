@@ -221,7 +221,10 @@ class MegaClassificationTask(FairseqTask):
             given = _array(given, number)
             x = self.scaling.checked(given, f"input {number}")
         elif self.cfg.input_kind == "bytes":
-            line = given.encode() if isinstance(given, str) else given
+            try:
+                line = given.encode() if isinstance(given, str) else given
+            except UnicodeEncodeError:
+                raise ValueError(f"input {number} has half of a surrogate pair; give text or bytes") from None
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
         else:
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()

@@ -60,9 +60,19 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
         raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
     tensors = content["model"]
     for name, tensor in tensors.items():
-        if not (isinstance(name, str) and isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor)):
+        usable = isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor) and not tensor.is_complex()
+        if not (isinstance(name, str) and usable):
             raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
     return dict(tensors)
+
+
+def check_finite(tensors: Dict[str, Tensor]) -> None:
+    wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise UserError(
+            f"contains NaN or infinity in {len(wrong)} of its tensors, the first is {wrong[0]!r}: the model has "
+            "diverged; give an earlier checkpoint"
+        )
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def _parsed(classifier: Classifier, line: bytes) -> Any:
         return parse(line)
     parts = line.split(b"\t")
     if len(parts) != 2:
-        raise ValueError("there is no pair; give two inputs with a tab between them")
+        raise ValueError(f"the number of tabs is {len(parts) - 1}; give two inputs with one tab between them")
     return tuple(map(parse, parts))
 
 

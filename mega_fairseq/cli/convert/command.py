@@ -50,6 +50,7 @@ def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
             "was not written by the released code, which stores its options under `args`; if this plugin wrote it, use "
             "it as it is"
         )
+    untrusted.check_finite(tensors)
     return vars(content["args"]), tensors
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.inspect.curves import QUANTILES, curves
@@ -42,12 +42,7 @@ def numbers_of(checkpoint: Checkpoint, text: Optional[Split] = None) -> Numbers:
     parameters = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # in the optimizer's order
     fill(model, checkpoint.tensors)
-    wrong = [name for name, tensor in checkpoint.tensors.items() if not torch.isfinite(tensor).all()]
-    if wrong:
-        raise UserError(
-            f"contains NaN or infinity in {len(wrong)} of its tensors, the first is {wrong[0]!r}: the model has "
-            "diverged; give an earlier checkpoint"
-        )
+    untrusted.check_finite(checkpoint.tensors)
     return {
         "architecture": _architecture(checkpoint, model),
         "parameters": parameters,
