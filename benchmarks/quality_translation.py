@@ -4,6 +4,7 @@
     VOCABULARY=4000 DATA=DATA/docs CORPUS=.../ende-docs examples/wmt16_en_de/bible/prepare.sh     first, once
     python benchmarks/quality_translation.py DATA OUT --lr 1e-3,2e-3,4e-3 --updates 3000 --unscored   chooses the rates
     python benchmarks/quality_translation.py DATA OUT --models mega --lr 2e-3 --seeds 1,2        to the end, and scores
+    python benchmarks/quality_translation.py DATA OUT --speeds          then, while nothing else runs on the machine
     python benchmarks/quality_translation.py DATA OUT --collect docs/quality_translation.json    adds all runs
     python benchmarks/quality_translation.py --plot docs/quality_translation.json                draws a figure
 
@@ -32,6 +33,7 @@ from benchmarks.quality import MODELS as SMALL
 OFTEN, KEPT, PATIENCE = 400, 5, 5  # updates between validations; checkpoints to average; validations without a gain
 LONGEST = 12_000  # updates
 BATCHES = (1, 16, 64)  # sentences that are translated at a time, when speed is measured
+TIMED, TURNS = 50, 3  # the first updates of a training are timed so many times
 
 
 class Corpus(NamedTuple):
@@ -62,11 +64,15 @@ def recipe(corpus: str, lr: str, updates: int) -> List[str]:
     ]
 
 
+def train(data: Path, folder: Path, corpus: str, model: str, lr: str, seed: int, updates: int, *options: str) -> None:
+    words = [*MODELS[model], *recipe(corpus, lr, updates), "--seed", str(seed), *options]
+    runs.train(folder, updates, str(data / corpus / "sentencepiece/bin"), *words)
+
+
 def run(data: Path, out: Path, corpus: str, model: str, lr: str, seed: int, updates: int, scored: bool) -> None:
     """Trains and scores one model, unless already done."""
     folder = out / f"{corpus}-{model}-{lr}-{seed}"
-    words = [*MODELS[model], *recipe(corpus, lr, updates), "--seed", str(seed)]
-    runs.train(folder, updates, str(data / corpus / "sentencepiece/bin"), *words)
+    train(data, folder, corpus, model, lr, seed, updates)
     last, averaged = folder / "checkpoint_last.pt", folder / "averaged.pt"
     if not scored or runs.is_done(folder / "scores.txt", last, "chrF2"):
         return
@@ -81,11 +87,21 @@ def _updates(checkpoint: Path) -> int:
     return int(checkpoint.stem.split("_")[-1])
 
 
-def measure(data: Path, out: Path) -> None:
-    """Translates the test sets with the models of seed 1, in turns, and keeps the speeds in speed-BATCH.txt."""
+def measure(data: Path, out: Path, updates: int) -> None:
+    """Trains and translates with the models of seed 1, in turns, and keeps the speeds in speed-WHAT.txt."""
     for corpus in CORPORA:
+        folders = sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt"))
+        for turn in range(TURNS):
+            for folder in folders:
+                its, model, lr, seed = NAME.fullmatch(folder.name).groups()
+                timed = out / "speeds" / f"{folder.name}-{turn}"
+                train(data, timed, its, model, lr, int(seed), updates, "--no-save", "--disable-validation")
+        for folder in folders:
+            logs = [(out / "speeds" / f"{folder.name}-{turn}/train.log").read_text() for turn in range(TURNS)]
+            speeds = [float(re.search(r'wps": "([\d.]+)"', log).group(1)) for log in logs]
+            (folder / "speed-training.txt").write_text(str(statistics.median(speeds)))
         for batch in BATCHES:
-            for folder in sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt")):
+            for folder in folders:
                 kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
                 if not kept.exists():
                     said = translate(data / corpus, folder / "averaged.pt", results, f"--batch-size={batch}")
@@ -104,8 +120,7 @@ def read(folder: Path, log: str) -> Dict:
     speeds = {path.stem.split("-")[1]: float(path.read_text()) for path in sorted(folder.glob("speed-*.txt"))}
     return {
         "valid_bits_per_token": runs.curve(log, "valid", "valid_nll_loss", "valid_num_updates"),
-        "tokens_per_second": statistics.median(map(float, re.findall(r'"wps": "([\d.]+)"', log) or [0])),
-        "sentences_per_second": speeds,
+        "speeds": speeds,  # training: tokens/s of the target; 1, 16, 64: sentences/s, by batch
         "scores": scores.read_text().splitlines() if scores.exists() else None,
     }
 
@@ -157,7 +172,7 @@ def main() -> None:
     if args.collect:
         return collect(args.out, args.collect)
     if args.speeds:
-        return measure(args.data.resolve(), args.out.resolve())
+        return measure(args.data.resolve(), args.out.resolve(), min(args.updates, TIMED))
     corpora = chosen_tables(parser, args.corpora, CORPORA, "corpora")
     models = chosen_tables(parser, args.models, MODELS, "model")
     for seed in map(int, args.seeds.split(",")):

@@ -152,14 +152,15 @@ def test_the_translation_benchmark_averages_scores_measures_collects_and_draws(t
     said = benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
     assert (said.count("training "), said.count("\nscoring ")) == (1, 1)  # of one, which continues
     assert "training " not in benchmark("quality_translation.py", *words, "--updates=3", "--models=transformer")
-    benchmark("quality_translation.py", data, runs_in, "--speeds")
+    benchmark("quality_translation.py", data, runs_in, "--speeds", "--updates=2")
     benchmark("quality_translation.py", data, runs_in, "--collect", out)
     found = json.loads(out.read_text())
     scored, started = found["bible-transformer-1e-3-1"], found["bible-mega-1e-3-1"]
     assert [update for update, _ in scored["valid_bits_per_token"]] == [1, 3]
-    assert set(scored["sentences_per_second"]) == {"1", "16", "64"}
+    assert set(scored["speeds"]) == {"training", "1", "16", "64"}
+    assert min(scored["speeds"].values()) > 0
     assert [re.search(r"BLEU|chrF2", score).group() for score in scored["scores"]] == ["BLEU", "chrF2"]
-    assert (started["scores"], started["sentences_per_second"]) == (None, {})
+    assert (started["scores"], started["speeds"]) == (None, {})
     benchmark("quality_translation.py", "--plot", out)
     assert out.with_suffix(".png").stat().st_size > 5000
 
