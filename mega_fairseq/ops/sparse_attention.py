@@ -94,8 +94,10 @@ def sparse_attention(
     (G, F, c s, H, z) of F blocks before the first place of k: the last c s places of each, which are in summaries.
     """
     dtype = cast_dtype(q)
-    wide = torch.float32 if dtype == torch.float16 else dtype  # weights would underflow in float16
-    q, k, v = (t.to(wide) for t in (q * (q.size(-1) ** -0.5 / LOG_2), k, v))
+    # Weights would underflow in float16, and torch.bmm rounds large scores to bfloat16. On GPUs, where float32 is many
+    # times slower, scores are rounded.
+    wide = at_least_float32(dtype) if dtype == torch.float16 or q.device.type == "cpu" else dtype
+    q, k, v = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v))
     finished = None if finished is None else tuple(t.to(wide) for t in finished)
     padding = None
     if not sparsity.causal:  # also of the places that fill the last block

@@ -2,8 +2,9 @@
 
 A `Part` gives every query some of its keys, such as the band of the last l places. It views queries (N, n, .) as groups
 (N, I, R, .) and keys (N, m, .) as groups (N, I, M, .), and a query sees keys of its group only. `attend_parts` takes
-one softmax over the keys of all parts: their results are joined by the logarithms of their sums, as in flash attention,
-so that nothing of size n x M outlives its tile but the bool mask of dropout. Backward computes the weights again.
+one softmax over the keys of all parts: their results are joined by their highest scores and their sums, as in flash
+attention, so that nothing of size n x M outlives its tile but the bool mask of dropout. Backward computes the weights
+again. It keeps both numbers, since the logarithm of the sum would be lost beside a large score.
 """
 
 import math
@@ -220,7 +221,7 @@ def _whole(
     q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], keep: Sequence[Optional[Tensor]], scale: float
 ) -> Tensor:
     """`attend_parts` without tiles, by autograd: for compilers."""
-    totals, outputs = [], []
+    tops, sums, outputs = [], [], []
     for (part, number), kept in zip(sources, keep):
         rows, (k, v) = part.queries(q), (part.keys(t) for t in keys[number][:2])
         scores = (rows @ k.transpose(2, 3)).to(at_least_float32(q.dtype))
@@ -228,15 +229,20 @@ def _whole(
         if keys[number].padding is not None:
             hidden = part.keys(keys[number].padding).transpose(2, 3)
             scores = scores.masked_fill(hidden, MASKED)
-        total = torch.logsumexp(scores * LOG_2, -1, keepdim=True)
-        weights = torch.exp(scores * LOG_2 - total)
-        weights = weights if kept is None else weights * kept * scale
-        for found, values in ((totals, total), (outputs, weights.to(v.dtype) @ v)):
+        top = scores.detach().amax(-1, keepdim=True)  # the result does not depend on it
+        weights = torch.exp((scores - top) * LOG_2)
+        dropped = weights if kept is None else weights * kept * scale
+        for found, values in (
+            (tops, top),
+            (sums, weights.sum(-1, keepdim=True)),
+            (outputs, (dropped.to(v.dtype) @ v).to(scores.dtype)),
+        ):
             found.append(values.new_empty(q.size(0), q.size(1), values.size(-1)))
             part.queries(found[-1]).copy_(values)
-    total = torch.logsumexp(torch.stack(totals), 0)
-    joined = sum(torch.exp(t - total) * y for t, y in zip(totals, outputs))
-    return joined.masked_fill(total < MASKED / 2, 0.0).to(q.dtype)
+    top = torch.stack(tops).amax(0)
+    factors = [torch.exp((own - top) * LOG_2) for own in tops]
+    joined = sum(map(torch.mul, factors, outputs)) / sum(map(torch.mul, factors, sums))
+    return joined.masked_fill(top < MASKED / 2, 0.0).to(q.dtype)
 
 
 class _Tile(NamedTuple):
@@ -310,46 +316,52 @@ class _Parts(torch.autograd.Function):
         keys, keep = _keys_and_masks(count, rest)
         dtype = at_least_float32(q.dtype)
         out = q.new_empty(*q.shape[:2], keys[0].v.size(2), dtype=dtype)
-        total = q.new_empty(*q.shape[:2], 1, dtype=dtype)  # log2 of the sum of 2^score
+        top, total = (
+            q.new_empty(*q.shape[:2], 1, dtype=dtype) for _ in range(2)
+        )  # highest score, sum of 2^(score - top)
         for place, ((part, number), kept) in enumerate(zip(sources, keep)):
             views = _Views(part, q, keys[number], kept)
-            outs, totals = part.queries(out), part.queries(total)
+            outs, tops, totals = (part.queries(t) for t in (out, top, total))
             for tile in views.tiles():
                 weights = views.scores(of_rows(views.q, tile), of_keys(views.k, tile), tile)
                 highest = weights.amax(-1, keepdim=True)
                 sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
                 v = of_keys(views.v, tile)
                 y = torch.bmm(views.drop(weights, tile, scale).to(v.dtype), v).to(dtype)
-                own_out, own_total = outs[tile[:3]], totals[tile[:3]]
-                more = sums.log2_().add_(highest).view(own_total.shape)
-                joined = more if place == 0 else torch.logaddexp2(own_total, more)
-                y = y.mul_(torch.exp2(highest - joined.flatten(0, 1))).view(own_out.shape)
-                own_out.copy_(y) if place == 0 else own_out.mul_(torch.exp2(own_total - joined)).add_(y)
-                own_total.copy_(joined)
-        blind = total < MASKED / 2
-        out = out.masked_fill_(blind, 0.0).to(q.dtype)
-        total.masked_fill_(blind, float("inf"))  # 2^(score - total) is 0 for every score
-        ctx.save_for_backward(q, out, total, *rest)
+                own_out, own_top, own_total = (t[tile[:3]] for t in (outs, tops, totals))
+                y, sums, highest = y.view(own_out.shape), sums.view(own_top.shape), highest.view(own_top.shape)
+                if place == 0:
+                    own_out.copy_(y), own_total.copy_(sums), own_top.copy_(highest)
+                    continue
+                joined = torch.maximum(own_top, highest)
+                before, more = torch.exp2(own_top - joined), torch.exp2(highest - joined)
+                own_out.mul_(before).add_(y.mul_(more))
+                own_total.mul_(before).add_(sums.mul_(more))
+                own_top.copy_(joined)
+        blind = top < MASKED / 2
+        out = out.div_(total).masked_fill_(blind, 0.0).to(q.dtype)
+        top.masked_fill_(blind, float("inf"))  # 2^(score - top) is 0 for every score
+        ctx.save_for_backward(q, out, top, total, *rest)
         ctx.sources, ctx.scale, ctx.count = sources, scale, count
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        q, out, total, *rest = ctx.saved_tensors
+        q, out, top, total, *rest = ctx.saved_tensors
         keys, keep = _keys_and_masks(ctx.count, rest)
-        dtype, dout = total.dtype, dout.to(q.dtype)
+        dtype, dout = total.dtype, (dout / total).to(q.dtype)  # in place of dividing the weights
         with without_autocast(q):
             dq = torch.empty_like(q, dtype=dtype)
             grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
             mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
             for place, ((part, number), kept) in enumerate(zip(ctx.sources, keep)):
                 views = _Views(part, q, keys[number], kept)
-                douts, totals, means, dqs = (part.queries(t) for t in (dout, total, mean, dq))
+                douts, tops, means, dqs = (part.queries(t) for t in (dout, top, mean, dq))
                 dk, dv = (part.apart(t) for t in grads[number][:2])
                 for tile in views.tiles():
                     own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
-                    weights = views.scores(own_q, k, tile).sub_(of_rows(totals, tile)).exp2_()
+                    weights = views.scores(own_q, k, tile).sub_(of_rows(tops, tile)).exp2_()
                     own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
                     dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, ctx.scale)
                     dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)

@@ -168,11 +168,30 @@ def test_half_precision_at_8192_places_is_within_one_percent(pattern, dtype):
         assert relative_error(ours[name], truth) < 0.01, name
 
 
-def test_large_scores_stay_finite():
-    for pattern in PATTERNS.values():
-        inputs = {name: (1e4 * t.detach()).float().requires_grad_() for name, t in qkv(13, 13).items()}
-        for found in with_gradients(form(sparse_attention, pattern), inputs).values():
-            assert bool(found.isfinite().all())
+@each_pattern
+@torch.no_grad()
+def test_large_scores_are_not_rounded_in_bfloat16(pattern):
+    inputs = {name: 3 * t.detach().bfloat16() for name, t in qkv(100, 100, width=64).items()}
+    exact = sparse_attention_naive(*(t.double() for t in inputs.values()), PATTERNS[pattern])
+    assert relative_error(sparse_attention(**inputs, sparsity=PATTERNS[pattern]), exact) < 2**-8  # as its output is
+
+
+@each_pattern
+@pytest.mark.parametrize("compiling", [False, True])
+def test_weights_and_gradients_are_exact_beside_scores_of_any_size(pattern, compiling, monkeypatch):
+    monkeypatch.setattr(sparse_parts, "is_compiling", lambda: compiling)
+    # Each query has the same score for all keys, exactly: a single product, since sums depend on their order.
+    inputs = {name: 1e4 * t.detach().expand(-1, 29, -1, -1) for name, t in qkv(1, 1, width=1).items()}
+    inputs["v"] = noise(2, 29, HEADS, 1, seed=3)
+    for dtype, error in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        q, k, v = (t.to(dtype, copy=True).requires_grad_() for t in inputs.values())
+        found, truth = (
+            with_gradients(form(function, PATTERNS[pattern]), {"q": q, "k": k, "v": v})
+            for function in (sparse_attention, sparse_attention_naive)
+        )
+        for name in ("output 0", "gradient of v"):
+            assert relative_error(found[name], truth[name]) < error, name
+        assert all(bool(found[name].isfinite().all()) for name in ("gradient of q", "gradient of k"))
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
