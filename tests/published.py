@@ -167,11 +167,11 @@ def wav(content: bytes, bits: int = 16, channels: int = 1, rate: int = 16_000) -
     return file.getvalue()
 
 
-def png(pixels: np.ndarray) -> bytes:
+def png(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
 
 

@@ -309,7 +309,12 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ),
         ("values", {**VALUES, "train.npy": IMAGES[0]}, r"train.npy has the shape \(3,\); give \(examples, length\)"),
         ("values", {**VALUES, "train.npy": IMAGES.astype(np.int64)}, "has numbers of type int64; give one of uint8, "),
-        ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy is damaged or something else; give an array"),
+        ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy is not an array of numbers that numpy"),
+        (
+            "values",
+            {**VALUES, "train.npy": np.array([[0], [1, 2]], object)},
+            "give one with a row for each example, all of the same",
+        ),
         ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, np.nan]])}, "NaN or an infinite number in example 2;"),
         ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, 1e39]])}, "NaN or an infinite number in example 2;"),
         ("values", {"input/train.src": ["1 2", "3"]}, "train.src has in line 2 1 numbers and in the first 2; give"),
@@ -327,11 +332,11 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ),
         ("values", {"input/train.src": ["1 1_0"]}, "train.src has in line 1 a word that is not a whole number; give"),
         ("values", {"input/train.src": ["1 " + "9" * 30]}, "has in line 1 a word that is not a whole number; give"),
-        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy is damaged or something else; give"),
+        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy is not an array of numbers"),
         (
             "values",
             {**VALUES, "train.npy": b"\x93NUMPY\x01\x00v\x00" + b"(" * 118},
-            "train.npy is damaged or something",
+            "train.npy is not an array of numbers",
         ),
     ],
 )
@@ -348,7 +353,7 @@ def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
     path = tmp_path / "train.npy"
     path.write_bytes(path.read_bytes()[:-1])
     for _ in range(2):
-        with pytest.raises(ValueError, match="train.npy is damaged or something else; give an array that numpy saved"):
+        with pytest.raises(ValueError, match="train.npy is not an array of numbers that numpy"):
             examples(tmp_path, "values")
         with open(path, "wb") as file:
             np.savez(file, IMAGES)

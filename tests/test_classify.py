@@ -121,7 +121,7 @@ def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path
     assert told == f"3 of 3 inputs in {tmp_path}/new.npy have more than 20 positions and are cut, as in the training\n"
     lines = [" ".join(map(str, row)) for row in rows]
     code, typed, told = classify(path, "-", typed=f"{lines[0]} 0\n{lines[1]} 0\n{lines[2]}\n".encode())
-    assert (code, told) == (0, "2 lines have more than 20 positions and were cut, as in the training\n")
+    assert (code, told) == (0, "longer than 20 positions and cut, as in the training: 2 lines\n")
     assert_same(parsed(typed), parsed(said))
 
 
@@ -154,7 +154,8 @@ def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
     [
         ("nowhere", [], b"", "cannot classify: there is no folder nowhere; give one with"),
         ("{data}", ["--subset=other"], b"", "there is no {data}/other.npy; give the name of a split that exists"),
-        ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number of at least 1"),
+        ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number from 1 to 1,000,000"),
+        ("{data}", ["--batch-size=9999999"], b"", "--batch-size is 9999999; give a whole number from 1 to"),
         ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
         ("-", [], b"1 2\n1 x\n", "in line 2: a word is not a number; give numbers, separated by blanks"),
         ("-", [], b"1 1_0\n", "in line 1: a word is not a number; give numbers, separated by blanks"),
@@ -189,6 +190,17 @@ def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify,
     path = edited(trained.last, lambda content: content["cfg"]["task"].update(options))
     code, _, err = classify(path, trained.data, "--subset=valid")
     assert (code, said in err, err.count("\n")) == (1, True, 1), err
+
+
+def test_without_its_dictionary_a_model_with_a_first_token_needs_the_folder_of_its_training(
+    classifiers, classify, edited
+):
+    def convert(content):  # `mega-fairseq convert` finds no dictionary in a released checkpoint
+        content["cfg"]["task"].update(init_token=3, data="nowhere")
+        content["task_state"] = {}
+
+    code, _, err = classify(edited(classifiers("tokens").last, convert), "-", typed=b"a\n")
+    assert (code, "give the folder of its training" in err) == (1, True), err
 
 
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):

@@ -310,8 +310,11 @@ REFUSED = {
         lambda: with_tensors(normal(), **{BIAS: torch.ones(3)}),
         "final_norm",
     ),
-    "complex tensor": (lambda: with_tensors(normal(), **{BIAS: torch.ones(32, dtype=torch.complex64)}), "final_norm"),
     "tensor with NaN": (lambda: with_tensors(normal(), **{BIAS: torch.full((32,), math.nan)}), "NaN or infinity in 1"),
+    "projection that is a vector": (
+        lambda: with_tensors(normal(), encoder__layers__0__mega_layer__h_proj__weight=torch.ones(8)),
+        "do not fit together",
+    ),
     "tensor too small to be split": (
         lambda: with_tensors(normal(), encoder__layers__0__mega_layer__mx_proj__weight=torch.ones(3, 32)),
         "do not fit together",

@@ -228,6 +228,7 @@ def test_finished_data_are_left_alone(short):
         (["--shortest=60", "--longest=50"], ["--shortest is 60", "--longest 50"]),
         (["--shortest=90000", "--longest=90001"], ["none of 20,000 trees"]),
         (["--train=0"], ["--train is 0"]),
+        (["--train=999999999999"], ["--train is 999999999999; give a whole number from 1 to 100,000,000"]),
         (["--workers=0"], ["--workers is 0"]),
         (["--seed=-1"], ["--seed is -1"]),
     ],

@@ -257,7 +257,11 @@ def test_a_killed_worker_is_reported_and_the_same_command_continues(few, tmp_pat
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["--size=48"], ["--size is 48", "32, 64, 128, 256"]), (["--images=9"], ["--images is 9"])],
+    [
+        (["--size=48"], ["--size is 48", "32, 64, 128, 256"]),
+        (["--images=9"], ["--images is 9"]),
+        (["--images=999999999999"], ["give 10 to"]),
+    ],
 )
 def test_impossible_options_are_refused_before_anything_is_written(options, words, tmp_path, capsys):
     code = command.main(["prepare", "pathfinder", str(tmp_path / "out"), *options])

@@ -217,11 +217,13 @@ def test_a_truncated_archive_is_refused_and_a_whole_one_continues(source, run, r
 
 
 @pytest.mark.parametrize("size", [-1, -512, 2**60])
-def test_an_archive_with_a_damaged_size_is_refused(size, source, refuse, tmp_path):
+@pytest.mark.parametrize("damaged", ["one.txt", "two.txt"])
+@pytest.mark.parametrize("folder", ["aclImdb/train/pos", "elsewhere"])
+def test_an_archive_with_a_damaged_size_is_refused(size, damaged, folder, source, refuse, tmp_path):
     content = io.BytesIO()
     for name in ("one.txt", "two.txt"):
-        member = tarfile.TarInfo(f"aclImdb/train/pos/{name}")
-        member.size = size if name == "one.txt" else 3
+        member = tarfile.TarInfo(f"{folder}/{name}")
+        member.size = size if name == damaged else 3
         content.write(member.tobuf(tarfile.GNU_FORMAT) + name[:3].encode() + bytes(509))
     path = tmp_path / "damaged.tar.gz"
     path.write_bytes(gzip.compress(content.getvalue() + bytes(1024)))
@@ -306,6 +308,10 @@ PIXELS, NUMBERS = published.batches()["test_batch"]
         ("image", "data_batch_2", published.batch(PIXELS, NUMBERS)[:-500], ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", published.batch(PIXELS.astype("u2"), NUMBERS), ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", published.batch(np.asfortranarray(PIXELS), NUMBERS), ["is not a batch of CIFAR-10"]),
+        ("image", "data_batch_2", published.batch(PIXELS, ["1"] * 20), ["is not a batch of CIFAR-10"]),
+        # Neither numbers a place in memory nor asks for bytes that it does not have.
+        ("image", "data_batch_2", b"\x80\2Nr" + b"\xff\xff\xff\x7f.", ["is not a batch of CIFAR-10"]),
+        ("image", "data_batch_2", b"\x80\5\x96" + (1 << 40).to_bytes(8, "little"), ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", b"", ["is not a batch of CIFAR-10"]),
         ("speech", "on/*.wav", published.wav(bytes(16_000), bits=8), ["has 8 bits, 1 channels and 16,000"]),
         ("speech", "on/*.wav", published.wav(bytes(64_000), channels=2), ["has 16 bits, 2 channels and 16,000"]),
@@ -321,6 +327,7 @@ PIXELS, NUMBERS = published.batches()["test_batch"]
         ("pathfinder", "*/imgs/2/sample_0.png", b"", ["sample_0.png is missing, empty or damaged"]),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK), ["empty or damaged"]),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK + 1)[:-30], ["empty or damaged"]),
+        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK + 1, "GIF"), ["empty or damaged"]),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK[1:] + 1), ["has 7 x 8 pixels"]),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
                 for head, tensor in _heads(checkpoint.tensors).items():
                     model.register_classification_head(head, tensor.size(0))
             return model
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise invalid_options(error) from None
 
 

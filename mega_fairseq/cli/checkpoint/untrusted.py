@@ -16,6 +16,17 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.data.stored import is_stored
 from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
 
+# Types of a model's numbers: not complex, and none that torch only stores, such as float8.
+NUMBERS = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 Global = Union[type, Tuple[Any, str]]
 
 
@@ -60,7 +71,7 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
         raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
     tensors = content["model"]
     for name, tensor in tensors.items():
-        usable = isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor) and not tensor.is_complex()
+        usable = isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor) and tensor.dtype in NUMBERS
         if not (isinstance(name, str) and usable):
             raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
     return dict(tensors)

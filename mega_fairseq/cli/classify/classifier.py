@@ -42,7 +42,6 @@ def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassifica
         cfg = OmegaConf.merge(MegaClassificationConfig(), {**options, "seed": 1})  # checks their types
         task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
         task.load_state_dict(_state(checkpoint.task_state))
-        task.check_first_token()
     except OmegaConfBaseException as error:
         raise UserError(
             f"has invalid task options ({str(error).splitlines()[0]}); get it again from its source"
@@ -77,6 +76,10 @@ def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
         known = "no dictionary" if ours is None else f"a dictionary of {ours:,} types"
         needed = "takes values" if types is None else f"has {types:,} types"
         raise UserError(f"{needed}, and there is {known}; give the folder of its training as DATA")
+    try:
+        task.check_first_token()
+    except ValueError as error:
+        raise UserError(f"cannot classify: {error}") from None
     if classes != len(task.classes):
         raise UserError(
             f"has {classes} classes and the labels of the data {len(task.classes)}; give the folder of its training "

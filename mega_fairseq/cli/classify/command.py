@@ -22,10 +22,12 @@ from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.data.stored import numbers_in
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
+LARGEST = 1_000_000  # batch
+
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.batch_size < 1:
-        raise UserError(f"--batch-size is {arguments.batch_size}; give a whole number of at least 1")
+    if not 1 <= arguments.batch_size <= LARGEST:
+        raise UserError(f"--batch-size is {arguments.batch_size}; give a whole number from 1 to {LARGEST:,}")
     typed, prefix = arguments.data == "-", arguments.out
     if typed and prefix:
         raise UserError("--out describes a split with labels; give a folder in place of -, or leave it out")
@@ -112,7 +114,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
             raise UserError(refused)
     if cut:
         longest = classifier.task.longest
-        print(f"{cut:,} lines have more than {longest:,} positions and were cut, as in the training", file=sys.stderr)
+        print(f"longer than {longest:,} positions and cut, as in the training: {cut:,} lines", file=sys.stderr)
 
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:

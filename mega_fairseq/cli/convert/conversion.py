@@ -37,7 +37,7 @@ def convert(
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
     try:
         tensors = translate(tensors)
-    except (LookupError, RuntimeError) as error:
+    except (LookupError, RuntimeError, ValueError) as error:
         raise UserError(f"contains tensors that do not fit together ({error}); get it again from its source") from None
     cfg = configuration(options, family, tensors)
     plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)

@@ -23,6 +23,7 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write, write_json
 from mega_fairseq.cli.workers import in_order
 
+MOST = 100_000_000  # generated examples
 SPLITS = ("train", "valid", "test")
 UNFINISHED = re.compile(r"\w+\.\w+\.\d+\.tmp")  # files of a process that was killed
 PART = re.compile(r"\d{6}-[0-9a-f]{16}")

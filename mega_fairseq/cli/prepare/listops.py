@@ -14,7 +14,7 @@ from random import Random
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.folder import SPLITS, Folder, column
+from mega_fairseq.cli.prepare.folder import MOST, SPLITS, Folder, column
 
 DEEPEST = 10
 PART = 500  # examples
@@ -114,8 +114,8 @@ def _example(random: Callable[[], float], shortest: int, longest: int) -> str:
 
 def settings(arguments: argparse.Namespace) -> Dict[str, int]:
     for split in SPLITS:
-        if getattr(arguments, split) < 1:
-            raise UserError(f"--{split} is {getattr(arguments, split)}; give a whole number of at least 1")
+        if not 1 <= getattr(arguments, split) <= MOST:
+            raise UserError(f"--{split} is {getattr(arguments, split)}; give a whole number from 1 to {MOST:,}")
     shortest, longest = arguments.shortest, arguments.longest
     if not LEAST <= shortest <= longest:
         raise UserError(f"--shortest is {shortest} and --longest {longest}; give {LEAST} <= shortest <= longest")

@@ -19,7 +19,7 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.cli.prepare.arrays import finish, row_type
 from mega_fairseq.cli.prepare.contours import RULES, Contour, Random, Space, space
 from mega_fairseq.cli.prepare.drawing import Point, shrinking, shrunk
-from mega_fairseq.cli.prepare.folder import Folder
+from mega_fairseq.cli.prepare.folder import MOST, Folder
 
 BARS, BARS_OF_DISTRACTORS = 14, 4
 DISTRACTOR_TRIES = 5
@@ -129,8 +129,8 @@ def settings(arguments: argparse.Namespace) -> Dict[str, int]:
     size, images = arguments.size, arguments.images
     if size not in RULES:
         raise UserError(f"--size is {size}; choose one of {', '.join(map(str, RULES))}")
-    if images < 10:
-        raise UserError(f"--images is {images}; give at least 10, of which a tenth each is for validation and test")
+    if not 10 <= images <= MOST:
+        raise UserError(f"--images is {images}; give 10 to {MOST:,}, of which a tenth each is for validation and test")
     return {"size": size, "images": images, "seed": arguments.seed}
 
 

@@ -68,9 +68,11 @@ def read(path: str) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        if not os.path.isfile(path):
+            raise FileNotFoundError
+        with Image.open(path, formats=["PNG"]) as image:  # other formats may start other programs
             pixels = np.asarray(image.convert("L"))
-    except (OSError, SyntaxError, ValueError):  # SyntaxError: Pillow's, for a damaged PNG
+    except Exception:  # Pillow raises many kinds for damaged files
         pixels = np.zeros((1, 1))
     if not pixels.any():
         raise UserError(f"{path} is missing, empty or damaged; {REMEDY}")

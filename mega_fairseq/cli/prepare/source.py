@@ -19,6 +19,17 @@ from mega_fairseq.cli.output import write
 from mega_fairseq.cli.prepare.folder import Folder
 
 
+class _Member(tarfile.TarInfo):
+    """A negative size would lead tarfile back to earlier members, without end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "_Member":
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0:
+            raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+        return member
+
+
 class Place(NamedTuple):
     """Where the bytes of a file are, and when they last changed."""
 
@@ -59,14 +70,14 @@ class Source(NamedTuple):
         unpacked, time = self._unpacked(path, folder), os.stat(path).st_mtime_ns
         end = os.path.getsize(unpacked)
         try:
-            with tarfile.open(unpacked, "r:") as archive:
+            with tarfile.open(unpacked, "r:", tarinfo=_Member) as archive:
                 for member in archive:
                     name = posixpath.normpath(member.name)
                     if name.startswith(f"{self.top}/"):
                         name = name[len(self.top) + 1 :]
+                    if not 0 <= member.size <= end - member.offset_data:  # a pax header can replace the size
+                        raise tarfile.ReadError(f"{name} has {member.size} bytes")
                     if member.isfile() and posixpath.dirname(name) in found:
-                        if not 0 <= member.size <= end - member.offset_data:
-                            raise tarfile.ReadError(f"{name} has {member.size} bytes")
                         if member.issparse():
                             raise UserError(f"{path} has the sparse file {name}; make the archive without --sparse")
                         place = Place(f"{path}/{name}", unpacked, member.offset_data, member.size, time)

@@ -172,7 +172,10 @@ def array(path: Path) -> np.ndarray:
     except Exception:  # of many types
         found = None
     if not isinstance(found, np.ndarray):  # or an archive of arrays
-        raise ValueError(f"{path} is damaged or something else; give an array that numpy saved")
+        raise ValueError(
+            f"{path} is not an array of numbers that numpy saved, or it is damaged; give one with a row for each "
+            "example, all of the same length"
+        )
     return found
 
 
