@@ -3,8 +3,10 @@
 import re
 from typing import Any, Callable, Dict, List, Tuple
 
-from benchmarks import quality_classify, quality_lm, quality_seed
+from benchmarks import quality_classify, quality_lm, quality_seed, quality_translation
 from benchmarks.tables_cells import Rows, numbers
+
+RATES_CHOSEN = 2000  # updates
 
 
 def translation() -> Rows:
@@ -19,8 +21,32 @@ def translation() -> Rows:
                 yield label, seed, f"{found['valid_bits_per_token'][-1][1]:.3f}", *bleu_and_chrf(run)
 
 
-def bleu_and_chrf(run: str) -> List[str]:
-    return [re.search(r" = ([\d.]+)", score).group(1) for score in numbers("quality")[run]["scores"]]
+def bleu_and_chrf(run: str, benchmark: str = "quality") -> List[str]:
+    return [re.search(r" = ([\d.]+)", score).group(1) for score in numbers(benchmark)[run]["scores"]]
+
+
+def translation_long() -> Rows:
+    """The runs of quality_translation.py that have scores."""
+    yield "corpus", "model", "learning rate", "seed", "lowest validation loss, bits per piece", "sacreBLEU", "chrF2"
+    for run, found in sorted(numbers("quality_translation").items()):
+        if found["scores"]:
+            corpus, model, rate, seed = quality_translation.NAME.fullmatch(run).groups()
+            update, bits = min(found["valid_bits_per_token"], key=lambda point: point[1])
+            labels = quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model]
+            yield *labels, rate, seed, f"{bits:.3f} (update {update:,})", *bleu_and_chrf(run, "quality_translation")
+
+
+def translation_rates() -> Rows:
+    """Validation loss of the runs of seed 1 when the rates were chosen."""
+    yield "corpus", "model", f"validation loss after {RATES_CHOSEN:,} updates, bits per piece, by learning rate"
+    of: Dict[Tuple[str, str], List[str]] = {}
+    for run, found in sorted(numbers("quality_translation").items()):
+        corpus, model, rate, seed = quality_translation.NAME.fullmatch(run).groups()
+        bits = dict(map(tuple, found["valid_bits_per_token"])).get(RATES_CHOSEN)
+        if bits is not None and seed == "1":
+            of.setdefault((corpus, model), []).append(f"{rate} {bits:.3f}")
+    for (corpus, model), cells in of.items():
+        yield quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model], "; ".join(cells)
 
 
 RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.1137", "2.0905", "2.0788", "2.0746", "")
