@@ -133,19 +133,20 @@ def collect(out: Path, target: Path) -> None:
 
 
 def plot(source: Path) -> None:
-    """Validation loss against updates: a panel for each corpus, a line for each run that was scored."""
+    """Validation loss against updates: a panel for each corpus, a line for each of its runs that was scored."""
     from matplotlib.figure import Figure
 
-    found = json.loads(source.read_text())
-    figure = Figure(figsize=(5 * len(CORPORA), 4), layout="constrained")
-    for axis, (corpus, of) in zip(figure.subplots(1, len(CORPORA)), CORPORA.items()):
+    found = {name: run for name, run in json.loads(source.read_text()).items() if run["scores"]}
+    scored = [corpus for corpus in CORPORA if any(name.startswith(f"{corpus}-") for name in found)]
+    figure = Figure(figsize=(6 * len(scored), 4), layout="constrained")
+    for axis, corpus in zip(figure.subplots(1, len(scored), squeeze=False)[0], scored):
         for name, run in found.items():
             its, model, lr, seed = NAME.fullmatch(name).groups()
-            if its == corpus and run["scores"]:
+            if its == corpus:
                 style = {"color": f"C{list(MODELS).index(model)}", "linestyle": ("-", "--")[int(seed) - 1]}
                 label = f"{LABELS[model]}, {lr}, seed {seed}"
                 axis.plot(*zip(*run["valid_bits_per_token"]), label=label, **style)
-        axis.set(title=f"{of.name}, validation", xlabel="updates", ylabel="bits per piece")
+        axis.set(title=f"{CORPORA[corpus].name}, validation", xlabel="updates", ylabel="bits per piece")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(source.with_suffix(".png"), dpi=120)

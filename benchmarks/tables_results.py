@@ -6,8 +6,6 @@ from typing import Any, Callable, Dict, List, Tuple
 from benchmarks import quality_classify, quality_lm, quality_seed, quality_translation
 from benchmarks.tables_cells import Rows, numbers
 
-RATES_CHOSEN = 2000  # updates
-
 
 def translation() -> Rows:
     names = {"transformer": "fairseq `transformer`", "mega-scaled": "Mega, `--init scaled`"}
@@ -34,19 +32,6 @@ def translation_long() -> Rows:
             update, bits = min(found["valid_bits_per_token"], key=lambda point: point[1])
             labels = quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model]
             yield *labels, rate, seed, f"{bits:.3f} (update {update:,})", *bleu_and_chrf(run, "quality_translation")
-
-
-def translation_rates() -> Rows:
-    """Validation loss of the runs of seed 1 when the rates were chosen."""
-    yield "corpus", "model", f"validation loss after {RATES_CHOSEN:,} updates, bits per piece, by learning rate"
-    of: Dict[Tuple[str, str], List[str]] = {}
-    for run, found in sorted(numbers("quality_translation").items()):
-        corpus, model, rate, seed = quality_translation.NAME.fullmatch(run).groups()
-        bits = dict(map(tuple, found["valid_bits_per_token"])).get(RATES_CHOSEN)
-        if bits is not None and seed == "1":
-            of.setdefault((corpus, model), []).append(f"{rate} {bits:.3f}")
-    for (corpus, model), cells in of.items():
-        yield quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model], "; ".join(cells)
 
 
 RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.1137", "2.0905", "2.0788", "2.0746", "")
