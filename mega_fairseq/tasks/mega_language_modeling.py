@@ -378,7 +378,7 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
     if cfg.tokens_per_sample < 0:
         raise ValueError(
             f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, which "
-            "is for models without state, or give a --tokens-per-sample of at least 0"
+            "is for models without state; --tokens-per-sample itself must be at least 0"
         )
     check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
     if cfg.sequence_parallel_size < 1:
