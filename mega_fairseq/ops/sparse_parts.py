@@ -316,9 +316,8 @@ class _Parts(torch.autograd.Function):
         keys, keep = _keys_and_masks(count, rest)
         dtype = at_least_float32(q.dtype)
         out = q.new_empty(*q.shape[:2], keys[0].v.size(2), dtype=dtype)
-        top, total = (
-            q.new_empty(*q.shape[:2], 1, dtype=dtype) for _ in range(2)
-        )  # highest score, sum of 2^(score - top)
+        top = q.new_empty(*q.shape[:2], 1, dtype=dtype)  # the highest score of a query
+        total = torch.empty_like(top)  # the sum of 2^(score - top)
         for place, ((part, number), kept) in enumerate(zip(sources, keep)):
             views = _Views(part, q, keys[number], kept)
             outs, tops, totals = (part.queries(t) for t in (out, top, total))
@@ -331,7 +330,9 @@ class _Parts(torch.autograd.Function):
                 own_out, own_top, own_total = (t[tile[:3]] for t in (outs, tops, totals))
                 y, sums, highest = y.view(own_out.shape), sums.view(own_top.shape), highest.view(own_top.shape)
                 if place == 0:
-                    own_out.copy_(y), own_total.copy_(sums), own_top.copy_(highest)
+                    own_out.copy_(y)
+                    own_total.copy_(sums)
+                    own_top.copy_(highest)
                     continue
                 joined = torch.maximum(own_top, highest)
                 before, more = torch.exp2(own_top - joined), torch.exp2(highest - joined)

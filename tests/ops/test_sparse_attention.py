@@ -168,6 +168,13 @@ def test_half_precision_at_8192_places_is_within_one_percent(pattern, dtype):
         assert relative_error(ours[name], truth) < 0.01, name
 
 
+def test_large_scores_stay_finite():
+    for pattern in PATTERNS.values():
+        inputs = {name: (1e4 * t.detach()).float().requires_grad_() for name, t in qkv(13, 13).items()}
+        for found in with_gradients(form(sparse_attention, pattern), inputs).values():
+            assert bool(found.isfinite().all())
+
+
 @each_pattern
 @torch.no_grad()
 def test_large_scores_are_not_rounded_in_bfloat16(pattern):
