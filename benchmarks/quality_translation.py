@@ -87,31 +87,42 @@ def _updates(checkpoint: Path) -> int:
     return int(checkpoint.stem.split("_")[-1])
 
 
-def measure(data: Path, out: Path, updates: int) -> None:
-    """Trains and translates with the models of seed 1, in turns, and keeps the speeds in speed-WHAT.txt."""
-    for corpus in CORPORA:
-        folders = sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt"))
-        for turn in range(TURNS):
-            for folder in folders:
-                its, model, lr, seed = NAME.fullmatch(folder.name).groups()
-                timed = out / "speeds" / f"{folder.name}-{turn}"
-                train(data, timed, its, model, lr, int(seed), updates, "--no-save", "--disable-validation")
-        for folder in folders:
-            logs = [(out / "speeds" / f"{folder.name}-{turn}/train.log").read_text() for turn in range(TURNS)]
-            speeds = [float(re.search(r'wps": "([\d.]+)"', log).group(1)) for log in logs]
-            (folder / "speed-training.txt").write_text(str(statistics.median(speeds)))
-        for batch in BATCHES:
-            for folder in folders:
-                kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
-                if not kept.exists():
-                    said = translate(data / corpus, folder / "averaged.pt", results, f"--batch-size={batch}")
-                    kept.write_text(re.search(r"\(([\d.]+) sentences/s", said).group(1))
-
-
-# ------------------------------------------------------------------------------------------------ results
+# ------------------------------------------------------------------------------------------------ speed
 
 
 NAME = re.compile(r"(\w+)-(\w+)-([\d.]+e-\d+)-(\d+)")  # of a run
+
+
+def measure(data: Path, out: Path, updates: int) -> None:
+    """Trains and translates with the scored models of seed 1, in turns, and keeps the speeds in speed-WHAT.txt."""
+    for corpus in CORPORA:
+        folders = sorted(path.parent for path in out.glob(f"{corpus}-*-1/averaged.pt"))
+        measure_training(data, out / "speeds", folders, updates)
+        measure_translation(data / corpus, folders)
+
+
+def measure_training(data: Path, logs: Path, folders: List[Path], updates: int) -> None:
+    speeds = {folder: [] for folder in folders}  # tokens/s
+    for turn in range(TURNS):
+        for folder, measured in speeds.items():
+            corpus, model, lr, seed = NAME.fullmatch(folder.name).groups()
+            timed = logs / f"{folder.name}-{turn}"
+            train(data, timed, corpus, model, lr, int(seed), updates, "--no-save", "--disable-validation")
+            measured.append(float(re.search(r'wps": "([\d.]+)"', (timed / "train.log").read_text()).group(1)))
+    for folder, measured in speeds.items():
+        (folder / "speed-training.txt").write_text(str(statistics.median(measured)))
+
+
+def measure_translation(data: Path, folders: List[Path]) -> None:
+    for batch in BATCHES:
+        for folder in folders:
+            kept, results = folder / f"speed-{batch}.txt", folder / f"speed-{batch}"
+            if not kept.exists():
+                said = translate(data, folder / "averaged.pt", results, f"--batch-size={batch}")
+                kept.write_text(re.search(r"\(([\d.]+) sentences/s", said).group(1))
+
+
+# ------------------------------------------------------------------------------------------------ results
 
 
 def read(folder: Path, log: str) -> Dict:
@@ -170,26 +181,18 @@ def main() -> None:
         return plot(args.plot)
     if args.out is None:
         parser.error("DATA and OUT are missing")
+    data, out = args.data.resolve(), args.out.resolve()
     if args.collect:
-        return collect(args.out, args.collect)
+        return collect(out, args.collect)
     if args.speeds:
-        return measure(args.data.resolve(), args.out.resolve(), min(args.updates, TIMED))
+        return measure(data, out, min(args.updates, TIMED))
     corpora = chosen_tables(parser, args.corpora, CORPORA, "corpora")
     models = chosen_tables(parser, args.models, MODELS, "model")
     for seed in map(int, args.seeds.split(",")):
         for corpus in corpora:
             for lr in args.lr.split(","):
                 for model in models:
-                    run(
-                        args.data.resolve(),
-                        args.out.resolve(),
-                        corpus,
-                        model,
-                        lr,
-                        seed,
-                        args.updates,
-                        not args.unscored,
-                    )
+                    run(data, out, corpus, model, lr, seed, args.updates, not args.unscored)
 
 
 if __name__ == "__main__":
