@@ -2,7 +2,7 @@
 
     VOCABULARY=4000 DATA=DATA/bible examples/wmt16_en_de/bible/prepare.sh
     VOCABULARY=4000 DATA=DATA/docs CORPUS=.../ende-docs examples/wmt16_en_de/bible/prepare.sh     first, once
-    python benchmarks/quality_translation.py DATA OUT --lr 1e-3,2e-3,4e-3 --updates 3000 --unscored   chooses the rates
+    python benchmarks/quality_translation.py DATA OUT --lr 2e-3,4e-3,8e-3 --updates 2800 --unscored   chooses the rates
     python benchmarks/quality_translation.py DATA OUT --models mega --lr 2e-3 --seeds 1,2        to the end, and scores
     python benchmarks/quality_translation.py DATA OUT --speeds          then, while nothing else runs on the machine
     python benchmarks/quality_translation.py DATA OUT --collect docs/quality_translation.json    adds all runs
@@ -31,7 +31,7 @@ from benchmarks.quality import EXAMPLE, translate
 from benchmarks.quality import MODELS as SMALL
 
 OFTEN, KEPT, PATIENCE = 400, 5, 5  # updates between validations; checkpoints to average; validations without a gain
-LONGEST = 12_000  # updates
+LONGEST, CHOSEN_AT = 12_000, 2800  # updates; learning rates are chosen by the loss after so many
 BATCHES = (1, 16, 64)  # sentences that are translated at a time, when speed is measured
 TIMED, TURNS = 50, 3  # the first updates of a training are timed so many times
 

@@ -1,7 +1,7 @@
 """The tables of docs/results.md."""
 
 import re
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from benchmarks import quality_classify, quality_lm, quality_seed, quality_translation
 from benchmarks.tables_cells import Rows, numbers
@@ -26,12 +26,40 @@ def bleu_and_chrf(run: str, benchmark: str = "quality") -> List[str]:
 def translation_long() -> Rows:
     """The runs of quality_translation.py that have scores."""
     yield "corpus", "model", "learning rate", "seed", "lowest validation loss, bits per piece", "sacreBLEU", "chrF2"
-    for run, found in sorted(numbers("quality_translation").items()):
+    for run, (*labels, rate, seed), found in _long_runs():
         if found["scores"]:
-            corpus, model, rate, seed = quality_translation.NAME.fullmatch(run).groups()
             update, bits = min(found["valid_bits_per_token"], key=lambda point: point[1])
-            labels = quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model]
             yield *labels, rate, seed, f"{bits:.3f} (update {update:,})", *bleu_and_chrf(run, "quality_translation")
+
+
+def translation_rates() -> Rows:
+    """What the learning rates were chosen by: the loss of seed 1 after CHOSEN_AT updates, a column for each rate."""
+    losses: Dict[Tuple[str, str], Dict[str, str]] = {}
+    for _, (corpus, model, rate, seed), found in _long_runs():
+        if seed == "1":
+            bits = dict(map(tuple, found["valid_bits_per_token"])).get(quality_translation.CHOSEN_AT)
+            losses.setdefault((corpus, model), {})[rate] = f"{bits:.3f}" if bits else ""
+    rates = sorted({rate for of_model in losses.values() for rate in of_model}, key=float)
+    yield "corpus", "model", *(f"learning rate {rate}" for rate in rates)
+    for labels, of_model in losses.items():
+        yield *labels, *(of_model.get(rate, "") for rate in rates)
+
+
+def translation_speeds() -> Rows:
+    batches = map(str, quality_translation.BATCHES)
+    what = {"training": "training, tokens/s", **{n: f"translating, sentences/s, batch {n}" for n in batches}}
+    yield "corpus", "model", *what.values()
+    for _, (*labels, _, _), found in _long_runs():
+        if found["speeds"]:
+            yield *labels, *(f"{found['speeds'][name]:,.{0 if name == 'training' else 1}f}" for name in what)
+
+
+def _long_runs() -> Iterator[Tuple[str, Tuple[str, ...], Dict]]:
+    """Name, what the name says (corpus, model, learning rate, seed) and numbers of each run."""
+    for run, found in sorted(numbers("quality_translation").items()):
+        corpus, model, rate, seed = quality_translation.NAME.fullmatch(run).groups()
+        labels = quality_translation.CORPORA[corpus].name, quality_translation.LABELS[model]
+        yield run, (*labels, rate, seed), found
 
 
 RELEASED_RUN = ("the released code, 5e-3", "1", "2.092 (update 1339)", "", "2.1137", "2.0905", "2.0788", "2.0746", "")
