@@ -135,7 +135,7 @@ def _pathfinder() -> Iterator[Tuple[str, bytes]]:
     lines: Dict[str, List[str]] = {}
     for name, (pixels, label) in pictures().items():
         imgs, folder, file = name.split("/")
-        yield f"curv_contour_length_14/{name}", png(pixels)
+        yield f"curv_contour_length_14/{name}", picture(pixels)
         lines.setdefault(folder, []).append(f"{imgs}/{folder} {file} {len(lines)} {label} 0.1 1 14\n")
     for folder, its in lines.items():
         yield f"curv_contour_length_14/metadata/{folder}.npy", "".join(its).encode()
@@ -167,7 +167,7 @@ def wav(content: bytes, bits: int = 16, channels: int = 1, rate: int = 16_000) -
     return file.getvalue()
 
 
-def png(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+def picture(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     from PIL import Image
 
     file = io.BytesIO()

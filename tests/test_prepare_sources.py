@@ -325,10 +325,10 @@ PIXELS, NUMBERS = published.batches()["test_batch"]
         ("pathfinder", "*/metadata/2.npy", b"imgs/2 sample_0.png 0 2\n" * 10, ["2.npy has a line without a label"]),
         ("pathfinder", "*/metadata/2.npy", b"\x93NUMPY\x80\xff", ["that are text"]),
         ("pathfinder", "*/imgs/2/sample_0.png", b"", ["sample_0.png is missing, empty or damaged"]),
-        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK), ["empty or damaged"]),
-        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK + 1)[:-30], ["empty or damaged"]),
-        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK + 1, "GIF"), ["empty or damaged"]),
-        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.png(BLACK[1:] + 1), ["has 7 x 8 pixels"]),
+        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK), ["empty or damaged"]),
+        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK + 1)[:-30], ["empty or damaged"]),
+        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK + 1, "GIF"), ["empty or damaged"]),
+        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK[1:] + 1), ["has 7 x 8 pixels"]),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_by_name(data, name, content, words, source, refuse):
