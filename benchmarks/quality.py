@@ -36,7 +36,6 @@ MEGA = ["--arch", "mega_transformer", *both_sides(embed_dim=128, hidden_dim=256,
 MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is chosen to have 2,017,760
     "mega": MEGA,
     "mega-scaled": [*MEGA, "--init", "scaled"],
-    "mega-scaled-bf16": [*MEGA, "--init", "scaled", "--bf16"],
     "transformer": ["--arch", "transformer_iwslt_de_en"]
     + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=3),
 }

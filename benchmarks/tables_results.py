@@ -9,7 +9,6 @@ from benchmarks.tables_cells import Rows, numbers
 
 def translation() -> Rows:
     names = {"transformer": "fairseq `transformer`", "mega-scaled": "Mega, `--init scaled`"}
-    names["mega-scaled-bf16"] = "Mega, `--init scaled`, bf16"
     names["mega"] = "Mega, released initialisation"
     yield "model", "seed", "validation, bits per piece", "sacreBLEU", "chrF2"
     for model, label in names.items():
@@ -30,6 +29,13 @@ def translation_long() -> Rows:
         if found["scores"]:
             update, bits = min(found["valid_bits_per_token"], key=lambda point: point[1])
             yield *labels, rate, seed, f"{bits:.3f} (update {update:,})", *bleu_and_chrf(run, "quality_translation")
+
+
+def translation_scores(corpus: str, model: str) -> List[List[str]]:
+    """BLEU and chrF of each seed that was trained to the end."""
+    found = numbers("quality_translation")
+    scored = (run for run in sorted(found) if run.startswith(f"{corpus}-{model}-") and found[run]["scores"])
+    return [bleu_and_chrf(run, "quality_translation") for run in scored]
 
 
 def translation_rates() -> Rows:
