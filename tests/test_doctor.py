@@ -79,6 +79,12 @@ def test_a_training_that_fails_is_reported_as_a_no(program, found):
     assert (mark, found in said, "; pip uninstall -y fairseq" in said) == ("no", True, True), said
 
 
+def test_a_full_disk_is_not_reported_as_an_error_of_fairseq():
+    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
+    mark, said = changed(program).rows["training"]
+    assert (mark, "cannot hold a file of 32 MiB" in said, "set TMPDIR" in said) == ("no", True, True), said
+
+
 # ---------------------------------------------------------------------------------- with broken packages
 
 

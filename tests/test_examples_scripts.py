@@ -2,10 +2,13 @@
 
 import os
 import re
+import resource
 import runpy
 import shutil
 import subprocess
 import sys
+from functools import partial
+from math import nan
 
 import pytest
 import torch
@@ -207,17 +210,24 @@ def test_averaging_explains_its_arguments(monkeypatch, capsys):
 
 
 def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
-    saved = {"narrow": {"model": {"w": torch.ones(2)}}, "wide": {"model": {"w": torch.ones(3)}}, "empty": {}}
+    models = {"narrow": {"w": torch.ones(2)}, "wide": {"w": torch.ones(3)}, "diverged": {"w": torch.full((2,), nan)}}
+    saved = {"empty": {}, **{name: {"model": model} for name, model in {**models, "list": [1, 2]}.items()}}
     for name, content in saved.items():
         torch.save(content, tmp_path / f"{name}.pt")
     (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
     (tmp_path / "nothing.pt").touch()
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "folder.pt").mkdir()
     reasons = {
         "missing": "does not exist",
         "wide": "and {narrow} have different architectures",
         "empty": "has no parameters under 'model'",
         "half": "is not a complete checkpoint",
         "nothing": "is not a complete checkpoint",
+        "text": "is not a complete checkpoint",
+        "folder": "cannot be read (Is a directory)",
+        "list": "has no parameters under 'model'",
+        "diverged": "has parameters that are NaN or infinite",
     }
     for name, reason in reasons.items():
         inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
@@ -225,3 +235,12 @@ def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeyp
         assert sentence.startswith(f"error: {inputs[1]} {reason.format(narrow=inputs[0])}")
         assert "\n" not in sentence
     assert not (tmp_path / "averaged.pt").exists()
+
+
+def test_averaging_writes_the_whole_file_or_nothing(tmp_path):
+    torch.save({"model": {"w": torch.ones(50_000)}}, tmp_path / "1.pt")
+    words = [sys.executable, AVERAGE, tmp_path / "averaged.pt", tmp_path / "1.pt"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a full disk would
+    code, said = call(*words, preexec_fn=limit)
+    assert (code, "averaged.pt was not written" in said, "Traceback" in said) == (1, True, False), said
+    assert [path.name for path in tmp_path.iterdir()] == ["1.pt"]

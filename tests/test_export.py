@@ -105,3 +105,5 @@ def test_a_step_needs_torch_2_6(monkeypatch):
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match="training mode, and dropout would become part of the graph; call eval"):
         export_step(language_model(decoder_chunk_size=-1).train())
+    with pytest.raises(ValueError, match="training mode"):
+        export_start(language_model().train(), torch.tensor([[4, 5, 6]]))

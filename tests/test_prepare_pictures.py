@@ -132,12 +132,20 @@ def remove_a_label(pictures):
             ["dark/film.gif", "it has several frames", "convert or remove it"],
         ),
         (lambda pictures: os.symlink("nowhere", pictures / "dark/link"), ["dark/link is a link to nothing", "remove"]),
-        (lambda pictures: os.mkfifo(pictures / "dark/fifo"), ["dark/fifo is a link to nothing or a special file"]),
+        (lambda pictures: os.mkfifo(pictures / "dark/fifo"), ["dark/fifo is a special file"]),
+        (lambda pictures: os.symlink("loop", pictures / "dark/loop"), ["dark/loop is a link to nothing", "remove"]),
+        (lambda pictures: os.symlink("loop", pictures / "loop"), ["pictures/loop is a link to nothing", "remove"]),
     ],
 )
 def test_bad_folders_and_files_are_refused_by_name(change, words, pictures, prepare):
     change(pictures)
     refused_by("prepare", prepare(), *words)
+
+
+def test_a_result_within_the_folder_of_the_pictures_is_refused(pictures, prepare):
+    for out in ("pictures", "pictures/dark/out"):
+        refused_by("prepare", prepare(out=out), f"{out} is within the folder of the pictures; choose another")
+    assert sorted(path.name for path in pictures.iterdir()) == ["dark", "light"]
 
 
 def test_a_side_out_of_range_and_a_missing_pillow_are_refused(prepare, monkeypatch):

@@ -26,6 +26,5 @@ LAST=${LAST:-$found}
 inputs=()
 for epoch in $(tail -n "$LAST" <<<"$epochs"); do inputs+=("$CHECKPOINTS/checkpoint$epoch.pt"); done
 say "averaging $LAST checkpoints of $CHECKPOINTS"
-"$PYTHON" "$HERE/average_checkpoints.py" "$CHECKPOINTS/averaged.pt.tmp" "${inputs[@]}"
-mv "$CHECKPOINTS/averaged.pt.tmp" "$CHECKPOINTS/averaged.pt"
+"$PYTHON" "$HERE/average_checkpoints.py" "$CHECKPOINTS/averaged.pt" "${inputs[@]}"
 say "made $CHECKPOINTS/averaged.pt"

@@ -5,7 +5,8 @@ further training. Inputs are loaded one at a time.
 """
 
 import argparse
-import pickle
+import contextlib
+import os
 import sys
 from typing import Any, Dict, List
 
@@ -20,11 +21,16 @@ def load(path: str) -> Dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         sys.exit(f"error: {path} does not exist: give checkpoints saved by fairseq-train")
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it is empty"
+    except OSError as error:
+        sys.exit(f"error: {path} cannot be read ({error.strerror}): give checkpoints saved by fairseq-train")
+    except Exception as error:  # torch's unpickler raises many kinds for other files
+        reason = " ".join(f"{type(error).__name__}: {error}".splitlines()[:1])
         sys.exit(f"error: {path} is not a complete checkpoint of tensors, text and options ({reason}): leave it out")
-    if not isinstance(state, dict) or "model" not in state:
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in model.values()):
         sys.exit(f"error: {path} has no parameters under 'model': give a checkpoint saved by fairseq-train")
+    if not all(torch.isfinite(tensor).all() for tensor in model.values()):
+        sys.exit(f"error: {path} has parameters that are NaN or infinite: the model has diverged; leave it out")
     return state
 
 
@@ -46,13 +52,26 @@ def average(paths: List[str]) -> Dict[str, Any]:
     return state
 
 
+def save(state: Dict[str, Any], path: str) -> None:
+    """Write the whole file or nothing."""
+    temporary = f"{path}.tmp"
+    try:
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        reason = " ".join(str(error).splitlines()[:1])
+        sys.exit(f"error: {path} was not written ({reason}): free some space, or choose another folder")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", metavar="OUTPUT", help="file to write")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="checkpoints of one run")
     args = parser.parse_args()
     allow_plain_containers()
-    torch.save(average(args.inputs), args.output)
+    save(average(args.inputs), args.output)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def _state(blocks: Blocks) -> State:
 
 def export_start(model: MegaModel, *arguments: Tensor) -> ExportedProgram:
     """The graph of `Start` for a model in eval mode and inputs of these shapes; pad sources to the given length."""
+    _check_eval(model)
     return export(Start(model), arguments, strict=False)
 
 
@@ -72,8 +73,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise RuntimeError(f"torch is {torch.__version__}, which exports no graph for any length; use torch 2.6")
-    if model.training:
-        raise ValueError("the model is in training mode, and dropout would become part of the graph; call eval() first")
+    _check_eval(model)
     chunk, dictionary = model.cfg.decoder_chunk_size, model.decoder.dictionary
     if chunk != -1:
         raise ValueError(
@@ -94,3 +94,8 @@ def export_step(model: MegaModel) -> ExportedProgram:
     sizes = [dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else Dim.AUTO for leaf in state]
     step = Step(model.decoder, blocks)
     return export(step, (tokens[:, :1], state), dynamic_shapes=({0: Dim.AUTO}, sizes), strict=False)
+
+
+def _check_eval(model: MegaModel) -> None:
+    if model.training:
+        raise ValueError("the model is in training mode, and dropout would become part of the graph; call eval() first")

@@ -13,6 +13,7 @@ from mega_fairseq.cli.doctor.packages import REBUILD
 CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 DRIVER = "/proc/driver/nvidia/version"
 FIRST_WITH_BF16 = (8, 0)  # compute capability
+NEEDED_SPACE = 32 << 20  # bytes, for the checkpoints of the training
 WORTH_IT = 1.5  # speed of matrix products in bf16 relative to float32; the rest of a layer does not become faster
 
 
@@ -28,6 +29,7 @@ def training() -> str:
     import mega_fairseq.tasks  # noqa: F401 - registers them
 
     with tempfile.TemporaryDirectory() as folder:
+        _check_space(folder)
         text, data = Path(folder, "text"), Path(folder, "data")
         text.write_text("a b c d e f g h\n" * 50)
         # fairseq 0.12.2 reads the validation set even if it does not validate.
@@ -45,6 +47,19 @@ def training() -> str:
     if updates != 2:
         raise Problem(f"a resumed training has {updates} updates instead of 2")
     return "fairseq trains a model and resumes from its checkpoint"
+
+
+def _check_space(folder: str) -> None:
+    """Otherwise a full disk would look like an error in fairseq."""
+    probe = Path(folder, "probe")
+    try:
+        probe.write_bytes(bytes(NEEDED_SPACE))
+        probe.unlink()
+    except OSError as error:
+        raise Problem(
+            f"{folder} cannot hold a file of {NEEDED_SPACE >> 20} MiB ({error.strerror})",
+            "free some space, or set TMPDIR to another folder",
+        ) from None
 
 
 def threads() -> str:

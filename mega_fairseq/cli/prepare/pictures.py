@@ -24,6 +24,9 @@ LONGEST_SIDE = 4096  # of a square; a model reads its pixels one by one
 def settings(arguments: argparse.Namespace) -> Dict[str, int]:
     if not 1 <= arguments.side <= LONGEST_SIDE:
         raise UserError(f"--side is {arguments.side}; give a whole number from 1 to {LONGEST_SIDE:,}")
+    source, out = (os.path.join(os.path.realpath(path), "") for path in (arguments.source, arguments.out))
+    if out.startswith(source):
+        raise UserError(f"{arguments.out} is within the folder of the pictures; choose another folder")
     return {"side": arguments.side, "seed": arguments.seed}
 
 
@@ -54,7 +57,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
                 f"the folder's name {label!r}, the label, is not one word of printable characters; rename it"
             )
         place = os.path.join(source, label)
-        found[label], inner = _visible(place), _folders(place)
+        inner, found[label] = _folders(place), _visible(place)
         if inner:
             raise UserError(
                 f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
@@ -62,7 +65,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
             )
         special = [entry.path for entry in _entries(place) if not (entry.is_dir() or entry.is_file())]
         if special:
-            raise UserError(f"{special[0]} is a link to nothing or a special file; remove it")
+            raise UserError(f"{special[0]} is a special file; remove it")
         if len(found[label]) < 3:
             raise UserError(
                 f"{os.path.join(source, label)} contains {len(found[label])} pictures; give at least 3, so that each "
@@ -75,7 +78,11 @@ def labelled(source: str) -> Dict[str, List[Place]]:
 
 
 def _entries(path: str) -> List["os.DirEntry[str]"]:
-    return [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
+    entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
+    broken = [entry.path for entry in entries if not os.path.exists(entry.path)]
+    if broken:
+        raise UserError(f"{broken[0]} is a link to nothing; remove it")
+    return entries
 
 
 def _folders(path: str) -> List[str]:
