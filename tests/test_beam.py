@@ -325,6 +325,20 @@ def test_a_copy_of_a_model_has_its_own_prepared_weights():
     torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("make", [model, language_model])
+def test_a_state_that_was_saved_goes_on_as_before(make):
+    """Between steps that use prepared weights, which are not saved."""
+    made, tokens, state = make().eval(), torch.randint(4, TYPES, (SENTENCES, 6)), {}
+    source = (made.encoder(sources()),) if make is model else ()
+    for n in range(1, 6):
+        made.decoder(tokens[:, :n], *source, incremental_state=state)
+    assert made.decoder.get_incremental_state(state, STATE).ready is not None
+    loaded = pickle.loads(pickle.dumps(state))
+    expected, found = (made.decoder(tokens, *source, incremental_state=s)[0] for s in (state, loaded))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_a_model_made_in_inference_mode_decodes_too():
     with torch.inference_mode():
         made = model()

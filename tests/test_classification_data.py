@@ -1,8 +1,10 @@
 """Inputs, labels and batches of the task `mega_classification`, from files in each layout."""
 
+import errno
 import math
 import pickle
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
-from mega_fairseq.data.classification.inputs import ByteLines, Inputs, Scaling, byte_dictionary
+from mega_fairseq.data.classification.inputs import ByteLines, Inputs, Scaling, array, byte_dictionary, released_speech
 from mega_fairseq.data.classification.labels import classes_in, classes_of
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from tests.commands import fairseq
@@ -346,6 +348,16 @@ def test_bad_data_are_refused_in_one_sentence(tmp_path, kind, files, said):
             files = {label: torch.tensor([0, 1]) if label.endswith("pt") else ["0", "1"], **files}
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         examples(write(tmp_path, files), kind)
+
+
+@pytest.mark.parametrize(("read", "library"), [(array, np), (released_speech, torch)])
+def test_files_without_permission_are_refused_as_such(monkeypatch, read, library):
+    def refuse(path, **_):  # the tests may run as root, who may read everything
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(library, "load", refuse)
+    with pytest.raises(ValueError, match=r"^train cannot be read \(Permission denied\); change its permissions$"):
+        read(Path("train"))
 
 
 def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):

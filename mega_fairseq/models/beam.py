@@ -51,6 +51,9 @@ class DecoderState(NamedTuple):
     shared: Optional[Tensor] = None  # (S, b, b) on the CPU: number of first tokens that two beams of a sentence share
     ready: Optional[Ready] = None
 
+    def __reduce__(self) -> Tuple:
+        return DecoderState, (self.blocks, self.length, self.shared)  # the next step prepares again what is `ready`
+
 
 class Move(NamedTuple):
     """How an order changes the state; the b rows of a sentence are consecutive, before and after."""

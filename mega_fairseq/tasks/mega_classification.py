@@ -211,29 +211,29 @@ class MegaClassificationTask(FairseqTask):
             raise ValueError(f"{inputs.about_cut()}; {remedy}")
         logger.info(f"{inputs.about_cut()} and are cut to the first ones (--shorten-method truncate)")
 
-    def encode(self, given: Any, number: int = 1) -> Tensor:
-        """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by its number."""
+    def encode(self, given: Any, name: str) -> Tensor:
+        """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by this name."""
         texts = {"tokens": (str,), "bytes": (str, bytes)}.get(self.cfg.input_kind)
         if texts and not isinstance(given, texts):
             kinds = " or ".join(kind.__name__ for kind in texts)
-            raise TypeError(f"input {number} is of type {type(given).__name__}; give {kinds}")
+            raise TypeError(f"{name} is of type {type(given).__name__}; give {kinds}")
         if self.cfg.input_kind == "values":
-            given = _array(given, number)
-            x = self.scaling.checked(given, f"input {number}")
+            given = _array(given, name)
+            x = self.scaling.checked(given, name)
         elif self.cfg.input_kind == "bytes":
             try:
                 line = given.encode() if isinstance(given, str) else given
             except UnicodeEncodeError:
-                raise ValueError(f"input {number} has half of a surrogate pair; give text or bytes") from None
+                raise ValueError(f"{name} has half of a surrogate pair; give text or bytes") from None
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
         else:
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
             if x.eq(self.dictionary.pad()).any():
-                raise ValueError(f"input {number} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
+                raise ValueError(f"{name} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
         if len(x) == (self.cfg.input_kind != "values"):  # eos
-            raise ValueError(f"input {number} is empty; leave it out")
+            raise ValueError(f"{name} is empty; leave it out")
         if self.cfg.input_kind == "values":
-            self._check_type(self.scaling.number_type(given), f"input {number}", self.number_type)
+            self._check_type(self.scaling.number_type(given), name, self.number_type)
         return x
 
     def max_positions(self) -> None:
@@ -241,8 +241,8 @@ class MegaClassificationTask(FairseqTask):
         return None
 
 
-def _array(given: Any, number: int) -> np.ndarray:
+def _array(given: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(given)
     except (TypeError, ValueError) as error:  # lists of lists of unequal length; a tensor in bfloat16
-        raise ValueError(f"input {number} is not an array of numbers ({error})") from None
+        raise ValueError(f"{name} is not an array of numbers ({error})") from None

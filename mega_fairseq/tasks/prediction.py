@@ -86,11 +86,15 @@ class Classifier(nn.Module):
     def _towers(self, inputs: Iterable[Any]) -> List[Given]:
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
-        inputs, pairs = list(inputs), self.models[0].cfg.pairs
-        if pairs and not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in inputs):
+        inputs = list(inputs)
+        if not self.models[0].cfg.pairs:
+            return [self._given(inputs)]
+        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in inputs):
             raise ValueError("this model classifies pairs; give tuples of two inputs")
-        towers = [[pair[tower] for pair in inputs] for tower in (0, 1)] if pairs else [inputs]
-        return [Given([self.task.encode(one, number) for number, one in enumerate(tower, 1)]) for tower in towers]
+        return [self._given([pair[i] for pair in inputs], f"part {i + 1} of ") for i in (0, 1)]
+
+    def _given(self, inputs: Iterable[Any], part: str = "") -> Given:
+        return Given([self.task.encode(one, f"{part}input {number}") for number, one in enumerate(inputs, 1)])
 
 
 def _in_place_of(task: FairseqTask) -> MegaClassificationTask:

@@ -1,6 +1,7 @@
 """The figure of predictions: which classes are taken for which, and for values examples with their saliency."""
 
 import math
+import textwrap
 from typing import Any, List, Optional
 
 import numpy as np
@@ -12,6 +13,7 @@ from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.tasks.prediction import Classifier
 
 SHOWN = 8  # examples in a row
+TITLE_WIDTH = 16  # characters of a line above an example, so that neighbours do not touch
 
 
 def figure(classifier: Classifier, examples: ExampleDataset, scores: Scores) -> Any:
@@ -67,7 +69,7 @@ def _title(axis: Any, scores: Scores, number: int) -> None:
     label, predicted = scores.labels[scores.truth[number]], scores.labels[scores.predicted[number]]
     said = predicted if label == predicted else f"{label} as {predicted},"
     axis.set_title(
-        f"{said} {scores.probabilities[number].max():.2f}",
+        textwrap.fill(f"{said} {scores.probabilities[number].max():.2f}", TITLE_WIDTH),
         fontsize=7,
         pad=2,
         color="black" if label == predicted else "tab:red",

@@ -169,6 +169,8 @@ def array(path: Path) -> np.ndarray:
     """The content of a .npy file, memory-mapped."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except PermissionError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
     except Exception:  # of many types
         found = None
     if not isinstance(found, np.ndarray):  # or an archive of arrays
@@ -227,6 +229,8 @@ def _pixels(line: bytes, length: Optional[int], place: str) -> np.ndarray:
 def _tensor(path: Path) -> Tensor:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
     except Exception:  # of many types
         raise ValueError(f"{path} is damaged or something else; give a tensor that torch saved") from None
     if not isinstance(stored, Tensor):
