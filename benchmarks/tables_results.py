@@ -33,8 +33,7 @@ def translation_long() -> Rows:
 
 def translation_scores(corpus: str, model: str) -> List[List[str]]:
     """BLEU and chrF of each seed that was trained to the end."""
-    found = numbers("quality_translation")
-    scored = (run for run in sorted(found) if run.startswith(f"{corpus}-{model}-") and found[run]["scores"])
+    scored = (run for run, _, found in _long_runs() if run.startswith(f"{corpus}-{model}-") and found["scores"])
     return [bleu_and_chrf(run, "quality_translation") for run in scored]
 
 

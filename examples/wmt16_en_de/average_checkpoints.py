@@ -5,13 +5,14 @@ further training. Inputs are loaded one at a time.
 """
 
 import argparse
-import contextlib
-import os
+import io
 import sys
 from typing import Any, Dict, List
 
 import torch
 
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import write
 from mega_fairseq.models.checkpoints import allow_plain_containers
 
 
@@ -53,16 +54,12 @@ def average(paths: List[str]) -> Dict[str, Any]:
 
 
 def save(state: Dict[str, Any], path: str) -> None:
-    """Write the whole file or nothing."""
-    temporary = f"{path}.tmp"
+    content = io.BytesIO()
+    torch.save(state, content)
     try:
-        torch.save(state, temporary)
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        reason = " ".join(str(error).splitlines()[:1])
-        sys.exit(f"error: {path} was not written ({reason}): free some space, or choose another folder")
+        write(path, content.getbuffer())
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def labelled(source: str) -> Dict[str, List[Place]]:
     """The files of each label, sorted by name. Hidden files are left out."""
     if not os.path.isdir(source):
         raise UserError(f"{source} is not a folder; {REMEDY}")
-    labels = _folders(source)
+    labels = _folders(_entries(source))
     if not 2 <= len(labels) <= MOST_LABELS:
         raise UserError(f"{source} contains {len(labels)} folders; give one for each label, 2 to {MOST_LABELS}")
     found = {}
@@ -57,13 +57,14 @@ def labelled(source: str) -> Dict[str, List[Place]]:
                 f"the folder's name {label!r}, the label, is not one word of printable characters; rename it"
             )
         place = os.path.join(source, label)
-        inner, found[label] = _folders(place), _visible(place)
+        entries, found[label] = _entries(place), _visible(place)
+        inner = _folders(entries)
         if inner:
             raise UserError(
                 f"{os.path.join(place, inner[0])} is a folder within a label's folder; move its pictures to {place}, "
                 "or away"
             )
-        special = [entry.path for entry in _entries(place) if not (entry.is_dir() or entry.is_file())]
+        special = [entry.path for entry in entries if not (entry.is_dir() or entry.is_file())]
         if special:
             raise UserError(f"{special[0]} is a special file; remove it")
         if len(found[label]) < 3:
@@ -85,8 +86,8 @@ def _entries(path: str) -> List["os.DirEntry[str]"]:
     return entries
 
 
-def _folders(path: str) -> List[str]:
-    return sorted(entry.name for entry in _entries(path) if entry.is_dir())
+def _folders(entries: Sequence["os.DirEntry[str]"]) -> List[str]:
+    return sorted(entry.name for entry in entries if entry.is_dir())
 
 
 def _visible(path: str) -> List[Place]:
