@@ -21,7 +21,9 @@ from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
 from mega_fairseq.ops.padding import Alignment, Padding
 
 Blocks = Tuple[BlockState, ...]
+Source = Tuple[Optional[Tensor], Optional[Padding]]  # aligned_source, for layers that project it themselves
 Extra = Dict[str, List[Optional[Tensor]]]
+NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
 
 
@@ -81,7 +83,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
-        carry, source = incremental_state is not None, ()
+        carry, source = incremental_state is not None, NO_SOURCE
         state = self.get_incremental_state(incremental_state, STATE) if carry else None
         if state is not None:
             # Callers pass all tokens so far, as fairseq's generator does, or only the newest one.
@@ -95,7 +97,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         ready = carry and prev_output_tokens.size(1) == 1
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
         need_attn = not carry and encoder_out is not None and (self.need_attn or self.kept is not None)
-        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, need_attn, *source)
+        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, need_attn, source)
         if carry:
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
@@ -115,7 +117,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         carry: bool,
         ready: bool = False,
         need_attn: bool = False,
-        *source: Any,
+        source: Source = NO_SOURCE,
     ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
         """Tokens (B, L) after `state` -> features, attention of the last layer to the source, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
@@ -127,7 +129,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if ready and align is None and all(layer.takes_step(s) for layer, s in zip(self.layers, state.blocks)):
             steps = state.ready or self.ready()
         rate = 0.0 if carry else self.cfg.decoder_layerdrop
-        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, need_attn, *source)
+        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, need_attn, source)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
@@ -141,7 +143,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
         steps: Optional[Ready] = None,
         mask: Optional[Padding] = None,
         need_attn: bool = False,
-        *source: Any,
+        source: Source = NO_SOURCE,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
         """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if needed."""
         after, attn = list(blocks), None
