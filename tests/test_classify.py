@@ -305,7 +305,7 @@ def test_a_language_model_is_refused(sweep_folder, classify):
 
 
 def test_the_program_and_the_command_agree(trained, classify):
-    hub = MegaClassifier.from_pretrained(str(trained.folder), trained.last.name, str(trained.data))
+    hub = MegaClassifier.from_pretrained(trained.folder, trained.last.relative_to(trained.folder), trained.data)
     inputs = lines_of(trained).splitlines()
     parse = {
         "tokens": bytes.decode,

@@ -6,8 +6,10 @@ from random import Random
 
 import pytest
 
+from mega_fairseq.cli import UserError
 from mega_fairseq.cli import main as command
 from mega_fairseq.cli.prepare import listops
+from mega_fairseq.cli.prepare.folder import Folder
 from tests.commands import refused_by
 from tests.faults import killed_after_a_part, killed_after_the_training_set, killed_while_writing
 from tests.prepared import contents, kill, prepare, value, within
@@ -213,6 +215,19 @@ def test_a_killed_preparation_continues(fault, kept, short, tmp_path):
     assert path is None or path.read_bytes() == contents(short)[kept]
     prepare("listops", folder, *SHORT, "--workers=1")
     assert contents(folder) == contents(short)
+
+
+def test_of_two_processes_that_start_together_one_prepares_and_the_other_is_refused(tmp_path):
+    mine, other = (Folder(str(tmp_path / "out"), {"data": "listops", "seed": seed}) for seed in (1, 2))
+    mine.make(lambda _: b"of mine\n", [0], 1, 1)
+    with pytest.raises(UserError, match="another process is preparing .*out; wait until"):
+        other.make(lambda _: b"of the other\n", [0], 1, 1)
+    mine.finish({"train.input": mine.lines()}, {"train": 1})
+    mine.release()
+    other.release()
+    with pytest.raises(UserError, match="another process has changed .*out; run the same command again"):
+        other.make(lambda _: b"of the other\n", [0], 1, 1)
+    assert (tmp_path / "out/train.input").read_bytes() == b"of mine"
 
 
 def test_finished_data_are_left_alone(short):

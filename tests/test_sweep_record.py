@@ -264,8 +264,14 @@ def test_concurrent_sweeps_keep_each_others_points(tmp_path):
     assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {8, 16, 32}
 
 
-@pytest.mark.parametrize("wrong", [{"chunk": "x"}, {"bits": "x"}, {"context": None}, {"other": 1}])
-def test_points_of_other_types_are_refused(tmp_path, wrong):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[{"chunk": "x"}, {"bits": "x"}, {"context": None}, {"other": 1}],
+        *[{"bits": None}, {"bits": float("nan")}, {"perplexity": float("inf")}, {"seconds": None}],
+    ],
+)
+def test_points_that_a_sweep_cannot_have_written_are_refused(tmp_path, wrong):
     origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
     Record(str(tmp_path / "out"), origin).add(Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
     content = json.loads((tmp_path / "out.json").read_text())

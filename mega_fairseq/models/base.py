@@ -3,7 +3,7 @@
 import importlib
 import os
 from argparse import Namespace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass import FairseqDataclass
@@ -71,9 +71,9 @@ class MegaModel(BaseFairseqModel):
     @classmethod
     def from_pretrained(
         cls,
-        model_name_or_path: str,
-        checkpoint_file: str = "model.pt",
-        data_name_or_path: str = ".",
+        model_name_or_path: Union[str, os.PathLike],
+        checkpoint_file: Union[str, os.PathLike] = "model.pt",
+        data_name_or_path: Union[str, os.PathLike] = ".",
         **options: Any,
     ) -> GeneratorHubInterface:
         """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
@@ -82,9 +82,10 @@ class MegaModel(BaseFairseqModel):
         model that must be as in training.
         """
         importlib.import_module("mega_fairseq.tasks")
-        _check_paths(model_name_or_path, checkpoint_file.split(os.pathsep), data_name_or_path)
+        folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
+        _check_paths(folder, checkpoints.split(os.pathsep), data)
         with plain_containers_allowed():
-            hub = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **options)
+            hub = super().from_pretrained(folder, checkpoints, data, **options)
         if not isinstance(hub.models[0], cls):
             kind = type(hub.models[0]).__name__
             raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")

@@ -35,19 +35,22 @@ class Folder:
     def __init__(self, path: str, settings: Dict[str, Any]):
         self.path, self.settings = path, settings
         self.parts: List[str] = []  # paths
-        self.claim: Optional[int] = None  # the open folder parts/, which no other process claims until `release`
-        found = self._read()
-        self.complete, written = found.pop("complete", False), found.pop("bytes", {})
-        if found and found != settings:
-            if self.complete or self._has_parts():
-                other = _listing(found)
-                raise UserError(
-                    f"{path} contains data of other settings ({other}); give another folder, or remove this one"
-                )
-            shutil.rmtree(self._place("parts"), ignore_errors=True)  # the source of those settings was wrong
+        self.claim: Optional[int] = None  # the open folder, which no other process claims until `release`
+        self.found = self._read()  # prepare.json
+        self.complete, written = self.found.get("complete", False), self.found.get("bytes", {})
+        others = self._other_settings()
+        if others and (self.complete or self._has_parts()):
+            raise UserError(
+                f"{path} contains data of other settings ({_listing(others)}); give another folder, or remove this one"
+            )
         if self.complete:
             self._check_files(written)
             shutil.rmtree(self._place("parts"), ignore_errors=True)  # if a process was killed before it did this
+
+    def _other_settings(self) -> Dict[str, Any]:
+        """The settings of the folder, if there are any and they are not ours."""
+        found = {name: value for name, value in self.found.items() if name not in ("complete", "bytes")}
+        return {} if found == self.settings else found
 
     def _has_parts(self) -> bool:
         parts = self._place("parts")
@@ -81,26 +84,29 @@ class Folder:
 
     def temporary(self, name: str, item: Any) -> str:
         """The path of a file that depends on this item and is removed when the data are complete."""
-        try:
-            os.makedirs(self.path, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.path} was not created ({error.strerror}); choose another folder") from None
-        if not os.path.isdir(self._place("parts")):
-            self._save(complete=False)
-            os.mkdir(self._place("parts"))
         if self.claim is None:
             self._claim()
         digest = hashlib.blake2b(repr(item).encode(errors="surrogateescape"), digest_size=8).hexdigest()
         return os.path.join(self._place("parts"), f"{name}-{digest}")
 
     def _claim(self) -> None:
-        self.claim = os.open(self._place("parts"), os.O_RDONLY)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            self.claim = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"{self.path} was not created ({error.strerror}); choose another folder") from None
         try:
             fcntl.flock(self.claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process is preparing {self.path}; wait until it has finished") from None
         except OSError:  # some network file systems have no locks
             pass
+        if self._read() != self.found:
+            raise UserError(f"another process has changed {self.path}; run the same command again")
+        if self._other_settings():
+            shutil.rmtree(self._place("parts"), ignore_errors=True)  # the source of those settings was wrong
+        self._save(complete=False)
+        os.makedirs(self._place("parts"), exist_ok=True)
 
     def release(self) -> None:
         if self.claim is not None:

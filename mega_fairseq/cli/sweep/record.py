@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_args, get_type_hints
 
@@ -29,11 +30,15 @@ class Point(NamedTuple):
 
 
 def _point(**fields: Any) -> Point:
-    """A point of a file, if its fields have their types."""
+    """A point of a file, if its fields have their types, and numbers if it was evaluated."""
     for name, kind in get_type_hints(Point).items():
         if not isinstance(fields.get(name), get_args(kind) or kind):
             raise TypeError(name)
-    return Point(**fields)
+    point = Point(**fields)
+    measured = (point.bits, point.perplexity, point.seconds)
+    if point.refused is None and not all(number is not None and math.isfinite(number) for number in measured):
+        raise ValueError("not evaluated and not refused")
+    return point
 
 
 def shown(size: int) -> str:
