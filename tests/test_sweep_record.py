@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import multiprocessing
 import shutil
 import signal
 import sys
@@ -24,6 +25,8 @@ from tests.sweeps import points
 pytestmark = pytest.mark.slow
 
 refused = partial(refused_by, "sweep")
+ORIGIN = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
+POINT = Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu")
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -256,12 +259,16 @@ def test_data_of_another_dictionary_is_refused(sweep_folder, sweep, tmp_path):
     refused(sweep("--chunks=8", data=tmp_path), "does not fit the", "types of dict.txt")
 
 
+def add_two(prefix, chunk):
+    record = Record(prefix, ORIGIN)
+    for point in (POINT._replace(chunk=chunk), POINT._replace(chunk=chunk + 1)):
+        record.add(point)
+
+
 def test_concurrent_sweeps_keep_each_others_points(tmp_path):
-    origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
-    one, other = (Record(str(tmp_path / "out"), origin) for _ in range(2))
-    for record, chunk in ((one, 8), (other, 16), (one, 32)):
-        record.add(Point(chunk, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
-    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == {8, 16, 32}
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.map(partial(add_two, str(tmp_path / "out")), range(1, 101, 2), chunksize=1)
+    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == set(range(1, 101))
 
 
 @pytest.mark.parametrize(
@@ -272,13 +279,12 @@ def test_concurrent_sweeps_keep_each_others_points(tmp_path):
     ],
 )
 def test_points_that_a_sweep_cannot_have_written_are_refused(tmp_path, wrong):
-    origin = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
-    Record(str(tmp_path / "out"), origin).add(Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu"))
+    Record(str(tmp_path / "out"), ORIGIN).add(POINT)
     content = json.loads((tmp_path / "out.json").read_text())
     content["points"].append({**content["points"][0], **wrong})
     (tmp_path / "out.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="out.json was not written by a sweep; give another --out"):
-        Record(str(tmp_path / "out"), origin)
+        Record(str(tmp_path / "out"), ORIGIN)
 
 
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, tmp_path):

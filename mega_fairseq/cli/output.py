@@ -1,6 +1,7 @@
 """Print tables, write files, and suppress the output of other packages."""
 
 import contextlib
+import fcntl
 import io
 import json
 import logging
@@ -37,6 +38,18 @@ def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None
     finally:
         with contextlib.suppress(OSError):
             os.remove(temporary)
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """While other processes do the same with this folder, wait."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def write_json(prefix: str, content: Dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_args, get_type_hints
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import write, write_json
+from mega_fairseq.cli.output import locked, write, write_json
 
 OTHER = {"checkpoint": "another checkpoint", "data": "other data or another subset"}
 
@@ -85,11 +85,11 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        # Another sweep may have written points in the meantime.
-        self._points = {**self._read(), **self._points, (point.chunk, point.cut): point}
-        write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
-        table = io.StringIO()
-        lines = csv.writer(table, lineterminator="\n")
-        lines.writerow(Point._fields)
-        lines.writerows(self.points)
-        write(f"{self.prefix}.csv", table.getvalue().encode())
+        with locked(os.path.dirname(self.prefix) or "."):  # another sweep may have written points in the meantime
+            self._points = {**self._read(), **self._points, (point.chunk, point.cut): point}
+            write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+            table = io.StringIO()
+            lines = csv.writer(table, lineterminator="\n")
+            lines.writerow(Point._fields)
+            lines.writerows(self.points)
+            write(f"{self.prefix}.csv", table.getvalue().encode())
