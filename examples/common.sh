@@ -99,22 +99,27 @@ DOWNLOADS=$DATA/downloads
 whole_numbers 0 GPUS
 whole_numbers 1 WORKERS OMP_NUM_THREADS
 
+# claim PATH: keeps a file or folder for this script, and the programs that it starts, until they have ended: two at once
+# would write the same files. A script claims one path.
+claim() {
+    [ "${CLAIMED:-}" != "$1" ] || return 0
+    exec 9<"$1"
+    "$PYTHON" -c '
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(1)
+except OSError:  # some network file systems have no locks
+    pass' || die "another script, or a program that it has started, is writing to $1: wait until it has finished."
+    CLAIMED=$1
+}
+
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
-# Keeps DATA for this script until it ends: two at once would write the same files. A killed one leaves its number behind.
 claim_data() {
-    local note=$DATA/preparing other
-    [ "${CLAIMED:-}" != "$note" ] || return 0
     mkdir -p "$DATA"
-    if ! (set -o noclobber && echo $$ >"$note") 2>/dev/null; then
-        other=$(cat "$note")
-        [ -z "$other" ] || ! kill -0 "$other" 2>/dev/null ||
-            die "process $other is preparing $DATA: wait until it has finished. If it is something else, remove $note."
-        echo $$ >"$note"
-    fi
-    CLAIMED=$note
-    # shellcheck disable=SC2064 # the name of now
-    trap "rm -f '$note'" EXIT
+    claim "$DATA"
 }
 
 # step RESULT COMMAND...: runs COMMAND to make RESULT, unless RESULT exists. COMMAND gets a temporary path as its last
@@ -131,6 +136,7 @@ step() {
     mkdir -p "$(dirname "$result")"
     rm -rf "$result.tmp"
     "$@" "$result.tmp"
+    [ "$result" != "${REMEMBERED:-}" ] || printf '%s\n' "$SETTINGS" >"$result.choices"
     mv "$result.tmp" "$result"
 }
 
@@ -142,18 +148,16 @@ keep() {
     mv "$file.tmp" "$file"
 }
 
-# remember RESULT SETTINGS: records the settings that RESULT is made with, and stops if it was made with others, since
-# a step only looks at the name of its result. Without a record, RESULT was put there by hand and is used as it is.
+# remember RESULT SETTINGS: `step RESULT` records the settings. This stops if RESULT was made with others, also if it was
+# removed since: a step only looks at the name of its result, so those that depend on RESULT would not be made again.
+# Without a record, RESULT was put there by hand and is used as it is.
 remember() {
-    local result=$1 settings=$2 note=$1.choices
+    local note=$1.choices
     claim_data
-    if [ ! -e "$result" ]; then
-        mkdir -p "$(dirname "$result")"
-        printf '%s\n' "$settings" >"$note"
-    elif [ -e "$note" ] && [ "$(cat "$note")" != "$settings" ]; then
-        die "$result was made with $(cat "$note"), not with $settings: name another folder with DATA=...," \
-            "or remove $(dirname "$result")."
-    fi
+    [ ! -s "$note" ] || [ "$(cat "$note")" = "$2" ] ||
+        die "$1 was made with $(cat "$note"), not with $2: name another folder with DATA=...," \
+            "or remove $(dirname "$1")."
+    REMEMBERED=$1 SETTINGS=$2
 }
 
 # unpack ARCHIVE FOLDER: the content of the only folder of a .tar.xz archive.
@@ -252,11 +256,43 @@ need_trained() {
     mkdir -p "$RESULTS"
 }
 
+# refuse_subset ARGUMENT...: the programs would take the subset from an argument, and the scripts would not.
+refuse_subset() {
+    local argument
+    for argument in "$@"; do
+        case $argument in --gen* | --valid-s* | --sub*) die "$argument: name the subset with SUBSET=..." ;; esac
+    done
+}
+
+# override SETTINGS ARGUMENT...: sets ARGUMENTS to the arguments, with SETTINGS added to those of --model-overrides, of
+# which fairseq takes only the last.
+override() {
+    local settings=$1 given='{}' all
+    shift
+    ARGUMENTS=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --model-o*=*) given=${1#*=} ;;
+        --model-o*)
+            given=${2:-}
+            [ $# = 1 ] || shift
+            ;;
+        *) ARGUMENTS+=("$1") ;;
+        esac
+        shift
+    done
+    all=$("$PYTHON" -c 'import ast, sys
+print({name: value for words in sys.argv[1:] for name, value in ast.literal_eval(words).items()})' \
+        "$given" "$settings" 2>/dev/null) ||
+        die "--model-overrides is $given: give a dictionary, such as \"{'generation_weights': 'int8'}\"."
+    ARGUMENTS+=(--model-overrides "$all")
+}
+
 # name_result WORD...: a file name made of the settings of an evaluation.
 name_result() {
-    local name
-    name=$(printf '%s-' "$@" | LC_ALL=C tr -cs 'A-Za-z0-9._' '-')
-    printf '%s\n' "${name%-}"
+    local word name=
+    for word in "$@"; do [ -z "$word" ] || name+="-${word#--}"; done
+    printf '%s\n' "${name#-}" | LC_ALL=C tr -c 'A-Za-z0-9._\n' '-'
 }
 
 # The word for CHECKPOINT in such a name: nothing for the default.

@@ -25,7 +25,7 @@ OPTIONS = {
     "bytes": {"input_kind": "bytes", "pairs": True, **MEGA, "normalization_type": "scalenorm"},
     "values": {"input_kind": "values", "values_mean": 0.5, "values_deviation": 0.3, **MEGA, **NORMED},
 }
-LABELS = ("first", "second")
+LABELS = ("first", "second$_$")  # matplotlib would read $_$ as mathematics, and fail
 
 
 def task_of(kind: str) -> List[Any]:

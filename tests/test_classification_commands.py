@@ -67,7 +67,7 @@ def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_
     trained = classifiers("values")
     for name in ("valid.npy", "valid.label"):
         (tmp_path / name).write_bytes((data("values") / name).read_bytes())
-    (tmp_path / "labels.txt").write_text("second\nfirst\n")  # the other order
+    (tmp_path / "labels.txt").write_text("\n".join(reversed(LABELS)))  # the other order
     expected = {"classes": list(LABELS), "symbols": None, "number_type": "uint8"}
     assert checkpoint(trained.last)["task_state"] == expected
     expected = records(trained.said, "valid")[-1]["valid_accuracy"]
@@ -84,8 +84,8 @@ def relabelled(data, folder, names):
 
 
 def test_a_training_is_not_resumed_with_classes_in_another_order(data, classifiers, tmp_path):
-    other = relabelled(data, tmp_path, {"first": "second", "second": "first"})
-    (tmp_path / "labels.txt").write_text("second\nfirst\n")
+    other = relabelled(data, tmp_path, dict(zip(LABELS, reversed(LABELS))))
+    (tmp_path / "labels.txt").write_text("\n".join(reversed(LABELS)))
     start = {"restore_file": classifiers("values").last, "save_dir": tmp_path / "model", "max_update": UPDATES + 1}
     said = failure("train", other, *words_of("values", **start))
     assert "was trained with other classes, or in another order; give the data of its training, or" in said

@@ -1,5 +1,6 @@
 """The language modelling recipes, from raw text to scores, on texts of a few kilobytes."""
 
+import fcntl
 import math
 import os
 import re
@@ -228,7 +229,7 @@ def test_score_files_are_named_after_the_settings_of_the_evaluation(pretended):
             ["--documents", "line"],
             {"CHECKPOINT": pretended.checkpoints / "checkpoint_last.pt"},
         ),
-        f"{pretended.place}-other-checkpoint_best".replace("/", "-"): ([], {"CHECKPOINT": "other/checkpoint_best.pt"}),
+        f"-{pretended.place}-other-checkpoint_best".replace("/", "-"): ([], {"CHECKPOINT": "other/checkpoint_best.pt"}),
     }
     for number, (arguments, variables) in enumerate(calls.values(), 1):
         say(pretended, number)
@@ -237,6 +238,24 @@ def test_score_files_are_named_after_the_settings_of_the_evaluation(pretended):
         found, _, _ = scores(pretended, f"test-chunk512-streams1{name}.txt")
         assert found["bits per byte"] == number
     assert len(files(pretended.results)) == len(calls)
+
+
+def test_what_has_a_variable_is_refused_as_an_argument(pretended):
+    for script in ("evaluate.sh", "sweep.sh"):
+        assert "name the subset with SUBSET=" in pretended.refusal(script, "--gen-subset", "valid")
+        assert "name the subset with SUBSET=" in pretended.refusal(script, "--subset=valid")
+    overrides = "--model-overrides={'decoder_chunk_size': 4}"
+    assert "give the chunk size with CHUNK=" in pretended.refusal("evaluate.sh", overrides)
+
+
+def test_a_result_is_not_written_by_two_evaluations_at_once(pretended):
+    write(pretended.results / "test-chunk512-streams1.log.tmp", [])
+    say(pretended, 1)
+    with open(pretended.results / "test-chunk512-streams1.log.tmp") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "test-chunk512-streams1.log.tmp: wait until it has finished" in pretended.refusal("evaluate.sh")
+        pretended.run("evaluate.sh", CHUNK=4)
+    pretended.run("evaluate.sh")
 
 
 def test_a_failed_evaluation_leaves_only_temporary_files(pretended):

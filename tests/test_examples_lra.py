@@ -94,7 +94,7 @@ def command_of(tmp_path):
         python = fake_python(tmp_path, '[ "$2" = fairseq_cli.train ]', f"printf '%s\\n' \"$@\" >'{tmp_path}/words'")
         recipe = Recipe(EXAMPLES / name, tmp_path, PYTHON=python, SIZE=size, **variables)
         (recipe.data / size / "bin").mkdir(parents=True, exist_ok=True)
-        write(recipe.data / size / "scaling", ["0.25 0.125"])
+        write(recipe.data / size / "bin/scaling", ["0.25 0.125"])
         recipe.run("train.sh")
         return training(*text(tmp_path / "words")[2:])
 
@@ -151,6 +151,12 @@ def test_the_small_size_goes_from_data_to_scores(name, recipe):
     recipe.run("prepare.sh", *arguments)
     cut = [] if name == "lra/pathx" else CUT
     recipe.run("train.sh", *NARROW, *cut, "--max-update=1", UPDATES=2, WARMUP=1, BATCH=2)
+    if name == "lra/listops":  # with other expressions, what was made of them is refused
+        shutil.rmtree(recipe.data / "small/raw")
+        sentence = recipe.refusal("prepare.sh", *arguments, "--seed=2")
+        assert re.search(r"bin was made with expressions with checksum \d+, not with expressions with", sentence)
+        shutil.rmtree(recipe.data / "small/raw")
+        assert "making" not in recipe.run("prepare.sh", *arguments)
     if name == "lra/retrieval":
         assert "making" not in recipe.run("prepare.sh")
         said = recipe.run("train.sh", *NARROW, *cut, UPDATES=2, WARMUP=1, BATCH=2)
@@ -207,7 +213,7 @@ def test_clips_are_in_noise_and_no_clip_is_in_two_splits(recipe):
         assert (quiet < 0.05).all()
         takes = np.abs(x).argmax(1).reshape(clips, 4)
         assert (np.ptp(takes, axis=1) > 0).all()  # at several places
-    mean, deviation = map(float, (recipe.data / "small/scaling").read_text().split())
+    mean, deviation = map(float, (recipe.data / "small/bin/scaling").read_text().split())
     x = np.load(made / "train.npy") / 32768
     assert (mean, deviation) == pytest.approx((x.mean(), x.std()), abs=1e-6)
 

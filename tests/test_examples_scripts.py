@@ -121,15 +121,15 @@ def test_a_program_without_arguments_prints_its_usage(program):
 
 def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     make = 'make() { echo half >"$1"; touch started; until [ -e go ]; do sleep 0.01; done; echo whole >"$1"; }'
-    words = ["bash", "-euc", f"source {EXAMPLES}/common.sh; {make}; step $DATA/text make"]
-    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
+    words = ["bash", "-euc", f'source {EXAMPLES}/common.sh; {make}; step "$DATA/text" make']
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "it's data"), "HERE": str(EXAMPLES)}
     for killed in (True, False):
         with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as first:
             while not (tmp_path / "started").exists():
                 assert first.poll() is None
             code, said = call(*words, cwd=tmp_path, env=environment)
             assert code == 1
-            assert f"error: process {first.pid} is preparing {tmp_path}/data: wait" in said
+            assert f"has started, is writing to {tmp_path}/it's data: wait until it has finished." in said
             if killed:
                 first.kill()
             else:
@@ -137,7 +137,46 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
         (tmp_path / "started").unlink()
     assert first.returncode == 0
     assert "have" in call(*words, cwd=tmp_path, env=environment)[1]
-    assert [(path.name, path.read_text()) for path in (tmp_path / "data").iterdir()] == [("text", "whole\n")]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a program with the functions of common.sh."""
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
+    return lambda program: call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
+
+
+def test_results_made_with_other_settings_are_refused_even_if_removed(shell, tmp_path):
+    def prepare(settings):
+        return shell(f'make() {{ echo {settings} >"$1"; }}; remember $DATA/raw {settings}; step $DATA/raw make')
+
+    assert prepare("one")[0] == prepare("one")[0] == 0
+    for _ in range(2):
+        code, said = prepare("two")
+        assert (code, "raw was made with one, not with two: name another folder" in said) == (1, True)
+        (tmp_path / "data/raw").unlink(missing_ok=True)
+    assert prepare("one")[0] == 0  # what depends on it still fits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--beam 3", "--beam 3 --model-overrides {'a': 1}"),
+        ("--model-overrides=\"{'a': 2, 'b': 3}\" --beam 3", "--beam 3 --model-overrides {'a': 1, 'b': 3}"),
+        ("--model-overrides \"{'b': 3}\"", "--model-overrides {'b': 3, 'a': 1}"),
+        ("--model-overrides b=3", "error: --model-overrides is b=3: give a dictionary"),
+        ("--model-overrides", "error: --model-overrides is : give a dictionary"),
+    ],
+)
+def test_overrides_of_the_model_are_added_to_those_of_the_script(arguments, expected, shell):
+    assert expected in shell(f'override "{{\'a\': 1}}" {arguments}; echo "${{ARGUMENTS[@]}}"')[1]
+
+
+def test_different_arguments_have_different_results(shell):
+    words = ["1 a", "1 -a", '"" 1 a', "--n \"{'x': 1}\"", "--n \"{'x': -1}\""]
+    found = [shell(f"name_result {word}")[1].strip() for word in words]
+    assert found == ["1-a", "1--a", "1-a", "n---x---1-", "n---x----1-"]
 
 
 def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):

@@ -53,6 +53,13 @@ def test_each_picture_is_in_one_split_with_the_name_of_its_folder(prepare, tmp_p
     assert (tmp_path / "out/labels.txt").read_text() == "dark\nlight\n"
 
 
+def test_a_label_with_dollars_is_drawn_as_it_is(pictures, prepare, tmp_path):
+    (pictures / "dark").rename(pictures / "$_$")
+    code, _, errors = prepare()
+    assert code == 0, errors
+    assert (tmp_path / "out/examples.png").exists()
+
+
 def test_pictures_do_not_depend_on_the_number_of_workers(prepare, tmp_path):
     prepare()
     prepare("--workers=2", out="again")

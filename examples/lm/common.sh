@@ -72,18 +72,22 @@ train() {
 # all tokens, and RESULT, the common prefix of the result files.
 evaluate() {
     local log options tokens per_token
+    refuse_subset "$@"
+    [[ $* != *decoder_chunk_size* ]] || die "decoder_chunk_size: give the chunk size with CHUNK=..."
     need_trained
     need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
     RESULT=$RESULTS/$(name_result "$SUBSET" "chunk$CHUNK" "streams$STREAMS" "$(checkpoint_word)" "$@")
     log=$RESULT.log.tmp
+    touch "$log"
+    claim "$log"
+    override "{'decoder_chunk_size': $CHUNK}" "$@"
     options=(
         --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_language_modeling --gen-subset "$SUBSET"
-        --model-overrides "{'decoder_chunk_size': $CHUNK}" --valid-block "splits:$STREAMS"
-        --log-format simple
+        --valid-block "splits:$STREAMS" --log-format simple
     )
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
     say "evaluating $CHECKPOINT on $SUBSET: $STREAMS streams, chunks of $CHUNK"
-    fairseq eval_lm "$BIN" "${options[@]}" "$@" 2>&1 | tee "$log" >&2
+    fairseq eval_lm "$BIN" "${options[@]}" "${ARGUMENTS[@]}" 2>&1 | tee "$log" >&2
     tokens=$(sed -n 's/.*Evaluated \([0-9,]*\) tokens.*/\1/p' "$log" | tr -d ,)
     per_token=$(sed -n 's/.*Loss (base 2): \([0-9.]*\), .*/\1/p' "$log")
     [ -n "$per_token" ] || die "fairseq-eval-lm gave no loss: see $log."
@@ -107,6 +111,7 @@ count_words() {
 
 # sweep OPTIONS...: perplexity over CHUNKS and STREAMS.
 sweep() {
+    refuse_subset "$@"
     need_trained
     [ "$(count_gpus)" != 0 ] || set -- --cpu "$@"
     "$PYTHON" -m mega_fairseq.cli sweep "$CHECKPOINT" "$BIN" --subset "$SUBSET" \

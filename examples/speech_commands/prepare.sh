@@ -7,8 +7,7 @@
 #
 # Writes to DATA/SIZE:
 #     raw/       the archive's files (only small)
-#     bin/       samples and labels: train on this
-#     scaling    mean and deviation of the samples for training
+#     bin/       samples, labels, and in `scaling` the mean and deviation of the samples: train on this
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_sc_raw
@@ -31,5 +30,5 @@ full)
     prepare speech "$BIN" "$SOURCE"
     ;;
 esac
-step "$DATA/$SIZE/scaling" measure
+step "$BIN/scaling" measure
 ready

@@ -24,6 +24,6 @@ full)
     recipe UPDATES=250000 WARMUP=10000 LR=1e-2 BATCH=20
     ;;
 esac
-need_file "$DATA/$SIZE/scaling" "run prepare.sh first, with the same DATA and SIZE"
-read -r mean deviation <"$DATA/$SIZE/scaling"
+need_file "$BIN/scaling" "run prepare.sh first, with the same DATA and SIZE"
+read -r mean deviation <"$BIN/scaling"
 train --input-kind values --values-mean="$mean" --values-deviation="$deviation" --weight-decay 0.01 "$@"

@@ -118,7 +118,8 @@ train() {
 # translate OPTIONS...: translates SUBSET and writes the translations, in the order of the source, to two files of
 # RESULTS: hypotheses.pieces as generated, hypotheses.words with the segmentation undone.
 translate() {
-    local checkpoint options argument
+    local checkpoint options argument overrides='{}'
+    refuse_subset "$@"
     for argument in "$@"; do
         case $argument in --remove-b* | --post-p*)
             die "$argument would undo the segmentation twice: leave it out, this script already undoes BPE=$BPE."
@@ -133,6 +134,7 @@ translate() {
     need_file "$checkpoint" "run average.sh first, or name a checkpoint with CHECKPOINT=..."
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
     mkdir -p "$RESULTS"
+    claim "$RESULTS"
     rm -f "$RESULTS/scores.txt" # of an earlier translation
     options=(
         --user-dir "$(user_dir)" --path "$checkpoint" --task translation --source-lang en --target-lang de
@@ -141,9 +143,10 @@ translate() {
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
     # Avoids the fast path of fairseq 0.12.2's Transformer, which fails under torch 2.
     ! "$PYTHON" -c 'import importlib.metadata as m; m.version("fairseq")' 2>/dev/null ||
-        options+=(--model-overrides "{'checkpoint_activations': True}")
+        overrides="{'checkpoint_activations': True}"
+    override "$overrides" "$@"
     say "translating $SUBSET with $checkpoint"
-    fairseq generate "$BIN" "${options[@]}" "$@" >"$RESULTS/generate.out"
+    fairseq generate "$BIN" "${options[@]}" "${ARGUMENTS[@]}" >"$RESULTS/generate.out"
     sed -n 's/^H-//p' "$RESULTS/generate.out" | sort -n -k 1,1 | cut -f 3 >"$RESULTS/hypotheses.pieces"
     [ "$(count_lines "$RESULTS/hypotheses.pieces")" = "$(count_lines "$RAW/$SUBSET.de")" ] ||
         die "the number of translations differs from the number of sentences in $SUBSET: see $RESULTS/generate.out."

@@ -56,6 +56,11 @@ def write_json(prefix: str, content: Dict[str, Any]) -> None:
     write(f"{prefix}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def plain(text: str) -> str:
+    """Text of users in a figure: matplotlib reads what is between two $ as mathematics."""
+    return text.replace("$", r"\$")
+
+
 def write_figure(path: str, draw: Callable[[], Any]) -> List[str]:
     """Write a figure if matplotlib is installed, and return the paths of the written files."""
     try:

@@ -18,5 +18,6 @@ case $SIZE in
 small) prepare listops "$RAW" --train 10000 --valid 1000 --test 1000 --shortest 50 --longest 200 "$@" ;;
 full) prepare listops "$RAW" ${SOURCE:+"$SOURCE"} "$@" ;;
 esac
+remember "$BIN" "expressions with checksum $(cat "$RAW"/*.input "$RAW"/*.label | cksum | cut -d ' ' -f 1)"
 step "$BIN" binarise
 ready

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.cli.classify.scores import Scores
+from mega_fairseq.cli.output import plain
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.tasks.prediction import Classifier
 
@@ -69,7 +70,7 @@ def _title(axis: Any, scores: Scores, number: int) -> None:
     label, predicted = scores.labels[scores.truth[number]], scores.labels[scores.predicted[number]]
     said = predicted if label == predicted else f"{label} as {predicted},"
     axis.set_title(
-        textwrap.fill(f"{said} {scores.probabilities[number].max():.2f}", TITLE_WIDTH),
+        plain(textwrap.fill(f"{said} {scores.probabilities[number].max():.2f}", TITLE_WIDTH)),
         fontsize=7,
         pad=2,
         color="black" if label == predicted else "tab:red",
@@ -80,10 +81,10 @@ def _confusion(axis: Any, scores: Scores) -> None:
     counts = scores.confusion.numpy()
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    places = range(len(scores.labels))
+    places, labels = range(len(scores.labels)), list(map(plain, scores.labels))
     axis.set(xlabel="predicted", ylabel="label", title=f"accuracy {scores.accuracy:.1%} of {len(scores.truth):,}")
-    axis.set_xticks(places, scores.labels, rotation=90 if max(map(len, scores.labels)) > 2 else 0, fontsize=7)
-    axis.set_yticks(places, scores.labels, fontsize=7)
+    axis.set_xticks(places, labels, rotation=90 if max(map(len, scores.labels)) > 2 else 0, fontsize=7)
+    axis.set_yticks(places, labels, fontsize=7)
     if len(scores.labels) <= 12:
         for row in places:
             for column in places:

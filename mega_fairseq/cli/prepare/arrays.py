@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterable, Iterator, Sequence
 import numpy as np
 
 from mega_fairseq.cli import UserError
+from mega_fairseq.cli.output import plain
 from mega_fairseq.cli.prepare.folder import SPLITS, Folder
 
 
@@ -71,7 +72,7 @@ def draw_examples(out: str) -> Any:
     figure = Figure(figsize=(8, 2.3), layout="constrained")
     for axis, image, label in zip(figure.subplots(2, 8).flat, images, labels):
         axis.imshow(image.reshape(math.isqrt(len(image)), -1), cmap="gray")
-        axis.set_title(label, fontsize=8, pad=2)
+        axis.set_title(plain(label), fontsize=8, pad=2)
     for axis in figure.axes:
         axis.axis("off")
     return figure
