@@ -33,6 +33,9 @@ die() {
     exit 1
 }
 
+# no_arguments ARGUMENT...: for scripts that take none, or no more.
+no_arguments() { [ $# = 0 ] || die "$1 is unknown: see --help."; }
+
 need_command() { command -v "$1" >/dev/null || die "'$1' is not installed: $2."; }
 
 need_module() { "$PYTHON" -c "import $1" 2>/dev/null || die "$PYTHON has no module '$1': $2."; }
@@ -260,7 +263,10 @@ need_trained() {
 refuse_subset() {
     local argument
     for argument in "$@"; do
-        case $argument in --gen* | --valid-s* | --sub*) die "$argument: name the subset with SUBSET=..." ;; esac
+        case $argument in --gen | --gen[-=]* | --valid-s* | --sub*)
+            die "$argument: name the subset with SUBSET=..."
+            ;;
+        esac
     done
 }
 

@@ -140,6 +140,21 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
 
 
+WITHOUT_ARGUMENTS = [path for path in SCRIPTS if 'no_arguments "$@"' in path.read_text()]
+
+
+def test_every_script_passes_its_arguments_on_or_refuses_them():
+    silent = [path for path in SCRIPTS if not re.search(r'"\$(@|{@:2})"', path.read_text())]
+    assert {path.name for path in silent} <= {"common.sh"}
+
+
+@pytest.mark.parametrize("script", WITHOUT_ARGUMENTS, ids=named)
+def test_a_script_without_arguments_refuses_them(script, tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)}
+    code, said = call(script, "--seed=2", env=environment)
+    assert (code, said) == (1, "error: --seed=2 is unknown: see --help.\n")
+
+
 @pytest.fixture
 def shell(tmp_path):
     """Runs a program with the functions of common.sh."""

@@ -13,6 +13,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_sc_raw
 # shellcheck source=examples/lra/common.sh
 source "$HERE/../lra/common.sh"
+no_arguments "$@"
 
 unpack_clips() { unpack "$HERE/cls-speech.tar.xz" "$1"; }
 

@@ -11,6 +11,7 @@ BPE=${BPE:-subword-nmt}
 CHECKPOINTS=${1:-${CHECKPOINTS:-$HERE/checkpoints/$BPE}}
 # shellcheck source=examples/wmt16_en_de/common.sh
 source "$HERE/common.sh"
+no_arguments "${@:2}"
 
 whole_numbers 1 LAST
 need_file "$CHECKPOINTS" "name the folder that train.sh wrote to"

@@ -16,6 +16,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-subword-nmt}
 # shellcheck source=examples/wmt16_en_de/common.sh
 source "$HERE/common.sh"
+no_arguments "$@"
 
 SOURCES=$(absolute "${SOURCES:-$HERE/sources.txt}")
 VOCABULARY=${VOCABULARY:-32000}

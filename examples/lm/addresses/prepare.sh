@@ -15,6 +15,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}
 # shellcheck source=examples/lm/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 SHIPPED=$HERE/lm-sotu.tar.xz
 CORPUS=$(absolute "${CORPUS:-$SHIPPED}")

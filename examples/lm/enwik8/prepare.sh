@@ -15,6 +15,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes
 # shellcheck source=examples/lm/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 ADDRESSES=(
     http://mattmahoney.net/dc/enwik8.zip

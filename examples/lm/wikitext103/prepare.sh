@@ -14,6 +14,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=words
 # shellcheck source=examples/lm/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 ADDRESSES=(
     https://wikitext.smerity.com/wikitext-103-v1.zip

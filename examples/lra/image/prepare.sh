@@ -11,6 +11,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_lra_image
 # shellcheck source=examples/lra/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 unpack_images() { unpack "$HERE/cls-fashion.tar.xz" "$1"; }
 

@@ -13,6 +13,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_lra_retrieval
 # shellcheck source=examples/lra/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 unpack_passages() { unpack "$HERE/../text/cls-sotu.tar.xz" "$1"; }
 

@@ -12,6 +12,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_lra_text
 # shellcheck source=examples/lra/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 unpack_passages() { unpack "$HERE/cls-sotu.tar.xz" "$1"; }
 

@@ -15,6 +15,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 BPE=${BPE:-sentencepiece}
 # shellcheck source=examples/wmt16_en_de/common.sh
 source "$HERE/../common.sh"
+no_arguments "$@"
 
 SHIPPED=$HERE/bible-ende.tar.xz
 CORPUS=$(absolute "${CORPUS:-$SHIPPED}")
