@@ -238,6 +238,8 @@ run_training() {
     fp16) [ "$gpus" != 0 ] || die "PRECISION=fp16 needs a GPU: use fp32 or bf16." ;;
     *) die "PRECISION=$PRECISION is unknown: use auto, fp32, fp16 or bf16." ;;
     esac
+    mkdir -p "$CHECKPOINTS"
+    claim "$CHECKPOINTS"
     choose_precision "$gpus"
     [ "$PRECISION" = fp32 ] || options+=("--$PRECISION")
     if [ "$gpus" = 0 ]; then

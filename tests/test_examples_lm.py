@@ -258,6 +258,13 @@ def test_a_result_is_not_written_by_two_evaluations_at_once(pretended):
     pretended.run("evaluate.sh")
 
 
+def test_a_training_is_not_started_twice(pretended):
+    handle = os.open(pretended.checkpoints, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert f"is writing to {pretended.checkpoints}: wait until it" in pretended.refusal("train.sh")
+    os.close(handle)
+
+
 def test_a_failed_evaluation_leaves_only_temporary_files(pretended):
     pretended.results.mkdir()
     (pretended.place / "answers").write_text("out of memory\n")
