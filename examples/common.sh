@@ -102,8 +102,8 @@ DOWNLOADS=$DATA/downloads
 whole_numbers 0 GPUS
 whole_numbers 1 WORKERS OMP_NUM_THREADS
 
-# claim PATH: keeps a file or folder for this script, and the programs that it starts, until they have ended: two at once
-# would write the same files. A script claims one path.
+# claim PATH: keeps a file or folder for this script, and the programs that it starts, until they have ended: two at
+# once would write the same files. A script claims one path.
 claim() {
     [ "${CLAIMED:-}" != "$1" ] || return 0
     exec 9<"$1"
@@ -118,19 +118,19 @@ except OSError:  # some network file systems have no locks
     CLAIMED=$1
 }
 
-# ------------------------------------------------------------------------------------------------------ prepare.sh
-
-claim_data() {
-    mkdir -p "$DATA"
-    claim "$DATA"
+claim_folder() {
+    mkdir -p "$1"
+    claim "$1"
 }
+
+# ------------------------------------------------------------------------------------------------------ prepare.sh
 
 # step RESULT COMMAND...: runs COMMAND to make RESULT, unless RESULT exists. COMMAND gets a temporary path as its last
 # argument, which is renamed to RESULT on success: an interrupted step is repeated, a finished one is skipped.
 step() {
     local result=$1
     shift
-    claim_data
+    claim_folder "$DATA"
     if [ -e "$result" ]; then
         say "have $result"
         return
@@ -151,12 +151,12 @@ keep() {
     mv "$file.tmp" "$file"
 }
 
-# remember RESULT SETTINGS: `step RESULT` records the settings. This stops if RESULT was made with others, also if it was
-# removed since: a step only looks at the name of its result, so those that depend on RESULT would not be made again.
+# remember RESULT SETTINGS: `step RESULT` records the settings. This stops if RESULT was made with others, also if it
+# was removed since: a step only looks at the name of its result, so those that depend on RESULT would not be made again.
 # Without a record, RESULT was put there by hand and is used as it is.
 remember() {
     local note=$1.choices
-    claim_data
+    claim_folder "$DATA"
     [ ! -s "$note" ] || [ "$(cat "$note")" = "$2" ] ||
         die "$1 was made with $(cat "$note"), not with $2: name another folder with DATA=...," \
             "or remove $(dirname "$1")."
@@ -238,8 +238,7 @@ run_training() {
     fp16) [ "$gpus" != 0 ] || die "PRECISION=fp16 needs a GPU: use fp32 or bf16." ;;
     *) die "PRECISION=$PRECISION is unknown: use auto, fp32, fp16 or bf16." ;;
     esac
-    mkdir -p "$CHECKPOINTS"
-    claim "$CHECKPOINTS"
+    claim_folder "$CHECKPOINTS"
     choose_precision "$gpus"
     [ "$PRECISION" = fp32 ] || options+=("--$PRECISION")
     if [ "$gpus" = 0 ]; then
@@ -294,6 +293,14 @@ print({name: value for words in sys.argv[1:] for name, value in ast.literal_eval
         "$given" "$settings" 2>/dev/null) ||
         die "--model-overrides is $given: give a dictionary, such as \"{'generation_weights': 'int8'}\"."
     ARGUMENTS+=(--model-overrides "$all")
+}
+
+# begin_result WORD...: sets RESULT, the common prefix of the files of an evaluation with these settings, and claims its
+# log.
+begin_result() {
+    RESULT=$RESULTS/$(name_result "$@")
+    touch "$RESULT.log.tmp"
+    claim "$RESULT.log.tmp"
 }
 
 # name_result WORD...: a file name made of the settings of an evaluation.

@@ -1,6 +1,5 @@
 """The language modelling recipes, from raw text to scores, on texts of a few kilobytes."""
 
-import fcntl
 import math
 import os
 import re
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from mega_fairseq.cli.doctor import machine
+from mega_fairseq.cli.output import locked
 from tests.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
 pytestmark = pytest.mark.slow
@@ -251,18 +251,15 @@ def test_what_has_a_variable_is_refused_as_an_argument(pretended):
 def test_a_result_is_not_written_by_two_evaluations_at_once(pretended):
     write(pretended.results / "test-chunk512-streams1.log.tmp", [])
     say(pretended, 1)
-    with open(pretended.results / "test-chunk512-streams1.log.tmp") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with locked(str(pretended.results / "test-chunk512-streams1.log.tmp")):
         assert "test-chunk512-streams1.log.tmp: wait until it has finished" in pretended.refusal("evaluate.sh")
         pretended.run("evaluate.sh", CHUNK=4)
     pretended.run("evaluate.sh")
 
 
 def test_a_training_is_not_started_twice(pretended):
-    handle = os.open(pretended.checkpoints, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    assert f"is writing to {pretended.checkpoints}: wait until it" in pretended.refusal("train.sh")
-    os.close(handle)
+    with locked(str(pretended.checkpoints)):
+        assert f"is writing to {pretended.checkpoints}: wait until it" in pretended.refusal("train.sh")
 
 
 def test_a_failed_evaluation_leaves_only_temporary_files(pretended):

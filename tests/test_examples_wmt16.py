@@ -1,6 +1,5 @@
 """The translation recipes, from raw text to scores, on slices of the corpus."""
 
-import fcntl
 import functools
 import io
 import os
@@ -14,6 +13,7 @@ import pytest
 import torch
 from fairseq.data.encoders import build_bpe
 
+from mega_fairseq.cli.output import locked
 from tests.recipes import (
     BIBLE,
     BIBLE_PAIRS,
@@ -306,10 +306,8 @@ def test_translations_are_joined_to_words_in_the_order_of_the_reference(prepared
     assert min(bleu, chrf) > (99.9 if bpe == "sentencepiece" else 95)
     assert text(tmp_path / "reference.tok.split")[0].startswith("Arche ##AT##-##AT## Noah ")
 
-    handle = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    assert f"is writing to {tmp_path}: wait until it has finished" in wmt.refusal("generate.sh", **variables)
-    os.close(handle)
+    with locked(str(tmp_path)):
+        assert f"is writing to {tmp_path}: wait until it has finished" in wmt.refusal("generate.sh", **variables)
     assert "name the subset with SUBSET=" in wmt.refusal("generate.sh", "--gen-subset", "valid", **variables)
 
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])

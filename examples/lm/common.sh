@@ -76,10 +76,8 @@ evaluate() {
     [[ $* != *decoder_chunk_size* ]] || die "decoder_chunk_size: give the chunk size with CHUNK=..."
     need_trained
     need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
-    RESULT=$RESULTS/$(name_result "$SUBSET" "chunk$CHUNK" "streams$STREAMS" "$(checkpoint_word)" "$@")
+    begin_result "$SUBSET" "chunk$CHUNK" "streams$STREAMS" "$(checkpoint_word)" "$@"
     log=$RESULT.log.tmp
-    touch "$log"
-    claim "$log"
     override "{'decoder_chunk_size': $CHUNK}" "$@"
     options=(
         --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_language_modeling --gen-subset "$SUBSET"

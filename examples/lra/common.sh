@@ -98,10 +98,8 @@ evaluate() {
     need_trained
     case $SUBSET in train | valid | test) ;; *) die "SUBSET=$SUBSET is unknown: use train, valid or test." ;; esac
     [ "$(count_gpus)" != 0 ] || device=(--cpu)
-    RESULT=$RESULTS/$(name_result "$SUBSET" "$(checkpoint_word)" "$@")
+    begin_result "$SUBSET" "$(checkpoint_word)" "$@"
     log=$RESULT.log.tmp
-    touch "$log"
-    claim "$log"
     options=(
         --user-dir "$(user_dir)" --path "$CHECKPOINT" --task mega_classification --criterion sentence_prediction
         --valid-subset "$SUBSET" --batch-size "$BATCH" --required-batch-size-multiple 1 --log-format json

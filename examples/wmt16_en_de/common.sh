@@ -133,8 +133,7 @@ translate() {
             "or name a checkpoint with CHECKPOINT=..."
     need_file "$checkpoint" "run average.sh first, or name a checkpoint with CHECKPOINT=..."
     need_file "$BIN" "run prepare.sh first, with the same DATA and BPE"
-    mkdir -p "$RESULTS"
-    claim "$RESULTS"
+    claim_folder "$RESULTS"
     rm -f "$RESULTS/scores.txt" # of an earlier translation
     options=(
         --user-dir "$(user_dir)" --path "$checkpoint" --task translation --source-lang en --target-lang de

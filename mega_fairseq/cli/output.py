@@ -40,13 +40,24 @@ def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None
             os.remove(temporary)
 
 
-@contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """While other processes do the same with this folder, wait."""
-    opened = os.open(folder, os.O_RDONLY)
+def lock(path: str, wait: bool = True) -> int:
+    """Open a folder or file that no other process locks until it is closed; BlockingIOError if one has locked it."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(opened, fcntl.LOCK_EX)
+        fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise
+    except OSError:  # some network file systems have no locks
+        pass
+    return opened
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Wait until no other process has locked this folder or file, and lock it."""
+    opened = lock(path)
+    try:
         yield
     finally:
         os.close(opened)

@@ -6,7 +6,6 @@ of the item: if a file of the source changes, its parts are made again. No file 
 completely written.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import write, write_json
+from mega_fairseq.cli.output import lock, write, write_json
 from mega_fairseq.cli.workers import in_order
 
 MOST = 100_000_000  # generated examples
@@ -92,15 +91,11 @@ class Folder:
     def _claim(self) -> None:
         try:
             os.makedirs(self.path, exist_ok=True)
-            self.claim = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"{self.path} was not created ({error.strerror}); choose another folder") from None
-        try:
-            fcntl.flock(self.claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.claim = lock(self.path, wait=False)
         except BlockingIOError:
             raise UserError(f"another process is preparing {self.path}; wait until it has finished") from None
-        except OSError:  # some network file systems have no locks
-            pass
+        except OSError as error:
+            raise UserError(f"{self.path} was not created ({error.strerror}); choose another folder") from None
         if self._read() != self.found:
             raise UserError(f"another process has changed {self.path}; run the same command again")
         if self._other_settings():
