@@ -251,8 +251,9 @@ run_training() {
 
 # ----------------------------------------------------------------------------------------------------- evaluate.sh
 
-# Sets the defaults of CHECKPOINT and SUBSET, and checks that data and checkpoint exist.
+# need_trained ARGUMENT...: sets the defaults of CHECKPOINT and SUBSET, and checks that data and checkpoint exist.
 need_trained() {
+    refuse_subset "$@"
     CHECKPOINT=$(absolute "${CHECKPOINT:-$CHECKPOINTS/checkpoint_best.pt}")
     SUBSET=${SUBSET:-test}
     need_data

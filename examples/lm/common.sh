@@ -72,9 +72,8 @@ train() {
 # all tokens, and RESULT, the common prefix of the result files.
 evaluate() {
     local log options tokens per_token
-    refuse_subset "$@"
     [[ $* != *decoder_chunk_size* ]] || die "decoder_chunk_size: give the chunk size with CHUNK=..."
-    need_trained
+    need_trained "$@"
     need_file "$RAW/$SUBSET.txt" "run prepare.sh first, with the same DATA, or name another SUBSET"
     begin_result "$SUBSET" "chunk$CHUNK" "streams$STREAMS" "$(checkpoint_word)" "$@"
     log=$RESULT.log.tmp
@@ -109,8 +108,7 @@ count_words() {
 
 # sweep OPTIONS...: perplexity over CHUNKS and STREAMS.
 sweep() {
-    refuse_subset "$@"
-    need_trained
+    need_trained "$@"
     [ "$(count_gpus)" != 0 ] || set -- --cpu "$@"
     "$PYTHON" -m mega_fairseq.cli sweep "$CHECKPOINT" "$BIN" --subset "$SUBSET" \
         --chunks "$CHUNKS" --streams "$STREAMS" --out "$RESULTS/sweep-$SUBSET" "$@"

@@ -94,8 +94,7 @@ evaluate() {
     local log options device=() train_log
     BATCH=${BATCH:-16}
     whole_numbers 1 BATCH
-    refuse_subset "$@"
-    need_trained
+    need_trained "$@"
     case $SUBSET in train | valid | test) ;; *) die "SUBSET=$SUBSET is unknown: use train, valid or test." ;; esac
     [ "$(count_gpus)" != 0 ] || device=(--cpu)
     begin_result "$SUBSET" "$(checkpoint_word)" "$@"

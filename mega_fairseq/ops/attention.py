@@ -272,12 +272,11 @@ def attention(
         if fused:
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
+        shared = (q, k, v, function, causal, bias, key_padding, keep, scale, multiplier)
         if tiled:
-            options = (bias, key_padding, keep, scale, multiplier, rest, after, talking)
-            out = tiled_attention(q, k, v, function, causal, *options)
+            out = tiled_attention(*shared, rest=rest, after=after, talking=talking)
         else:
-            options = (bias, key_padding, keep, scale, multiplier, after, talking)
-            out = attention_naive(q, k, v, function, causal, *options)
+            out = attention_naive(*shared, after=after, talking=talking)
     return out.to(dtype)
 
 
