@@ -37,7 +37,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 
 from benchmarks import quality_classify
-from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
+from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
 from benchmarks.models import classifier, size_of
 from mega_fairseq.data.classification.inputs import byte_dictionary
 from mega_fairseq.models.embedding import token_embedding
@@ -329,14 +329,9 @@ def main() -> None:
         part, recipe, name, rows, length = args.one
         print(*one(part, recipe, name, int(rows), int(length)))
         return
-    lengths = {name: RECIPES[name].lengths for name in chosen_tables(parser, args.recipes, RECIPES, "recipe")}
-    tasks, mixers = (
-        chosen_tables(parser, given, known, what)
-        for given, known, what in (
-            (args.tasks, quality_classify.TASKS, "task"),
-            (args.models, quality_classify.MODELS, "model"),
-        )
-    )
+    lengths = {name: RECIPES[name].lengths for name in chosen_names(parser, "recipes", args.recipes, RECIPES)}
+    tasks = chosen_names(parser, "tasks", args.tasks, quality_classify.TASKS)
+    mixers = chosen_names(parser, "models", args.models, quality_classify.MODELS)
     positions, repeats, limit, rows = POSITIONS, args.repeats, max(RECIPES["pathx"].lengths), None
     if args.quick:
         lengths, positions, repeats, limit, rows = {name: [QUICK] for name in lengths}, QUICK, 1, QUICK, 2
@@ -346,7 +341,7 @@ def main() -> None:
         "limit": partial(limit_table, limit),
         "models": partial(models_table, tasks, mixers, repeats, rows),
     }
-    chosen = chosen_tables(parser, args.tables, known)
+    chosen = chosen_names(parser, "tables", args.tables, known)
     gate()
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     for name in chosen:

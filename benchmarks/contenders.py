@@ -10,9 +10,7 @@ from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBl
 
 DIM, SHARED, VALUES, NDIM, CHUNK = 512, 128, 1024, 16, 128  # widths of mega_transformer_base
 HEADS = 8
-# Hidden width of torch's feed-forward. With EQUAL its layer has as many parameters as a Mega block, within 2%; STANDARD
-# is the width of the original Transformer.
-EQUAL, STANDARD = 2144, 2048
+EQUAL = 2144  # width of torch's feed-forward, with which its layer has the parameters of a Mega block, within 2%
 
 MEGA = {
     "chunk128_causal_rotary": {"chunk_size": CHUNK, "causal": True, "position_bias": "rotary"},
@@ -34,14 +32,12 @@ LABELS = {
 def layer(name: str, length: int) -> nn.Module:
     """A whole layer: gated attention and feed-forward, or torch's counterpart."""
     if name == "torch":
-        return torch_layer(EQUAL)
+        return torch_layer()
     return MegaBlock(_attention(name, length), FeedForwardConfig(DIM, hidden_dim=VALUES))
 
 
-def sublayer(name: str, length: int, **options: Any) -> nn.Module:
-    """Gated attention alone. The released code was compared with torch's whole layer in this way."""
-    if name == "torch":
-        return torch_layer(STANDARD)
+def gated_attention(name: str, length: int, **options: Any) -> nn.Module:
+    """Without feed-forward."""
     return MovingAverageGatedAttention(_attention(name, length, **options))
 
 
@@ -50,9 +46,9 @@ def _attention(name: str, length: int, **options: Any) -> GatedAttentionConfig:
     return GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, **options)
 
 
-def torch_layer(hidden: int) -> nn.Module:
+def torch_layer() -> nn.Module:
     """torch's Transformer layer, on its fused attention, without dropout like the others."""
-    return nn.TransformerEncoderLayer(DIM, HEADS, hidden, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoderLayer(DIM, HEADS, EQUAL, dropout=0.0, batch_first=True)
 
 
 def size_of(module: nn.Module) -> int:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks.measure import chosen_tables, machine, seconds, write_json
+from benchmarks.measure import chosen_names, machine, seconds, write_json
 from benchmarks.models import preset, task
 from mega_fairseq.ops.linear import INT8_WORKS
 
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
-    chosen = chosen_tables(parser, args.tables, TABLES)
+    chosen = chosen_names(parser, "tables", args.tables, TABLES)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)

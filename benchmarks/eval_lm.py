@@ -30,7 +30,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import contenders_lm as c
-from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
+from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
 from benchmarks.models import preset, task
 
 # ------------------------------------------------------------------------------------------- tables
@@ -176,7 +176,7 @@ def main() -> None:
         table, *words = args.one
         print(*ALONE[table](*(int(word) if word.isdigit() else word for word in words)))
         return
-    tables = chosen_tables(parser, args.tables, TABLES)
+    tables = chosen_names(parser, "tables", args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     for table in tables:
         result = TABLES[table](args.quick)

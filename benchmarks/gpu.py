@@ -26,7 +26,7 @@ from benchmarks import contenders as c
 from benchmarks.gpu_checks import Finding, layers, models, search
 from benchmarks.gpu_commands import commands
 from benchmarks.gpu_measurements import MEASURED, Measurement
-from benchmarks.measure import chosen_tables, machine
+from benchmarks.measure import chosen_names, machine
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and small cases")
     parser.add_argument("--json", type=Path, default=DOCS / "gpu.json", help="where results go; the page is next to it")
     args = parser.parse_args()
-    parts = chosen_tables(parser, args.parts, every, "part")
+    parts = chosen_names(parser, "parts", args.parts, every)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA GPU was found by torch: mega-fairseq doctor says why")

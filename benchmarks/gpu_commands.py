@@ -49,7 +49,7 @@ def commands(device: torch.device, quick: bool) -> Iterator[Finding]:
 
 
 def _run(gpus: int, command: str, *words: object) -> str:
-    """What a command of fairseq prints that sees so many GPUs, or runs on the CPU."""
+    """What a command of fairseq prints that sees this number of GPUs, or runs on the CPU."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
     given = [*runs.fairseq(command), *map(str, words), *runs.WITH_PLUGIN, *([] if gpus else ["--cpu"])]
     done = subprocess.run(given, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

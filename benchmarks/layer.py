@@ -6,8 +6,7 @@
     python benchmarks/layer.py --plot FILE.json     draws FILE.png from what --json wrote
 
 `layer` compares whole layers of equal size: a Mega block with its feed-forward and nn.TransformerEncoderLayer.
-`sublayer` times the gated attention alone, which has two thirds of the parameters. Everything is checked against its
-naive form before it is timed.
+Everything is checked against its naive form before it is timed.
 """
 
 import argparse
@@ -18,19 +17,16 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import contenders as c
-from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
+from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, seconds, write_json
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops import ema_blocks
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
 from mega_fairseq.ops.ema_blocks import ema_scan_both
 from mega_fairseq.ops.ema_fft import ema_fft_both
-
-Build = Callable[[str, int], nn.Module]
 
 TOKENS = 8192  # per step, or one sequence if it is longer
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -69,24 +65,19 @@ def ema_parameters() -> List[torch.Tensor]:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def layer_table(lengths: List[int], tokens: int, repeats: int, build: Build = c.layer) -> Dict:
+def layer_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
     """Whole layers of equal size: tokens per CPU second, forward and backward."""
-    sizes = {name: c.size_of(build(name, min(lengths))) for name in ("torch", *c.MEGA)}
+    sizes = {name: c.size_of(c.layer(name, min(lengths))) for name in ("torch", *c.MEGA)}
     print("parameters: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
     rows = []
     for length in lengths:
         names = ["torch", *c.MEGA] if length <= LONGEST_QUADRATIC else c.CHUNKED
-        rows.append(speed_row(names, length, max(tokens, length), repeats, build))
+        rows.append(speed_row(names, length, max(tokens, length), repeats))
     return {"parameters": sizes, "rows": rows}
 
 
-def sublayer_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
-    """Gated attention alone, without feed-forward: tokens per CPU second, against the same whole layer of torch."""
-    return layer_table(lengths, tokens, repeats, c.sublayer)
-
-
-def speed_row(names: Iterable[str], length: int, tokens: int, repeats: int, build: Build = c.layer) -> Dict:
-    steps = {name: c.training_step(build(name, length), tokens // length, length) for name in names}
+def speed_row(names: Iterable[str], length: int, tokens: int, repeats: int) -> Dict:
+    steps = {name: c.training_step(c.layer(name, length), tokens // length, length) for name in names}
     times = seconds(steps, repeats)
     cells = []
     for name, time in times.items():
@@ -116,7 +107,7 @@ def rival_table(length: int, tokens: int, repeats: int) -> Dict:
     if rival is None:
         print("mega-pytorch is not installed: pip install --no-deps mega-pytorch einops")
         return {}
-    modules = {"mega_pytorch": rival, "full_causal_rotary": c.sublayer("full_causal_rotary", length)}
+    modules = {"mega_pytorch": rival, "full_causal_rotary": c.gated_attention("full_causal_rotary", length)}
     times = seconds({n: c.training_step(m, tokens // length, length) for n, m in modules.items()}, repeats)
     print(f"L={length}: ours is {times['mega_pytorch'] / times['full_causal_rotary']:.1f}x as fast", flush=True)
     return {"length": length, "tokens": tokens, "seconds": times}
@@ -167,7 +158,7 @@ def ema_table(lengths: List[int], tokens: int, repeats: int) -> Dict:
 
 
 def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
-    """The implementations of the EMA, causal and bidirectional: the crossovers behind the constants in ops/ema.py."""
+    """The implementations of the EMA, in both directions: the crossovers behind the constants in ops/ema_blocks.py."""
     rows, chosen = [], ema_blocks.BLOCK
     for direction in ("causal", "bidirectional"):
         for length in lengths:
@@ -200,7 +191,7 @@ def token_table(truncation: int, repeats: int) -> Dict:
     """One token of gated attention in beam search: milliseconds of its step and of the layer itself."""
     steps = {}
     for name, taps in (("recurrent EMA", None), (f"truncated to {truncation:,} taps", truncation)):
-        layer = c.sublayer(c.CHUNKED[0], truncation, truncation=taps).eval()
+        layer = c.gated_attention(c.CHUNKED[0], truncation, truncation=taps).eval()
         with torch.no_grad():
             _, state = layer(torch.randn(BEAM, truncation, c.DIM))
             steps[f"{name}, step"] = c.single_token(layer.step(), BEAM, state)
@@ -257,7 +248,7 @@ def plot(source: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = "layer,sublayer,projections,flat,memory,ema,forms,token,rival"
+    tables = "layer,projections,flat,memory,ema,forms,token,rival"
     parser.add_argument("--tables", default=tables, help=f"which to run, of {tables}")
     parser.add_argument("--lengths", help="comma-separated sequence lengths instead of 128 ... 65,536")
     parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the median is taken")
@@ -284,7 +275,6 @@ def main() -> None:
     longest = max(quadratic, default=LONGEST_QUADRATIC)
     tables = {
         "layer": (layer_table, lengths, tokens, repeats),
-        "sublayer": (sublayer_table, quadratic, tokens, repeats),
         "projections": (projections_table, min(4096, longest), max(tokens, 4096), repeats),
         "flat": (flat_table, sorted({min(512, max(lengths)), max(lengths)}), flat_tokens, min(3, repeats)),
         "rival": (rival_table, min(1024, longest), tokens, min(2, repeats)),
@@ -293,7 +283,7 @@ def main() -> None:
         "forms": (forms_table, quadratic, tokens, repeats),
         "token": (token_table, 32 if args.quick else 1024, repeats),
     }
-    for name in chosen_tables(parser, args.tables, tables):
+    for name in chosen_names(parser, "tables", args.tables, tables):
         table, *arguments = tables[name]
         print(f"\n{name}: {table.__doc__.splitlines()[0]}")
         result = table(*arguments)

@@ -54,12 +54,12 @@ def in_fresh_process(script: str, *arguments: Any) -> List[float]:
     return [float(word) for word in result.stdout.splitlines()[-1].split()]
 
 
-def chosen_tables(parser: ArgumentParser, given: str, tables: Iterable[str], what: str = "table") -> List[str]:
-    """The tables named by --tables, separated by commas; unknown ones are a usage error. Also for other names."""
+def chosen_names(parser: ArgumentParser, option: str, given: str, known: Iterable[str]) -> List[str]:
+    """The names that an option lists, separated by commas; unknown ones are a usage error."""
     chosen = given.split(",")
-    unknown = set(chosen) - set(tables)
+    unknown = set(chosen) - set(known)
     if unknown:
-        parser.error(f"--{what}s: unknown {what} {', '.join(sorted(unknown))}; choose from {', '.join(tables)}")
+        parser.error(f"--{option}: {', '.join(sorted(unknown))} is unknown; choose from {', '.join(known)}")
     return chosen
 
 

@@ -8,7 +8,7 @@
 
 layer: forward and backward, 8,192 tokens per step, or one sequence if it is longer. flat: the same with 65,536 tokens
 per step, for layers whose time should not depend on length. products: the share of matrix products with weights in the
-time of a layer. memory: peak of a step. decode: the last ones of so many tokens, five rows. models: the language models
+time of a layer. memory: peak of a step. decode: the last tokens of a sequence, five rows. models: the language models
 of quality_lm.py, training steps of 4,096 tokens and evaluation of a text as one stream.
 Windows and tables have 512 places, chunks of FLASH 256, blocks of sparse attention 64, AFT-local reaches 32 tokens.
 Every layer is checked token by token before it is timed. CPU time of one thread.
@@ -19,7 +19,7 @@ import json
 import logging
 import sys
 import warnings
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -32,7 +32,7 @@ from fairseq.models import BaseFairseqModel
 
 from benchmarks import contenders as c
 from benchmarks import contenders_lm, eval_lm, quality_lm, train
-from benchmarks.measure import chosen_tables, in_fresh_process, machine, peak_mib, seconds, write_json
+from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, seconds, write_json
 from benchmarks.models import from_args
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
 
@@ -74,11 +74,17 @@ class CausalTransformerLayer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = c.torch_layer(c.EQUAL)
+        self.layer = c.torch_layer()
 
     def forward(self, x: Tensor) -> Tensor:
-        future = nn.Transformer.generate_square_subsequent_mask(x.size(1), dtype=x.dtype)
-        return self.layer(x, src_mask=future, is_causal=True)
+        length = x.size(1)
+        return self.layer(x, src_mask=future(LONGEST_QUADRATIC)[:length, :length], is_causal=True)
+
+
+@lru_cache(maxsize=None)
+def future(length: int) -> Tensor:
+    """The mask, which torch asks for and then leaves to its fused attention; made once, before the measurements."""
+    return nn.Transformer.generate_square_subsequent_mask(length)
 
 
 class Stack(nn.Module):
@@ -178,7 +184,7 @@ def products_table(names: List[str], length: int, tokens: int, repeats: int) -> 
     found = {}
     for name in names:
         module = layer(name)
-        if name == "torch":  # its projections of queries, keys and values are no modules
+        if name == "torch":  # its projections of queries, keys and values are not modules
             continue
         steps = {"layer": module, "products": Products(module)}
         found[name] = seconds({n: c.training_step(m, tokens // length, length) for n, m in steps.items()}, repeats)
@@ -198,7 +204,7 @@ def memory_table(names: List[str], lengths: List[int], tokens: int) -> List[Dict
 
 
 def decode_table(names: List[str], lengths: List[int], repeats: int) -> List[Dict]:
-    """Milliseconds of a token in beam search, mean of the last ones of so many."""
+    """Milliseconds of a token in beam search, mean of the last ones of a sequence."""
     rows = []
     for length in lengths:
         steps = {}
@@ -327,7 +333,7 @@ def main() -> None:
         "decode": partial(decode_table, names, decoded, repeats),
         "models": partial(models_table, compared, 512, tokens // 2, repeats),
     }
-    for name in chosen_tables(parser, args.tables, tables):
+    for name in chosen_names(parser, "tables", args.tables, tables):
         print(f"\n{name}: {tables[name].func.__doc__}")
         result = tables[name]()
         if args.json and result:

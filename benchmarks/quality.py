@@ -19,6 +19,7 @@ from typing import Dict, List
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
+from benchmarks.measure import chosen_names
 
 EXAMPLE = runs.PLUGIN.parent / "examples/wmt16_en_de/bible"
 
@@ -118,13 +119,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.plot:
         return plot(args.plot)
-    unknown = set(args.models.split(",")) - set(MODELS)
-    if unknown or args.out is None:
-        parser.error(f"--models: unknown model {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+    if args.out is None:
+        parser.error("DATA and OUT are missing")
+    models = chosen_names(parser, "models", args.models, MODELS)
     if args.collect:
         return collect(args.out, args.collect)
     for seed in map(int, args.seeds.split(",")):
-        for model in args.models.split(","):
+        for model in models:
             run(args.data.resolve(), args.out.resolve(), model, seed, args.updates)
 
 

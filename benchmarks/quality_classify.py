@@ -40,7 +40,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
-from benchmarks.measure import chosen_tables
+from benchmarks.measure import chosen_names
 
 ROOT = runs.PLUGIN.parent
 
@@ -129,24 +129,24 @@ RATES = dict.fromkeys(("attention", "time-weighted", "sparse", *STOCK), SLOW)  #
 
 
 def models_of(task: str) -> List[str]:
-    of = TASKS[task]
-    return [name for name in MODELS if name != "roberta" or (of.kind != "values" and not of.pairs)]
+    chosen = TASKS[task]
+    return [name for name in MODELS if name != "roberta" or (chosen.kind != "values" and not chosen.pairs)]
 
 
 def model_words(task: str, model: str, width: int) -> List[str]:
     """Arguments of the model for fairseq-train; `width` is that of its feed-forward layers."""
-    of = TASKS[task]
-    places = {**of._asdict(), "pattern": "strided" if of.kind == "values" else "fixed"}
+    chosen = TASKS[task]
+    places = {**chosen._asdict(), "pattern": "strided" if chosen.kind == "values" else "fixed"}
     words = [word.format(**places) for word in MODELS[model]]
-    common = ["--encoder-layers=2", "--encoder-embed-dim=64", f"--max-positions={of.length}"]
+    common = ["--encoder-layers=2", "--encoder-embed-dim=64", f"--max-positions={chosen.length}"]
     words = [*common, *words, f"--{WIDTH.get(model, 'encoder-ffn-embed-dim')}={width}"]
     if model == "roberta":
         return words
-    words += [f"--classifier-dim={of.head}", *["--pairs"] * of.pairs]
+    words += [f"--classifier-dim={chosen.head}", *["--pairs"] * chosen.pairs]
     if model in STOCK:
         return [f"--user-dir={ROOT / 'benchmarks/transformer_classifier'}", *words]
-    words = ["--arch=mega_classifier", *words, f"--normalization-type={of.norm}"]
-    if of.kind == "values":
+    words = ["--arch=mega_classifier", *words, f"--normalization-type={chosen.norm}"]
+    if chosen.kind == "values":
         words = [word.replace("scalenorm", "batchnorm") for word in words] + ["--normalize-before"]
         words += ["--attention-activation-fn=laplace"] * model.startswith("mega")
     return words
@@ -178,9 +178,9 @@ def build(task: str, words: List[str]) -> Any:
     from benchmarks import models
     from mega_fairseq.data.classification.inputs import byte_dictionary
 
-    of = TASKS[task]
-    dictionary = {"bytes": byte_dictionary, "tokens": lambda: models.task(TYPES).source_dictionary}.get(of.kind)
-    return models.classifier(words, of.kind, dictionary and dictionary(), [str(n) for n in range(of.classes)])
+    chosen = TASKS[task]
+    dictionary = {"bytes": byte_dictionary, "tokens": lambda: models.task(TYPES).source_dictionary}.get(chosen.kind)
+    return models.classifier(words, chosen.kind, dictionary and dictionary(), [str(n) for n in range(chosen.classes)])
 
 
 # ------------------------------------------------------------------------------------------------ data and runs
@@ -188,12 +188,12 @@ def build(task: str, words: List[str]) -> Any:
 
 def prepared(task: str, data: Path) -> Path:
     """The folder with the data of a task, made by its recipe if it does not exist."""
-    of, folder = TASKS[task], data / task
-    script = ROOT / "examples" / of.recipe / "prepare.sh"
+    chosen, folder = TASKS[task], data / task
+    script = ROOT / "examples" / chosen.recipe / "prepare.sh"
     environment = {**os.environ, "DATA": str(folder), "SIZE": "small", "PYTHON": sys.executable, "GPUS": "0"}
     made = folder / "small/bin"
     if not (folder / "complete").exists():
-        subprocess.run(["bash", str(script), *of.sizes], check=True, env=environment)
+        subprocess.run(["bash", str(script), *chosen.sizes], check=True, env=environment)
         if task == "speech":
             slow_down(made)
         (folder / "complete").touch()
@@ -211,26 +211,26 @@ def slow_down(folder: Path) -> None:
 
 
 def inputs_words(task: str) -> List[str]:
-    of = TASKS[task]
-    scaling = [word for word in of.training if word.startswith("--values")]
-    limits = [f"--max-positions={of.length}", "--shorten-method=truncate", "--required-batch-size-multiple=1"]
+    chosen = TASKS[task]
+    scaling = [word for word in chosen.training if word.startswith("--values")]
+    limits = [f"--max-positions={chosen.length}", "--shorten-method=truncate", "--required-batch-size-multiple=1"]
     return [
         "--task=mega_classification",
         "--criterion=sentence_prediction",
-        f"--input-kind={of.kind}",
+        f"--input-kind={chosen.kind}",
         *limits,
         *scaling,
     ]
 
 
 def recipe(task: str, lr: str, updates: int) -> List[str]:
-    of, often = TASKS[task], str(max(1, updates // 8))
+    chosen, often = TASKS[task], str(max(1, updates // 8))
     return [
         *inputs_words(task),
-        *of.training,
+        *chosen.training,
         *["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-8", "--clip-norm", "1.0"],
         *["--lr", lr, "--lr-scheduler", "polynomial_decay", "--warmup-updates", str(updates // 5)],
-        *["--total-num-update", str(updates), "--max-update", str(updates), "--batch-size", str(of.batch)],
+        *["--total-num-update", str(updates), "--max-update", str(updates), "--batch-size", str(chosen.batch)],
         *["--batch-size-valid", "50", "--validate-interval-updates", often, "--save-interval-updates", often],
         *["--keep-interval-updates", "1", "--no-epoch-checkpoints", "--save-interval", "1000"],
         *["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"],
@@ -295,7 +295,8 @@ def by_model(found: Dict[str, Dict]) -> Dict[str, Dict[str, Dict[str, List[str]]
         task, model, rate, _ = NAME.fullmatch(name).groups()
         rates.setdefault(task, {}).setdefault(model, {}).setdefault(rate, []).append(name)
     return {
-        task: {m: dict(sorted(of.items(), key=merit)) for m, of in models.items()} for task, models in rates.items()
+        task: {m: dict(sorted(names.items(), key=merit)) for m, names in models.items()}
+        for task, models in rates.items()
     }
 
 
@@ -354,10 +355,8 @@ def main() -> None:
         parser.error("DATA and OUT are missing")
     if args.collect:
         return collect(args.out, args.collect)
-    tasks, models = (
-        chosen_tables(parser, given, known, what)
-        for given, known, what in ((args.tasks, TASKS, "task"), (args.models, MODELS, "model"))
-    )
+    tasks = chosen_names(parser, "tasks", args.tasks, TASKS)
+    models = chosen_names(parser, "models", args.models, MODELS)
     for seed in map(int, args.seeds.split(",")):
         for task in tasks:
             for model in (name for name in models_of(task) if name in models):

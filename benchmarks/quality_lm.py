@@ -21,6 +21,7 @@ from typing import Dict, List, Optional, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
+from benchmarks.measure import chosen_names
 
 TO_BYTES = runs.PLUGIN.parent / "examples/lm/to_bytes.py"
 PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
@@ -206,14 +207,14 @@ def main() -> None:
         return plot(args.plot)
     if args.prepare and args.data:
         return prepare(args.prepare, args.data)
-    unknown = set(args.models.split(",")) - set(MODELS)
-    if unknown or args.out is None:
-        parser.error(f"--models: unknown model {', '.join(unknown)}" if unknown else "DATA and OUT are missing")
+    if args.out is None:
+        parser.error("DATA and OUT are missing")
+    models = chosen_names(parser, "models", args.models, MODELS)
     if args.collect:
         return collect(args.out, args.collect)
     for lr in args.lr.split(","):
         for seed in map(int, args.seeds.split(",")):
-            for model in args.models.split(","):
+            for model in models:
                 run(args.data.resolve(), args.out.resolve(), model, lr, seed, args.updates)
 
 

@@ -20,6 +20,7 @@ from typing import Dict, List
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import quality_lm, runs
+from benchmarks.measure import chosen_names
 
 TASK = ["--task", "mega_language_modeling", "--criterion", "mega_lm_cross_entropy"]
 MODELS: Dict[str, List[str]] = {
@@ -80,13 +81,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.prepare:
         return prepare(args.prepare, args.data)
-    unknown = set(args.models.split(",")) - set(MODELS)
-    if unknown or args.out is None:
-        parser.error(f"--models: unknown model {', '.join(unknown)}" if unknown else "OUT is missing")
+    if args.out is None:
+        parser.error("OUT is missing")
+    models = chosen_names(parser, "models", args.models, MODELS)
     if args.collect:
         return quality_lm.collect(args.out, args.collect)
     for seed in map(int, args.seeds.split(",")):
-        for model in args.models.split(","):
+        for model in models:
             run(args.data.resolve(), args.out.resolve(), model, seed, args.updates)
 
 

@@ -26,14 +26,14 @@ from typing import Dict, List, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import runs
-from benchmarks.measure import chosen_tables
+from benchmarks.measure import chosen_names
 from benchmarks.quality import EXAMPLE, translate
 from benchmarks.quality import MODELS as SMALL
 
 OFTEN, KEPT, PATIENCE = 400, 5, 5  # updates between validations; checkpoints to average; validations without a gain
-LONGEST, CHOSEN_AT = 12_000, 2800  # updates; learning rates are chosen by the loss after so many
+LONGEST, CHOSEN_AT = 12_000, 2800  # updates; learning rates are chosen by the loss after the latter
 BATCHES = (1, 16, 64)  # sentences that are translated at a time, when speed is measured
-TIMED, TURNS = 50, 3  # the first updates of a training are timed so many times
+TIMED, TURNS = 50, 3  # the first updates of a training are timed three times
 
 
 class Corpus(NamedTuple):
@@ -152,9 +152,12 @@ def plot(source: Path) -> None:
     figure = Figure(figsize=(6 * len(scored), 4), layout="constrained")
     for axis, corpus in zip(figure.subplots(1, len(scored), squeeze=False)[0], scored):
         for name, run in found.items():
-            its, model, lr, seed = NAME.fullmatch(name).groups()
-            if its == corpus:
-                style = {"color": f"C{list(MODELS).index(model)}", "linestyle": ("-", "--")[int(seed) - 1]}
+            of_corpus, model, lr, seed = NAME.fullmatch(name).groups()
+            if of_corpus == corpus:
+                style = {
+                    "color": f"C{list(MODELS).index(model)}",
+                    "linestyle": ("-", "--", "-.", ":")[(int(seed) - 1) % 4],
+                }
                 label = f"{LABELS[model]}, {lr}, seed {seed}"
                 axis.plot(*zip(*run["valid_bits_per_token"]), label=label, **style)
         axis.set(title=f"{CORPORA[corpus].name}, validation", xlabel="updates", ylabel="bits per piece")
@@ -186,8 +189,8 @@ def main() -> None:
         return collect(out, args.collect)
     if args.speeds:
         return measure(data, out, min(args.updates, TIMED))
-    corpora = chosen_tables(parser, args.corpora, CORPORA, "corpora")
-    models = chosen_tables(parser, args.models, MODELS, "model")
+    corpora = chosen_names(parser, "corpora", args.corpora, CORPORA)
+    models = chosen_names(parser, "models", args.models, MODELS)
     for seed in map(int, args.seeds.split(",")):
         for corpus in corpora:
             for lr in args.lr.split(","):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks.measure import chosen_tables, machine, peak_mib, write_json
+from benchmarks.measure import chosen_names, machine, peak_mib, write_json
 from benchmarks.models import preset, task
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 from mega_fairseq.ops.ema_blocks import BLOCK_GPU
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a short segment in one and two processes")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
     args = parser.parse_args()
-    chosen = chosen_tables(parser, args.tables, TABLES)
+    chosen = chosen_names(parser, "tables", args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     for table in chosen:
         result = TABLES[table](args.quick)

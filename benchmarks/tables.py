@@ -36,7 +36,7 @@ def summary() -> Rows:
     theirs = f"{theirs} (our code's, with RoPE: {rotary})"
     yield f"{what} ([more](docs/results.md#all-token-mixers))", ours, theirs
     images = numbers("quality_classify")
-    best = {model: images[next(iter(of.values()))[0]] for model, of in by_model(images)["fashion"].items()}
+    best = {model: images[next(iter(runs.values()))[0]] for model, runs in by_model(images)["fashion"].items()}
     right = {model: f"{run['test_accuracy']:.1f}" for model, run in best.items()}
     what = "accuracy on Fashion-MNIST read pixel by pixel, in percent, 0.15M parameters, one seed"
     ours = f"{right['mega']}; in chunks {right['mega-chunk']}"

@@ -10,10 +10,6 @@ def layer() -> Rows:
     return _speed("layer")
 
 
-def sublayer() -> Rows:
-    return _speed("sublayer")
-
-
 def _speed(name: str) -> Rows:
     found = numbers("layer")[name]
     sizes = found["parameters"]

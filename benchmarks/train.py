@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.models import BaseFairseqModel
 
 from benchmarks import contenders_lm, decode, quality
-from benchmarks.measure import chosen_tables, machine, seconds, write_json
+from benchmarks.measure import chosen_names, machine, seconds, write_json
 from benchmarks.models import from_args, size_of
 
 DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
@@ -111,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    tables = chosen_tables(parser, args.tables, TABLES)
+    tables = chosen_names(parser, "tables", args.tables, TABLES)
     print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
     for table in tables:
         result = compare(table, args.quick)

@@ -11,8 +11,8 @@ print_help() {
     sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"
     cat <<END
 
-All scripts: PYTHON (the first one with fairseq: on PATH, else the repository's .venv), OMP_NUM_THREADS (1: threads
-per process), WORKERS (all processors: processes that prepare text), GPUS (all; 0 runs on the CPU).
+All scripts: PYTHON (the first on PATH with fairseq and this package, else the repository's .venv), OMP_NUM_THREADS (1:
+threads per process), WORKERS (all processors: processes that prepare text), GPUS (all; 0 runs on the CPU).
 END
 }
 

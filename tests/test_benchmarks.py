@@ -35,7 +35,7 @@ def test_the_layer_benchmark_times_whole_layers_of_equal_size(tmp_path):
 def test_the_layer_benchmark_fills_its_other_tables(tmp_path):
     out = tmp_path / "layer.json"
     out.write_text('{"rival": "measured where mega-pytorch was installed"}')
-    tables = ["sublayer", "projections", "ema", "forms", "token", "rival"]
+    tables = ["projections", "ema", "forms", "token", "rival"]
     said = benchmark("layer.py", "--quick", "--lengths=1024", f"--tables={','.join(tables)}", "--json", out)
     numbers = json.loads(out.read_text())
     assert set(numbers) == {*tables, "machine"}
@@ -63,8 +63,8 @@ def test_the_layer_benchmark_rejects_a_wrong_result_before_timing(monkeypatch):
 
 def test_an_unknown_table_is_refused_with_the_known_ones(capsys):
     with pytest.raises(SystemExit):
-        measure.chosen_tables(ArgumentParser(), "layer,speed", ["layer", "flat"])
-    assert "--tables: unknown table speed; choose from layer, flat" in capsys.readouterr().err
+        measure.chosen_names(ArgumentParser(), "tables", "layer,speed", ["layer", "flat"])
+    assert "--tables: speed is unknown; choose from layer, flat" in capsys.readouterr().err
 
 
 def test_the_textbook_form_equals_the_recurrence():

@@ -295,7 +295,11 @@ VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
         ("bytes", {**GOOD, "train.label": ["1", "a\u2028b", "2"]}, "train.label has 'a.*b' in line 2; give one label"),
         ("bytes", {**GOOD, "train.label": ["1", "a\0", "2"]}, "train.label has 'a.*' in line 2; give one label"),
         ("bytes", {**GOOD, "valid.input1": TEXTS}, "there is no .*train.input1, and other splits have a second input"),
-        ("bytes", {**GOOD, "labels.txt": ["10"]}, "has the label '9' in line 2, which is none of the 1 classes of the"),
+        (
+            "bytes",
+            {**GOOD, "labels.txt": ["10"]},
+            "has the label '9' in line 2, which is not one of the 1 classes of",
+        ),
         ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice; give each label once"),
         ("bytes", {"valid.input": TEXTS}, "there is no .*train.label; give a folder with one label in a line"),
         ("bytes", {"valid.input": TEXTS, "train.label": LABELS}, "there is no .*train.input; give the name of"),

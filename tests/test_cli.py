@@ -1,5 +1,6 @@
 """The command line of `mega-fairseq`, and the files that `convert` writes."""
 
+import errno
 import importlib.metadata
 import os
 import signal
@@ -18,7 +19,9 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
+from mega_fairseq.cli import output as files
 from mega_fairseq.models import classifier_presets, lm_presets, mega_transformer
+from mega_fairseq.modules import MIXERS, FeedForwardConfig
 from tests.commands import ROOT, Running, refused_by
 from tests.faults import killed_while_writing, no_space
 from tests.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
@@ -157,6 +160,14 @@ def test_options_are_grouped_by_the_mixers_that_have_them(capsys):
     assert "--decoder-gau-scale " in of_gau
 
 
+def test_an_option_that_several_mixers_have_is_the_same_for_all():
+    meanings = {}
+    for config in (*MIXERS.values(), FeedForwardConfig):
+        for setting in (setting for setting in fields(config) if setting.metadata.get("option")):
+            meaning = (setting.metadata["help"], setting.default, str(setting.type))
+            assert meanings.setdefault(setting.metadata["option"], meaning) == meaning, config
+
+
 def test_options_suggests_names_similar_to_an_unknown_one(capsys):
     code = command.main(["options", "mega_lm_smal"])
     refused_by("options", (code, *capsys.readouterr()), "'mega_lm_smal'", "choose one of mega_lm_small, ")
@@ -219,3 +230,15 @@ def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_fil
     process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=killed_while_writing)
     assert process.wait()[0] == -signal.SIGKILL
     assert target.read_text() == "precious"
+
+
+def test_a_folder_is_locked_except_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    with files.locked(str(tmp_path)), pytest.raises(BlockingIOError):
+        files.lock(str(tmp_path), wait=False)
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with files.locked(str(tmp_path)), files.locked(str(tmp_path)):
+        pass

@@ -313,6 +313,14 @@ def test_cross_attention_without_a_source_is_refused():
         refuses(lambda module=module: module(X), "source is None", "no state", "the encoder's output")
 
 
+def test_a_source_beside_a_state_that_has_one_is_refused():
+    for module in (GatedCrossAttention(crosses()), MegaBlock(attends(), feeds(), crosses())):
+        _, state = module(X, source=SOURCE)
+        refuses(
+            lambda module=module, state=state: module(X, state=state, source=SOURCE), "source was given", "leave one"
+        )
+
+
 def test_a_source_of_a_wrong_shape_is_refused():
     module = GatedCrossAttention(crosses())
     for shape in ((2, 3, 5), (2, 0, DIM), (2, DIM)):

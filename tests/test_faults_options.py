@@ -187,7 +187,7 @@ def assert_refused(words, no_data, said):
         ([*ADAPTIVE, "--share-decoder-input-output-embed"], "ties one table of one width; leave out --adaptive-input"),
         (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
         (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
-        (["--decoder-embed-path={}/empty"], "/empty, which is not a header and lines of a word and numbers"),
+        (["--decoder-embed-path={}/empty"], "/empty, which lacks a header followed by lines of a word and its"),
         (
             ["--decoder-embed-path={}/foreign"],
             "/foreign, which has none of the words in the dictionary; give a file of the",
@@ -288,7 +288,7 @@ def test_options_that_do_not_fit_a_mixer_are_refused_by_name_on_each_side(no_dat
         ),
         (
             ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,2"],
-            "--decoder-layers-to-keep is '0,2' and layers of this token mixer differ in 2 turns; keep them in turn, as",
+            "layers of this token mixer alternate between 2 patterns; keep layers that still alternate, as in 0,1,4,5",
         ),
         (["--arch=mega_transformer_small"], "--arch mega_transformer reads a source, and this --task has none; choose"),
     ],

@@ -7,7 +7,8 @@ the release is wrong, test_golden_deviations.py asserts the right values (docs/p
 import pytest
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import bias_matrix, laplace, relu2
+from mega_fairseq.ops.attention import laplace, relu2
+from mega_fairseq.ops.diagonals import toeplitz_matrix
 from tests import golden_cases as golden
 from tests import golden_checks as checks
 from tests.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
@@ -52,7 +53,7 @@ def test_position_biases_give_the_released_tables_at_every_length(case):
     module = golden.build(case)
     for name, released in case.outputs.items():
         size = int(name[len("len") :])
-        assert_outputs(bias_matrix(module(1 - size, size, released.device), size, size), released, name)
+        assert_outputs(toeplitz_matrix(module(1 - size, size, released.device), size, size), released, name)
 
 
 # -------------------------------------------------------------------------------------- one input

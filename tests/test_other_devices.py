@@ -194,8 +194,8 @@ def test_beam_search_of_translations_gives_the_same_numbers_and_waits_about_as_o
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("language")])
-def test_continuations_of_a_language_model_are_the_same(name):
-    checked_there(search, name)
+def test_continuations_of_a_language_model_are_the_same_and_wait_at_most_four_times_more_per_step(name):
+    assert checked_there(search, name) <= checked_there(search, "fairseq's Transformer") + 4 * STEPS
 
 
 def test_a_tensor_on_the_cpu_would_be_detected():

@@ -7,7 +7,6 @@ saves a checkpoint, and the same command resumes from there.
 """
 
 import argparse
-import fcntl
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
+from mega_fairseq.cli import output
 from mega_fairseq.cli.doctor import Limit
 from mega_fairseq.cli.doctor.machine import cpu_bf16
 
@@ -44,7 +44,10 @@ def main() -> None:
         signal.signal(end, signal.default_int_handler)  # like Ctrl-C
     demo, started = Demo(args.out.resolve(), args.updates, args.longest), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
-    if not lock(demo.out / "lock"):
+    try:
+        lock = output.lock(str(demo.out), wait=False)
+        os.set_inheritable(lock, True)  # until all processes that it starts have ended
+    except BlockingIOError:
         sys.exit(f"another demo, or a process left by a killed one, is running in {demo.out}: wait for it or end it")
     try:
         run_together("preparing the corpora", demo.preparing())
@@ -63,17 +66,6 @@ def main() -> None:
     text = report(demo.folders, demo.timed, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis run took {(time.monotonic() - started) / 60:.1f} minutes.")
-
-
-def lock(path: Path) -> bool:
-    """Acquires a lock until this process and all that it starts have ended; returns whether it was free."""
-    file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
-    os.set_inheritable(file, True)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def fast_precision(kept: Path) -> List[str]:

@@ -56,7 +56,7 @@ need_data() {
     [ ! -e "$BIN/parts" ] || die "$BIN is incomplete: run prepare.sh again."
 }
 
-# What the published architectures for real values have and mega_classifier_small has not; for the scripts.
+# Options of the published architectures for real values that mega_classifier_small lacks; for the scripts.
 # shellcheck disable=SC2034
 VALUES=(--normalization-type batchnorm --normalize-before --attention-activation-fn laplace --dropout 0)
 

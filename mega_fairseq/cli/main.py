@@ -148,7 +148,7 @@ def _add_data(data: Any) -> None:
         made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
         made.set_defaults(generator={option: default for option, (default, _) in options.items() if generated})
         if seeded:
-            options["seed"] = 1, "other seed, other data"
+            options["seed"] = 1, "random seed"
         for option, (default, what) in options.items():
             words = f"{what} (default: %(default)s)"
             made.add_argument(f"--{option}", type=int, default=default, metavar="N", help=words)

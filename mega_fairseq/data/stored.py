@@ -13,7 +13,7 @@ def is_stored(tensor: Tensor) -> bool:
 
 
 def numbers_in(line: bytes, dtype: type) -> np.ndarray:
-    """The words of a line as numbers; ValueError or OverflowError if they are not. 1_000, as in Python, is none."""
+    """The words of a line as numbers; ValueError or OverflowError if they are not. Python's 1_000 is not one."""
     if b"_" in line:
         raise ValueError("a number has an underscore")
     return np.array(line.split(), dtype=dtype)

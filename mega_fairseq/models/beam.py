@@ -25,8 +25,8 @@ class Ready(NamedTuple):
 class ReadyOnce:
     """Keeps prepared weights for as long as the parameters are unchanged. Copies and pickles of it are empty.
 
-    It is only for models that are no longer trained: of changes to a parameter's `.data`, which have no version, it
-    notices those of a few of its numbers, as when other weights are copied into it.
+    It is only for models that are no longer trained: writing to a parameter's `.data` does not change its version, so a
+    few numbers are compared, which shows when other weights were copied into it.
     """
 
     def __init__(self):

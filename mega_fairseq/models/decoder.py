@@ -203,13 +203,13 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
-        bounded = any(layer.mixer.reach for layer in self.layers) or self.max_source_positions() < UNBOUNDED
+        bounded = any(layer.mixer.longest for layer in self.layers) or self.max_source_positions() < UNBOUNDED
         return self.cfg.max_target_positions if bounded else UNBOUNDED
 
     def max_source_positions(self) -> int:
         """The longest source that it can process, limited in the same way."""
         cross = self.layers[0].cross_attention
-        return UNBOUNDED if cross is None or cross.reach is None else self.cfg.max_source_positions
+        return UNBOUNDED if cross is None or cross.longest is None else self.cfg.max_source_positions
 
     def make_generation_fast_(
         self,

@@ -40,7 +40,9 @@ def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tenso
     try:
         rows = utils.parse_embedding(path)
     except (OSError, StopIteration, ValueError):  # StopIteration: not even a header
-        raise ValueError(f"{given}, which is not a header and lines of a word and numbers; give another file") from None
+        raise ValueError(
+            f"{given}, which lacks a header followed by lines of a word and its numbers; give another file"
+        ) from None
     known = {word: row for word, row in rows.items() if word in dictionary}
     if not known:
         raise ValueError(

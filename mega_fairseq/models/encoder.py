@@ -71,7 +71,7 @@ class MegaEncoder(FairseqEncoder):
 
     def max_positions(self) -> int:
         """The longest sentence that its layers can process."""
-        return min((layer.mixer.reach for layer in self.layers if layer.mixer.reach), default=UNBOUNDED)
+        return min((layer.mixer.longest for layer in self.layers if layer.mixer.longest), default=UNBOUNDED)
 
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **unused: Any

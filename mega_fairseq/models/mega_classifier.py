@@ -68,7 +68,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         if not hasattr(task, "label_dictionary"):
             raise ValueError(
                 "--arch mega_classifier predicts one of several classes, and this --task has none; choose another "
-                "--arch, or --task sentence_prediction"
+                "--arch, or --task mega_classification"
             )
         check_overrides(cfg, task)
         check_sizes(cfg, "encoder")

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from mega_fairseq.models.overrides import REACH
+from mega_fairseq.models.overrides import CHANGEABLE
 from mega_fairseq.modules import (
     MIXERS,
     POSITION_BIASES,
@@ -111,7 +111,7 @@ class StackOptions(FairseqDataclass):
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
     normalize_embedding: bool = option(False, "normalise embeddings")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
-    truncation_length: int = option(0, "taps of the EMA kernels; 0 keeps them all")
+    truncation_length: int = option(0, "how many steps the EMA looks back; 0 for no limit")
 
     dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
     attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0)
@@ -221,18 +221,18 @@ def layer_configs(
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
     mixers = [from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers)]
-    _check_kept_layers(cfg, side, mixers[0].turns)
+    _check_kept_layers(cfg, side, mixers[0].period)
     return [(mixer, feed_forward, cross) for mixer in mixers]
 
 
-def _check_kept_layers(cfg: FairseqDataclass, side: str, turns: int) -> None:
-    """Refuses to prune layers if one that remains would then take another turn than in training."""
+def _check_kept_layers(cfg: FairseqDataclass, side: str, period: int) -> None:
+    """Refuses to prune layers if one that remains would then mix in another pattern than in training."""
     given = getattr(cfg, f"{side}_layers_to_keep")
     numbers = sorted(map(int, given.split(","))) if given else []
-    if any((number - place) % turns for place, number in enumerate(numbers)):
+    if any((number - place) % period for place, number in enumerate(numbers)):
         raise ValueError(
-            f"--{side}-layers-to-keep is {given!r} and layers of this token mixer differ in {turns} turns; keep them "
-            "in turn, as in 0,1,4,5"
+            f"--{side}-layers-to-keep is {given!r} and layers of this token mixer alternate between {period} patterns; "
+            "keep layers that still alternate, as in 0,1,4,5"
         )
 
 
@@ -266,5 +266,6 @@ def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str) -> Itera
             name = f.metadata["option"].format(side=side)
             yield name
             fallback = f.metadata.get("fallback")
-            if fallback and (getattr(cfg, name) in (None, -1) or REACH.fullmatch(name)):  # an override may replace it
+            # An override may replace an option that can change.
+            if fallback and (getattr(cfg, name) in (None, -1) or CHANGEABLE.fullmatch(name)):
                 yield fallback

@@ -15,7 +15,7 @@ FREE = re.compile(
     r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens|generation_weights|_name"
 )
 LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # may change if no weight has another shape
-REACH = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
+CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
 
 
 def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
@@ -39,7 +39,7 @@ def check_names(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None
     """Raise an error that begins with `where` if one of these options is unknown, or would make the weights wrong."""
     for name in names:
         if hasattr(cfg, name):
-            if not (name in LIMITS or FREE.fullmatch(name) or REACH.fullmatch(name)):
+            if not (name in LIMITS or FREE.fullmatch(name) or CHANGEABLE.fullmatch(name)):
                 raise ValueError(f"{where} {name!r}, which must be as in the training of the weights; leave it out")
             continue
         if _is_of_checkpoint(name, cfg):

@@ -38,7 +38,8 @@ def check_same_model(
     """Compare the options of a training, and the state of its task, with those of the checkpoint that it starts from.
 
     A resumed training must have the same model. A new one that starts from the weights of another (`resumed` is false)
-    gets a warning if its model computes a different function of them. Returns whether it has other classes than them.
+    gets a warning if its model computes a different function of them. Returns whether its classes differ from those of
+    the checkpoint.
     """
     state = _read(path)
     theirs = (state.get("cfg") or {}).get("model")

@@ -78,7 +78,7 @@ class TabledBias:
         self.turns: Optional[Tuple[Tensor, Tensor]] = None
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
-        if self.bias.reach is not None:  # the bias is already a table
+        if self.bias.longest is not None:  # the bias is already a table
             return self.bias(first, stop, device)
         start, end, table = self.tabled
         if first < start or stop > end:

@@ -147,6 +147,7 @@ def _in_order(
     if block.cross_attention is not None:
         if need_weights and cross_state is None and source is not None:
             cross_state = block.cross_attention.project_source(source, source_padding_mask)
+            source = source_padding_mask = None
         read, after = block.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
         if need_weights:
             weights = block.cross_attention.weights(x, cross_state, padding_mask)

@@ -110,7 +110,7 @@ class GatedCrossAttention(nn.Module):
         """Keys and values of the encoder's output, computed once per translation."""
         check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
-        source, _, source_padding_mask = to_front(source, source_padding_mask, self.reach)
+        source, _, source_padding_mask = to_front(source, source_padding_mask, self.longest)
         values = activated_linear(source, self.values.weight, self.values.bias, self.config.activation)
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
@@ -126,6 +126,8 @@ class GatedCrossAttention(nn.Module):
         check_sequence("x", x, c.dim, self.queries.weight)
         check_padding_mask(padding_mask, x)
         check_state_type(state, CrossAttentionState)
+        if state is not None and source is not None:
+            raise ValueError("source was given and the state has another one already; leave one of them out")
         if source_padding_mask is not None and source is None:
             raise ValueError("source_padding_mask was given without source; give both, or neither if there is a state")
         if state is None:
@@ -173,9 +175,9 @@ class GatedCrossAttention(nn.Module):
         return weights if padding_mask is None else weights.masked_fill(padding_mask.unsqueeze(-1), 0.0)
 
     @property
-    def reach(self) -> Optional[int]:
+    def longest(self) -> Optional[int]:
         """The longest source and target that it can process; None for any length."""
-        return self.position_bias.reach
+        return self.position_bias.longest
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for other limits of sources and targets."""

@@ -28,7 +28,10 @@ from mega_fairseq.ops.shift import shifted_token, token_shift
 
 @dataclass(frozen=True)
 class MixerConfig(ModuleConfig):
-    """Options of every token mixer; subclasses add their own."""
+    """Options of every token mixer; subclasses add their own.
+
+    A model also sets these fields of a subclass that has them: `max_positions`, `layer` (from 0) and `layers`.
+    """
 
     causal: bool = setting(True, "use only the past, and carry a state")
     chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
@@ -50,8 +53,8 @@ class MixerConfig(ModuleConfig):
             )
 
     @property
-    def turns(self) -> int:
-        """Layers whose numbers differ by a multiple of this mix alike."""
+    def period(self) -> int:
+        """After how many layers the pattern of mixing repeats."""
         return 1
 
     def build(self) -> "Mixer":
@@ -101,7 +104,7 @@ class Mixer(nn.Module):
         if state is not None:
             self.check_state(state, x)
         last, state = state if isinstance(state, Shifted) else (None, state)
-        x, align, padding = to_front(x, padding_mask, self.reach)
+        x, align, padding = to_front(x, padding_mask, self.longest)
         batch = Batch(x, state, None if align is None else align.lengths, padding, slices)
 
         y = self.norm(x, padding) if c.prenorm else x
@@ -149,7 +152,7 @@ class Mixer(nn.Module):
         return self.dropout_module.rate(dropout)
 
     @property
-    def reach(self) -> Optional[int]:
+    def longest(self) -> Optional[int]:
         """The longest sequence that it can process; None for any length."""
         return None
 

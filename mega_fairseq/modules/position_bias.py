@@ -17,7 +17,7 @@ from mega_fairseq.ops.precision import at_least_float32
 class PositionBias(nn.Module):
     """The base class of position biases; it adds no bias itself. `dim` is the width z of queries and keys."""
 
-    reach: Optional[int] = None  # the longest sequence that it covers; None for any length
+    longest: Optional[int] = None  # the longest sequence that it covers; None for any length
     rotates = False  # whether it rotates queries and keys
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
@@ -40,7 +40,7 @@ class PositionBias(nn.Module):
         return x
 
     def describe(self, positions: int, causal: bool) -> Description:
-        """The scores of all distances between so many positions, if they are learned."""
+        """The scores of all distances between this number of positions, if they are learned."""
         parameter = next(self.parameters(), None)
         if parameter is None:
             return []
@@ -60,21 +60,21 @@ class SimpleBias(PositionBias):
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
-        self.reach = max_positions
+        self.longest = max_positions
         self.weight = nn.Parameter(torch.empty(2 * max_positions - 1))  # distances -(max - 1) .. max - 1
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
         needed = max(-first, stop - 1) + 1
-        if needed > self.reach:
+        if needed > self.longest:
             raise ValueError(
-                f"position_bias 'simple' covers distances below {self.reach}, but {needed} are needed: "
+                f"position_bias 'simple' covers distances below {self.longest}, but {needed} are needed: "
                 "use shorter chunks or sequences, a larger max_positions in training, or position_bias 'rotary'"
             )
-        return self.weight[self.reach - 1 + first : self.reach - 1 + stop]
+        return self.weight[self.longest - 1 + first : self.longest - 1 + stop]
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
-        key, own = f"{prefix}weight", self.reach
+        key, own = f"{prefix}weight", self.longest
         if key not in stored:
             return
         learned = (stored[key].numel() + 1) // 2

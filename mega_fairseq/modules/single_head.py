@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Dict, Optional
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from mega_fairseq.modules.attend import attend, check_attention
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.mixer import Mixer, MixerConfig
 from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
+from mega_fairseq.modules.projection import RELEASED_STD
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,24 @@ def position_bias(c: SingleHeadConfig) -> PositionBias:
     return POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
 
 
+def initialize_scales(kappa: nn.Parameter, init: str) -> None:
+    if init == "released":
+        nn.init.normal_(kappa, 0.0, RELEASED_STD)
+    else:
+        nn.init.ones_(kappa)
+
+
 class SingleHeadMixer(Mixer):
     """A mixer with attention in chunks and a `position_bias`, which limits the chunk size if it is a table."""
 
+    kappa: nn.Parameter  # scales of Z, one row for each use of it: 0 are queries, 1 keys
+    mu: nn.Parameter  # its offsets
     position_bias: PositionBias
     outer_scale = False  # see `attention`
+
+    def mapped(self, shared: Tensor, row: int) -> Tensor:
+        """kappa_i * Z + mu_i (Mega's eq. 8-9)."""
+        return torch.addcmul(self.mu[row], shared, self.kappa[row])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within groups, with the last query at the position of the last key."""
@@ -51,11 +66,11 @@ class SingleHeadMixer(Mixer):
         )
 
     @property
-    def reach(self) -> Optional[int]:
-        return None if self.config.chunk_size is not None else self.position_bias.reach
+    def longest(self) -> Optional[int]:
+        return None if self.config.chunk_size is not None else self.position_bias.longest
 
     def with_chunk(self, chunk_size: Optional[int]) -> "SingleHeadMixer":
-        learned, whole = self.position_bias.reach, self.config.max_positions
+        learned, whole = self.position_bias.longest, self.config.max_positions
         if learned is not None and not (learned >= whole if chunk_size is None else 0 < chunk_size <= learned):
             raise ValueError(self._beyond(chunk_size, learned))
         return super().with_chunk(chunk_size)
@@ -65,9 +80,9 @@ class SingleHeadMixer(Mixer):
 
     def _beyond(self, wanted: Optional[int], learned: int) -> str:
         chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
-        longest = "" if self.config.chunk_size else f" for up to {self.config.max_positions} positions"
+        limit = "" if self.config.chunk_size else f" for up to {self.config.max_positions} positions"
         return (
-            f"{chunk_size} is {self.config.written(wanted)}{longest} and this model's position bias 'simple' reaches "
+            f"{chunk_size} is {self.config.written(wanted)}{limit} and this model's position bias 'simple' reaches "
             f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
         )
 

@@ -55,6 +55,11 @@ class TimeConfig(MixerConfig):
         return True
 
 
+def at_places(table: Optional[Tensor], places: slice) -> Optional[Tensor]:
+    """A part of a table that may be missing: (..., T) -> (..., n)."""
+    return None if table is None else table[..., places]
+
+
 class TimeMixer(Mixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
 

@@ -33,17 +33,17 @@ from torch import Tensor
 from mega_fairseq.ops.attention_scores import (
     ATTENTION_FUNCTIONS,
     MASKED,
-    bias_matrix,
     laplace,
+    one_over_tau,
     outer_factor,
     relu2,
     scaled_queries,
-    temperature,
     visible_keys,
     weighted_sum,
     weights_of,
 )
 from mega_fairseq.ops.attention_tiles import TILE_SCORES, Talking, tiled_attention
+from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
@@ -59,11 +59,10 @@ __all__ = [
     "attention",
     "attention_fused",
     "attention_naive",
-    "bias_matrix",
     "fused_kernel_runs",
     "laplace",
     "relu2",
-    "temperature",
+    "one_over_tau",
     "weighted_sum",
     "weights_at_one_position",
 ]
@@ -116,7 +115,7 @@ def attention_naive(
 
 
 def _by_index(vectors: Tensor, queries: int, keys: int) -> Tensor:
-    """`bias_matrix` by its definition: (..., n + m - 1) -> (..., n, m)."""
+    """`toeplitz_matrix` by its definition: (..., n + m - 1) -> (..., n, m)."""
     rows, columns = (torch.arange(size, device=vectors.device) for size in (queries, keys))
     return vectors[..., columns - rows.unsqueeze(1) + queries - 1]
 
@@ -144,7 +143,7 @@ def weights_at_one_position(
     """
     dtype = product_dtype(q.device.type, q.dtype)
     q, k = q.to(dtype), k.to(dtype)
-    q, rest = scaled_queries(q, temperature(q[:, :1], k, function, False, key_padding, outer))
+    q, rest = scaled_queries(q, one_over_tau(q[:, :1], k, function, False, key_padding, outer))
     # For a few queries, the CPU's product is twice as fast in this order, tall times narrow.
     scores = torch.bmm(k, q.transpose(1, 2)).transpose(1, 2).to(at_least_float32(q.dtype))
     if rest is not None:
@@ -201,7 +200,7 @@ def attention_fused(
     if mask is not None and mask.dim() == 3:
         mask = mask.unflatten(0, (-1, heads))
     if bias is not None:
-        matrix = bias_matrix(bias.to(at_least_float32(bias.dtype)), q.size(1), k.size(1)).to(q.dtype)
+        matrix = toeplitz_matrix(bias.to(at_least_float32(bias.dtype)), q.size(1), k.size(1)).to(q.dtype)
         mask = matrix if mask is None else matrix.masked_fill(~mask, float("-inf"))
         mask = mask.unsqueeze(0) if mask.dim() == 3 else mask  # the CPU's kernel takes two or four dimensions
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
@@ -264,7 +263,7 @@ def attention(
         if not _mask_fits(q, k, causal, bias, key_padding):
             fused = False
         tiled = not fused and not is_compiling()
-        factor = temperature(q, k, function, causal, key_padding, outer)
+        factor = one_over_tau(q, k, function, causal, key_padding, outer)
         after = outer_factor(q, k, function, outer, causal, key_padding)
         q, rest = scaled_queries(q, factor, apart=tiled and columns is None)
         if columns is not None:

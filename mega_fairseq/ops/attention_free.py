@@ -149,8 +149,9 @@ def aft(
 ) -> Tensor:
     """`aft_naive` in tiles, with tensors of m x D entries; of these it keeps k, v, o and the denominators for backward.
 
-    On a GPU, where looking at the results costs time, tables that fall by more than 80 within 64 places may lose rows
-    after a very large key; those of `curves` fall by at most 1 per place.
+    On the CPU, results that this loses to rounding are computed again. On GPUs, where looking at them costs time, and
+    in compiled models they are NaN: rows after a very large key, if the table falls by more than 80 within 64 places.
+    At the start of training, tables fall by at most 1 per place.
     """
     queries = queries or k.size(1)
     with without_autocast(k):

@@ -26,6 +26,7 @@ from mega_fairseq.ops.attention_free import aft_naive
 from mega_fairseq.ops.attention_free_slabs import SAFE, SLAB, channels_first, channels_last
 from mega_fairseq.ops.attention_free_tiles import Plan, exact, running
 from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.precision import is_compiling, without_autocast
 from mega_fairseq.ops.sequence_parallel import Slices
 
@@ -198,7 +199,7 @@ def _by_products(k: Tensor, v: Tensor, t: _Tables, state: Means, own: bool) -> T
     before = so_far[..., :-1].unsqueeze(-1)
     parts = [_Part(before if own else before + decayed_by(1), _times(h[:, :, :, :-1], spread))]
     if own:
-        within = F.pad(torch.exp(log_kernel(*t, size)), (size - 1, 0)).unfold(-1, size, 1).flip(1)  # (C, S, S)
+        within = toeplitz_matrix(F.pad(torch.exp(log_kernel(*t, size)), (size - 1, 0)), size, size)  # (C, S, S)
         parts.append(_Part(largest.unsqueeze(-1), _times(x, within)))
     numerator, denominator = h.unbind(1)
     denominator = denominator.clamp_min(torch.finfo(k.dtype).tiny)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention_free_tiles import (
+    LARGEST_FACTOR,
     Older,
     Plan,
     exact,
@@ -118,6 +119,11 @@ def _channels(dim: int, heads: int, entries: int, device: torch.device) -> List[
 # ------------------------------------------------------------------------------------------- forward and backward
 
 
+def _is_checked(k: Tensor) -> bool:
+    """Whether results are looked at: a GPU would have to wait, and a compiled graph has no branches."""
+    return k.device.type == "cpu" and not is_compiling()
+
+
 def _rows(slab: _Slab, k: Tensor, v: Tensor, weight: Tensor, older: Optional[Older]) -> Tuple[Tensor, Tensor, Tensor]:
     """o and the logarithm of its denominators (H, C, G, M, S), and how much larger that is than what may be lost."""
     plan, first = slab.plan, slab.first
@@ -145,7 +151,7 @@ def _compute(
 ) -> Tuple[Tensor, Tensor, List[_Slab]]:
     """From k, v (D, G, m): o (D, G, n), the logarithms of its denominators, and how each slab was computed."""
     dim, groups, tokens = k.shape
-    checked = k.device.type == "cpu" and not is_compiling()
+    checked = _is_checked(k)
     plans = _plans(weight.size(1) if causal else weight.size(1) // 2 + 1, tokens, causal, checked)
     out, log_denominators = (weight.new_empty(dim, groups, queries) for _ in range(2))
     slabs, lowest = [], torch.finfo(weight.dtype).min
@@ -156,6 +162,8 @@ def _compute(
             o, log_denominator, margin = _rows(slab, slab.keys(k, lowest), slab.keys(v), weight[heads], older)
             if plan is plans[-1] or float(margin.amin()) > -SAFE:
                 break
+        if not checked:
+            o = o.masked_fill(margin < -LARGEST_FACTOR, float("nan"))
         slab.put_rows(o, out)
         slab.put_rows(log_denominator, log_denominators)
         slabs.append(slab)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
+
 LARGEST_FACTOR = 80.0  # exponents of e^(ref - log denominator) are below it wherever the tiles are accurate
 
 
@@ -62,7 +64,7 @@ def _pair_weights(weight: Tensor, plan: Plan, j: int) -> Tuple[Tensor, Tensor]:
     size = plan.size
     w = log_weights(weight, plan.causal, (j - 1) * size + 1, 2 * size - 1)
     omega = w.detach().amax(1, keepdim=True)
-    return torch.exp(w - omega).unfold(1, size, 1).flip(1), omega.view(-1, 1, 1, 1)
+    return toeplitz_matrix(torch.exp(w - omega), size, size), omega.view(-1, 1, 1, 1)
 
 
 def make_tiles(k: Tensor, v: Tensor) -> Tiles:
@@ -71,7 +73,7 @@ def make_tiles(k: Tensor, v: Tensor) -> Tiles:
     return Tiles(torch.stack([e * v, e], 1), largest)
 
 
-def _spans(plan: Plan, tiles: int, first: int, j: int) -> Tuple[slice, slice]:
+def _spans(tiles: int, first: int, j: int) -> Tuple[slice, slice]:
     """Of the pairs j apart: the rows of tiles, counted from `first` on, and the tiles that they see."""
     start, stop = max(first, j), min(tiles, tiles + j)
     stop = max(start, stop)
@@ -133,7 +135,7 @@ def _past_backward(past: _Past, dsums: Tensor) -> Tuple[Tensor, Tensor]:
     return d[..., 1:] * past.scale.unsqueeze(1), d[..., 0]
 
 
-def _turned(tiles: Tiles) -> Tiles:
+def _reversed(tiles: Tiles) -> Tiles:
     return Tiles(tiles.x.flip(-2), tiles.largest.flip(-1))
 
 
@@ -142,7 +144,7 @@ def _all_past(tiles: Tiles, plan: Plan, first: int, older: Optional[Older]) -> L
     if tiles.largest.size(-1) - 1 <= plan.near and older is None:
         return []
     before = (_past(tiles, plan, first, older), False)
-    return [before] if plan.causal else [before, (_past(_turned(tiles), plan, 0, None), True)]
+    return [before] if plan.causal else [before, (_past(_reversed(tiles), plan, 0, None), True)]
 
 
 # ------------------------------------------------------------------------------------------- products of tiles
@@ -167,18 +169,18 @@ def _factors(tiles: Tiles, weight: Tensor, plan: Plan, first: int, older: Option
     ref = torch.full_like(largest[..., first:], torch.finfo(largest.dtype).min)
     pairs, past = [], _all_past(tiles, plan, first, older)
     for j in plan.pairs():
-        rows, columns = _spans(plan, count, first, j)
+        rows, columns = _spans(count, first, j)
         if rows.start < rows.stop:
             w, omega = _pair_weights(weight, plan, j)
             scale = largest[..., columns] + omega
             pairs.append((j, rows, columns, w, scale))
             ref[..., rows] = torch.maximum(ref[..., rows], scale)
-    for sums, turned in past:
-        ref = torch.maximum(ref, sums.largest.flip(-1) if turned else sums.largest)
+    for sums, reverse in past:
+        ref = torch.maximum(ref, sums.largest.flip(-1) if reverse else sums.largest)
     return _Factors(
         ref,
         [(j, rows, columns, w, torch.exp(scale - ref[..., rows])) for j, rows, columns, w, scale in pairs],
-        [(p, turned, torch.exp((p.largest.flip(-1) if turned else p.largest) - ref)) for p, turned in past],
+        [(p, reverse, torch.exp((p.largest.flip(-1) if reverse else p.largest) - ref)) for p, reverse in past],
     )
 
 
@@ -187,8 +189,8 @@ def products(tiles: Tiles, weight: Tensor, plan: Plan, first: int, older: Option
     sums = torch.zeros_like(tiles.x[..., first:, :])
     for _, rows, columns, w, factor in f.pairs:
         sums[..., rows, :] += _product(tiles.x[..., columns, :] * factor[:, None, ..., None], w)
-    for past, turned, factor in f.past:
-        of_past = past.sums.flip(-1) if turned else past.sums
+    for past, reverse, factor in f.past:
+        of_past = past.sums.flip(-1) if reverse else past.sums
         sums += (of_past * factor.unsqueeze(1)).unsqueeze(-1)
     return Products(f.ref, sums)
 
@@ -207,20 +209,13 @@ def products_backward(
         x = tiles.x[..., columns, :] * factor
         heads = x.size(0)
         dw = torch.bmm(x.reshape(heads, -1, plan.size).transpose(1, 2), dy.reshape(heads, -1, plan.size)) * w
-        _add_diagonals(dweight, dw, plan, j)
-    for past, turned, factor in f.past:
+        _add_distances(dweight, diagonal_sums(dw), plan, (j - 1) * plan.size + 1)
+    for past, reverse, factor in f.past:
         d = y.sum(-1) * factor.unsqueeze(1)
-        dtotals, dstart = _past_backward(past, d.flip(-1) if turned else d)
-        dx += (dtotals.flip(-1) if turned else dtotals).unsqueeze(-1)
-        dolder = dolder if turned else dstart
+        dtotals, dstart = _past_backward(past, d.flip(-1) if reverse else d)
+        dx += (dtotals.flip(-1) if reverse else dtotals).unsqueeze(-1)
+        dolder = dolder if reverse else dstart
     return dx, dweight, dolder
-
-
-def _add_diagonals(dweight: Tensor, dw: Tensor, plan: Plan, j: int) -> None:
-    """Adds the sums along diagonals t - u of dw (H, S, S), by u and t, to the table's gradient."""
-    size = plan.size
-    skewed = F.pad(dw.flip(1), (0, size)).flatten(1)[:, :-size].view(-1, size, 2 * size - 1)
-    _add_distances(dweight, skewed.sum(1), plan, (j - 1) * size + 1)
 
 
 def _add_distances(dweight: Tensor, d: Tensor, plan: Plan, first: int) -> None:

@@ -4,7 +4,6 @@ import math
 from typing import Optional, Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.precision import at_least_float32
@@ -45,13 +44,13 @@ def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: st
     return grad.mul_(_laplace_slope(scores))
 
 
-# ------------------------------------------------------------------------------------------------- temperature
+# ------------------------------------------------------------------------------------------------- 1 / tau
 
 
-def temperature(
+def one_over_tau(
     q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor], outer: bool = False
 ) -> Union[float, Tensor]:
-    """1 / tau, to multiply q by: sqrt(z) for softmax and an outer scale, else the number of keys that each row sees."""
+    """The factor of q; tau is sqrt(z) for softmax and an outer scale, else the number of keys that each row sees."""
     if function == "softmax" or (outer and function == "relu2"):
         return q.size(-1) ** -0.5
     return one_over_keys(q, k, causal, key_padding)
@@ -101,21 +100,6 @@ def _factor(factor: Union[float, Tensor], q: Tensor) -> Tensor:
     """A tensor in float32 or better on q's device; a number is filled in there, as the host would wait for a copy."""
     dtype = at_least_float32(q.dtype)
     return factor.to(dtype) if isinstance(factor, Tensor) else q.new_full((1, 1, 1), factor, dtype=dtype)
-
-
-# ---------------------------------------------------------------------------------------- functions of distance
-
-
-def bias_matrix(bias: Tensor, queries: int, keys: int) -> Tensor:
-    """Vectors over distances as matrices: (..., n + m - 1) -> (..., n, m)."""
-    return bias.unfold(-1, keys, 1).flip(-2)[..., :queries, :]
-
-
-def bias_vector(grad: Tensor) -> Tensor:
-    """The transpose of `bias_matrix`, sums along diagonals: (..., n, m) -> (..., n + m - 1)."""
-    queries, keys = grad.shape[-2:]
-    skewed = F.pad(grad.flip(-2), (0, queries)).flatten(-2)[..., :-queries]
-    return skewed.unflatten(-1, (queries, keys + queries - 1)).sum(-2)
 
 
 # ------------------------------------------------------------------------------------------- padding and the future

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention_scores import (
     MASKED,
-    bias_matrix,
-    bias_vector,
     scaled_rows,
     weights_backward,
     weights_of,
 )
 from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
@@ -215,12 +214,12 @@ def _distances(inputs: _Inputs, tile: _Tile) -> slice:
 def _matrices(vectors: Tensor, inputs: _Inputs, tile: _Tile) -> Tensor:
     """(H, n + m - 1) -> (H', T, keys)."""
     count = tile.rows.stop - tile.rows.start
-    return bias_matrix(vectors[tile.heads, _distances(inputs, tile)], count, tile.keys.stop)
+    return toeplitz_matrix(vectors[tile.heads, _distances(inputs, tile)], count, tile.keys.stop)
 
 
 def _add_vectors(target: Tensor, grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
     """The transpose of `_matrices`: grad (H', T, keys) into target (H, n + m - 1)."""
-    target[tile.heads, _distances(inputs, tile)] += bias_vector(grad)
+    target[tile.heads, _distances(inputs, tile)] += diagonal_sums(grad)
 
 
 # --------------------------------------------------------------------------------------- factors of weights

@@ -77,7 +77,7 @@ class KeyValues(NamedTuple):
             capacity = capacity if chunk_size is None else min(capacity, chunk_size)
             buffer = Buffer(keys.size(0), keys, values, capacity)
             buffer.append(self.keys, self.values)
-        return KeyValues(*buffer.append(keys, values), self.padding, buffer)
+        return KeyValues(*buffer.append(keys, values), None, buffer)
 
     def unless_complete(self, chunk_size: Optional[int]) -> "KeyValues":
         """Itself, or without any tokens if its chunk is complete, since later tokens do not attend to it."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.ema_recurrence import (
     EMACoefficients,
     collecting,
@@ -37,11 +38,6 @@ class _BlockTables(NamedTuple):
     decay: Optional[Tensor] = None  # (D, M): phi^C
 
 
-def _toeplitz(taps: Tensor, size: int) -> Tensor:
-    """(D, 2C - 1) taps for lags -(C-1) .. C-1  ->  (D, C, C) with [c, c'] = tap of lag c' - c."""
-    return taps.unfold(-1, size, 1).flip(1)
-
-
 def _taps(c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None) -> Tensor:
     """(D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it."""
     taps = ema_kernel(c, size)  # (D, C)
@@ -56,7 +52,7 @@ def _block_tables(size: int, one_block: bool, skip: Tensor, *coefficients: Tenso
     """From the coefficients of one direction or of both, (D, N) each."""
     c = EMACoefficients(*coefficients[:3])
     backward = EMACoefficients(*coefficients[3:]) if coefficients[3:] else None
-    within = _toeplitz(_taps(c, skip, size, backward), size)
+    within = toeplitz_matrix(_taps(c, skip, size, backward), size, size)
     if one_block:
         return _BlockTables(within)
     collect, spread = collecting(c, size), spreading(c, size)  # (D, C, N), (D, N, C)
@@ -254,7 +250,9 @@ def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
     whole = max(0, taps // size - 1)  # earlier blocks that the taps cover completely
     cut = [0, *range(whole + 1, (taps + size - 2) // size + 1)]
     y = sum(
-        torch.matmul(_shifted(xs, j), _toeplitz(kernel[:, j * size : (j + 2) * size - 1], size).unsqueeze(1))
+        torch.matmul(
+            _shifted(xs, j), toeplitz_matrix(kernel[:, j * size : (j + 2) * size - 1], size, size).unsqueeze(1)
+        )
         for j in cut
         if j < xs.size(2)
     )

@@ -13,6 +13,6 @@ def lookup(indices: Tensor, table: Tensor, padding_idx: Optional[int] = None) ->
     if not sums_in_half(table) or is_compiling():
         return F.embedding(indices, table, padding_idx)
     used, places = indices.unique(return_inverse=True)
-    rows = F.embedding(used, table, padding_idx)  # each row once, so its gradient is no sum
+    rows = F.embedding(used, table, padding_idx)  # each row once, so its gradient is not a sum
     rows = rows.to(at_least_float32(table.dtype))
     return F.embedding(places, rows).to(table.dtype)

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.attention_scores import bias_matrix, bias_vector, scaled_rows
+from mega_fairseq.ops.attention_scores import scaled_rows
 from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import (
     at_least_float32,
     cast_dtype,
@@ -40,7 +41,7 @@ def toeplitz_naive(
     """`toeplitz` with whole matrices and autograd: the form for compilers."""
     heads, m = weight.size(0), v.size(1)
     n = weight.size(1) - m + 1
-    matrix = bias_matrix(weight.to(at_least_float32(weight.dtype)), n, m)  # (H, n, m)
+    matrix = toeplitz_matrix(weight.to(at_least_float32(weight.dtype)), n, m)  # (H, n, m)
     if causal:
         matrix = matrix.tril(m - n)
     if rows is not None:
@@ -92,7 +93,7 @@ class _Matrices(NamedTuple):
     def block(self, b: _Block) -> Tensor:
         """(r, k) in float32 or better."""
         weight = self.weight[b.head, b.distances].to(at_least_float32(self.weight.dtype))
-        matrix = bias_matrix(weight, b.rows.stop - b.rows.start, b.keys.stop)
+        matrix = toeplitz_matrix(weight, b.rows.stop - b.rows.start, b.keys.stop)
         for factor in self.places(b):
             matrix = matrix if factor is None else matrix * factor
         return matrix
@@ -120,7 +121,7 @@ class _Toeplitz(torch.autograd.Function):
     def forward(ctx, v, weight, rows, keys, bias, causal):
         ctx.save_for_backward(v, weight, rows, keys, bias)
         ctx.causal = causal
-        matrices, out = _Matrices(weight, rows, keys), None
+        matrices = _Matrices(weight, rows, keys)
         y = v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
         for b in _blocks(v, weight, causal):
             out = y[:, b.rows, b.channels]
@@ -165,7 +166,7 @@ def _add_gradients(
     """Adds the gradients of weight, rows and keys, from that of a block of their product."""
     rows, keys = matrices.places(b)
     by_rows = dmatrix if rows is None else dmatrix * rows
-    dweight[b.head, b.distances] += bias_vector(by_rows if keys is None else by_rows * keys)
+    dweight[b.head, b.distances] += diagonal_sums(by_rows if keys is None else by_rows * keys)
     if rows is None and keys is None:
         return
     plain = _Matrices(matrices.weight, None, None).block(b)

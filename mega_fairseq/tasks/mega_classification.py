@@ -57,7 +57,7 @@ class MegaClassificationTask(FairseqTask):
         self.layout = layout or NoData(ValueError("this task was built without data"))
         self.scaling = Scaling(cfg.values_mean, cfg.values_deviation)
         self.longest = cfg.max_positions
-        self.number_type = self.layout.number_type()  # of values, which decides their scale; or that of the first data
+        self.number_type = self.layout.number_type()  # of values, which decides their scale; None until data are read
         self.trained = False  # whether it only classifies, so that options of the training cannot change
 
     @classmethod
@@ -192,16 +192,16 @@ class MegaClassificationTask(FairseqTask):
 
     def examples(self, inputs: List[Inputs], classes: Optional[np.ndarray] = None) -> ExampleDataset:
         """Inputs, or both inputs of pairs, as examples for the model that the task has built."""
-        counts = [f"{of.source} has {len(of):,} inputs" for of in inputs]
+        counts = [f"{one.source} has {len(one):,} inputs" for one in inputs]
         if classes is not None and len(classes) != len(inputs[0]) or len(inputs[0]) != len(inputs[-1]):
             labels = [] if classes is None else [f"there are {len(classes):,} labels"]
             raise ValueError(f"{' and '.join([*counts, *labels])}; give as many of each, in the same order")
-        for of in inputs:
-            self._check_type(of.number_type, of.source, self.number_type)
-        fitted = [Shortened(of, self.longest, self.cfg.init_token) for of in inputs]
-        for of in fitted:
-            if of.cut:
-                self._report_cut(of)
+        for one in inputs:
+            self._check_type(one.number_type, one.source, self.number_type)
+        fitted = [Shortened(one, self.longest, self.cfg.init_token) for one in inputs]
+        for one in fitted:
+            if one.cut:
+                self._report_cut(one)
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
 
     def _report_cut(self, inputs: Shortened) -> None:
@@ -230,7 +230,7 @@ class MegaClassificationTask(FairseqTask):
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
             if x.eq(self.dictionary.pad()).any():
                 raise ValueError(f"{name} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
-        if len(x) == (self.cfg.input_kind != "values"):  # eos
+        if len(x) == (0 if self.cfg.input_kind == "values" else 1):  # eos
             raise ValueError(f"{name} is empty; leave it out")
         if self.cfg.input_kind == "values":
             self._check_type(self.scaling.number_type(given), name, self.number_type)

@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
     def examples(self, inputs: Iterable[Any]) -> ExampleDataset:
         """Inputs as `predict` takes them, if the model can classify them."""
-        return self.task.examples(self._towers(inputs))
+        return self.task.examples(self._inputs(inputs))
 
     def prediction(self, probabilities: Tensor) -> Prediction:
         """(classes,) -> the prediction."""
@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         (head,) = model.classification_heads
         return model(**net_input, features_only=True, classification_head_name=head)[0]
 
-    def _towers(self, inputs: Iterable[Any]) -> List[Given]:
+    def _inputs(self, inputs: Iterable[Any]) -> List[Given]:
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
         inputs = list(inputs)

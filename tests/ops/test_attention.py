@@ -13,7 +13,7 @@ from mega_fairseq.ops.attention import (
     attention,
     attention_fused,
     attention_naive,
-    temperature,
+    one_over_tau,
     weighted_sum,
     weights_at_one_position,
 )
@@ -96,7 +96,7 @@ WEIGHTS = {
 
 def naive(function, causal, padding=None):
     def attend(q, k, v, bias=None, multiplier=None):
-        q = q * temperature(q, k, function, causal, padding)
+        q = q * one_over_tau(q, k, function, causal, padding)
         return attention_naive(q, k, v, function, causal, bias, padding, multiplier=multiplier)
 
     return attend

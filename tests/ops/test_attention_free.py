@@ -57,15 +57,32 @@ def compare(given, function=aft, **options):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_form_without_checks_keeps_all_rows_beside_a_large_key(monkeypatch, length, causal):
     """It is that of GPUs. The curves fall as far within two small tiles as float32 can represent."""
-    every = attention_free_slabs._plans
-    monkeypatch.setattr(attention_free_slabs, "_plans", lambda *args: every(*args[:-1], False))
+    monkeypatch.setattr(attention_free_slabs, "_is_checked", lambda k: False)
     k, v = torch.zeros(1, length, DIM), torch.ones(1, length, DIM)
     k[:, 0] = 1000.0
     weight = -torch.arange(0 if causal else 1 - length, length).abs() * torch.tensor([[12.0], [0.0]])
     torch.testing.assert_close(aft(k, v, weight, causal), v)
     if length >= 3 * TILE:  # the fastest plan would lose some
-        monkeypatch.setattr(attention_free_slabs, "_plans", lambda *args: [every(*args)[0]])
-        assert aft(k, v, weight, causal).min() < 0.5
+        every = attention_free_slabs._plans
+        monkeypatch.setattr(attention_free_slabs, "_plans", lambda *args: [every(*args[:-1], True)[0]])
+        assert not aft(k, v, weight, causal).min() >= 0.5
+
+
+@pytest.mark.parametrize("slope", [3.0, 13.0, 14.0, 30.0])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_the_form_without_checks_gives_nan_in_place_of_rows_that_it_loses(monkeypatch, causal, slope):
+    length = 5 * SMALL_TILE
+    torch.manual_seed(0)
+    k, v = torch.zeros(1, length, DIM), torch.randn(1, length, DIM)
+    k[:, 0] = 400.0
+    weight = -torch.arange(0 if causal else 1 - length, length).abs() * torch.full((2, 1), slope)
+    exact = aft_naive(k, v, weight, causal)
+    torch.testing.assert_close(aft(k, v, weight, causal), exact)
+    monkeypatch.setattr(attention_free_slabs, "_is_checked", lambda k: False)
+    found = aft(k, v, weight, causal)
+    lost = found.isnan()
+    torch.testing.assert_close(found[~lost], exact[~lost])
+    assert lost.any() == (slope * (2 * SMALL_TILE - 2) > 80)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import POSITION_BIASES
-from mega_fairseq.ops.attention import bias_matrix
+from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.position import rotary_columns, rotary_distances, rotate, t5_bucket
 from tests.ops.helpers import assert_close, noise, with_gradients
 
@@ -67,7 +67,7 @@ def test_rotary_columns_and_rotary_distances_are_the_same_bias_with_the_same_gra
 
     def by_distances(a, b):
         distances = torch.arange(1 - queries - first_query, keys - first_query)
-        return bias_matrix(rotary_distances(a, b, distances), queries, keys)
+        return toeplitz_matrix(rotary_distances(a, b, distances), queries, keys)
 
     def by_definition(a, b):
         turned = [
@@ -93,14 +93,14 @@ def test_t5_buckets_equal_the_published_ones(causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_t5_bias_has_one_weight_per_bucket(causal):
     module = POSITION_BIASES["t5"](8, 16, causal)
-    bias = bias_matrix(module(1 - 40, 200, torch.device("cpu")), 40, 200)
+    bias = toeplitz_matrix(module(1 - 40, 200, torch.device("cpu")), 40, 200)
     for i, j in [(0, 0), (39, 0), (0, 39), (0, 199), (5, 7), (20, 4)]:
         assert bias[i, j] == module.weight[published_t5_bucket(j - i, not causal)]
 
 
 def test_the_simple_bias_has_one_weight_per_distance():
     module = POSITION_BIASES["simple"](8, 16, True)
-    bias = bias_matrix(module(1 - 16, 16, torch.device("cpu")), 16, 16)
+    bias = toeplitz_matrix(module(1 - 16, 16, torch.device("cpu")), 16, 16)
     for i, j in [(0, 0), (15, 0), (0, 15), (3, 9)]:
         assert bias[i, j] == module.weight[15 + j - i]
     with pytest.raises(ValueError, match="simple"):

@@ -101,7 +101,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
         for number, line in batch:
             try:
                 parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
-                cut += any(of.cut for of in classifier.examples([parsed]).inputs)
+                cut += any(one.cut for one in classifier.examples([parsed]).inputs)
                 inputs.append(parsed)
             except ValueError as error:
                 refused = f"in line {number}: {error}"

@@ -56,7 +56,7 @@ def saliency(classifier: Classifier, x: Tensor) -> np.ndarray:
 
 
 def _example(axis: Any, x: Tensor, salient: Optional[np.ndarray]) -> None:
-    """A square picture, or a curve of values that are no square."""
+    """A square picture, or a curve of values that do not form one."""
     shown = x.numpy() if salient is None else salient
     side = math.isqrt(len(x))
     if side**2 == len(x):

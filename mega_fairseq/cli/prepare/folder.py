@@ -152,7 +152,7 @@ def batches(items: Sequence[Any], size: int) -> List[Sequence[Any]]:
 
 
 def column(lines: Iterable[bytes], number: int, columns: int = 2) -> Iterator[bytes]:
-    """One of so many columns, which tabs separate, as lines of a file."""
+    """One of `columns` columns, which tabs separate, as lines of a file."""
     return (line.split(b"\t", columns - 1)[number] + b"\n" for line in lines)
 
 

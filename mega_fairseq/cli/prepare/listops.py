@@ -38,7 +38,7 @@ def median(values: List[int]) -> int:
 
 
 def value(symbols: Iterable[str]) -> int:
-    """The value of an expression; LookupError or ValueError if the symbols are none."""
+    """The value of an expression; LookupError or ValueError if the symbols are not one."""
     operators: List[str] = []
     values: List[List[int]] = [[]]
     for symbol in symbols:

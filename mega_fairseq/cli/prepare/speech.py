@@ -39,7 +39,7 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
     train, valid = (int(share * CLIPS) for share in SHARES)
     finish(folder, ROW, stratified(labels, (train, valid, CLIPS - train - valid), f"speech {arguments.seed}"), LABELS)
     print(f"left out {len(clips) - CLIPS:,} clips with fewer than {SAMPLES:,} samples, as published")
-    print("the clips of each split are others than the published ones, which depend on the order of files on a disk")
+    print("the splits differ from the published ones, which depend on the order of files on a disk")
 
 
 def make_part(clips: Sequence[Tuple[int, Place]]) -> bytes:

@@ -10,7 +10,7 @@ def stratified(labels: Sequence[int], sizes: Sequence[int], name: str) -> np.nda
     """Random splits of these sizes with equal shares of all labels in each; `name` decides which ones."""
     random, ties, places = Random(name), Random(f"{name} ties"), []
     for label in sorted(set(labels)):
-        examples = [example for example, its in enumerate(labels) if its == label]
+        examples = [example for example, given in enumerate(labels) if given == label]
         random.shuffle(examples)
         places += [((rank + 0.5) / len(examples), ties.random(), example) for rank, example in enumerate(examples)]
     return _members([example for *_, example in sorted(places)], sizes)

@@ -39,14 +39,14 @@ def prepare(arguments: argparse.Namespace, folder: Folder, table: Table) -> None
     folder.make(make, sum(pieces, []), arguments.workers, PIECE >> 20, unit="MB")
     files: Dict[str, Iterable[bytes]] = {}
     sizes, start = {}, 0
-    for split, path, its, rows in zip(SPLITS, paths, pieces, table.rows):
-        parts = slice(start, start + len(its))
+    for split, path, texts, rows in zip(SPLITS, paths, pieces, table.rows):
+        parts = slice(start, start + len(texts))
         sizes[split] = sum(1 for _ in folder.lines(parts))
         if not sizes[split] or rows not in (0, sizes[split]):
             raise UserError(f"{path} has {sizes[split]:,} rows instead of {rows or 'some'}; {table.remedy}")
         for number, name in enumerate(table.columns):
             files[f"{split}.{name}"] = column(folder.lines(parts), number, len(table.columns))
-        start += len(its)
+        start += len(texts)
     folder.finish(files, sizes)
 
 

@@ -38,13 +38,13 @@ class ExampleDataset(FairseqDataset):
     def __init__(self, inputs: Sequence[Shortened], classes: Optional[np.ndarray], pad: float, seed: int):
         self.inputs, self.classes, self.pad, self.seed = inputs, classes, pad, seed
         # Both inputs of a pair are padded to the longer of them, since they are encoded in one batch.
-        self.sizes = len(inputs) * np.max([of.sizes for of in inputs], 0)
+        self.sizes = len(inputs) * np.max([one.sizes for one in inputs], 0)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
-        example = {"id": index, "inputs": [of[index] for of in self.inputs]}
+        example = {"id": index, "inputs": [one[index] for one in self.inputs]}
         return example if self.classes is None else {**example, "class": int(self.classes[index])}
 
     def collater(self, examples: List[Dict[str, Any]]) -> Dict[str, Any]:

@@ -62,7 +62,7 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str], source: str) ->
     for number, label in enumerate(labels, 1):
         if label not in place:
             raise ValueError(
-                f"{source} has the label {label!r} in line {number}, which is none of the {len(classes)} classes of "
+                f"{source} has the label {label!r} in line {number}, which is not one of the {len(classes)} classes of "
                 f"the training ({_some(classes)}); correct it, or list all classes in {ORDER} before training"
             )
     return np.array([place[label] for label in labels], dtype=np.int64)

@@ -56,7 +56,7 @@ class AFTConfig(TimeConfig):
         choices=FORMS,
     )
     reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
-    ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
+    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim", "N")
 
     ONLY_WITH = {
         "chunk_size": ("form", ("window",)),

@@ -11,8 +11,8 @@ from mega_fairseq.modules.attend import TabledBias, biased_weights
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
-from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, position_bias
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.gating import activated_linear, gated_linear
@@ -51,10 +51,10 @@ class GatedAttentionUnit(SingleHeadMixer):
         self.gate = linear(c.dim, c.value_dim, c.init)
         self.values = linear(c.dim, c.value_dim, c.init)
         self.shared = linear(c.dim, c.shared_dim, c.init)
-        self.kappa = nn.Parameter(torch.empty(self.MAPS, c.shared_dim))  # scales of Z, one row for each use of it
-        self.mu = nn.Parameter(torch.zeros(self.MAPS, c.shared_dim))  # offsets
+        self.kappa = nn.Parameter(torch.empty(self.MAPS, c.shared_dim))
+        self.mu = nn.Parameter(torch.zeros(self.MAPS, c.shared_dim))
         self.output = linear(c.value_dim, c.dim, c.init)
-        nn.init.normal_(self.kappa, 0.0, RELEASED_STD) if c.init == "released" else nn.init.ones_(self.kappa)
+        initialize_scales(self.kappa, c.init)
         self.position_bias = position_bias(c)
 
     @property
@@ -78,10 +78,6 @@ class GatedAttentionUnit(SingleHeadMixer):
         values = activated_linear(x, self.values.weight, self.values.bias)
         values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
         return values, activated_linear(x, self.shared.weight, self.shared.bias)
-
-    def mapped(self, shared: Tensor, row: int) -> Tensor:
-        """kappa_i * Z + mu_i."""
-        return torch.addcmul(self.mu[row], shared, self.kappa[row])
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.shared_dim, self.config.value_dim)

@@ -13,8 +13,8 @@ from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
 from mega_fairseq.modules.description import Description, decays
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
-from mega_fairseq.modules.projection import RELEASED_STD, linear, side_by_side
-from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, position_bias
+from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.chunks import KeyValues
@@ -29,9 +29,12 @@ from mega_fairseq.ops.precision import at_least_float32
 class GatedAttentionConfig(SingleHeadConfig):
     """Options of moving average equipped gated attention (eq. 6-15)."""
 
-    ndim: int = setting(16, "order h of the EMA", "{side}_n_dim", "N")
+    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim", "N")
     truncation: Optional[int] = setting(
-        None, "taps of the EMA's kernel; 0 keeps all", "{side}_truncation_length", fallback="truncation_length"
+        None,
+        "how many steps the EMA looks back; 0 for no limit",
+        "{side}_truncation_length",
+        fallback="truncation_length",
     )
     attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
     activation: str = setting("silu", "activation of values and candidate, not of the gates", "activation_fn")
@@ -68,9 +71,9 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         self.shared = linear(c.dim, c.shared_dim, c.init)
         self.gates = linear(c.dim, c.dim + c.value_dim + c.dim, c.init)  # update, reset, candidate
         self.hidden = linear(c.value_dim, c.dim, c.init)  # U_h
-        self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))  # scale and offset of queries (0) and keys (1)
+        self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))
         self.mu = nn.Parameter(torch.zeros(2, c.shared_dim))
-        nn.init.normal_(self.kappa, 0.0, RELEASED_STD) if c.init == "released" else nn.init.ones_(self.kappa)
+        initialize_scales(self.kappa, c.init)
         self.position_bias = position_bias(c)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
@@ -82,7 +85,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         x, ema_state = averaged if c.causal else (averaged, None)
         x = dropped(x, self.rate(c.dropout), c.feature_dropout)  # X' (B, L, D), eq. 6
         shared = activated_linear(x, self.shared.weight, self.shared.bias)  # Z (B, L, z), eq. 7
-        queries, keys = (torch.addcmul(self.mu[i], shared, self.kappa[i]) for i in (0, 1))  # eq. 8-9
+        queries, keys = self.mapped(shared, 0), self.mapped(shared, 1)  # eq. 8-9
 
         cache = None if state is None else state.cache
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11

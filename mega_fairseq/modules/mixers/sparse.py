@@ -41,7 +41,7 @@ class SparseConfig(MixerConfig):
         "{side}_sparse_combine",
         choices=COMBINATIONS,
     )
-    rotary_dims: int = setting(0, "dimensions of each head that RoPE rotates; 0 for none", "{side}_rotary_dims")
+    rotary_dims: int = setting(0, "dimensions of each head that RoPE rotates", "{side}_rotary_dims")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     layer: int = setting(0, "number of this layer, from 0")
     layers: int = setting(1, "number of layers of the model")
@@ -71,7 +71,7 @@ class SparseConfig(MixerConfig):
             )
 
     @property
-    def turns(self) -> int:
+    def period(self) -> int:
         return 2 if self.combine == "interleaved" else 1
 
     @property
