@@ -89,6 +89,9 @@ count_gpus() { echo "${GPUS:-$("$PYTHON" -c 'import torch; print(torch.cuda.devi
 
 # --------------------------------------------------------------------------------------------------------- variables
 
+# With it, Python ignores that a full disk cuts a write short, and a truncated file would look complete.
+unset PYTHONUNBUFFERED
+
 # Relative paths are relative to the folder that the script is called from.
 absolute() { case $1 in /*) printf '%s\n' "$1" ;; *) printf '%s\n' "$PWD/$1" ;; esac; }
 

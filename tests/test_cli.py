@@ -74,6 +74,15 @@ def test_a_full_disk_behind_stdout_gives_no_traceback():
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_cuts_is_an_error(tmp_path, unbuffered):
+    words = [sys.executable, "-m", "mega_fairseq.cli", "options", "mega_lm"]  # prints more than a KiB
+    shell = ["bash", "-c", 'ulimit -f 1; "$@" >"$0"', tmp_path / "out", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (1, "mega-fairseq options: [Errno 27] File too large\n")
+
+
 def test_closed_streams_and_labels_that_stdout_cannot_encode_stop_nothing():
     program = (
         "import sys; from mega_fairseq.cli import main; from tqdm import tqdm\n"

@@ -162,6 +162,24 @@ def test_the_two_distributions_of_fairseq_are_distinguished(tmp_path, monkeypatc
     assert found in f"{result.found}; {result.remedy}"
 
 
+@pytest.mark.parametrize("hiding", [True, False])
+def test_a_folder_that_hides_the_installed_fairseq_is_named(tmp_path, monkeypatch, hiding):
+    installed, other = tmp_path / "installed", tmp_path / "other"
+    for place in (installed, *[other] * hiding):
+        place.mkdir()
+        write_package(place, "fairseq", "")
+    (installed / "fairseq_fixed-0.12.3.1.dist-info").mkdir()
+    name = "Metadata-Version: 2.1\nName: fairseq-fixed\nVersion: 0.12.3.1\n"
+    (installed / "fairseq_fixed-0.12.3.1.dist-info/METADATA").write_text(name)
+    monkeypatch.setattr(sys, "path", [str(other), str(installed)])
+    monkeypatch.delitem(sys.modules, "fairseq", raising=False)
+    result = row("fairseq")
+    assert result.mark == ("note" if hiding else "ok")
+    if hiding:
+        assert result.found == f"{other / 'fairseq'} hides the installed fairseq-fixed 0.12.3.1"
+        assert f"remove {other} from PYTHONPATH" in result.remedy
+
+
 def test_remedies_install_the_required_versions():
     setup, install = ((ROOT / name).read_text() for name in ("setup.py", "docs/install.md"))
     assert '"torch>=2.4"' in setup

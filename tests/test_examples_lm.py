@@ -140,6 +140,19 @@ def test_an_interrupted_preparation_resumes_and_gives_the_same_data(addresses, p
     assert "making" not in addresses.run("prepare.sh", UNITS="bpe")
 
 
+def test_a_text_that_a_full_disk_cuts_is_not_taken_as_complete(addresses, corpus):
+    limit = addresses.place / "limit.sh"  # bash reads it first
+    limit.write_text("ulimit -f 10")  # KiB: enough for the texts, but not for the numbers of 6,000 bytes
+    process = addresses.start("prepare.sh", BASH_ENV=limit, PYTHONUNBUFFERED=1)
+    said = "".join(process.communicate())
+    assert process.returncode != 0
+    assert "File too large" in said
+    assert (addresses.data / "raw").exists()
+    assert not (addresses.data / "bytes/text").exists()
+    addresses.run("prepare.sh")
+    assert len((addresses.data / "bytes/text/train.txt").read_text().split()) == 6000
+
+
 def test_data_made_with_other_settings_is_refused(prepared, corpus, tmp_path):
     assert "VOCABULARY=120, not with VOCABULARY=130" in prepared.refusal("prepare.sh", VOCABULARY=130)
     other = tmp_path / "other"

@@ -112,6 +112,18 @@ def test_training_resumes_with_other_dropouts_and_warns_of_other_data(language_m
     assert warnings(said) == warned
 
 
+def test_a_training_resumed_within_an_epoch_with_another_number_of_processes_warns(trained, tmp_path):
+    state = torch.load(trained.last, weights_only=False)
+    assert state["extra_state"]["train_iterator"]["iterations_in_epoch"] == 1
+    state["cfg"]["distributed_training"]["distributed_world_size"] = 2
+    torch.save(state, tmp_path / LAST)
+    words = ["train", *trained.words, "--save-dir", tmp_path, "--max-update=2"]
+    warning = f"resuming from {tmp_path / LAST} within an epoch with 1 process instead of 2 processes: some examples"
+    assert warning in fairseq(*words, "--no-save")
+    assert warning not in fairseq(*words, "--no-save", "--reset-dataloader")
+    assert "within an epoch" not in fairseq(*words, "--no-save", "--restore-file", trained.last)
+
+
 def test_a_new_training_can_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
     where = ["--save-dir", tmp_path, "--max-update=1", "--finetune-from-model", trained.last]
     said = fairseq("train", *trained.words, *where, "--attention-activation-fn=laplace")

@@ -305,6 +305,7 @@ PIXELS, NUMBERS = published.batches()["test_batch"]
         ("listops", "*_val.tsv", b"[MAX 2 9 ]\t9\n" * 5, ["does not begin with 'Source\\tTarget'"]),
         ("image", "data_batch_2", published.batch(PIXELS[:19], NUMBERS[:19]), ["does not have 20 images"]),
         ("image", "data_batch_2", published.batch(PIXELS, [10] * 20), ["does not have 20 images"]),
+        ("image", "data_batch_2", published.batch(PIXELS, NUMBERS), ["test_batch have the same images"]),
         ("image", "data_batch_2", published.batch(PIXELS, NUMBERS)[:-500], ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", published.batch(PIXELS.astype("u2"), NUMBERS), ["is not a batch of CIFAR-10"]),
         ("image", "data_batch_2", published.batch(np.asfortranarray(PIXELS), NUMBERS), ["is not a batch of CIFAR-10"]),

@@ -35,10 +35,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def open_streams() -> None:
-    """Replace streams that the shell has closed, and let a stdout that is not UTF-8 take any label."""
+    """Replace streams that are closed or can lose data, and let a stdout that is not UTF-8 take any label."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        # PYTHONUNBUFFERED: if a full disk cuts a write short, Python would not notice.
+        sys.stdout = open(1, "w", 1, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115 - until the end
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -51,10 +51,26 @@ def plugin() -> str:
     return f"{mega_fairseq.__version__} in {os.path.abspath(mega_fairseq.__path__[0])}"
 
 
+def check_shadow(distribution: str, name: str) -> None:
+    """Raise an error if a folder on Python's path hides the installed package of this name."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        installed = Path(metadata.distribution(distribution).locate_file(f"{name}/__init__.py"))
+        spec = importlib.util.find_spec(name)
+        imported = None if spec is None or spec.origin is None else Path(spec.origin)
+        if installed.exists() and imported is not None and not installed.samefile(imported):
+            folder = imported.parent
+            raise Limit(
+                f"{folder} hides the installed {distribution} {metadata.version(distribution)}",
+                f"if that is not intended, remove {folder.parent} from PYTHONPATH, or start Python elsewhere",
+            )
+
+
 def package(name: str) -> str:
     """Import a package or module, and return the version of the package."""
+    top = name.split(".")[0]
+    check_shadow(top, top)
     module = importlib.import_module(name)
-    return getattr(module, "__version__", None) or metadata.version(name.split(".")[0])
+    return getattr(module, "__version__", None) or metadata.version(top)
 
 
 def torch() -> str:
@@ -82,6 +98,7 @@ def fairseq() -> str:
         if spec is None or spec.origin is None:  # a folder of that name has no origin
             raise Problem("not installed")
         raise Limit(f"a copy of unknown version in {os.path.dirname(spec.origin)}")
+    check_shadow(found[0][0], "fairseq")
     if len(found) > 1:
         raise Problem(f"{named}, which overwrite each other")
     if found == [OFFICIAL] and NEW:

@@ -6,7 +6,8 @@ import operator
 import pickle
 from functools import partial
 from os.path import basename
-from typing import Any, Dict
+from pathlib import Path
+from typing import Any, Dict, List
 
 import numpy as np
 
@@ -36,9 +37,19 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
         raise UserError(f"{arguments.source} has no {', '.join(missing)}; {SOURCE.remedy}")
     batches = [places[name] for name in BATCHES]
     folder.make(partial(make_part, IMAGES), batches, arguments.workers, IMAGES)
+    _check_copies(folder, batches)
     train = (len(BATCHES) - 1) * IMAGES
     members = np.append(published((train - HELD_OUT, HELD_OUT)), np.full(IMAGES, 2))
     finish(folder, row_type("u1", SIDE * SIDE), members, LABELS)
+
+
+def _check_copies(folder: Folder, batches: List[Place]) -> None:
+    names: Dict[bytes, str] = {}
+    for place, part in zip(batches, folder.parts):
+        first = names.setdefault(Path(part).read_bytes(), place.name)
+        if first != place.name:
+            folder.discard()
+            raise UserError(f"{first} and {place.name} have the same images; {SOURCE.remedy}")
 
 
 def make_part(images: int, place: Place) -> bytes:
