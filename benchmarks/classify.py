@@ -38,7 +38,7 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 
 from benchmarks import quality_classify
 from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, resident_mib, seconds, write_json
-from benchmarks.models import classifier, size_of
+from benchmarks.models import classifier, used_size
 from mega_fairseq.data.classification.inputs import byte_dictionary
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.modules.classification import ClassificationHead, ValueEmbedding, pool
@@ -127,11 +127,11 @@ def dictionary(recipe: str) -> Any:
 def transformer(recipe: str, dropped_weights: bool) -> TorchClassifier:
     """As many parameters as the mean of the smallest and the largest Mega of the recipe."""
     megas = [mega(recipe, name) for name in RECIPES[recipe].presets]
-    sizes, cfg = [size_of(model) for model in megas], megas[0].cfg
+    sizes, cfg = [used_size(model) for model in megas], megas[0].cfg
     shape = (dictionary(recipe), cfg.encoder_embed_dim, cfg.encoder_layers)
     rest = (cfg.classifier_dim or 2 * cfg.encoder_embed_dim, RECIPES[recipe].dropout)
-    least = size_of(TorchClassifier(*shape, 1, *rest))
-    each = size_of(TorchClassifier(*shape, 2, *rest)) - least
+    least = used_size(TorchClassifier(*shape, 1, *rest))
+    each = used_size(TorchClassifier(*shape, 2, *rest)) - least
     return TorchClassifier(*shape, 1 + round(((min(sizes) + max(sizes)) / 2 - least) / each), *rest, dropped_weights)
 
 
@@ -164,7 +164,7 @@ def gate() -> None:
     """Raises unless one chunk equals full attention, fused attention the fast path, and parameters agree within 2%."""
     for recipe in RECIPES:
         models = {name: build(recipe, name).double().eval() for name in names_of(recipe)}
-        sizes = {name: size_of(model) for name, model in models.items()}
+        sizes = {name: used_size(model) for name, model in models.items()}
         assert all(abs(size / sizes["torch"] - 1) < 0.02 for size in sizes.values()), sizes
         print(f"{recipe}: " + ", ".join(f"{name} {size:,} parameters" for name, size in sizes.items()))
         inputs = inputs_of(recipe, 3, 48)[0]

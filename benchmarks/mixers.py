@@ -33,7 +33,7 @@ from fairseq.models import BaseFairseqModel
 from benchmarks import contenders as c
 from benchmarks import contenders_lm, eval_lm, quality_lm, train
 from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, seconds, write_json
-from benchmarks.models import from_args
+from benchmarks.models import from_args, used_size
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
 
 TOKENS = 8192
@@ -227,7 +227,7 @@ def models_table(names: List[str], length: int, tokens: int, repeats: int) -> Di
     for name, time in seconds(steps, repeats).items():
         mib, speed, evaluation_mib = in_fresh_process(__file__, "model", name, length, tokens)
         found[name] = {
-            "parameters": c.size_of(models[name]),
+            "parameters": used_size(models[name]),
             "training": {"tokens_per_second": tokens / time, "mib": mib},
             "evaluation": {"tokens_per_second": speed, "mib": evaluation_mib},
         }

@@ -31,7 +31,7 @@ def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
     return MODEL_REGISTRY[name].build_model(cfg, task).eval()
 
 
-def size_of(model: BaseFairseqModel) -> int:
+def used_size(model: BaseFairseqModel) -> int:
     """Number of parameters that are used.
 
     The Transformer of fairseq 0.12.2 has a second, unused set in its encoder, and `roberta` a language model's head.

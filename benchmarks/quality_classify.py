@@ -168,9 +168,9 @@ def fitted(task: str, model: str) -> Tuple[List[str], int]:
 
 
 def _size(task: str, words: List[str]) -> int:
-    from benchmarks.models import size_of
+    from benchmarks.models import used_size
 
-    return size_of(build(task, words))
+    return used_size(build(task, words))
 
 
 def build(task: str, words: List[str]) -> Any:

@@ -25,7 +25,7 @@ from fairseq.models import BaseFairseqModel
 
 from benchmarks import contenders_lm, decode, quality
 from benchmarks.measure import chosen_names, machine, seconds, write_json
-from benchmarks.models import from_args, size_of
+from benchmarks.models import from_args, used_size
 
 DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
 TRANSLATION = ["--task", "translation", "--share-all-embeddings", *DROPOUT]
@@ -90,7 +90,7 @@ def compare(name: str, quick: bool) -> Dict:
         types, tokens, lengths = min(types, 1000), lengths[0], lengths[:1]
     torch.manual_seed(0)
     models = {contender: from_args(words, types).train() for contender, words in arguments.items()}
-    sizes = {contender: size_of(model) for contender, model in models.items()}
+    sizes = {contender: used_size(model) for contender, model in models.items()}
     print(name + ": " + ", ".join(f"{contender} {size:,} parameters" for contender, size in sizes.items()), flush=True)
     rows = []
     for length in lengths:

@@ -167,7 +167,9 @@ def test_the_translation_benchmark_averages_scores_measures_collects_and_draws(t
 
 def test_the_quality_benchmark_compares_models_of_equal_size():
     """Within 3%, built from the benchmark's own options, with a joined dictionary of its vocabulary."""
-    sizes = [models.size_of(models.from_args([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()]
+    sizes = [
+        models.used_size(models.from_args([*words, *quality.recipe(10)], 3908)) for words in quality.MODELS.values()
+    ]
     assert max(sizes) < 1.03 * min(sizes)
 
 

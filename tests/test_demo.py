@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import quality_classify
-from benchmarks.models import from_args, size_of
+from benchmarks.models import from_args, used_size
 from tests.commands import ROOT
 from tests.forking import python
 
@@ -191,13 +191,13 @@ def test_the_models_of_the_demo_have_the_same_size(task, types, module):
     sizes = []
     for model in ("Mega", "Transformer"):
         _, _, _, *words = settings.training(getattr(settings, task), model, 10, "data", "folder")
-        sizes.append(size_of(from_args(words, types)))
+        sizes.append(used_size(from_args(words, types)))
     assert abs(sizes[0] / sizes[1] - 1) < 0.03
 
 
 def test_the_classifiers_of_the_demo_have_the_same_size(module):
     models = module("settings").IMAGES.models
-    sizes = [size_of(quality_classify.build("fashion", words)) for words in models.values()]
+    sizes = [used_size(quality_classify.build("fashion", words)) for words in models.values()]
     assert abs(sizes[0] / sizes[1] - 1) < 0.02
 
 
