@@ -33,10 +33,9 @@ def both_sides(**sizes: int) -> List[str]:
     ]
 
 
-MEGA = ["--arch", "mega_transformer", *both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=3)]
 MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is chosen to have 2,017,760
-    "mega": MEGA,
-    "mega-scaled": [*MEGA, "--init", "scaled"],
+    "mega": ["--arch", "mega_transformer_tiny", "--init", "released"],
+    "mega-scaled": ["--arch", "mega_transformer_tiny"],
     "transformer": ["--arch", "transformer_iwslt_de_en"]
     + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=3),
 }

@@ -23,6 +23,7 @@ PARAMETERS = {
     "mega_transformer_laplace": 63_255_534,
     "mega_transformer_big": 217_700_334,
     "mega_transformer_small": 14_345_463,
+    "mega_transformer_tiny": 5_756_535,
 }  # with one table of embeddings for 33,000 types
 
 

@@ -161,10 +161,16 @@ class MegaTransformerSmallConfig(MegaTransformerConfig):
     """For small corpora, laptops and the demo."""
 
 
+@preset(dropout=0.2, init="scaled", **_both(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=3))
+class MegaTransformerTinyConfig(MegaTransformerConfig):
+    """For some 10,000 sentences; the model of docs/results.md."""
+
+
 PRESETS = {
     "mega_transformer_base": MegaTransformerBaseConfig,
     "mega_transformer_laplace": MegaTransformerLaplaceConfig,
     "mega_transformer_big": MegaTransformerBigConfig,
     "mega_transformer_small": MegaTransformerSmallConfig,
+    "mega_transformer_tiny": MegaTransformerTinyConfig,
 }
 register_with_presets("mega_transformer", MegaTransformerModel, MegaTransformerConfig, PRESETS)
