@@ -158,11 +158,13 @@ keep() {
 # was removed since: a step only looks at the name of its result, so those that depend on RESULT would not be made again.
 # Without a record, RESULT was put there by hand and is used as it is.
 remember() {
-    local note=$1.choices
+    local note=$1.choices place
     claim_folder "$DATA"
+    place=$(dirname "$1")
+    [ "$place" != "$DATA" ] || place="all of $DATA but its downloads"
     [ ! -s "$note" ] || [ "$(cat "$note")" = "$2" ] ||
         die "$1 was made with $(cat "$note"), not with $2: name another folder with DATA=...," \
-            "or remove $(dirname "$1")."
+            "or remove $place."
     REMEMBERED=$1 SETTINGS=$2
 }
 
@@ -299,12 +301,13 @@ print({name: value for words in sys.argv[1:] for name, value in ast.literal_eval
     ARGUMENTS+=(--model-overrides "$all")
 }
 
-# begin_result WORD...: sets RESULT, the common prefix of the files of an evaluation with these settings, and claims its
-# log.
+# begin_result WORD...: sets RESULT, the common prefix of the files of an evaluation with these settings, claims its log,
+# and removes the files of an earlier one.
 begin_result() {
     RESULT=$RESULTS/$(name_result "$@")
     touch "$RESULT.log.tmp"
     claim "$RESULT.log.tmp"
+    rm -f "$RESULT".{txt,log,tsv,json,png}
 }
 
 # name_result WORD...: a file name made of the settings of an evaluation.

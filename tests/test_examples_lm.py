@@ -291,6 +291,15 @@ def test_a_failed_evaluation_leaves_only_temporary_files(pretended):
     assert "tset.txt does not exist" in pretended.refusal("evaluate.sh", SUBSET="tset")
 
 
+def test_scores_of_an_earlier_evaluation_are_removed_when_the_next_one_begins(pretended):
+    say(pretended, 1)
+    pretended.run("evaluate.sh")
+    assert {path.suffix for path in pretended.results.iterdir()} == {".txt", ".log"}
+    (pretended.place / "answers").write_text("out of memory\n")
+    pretended.refusal("evaluate.sh")
+    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
+
+
 def test_the_licence_of_the_shipped_corpus_is_given():
     with tarfile.open(SHIPPED) as archive:
         assert b"CC0 1.0" in archive.extractfile("lm-sotu/LICENSE.txt").read()
@@ -319,7 +328,7 @@ def mirror(tmp_path_factory, corpus):
         rows.append(f"{split} wiki.{split}.tokens {lines} {tokens}")
     # bos, pad, eos, unk, rounded up to a multiple of eight
     rows.append(f"types {math.ceil((3 + len(set(texts['train'].split()))) / 8) * 8}")
-    write(folder / "expected.txt", rows)
+    write(folder / "expected.txt", [f"{row}\r" for row in rows])  # as if it was written on Windows
     pack(folder / "enwik8.zip", {"enwik8": os.urandom(1000) * 4})
     return folder
 

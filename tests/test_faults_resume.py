@@ -118,7 +118,7 @@ def test_a_training_resumed_within_an_epoch_with_another_number_of_processes_war
     state["cfg"]["distributed_training"]["distributed_world_size"] = 2
     torch.save(state, tmp_path / LAST)
     words = ["train", *trained.words, "--save-dir", tmp_path, "--max-update=2"]
-    warning = f"resuming from {tmp_path / LAST} within an epoch with 1 process instead of 2 processes: some examples"
+    warning = f"resuming from {tmp_path / LAST} within an epoch, and --distributed-world-size is 1 and was 2: some"
     assert warning in fairseq(*words, "--no-save")
     assert warning not in fairseq(*words, "--no-save", "--reset-dataloader")
     assert "within an epoch" not in fairseq(*words, "--no-save", "--restore-file", trained.last)

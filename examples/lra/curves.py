@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/
 
 from benchmarks.runs import curve
+from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write_figure
 
 SOURCES = {"training": ("train_inner", ""), "validation": ("valid", "valid_")}
@@ -34,5 +35,8 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log = Path(sys.argv[1]).read_text(errors="replace")
-    for path in write_figure(sys.argv[2], lambda: draw(log)):
-        print(f"wrote {path}", file=sys.stderr)
+    try:
+        for path in write_figure(sys.argv[2], lambda: draw(log)):
+            print(f"wrote {path}", file=sys.stderr)
+    except UserError as error:
+        sys.exit(f"error: {error}.")

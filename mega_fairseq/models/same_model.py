@@ -78,21 +78,16 @@ def check_same_model(
 def _warn_of_processes(cfg: FairseqDataclass, path: Path, state: Mapping[str, Any]) -> None:
     """fairseq continues an epoch at the same batch of each process, whatever their number."""
     begun = ((state.get("extra_state") or {}).get("train_iterator") or {}).get("iterations_in_epoch")
-    task, processes = state["cfg"].get("task") or {}, state["cfg"].get("distributed_training") or {}
-    theirs = (processes.get("distributed_world_size"), task.get("sequence_parallel_size", 1))
-    ours = (
-        option_of_command(cfg, "distributed_training.distributed_world_size"),
-        option_of_command(cfg, "task.sequence_parallel_size", 1),
-    )
-    if begun and theirs != ours and not option_of_command(cfg, "checkpoint.reset_dataloader"):
-
-        def text(size: int, shared: int) -> str:
-            return f"{size} process{'es' * (size != 1)}" + (f", {shared} for each segment" if shared > 1 else "")
-
+    if not begun or option_of_command(cfg, "checkpoint.reset_dataloader"):
+        return
+    changes = []
+    for section, name in (("distributed_training", "distributed_world_size"), ("task", "sequence_parallel_size")):
+        theirs = state["cfg"].get(section) or {}
+        changes += filter(None, [_listed(cfg, section, theirs, _changed(cfg, section, theirs, [name]))])
+    if changes:
         logger.warning(
-            f"resuming from {path} within an epoch with {text(*ours)} instead of {text(*theirs)}: some examples of "
-            "this epoch are left out or read twice; to avoid that, resume with the same number, or from the end of an "
-            "epoch"
+            f"resuming from {path} within an epoch, and {', '.join(changes)}: some examples of this epoch may be left "
+            "out or read twice; to avoid that, give the same number, or resume from the end of an epoch"
         )
 
 

@@ -26,13 +26,13 @@ EXPECTED=$(absolute "${EXPECTED:-$HERE/expected.txt}")
 TEXT=$RAW
 
 # expected ROW COLUMN
-expected() { awk -v row="$1" -v column="$2" '$1 == row {print $column}' "$EXPECTED"; }
+expected() { tr -d '\r' <"$EXPECTED" | awk -v row="$1" -v column="$2" '$1 == row {print $column}'; }
 
 # check WHAT FOUND EXPECTED
 check() {
     [ "$2" = "$3" ] ||
-        die "$1: found $2 where $3 are expected. $ARCHIVE is a different archive, or $DATA has files of an earlier" \
-            "one: remove the wrong one."
+        die "$1: found $2 where $3 are expected. $ARCHIVE is a different archive, $DATA has files of an earlier one, or" \
+            "$EXPECTED is wrong: remove or correct what is wrong."
 }
 
 make_raw() {
