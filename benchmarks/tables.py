@@ -27,7 +27,7 @@ def summary() -> Rows:
         bleu, chrf = zip(*tables_results.translation_scores("bible", model))
         scores.append(f"{', '.join(bleu)} BLEU; {', '.join(chrf)} chrF")
     what = f"English to German, 27,017 Bible verses, 2.0M parameters, {('one seed', 'two seeds')[len(bleu) - 1]}"
-    yield f"{what} ([more](docs/results.md#bible-english-to-german))", *scores
+    yield f"{what} ([more](docs/results.md#english-to-german))", *scores
     bits = {run: found["bits_per_byte"]["test"] for run, found in numbers("quality_lm").items()}
     ours = ", ".join(f"{bits[f'mega-scaled-1e-2-{seed}']['chunk 256']:.2f}" for seed in (1, 2))
     theirs = ", ".join(f"{bits[f'transformer-8e-3-{seed}']['window 384']:.2f}" for seed in (1, 2))
