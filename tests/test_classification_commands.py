@@ -285,6 +285,8 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
             "input 1 has numbers of type float and the training uint8, .*; convert them to uint8",
         ),
         ("values", [[0.0, [1.0]]], "input 1 is not an array of numbers"),
+        ("values", [torch.zeros(3, requires_grad=True)], r"input 1 is not an array of numbers \(.*detach"),
+        ("values", [np.ma.masked_array([1, 2], [0, 1])], "input 1 is a masked array; give a plain one"),
         ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
     ],
 )

@@ -242,7 +242,10 @@ class MegaClassificationTask(FairseqTask):
 
 
 def _array(given: Any, name: str) -> np.ndarray:
+    if np.ma.isMaskedArray(given):
+        raise ValueError(f"{name} is a masked array; give a plain one, with a number in each place")
     try:
         return np.asarray(given)
-    except (TypeError, ValueError) as error:  # lists of lists of unequal length; a tensor in bfloat16
+    # Lists of lists of unequal length; a tensor in bfloat16; one that requires gradients.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} is not an array of numbers ({error})") from None
