@@ -55,13 +55,12 @@ class TimeConfig(MixerConfig):
         return True
 
 
-def at_places(table: Optional[Tensor], places: slice) -> Optional[Tensor]:
-    """A part of a table that may be missing: (..., T) -> (..., n)."""
-    return None if table is None else table[..., places]
-
-
 class TimeMixer(Mixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
+
+    def at(self, table: Optional[Tensor], places: slice) -> Optional[Tensor]:
+        """A part of a table that may be missing: (..., T) -> (..., n)."""
+        return None if table is None else table[..., places]
 
     def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
         if self.config.tabled and chunk_size != self.config.chunk_size:

@@ -58,10 +58,9 @@ def check_shadow(distribution: str, name: str) -> None:
         spec = importlib.util.find_spec(name)
         imported = None if spec is None or spec.origin is None else Path(spec.origin)
         if installed.exists() and imported is not None and not installed.samefile(imported):
-            folder = imported.parent
             raise Limit(
-                f"{folder} hides the installed {distribution} {metadata.version(distribution)}",
-                f"if that is not intended, remove {folder.parent} from PYTHONPATH, or start Python elsewhere",
+                f"{distribution} {metadata.version(distribution)}, hidden by {imported.parent}",
+                f"if that is not intended, remove {imported.parents[1]} from PYTHONPATH, or start Python elsewhere",
             )
 
 

@@ -12,7 +12,7 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
 from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, at_places, by_distance, distance_table
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.gating import activated_linear, gated_linear
 from mega_fairseq.ops.heads import weighted_sum_by_head
@@ -91,13 +91,13 @@ class GatedMLP(TimeMixer):
         return toeplitz(v, weight, rows, keys, bias, self.config.causal)
 
     def weights(self, queries: int, keys: int) -> Weights:
-        rows, bias = (at_places(t, slice(keys - queries, keys)) for t in (self.alpha, self.spatial_bias))
+        rows, bias = (self.at(t, slice(keys - queries, keys)) for t in (self.alpha, self.spatial_bias))
         if self.gamma is not None:
             gamma = self.gamma[keys - queries : keys].expand(self.config.heads, -1)
             rows = gamma if rows is None else gamma * rows
             bias = None if bias is None else gamma * bias
         weight = by_distance(self.time_weight, self.config.causal, queries, keys)
-        return Weights(weight, rows, at_places(self.beta, slice(0, keys)), bias)
+        return Weights(weight, rows, self.at(self.beta, slice(0, keys)), bias)
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(0, self.config.width)

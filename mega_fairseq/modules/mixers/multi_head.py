@@ -14,7 +14,6 @@ from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import (
     TimeConfig,
     TimeMixer,
-    at_places,
     by_distance,
     curves,
     distance_table,
@@ -106,7 +105,7 @@ class MultiHeadAttention(TimeMixer):
         """Attention within chunks (G, n, d), with the last query at the place of the last key."""
         c, queries, keys = self.config, q.size(1), k.size(1)
         places = slice(keys - queries, keys)
-        alpha, beta = at_places(self.alpha, places), at_places(self.beta, slice(0, keys))  # (H, n), (H, m)
+        alpha, beta = self.at(self.alpha, places), self.at(self.beta, slice(0, keys))  # (H, n), (H, m)
         q, k, v = (split_heads(t, c.heads) for t in (q, k, v))
         talking = None if self.talking is None else Talking(self.talking, alpha, beta)
         if talking is None and beta is not None:
@@ -123,7 +122,7 @@ class MultiHeadAttention(TimeMixer):
             multiplier=self.distances(self.time_weight, queries, keys),
             talking=talking,
         )
-        factors = [None if talking else alpha, at_places(self.gamma, places)]
+        factors = [None if talking else alpha, self.at(self.gamma, places)]
         factors = [factor for factor in factors if factor is not None]
         if factors:
             out = scale_places(out, math.prod(factors).expand(c.heads, -1))
@@ -175,8 +174,8 @@ class AttentionStep(MixerStep):
         weights = head_weights_at_one_position(q, cache.keys, c.heads, bias)  # (R, H, m)
         for factor in (
             module.distances(module.time_weight, 1, count),
-            at_places(module.alpha, slice(count - 1, count)),
-            at_places(module.beta, slice(0, count)),
+            module.at(module.alpha, slice(count - 1, count)),
+            module.at(module.beta, slice(0, count)),
         ):
             weights = weights if factor is None else weights * factor
         if module.talking is not None:
