@@ -41,8 +41,8 @@ def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
             files[f"{split}.{name}"] = column(compress(folder.lines(), members == number), place)
     folder.finish(files, dict(zip(SPLITS, (*sizes, 2 * REVIEWS))))
     print(
-        f"valid is {HELD_OUT:,} of the {2 * REVIEWS:,} published training reviews, so that the test set is not needed "
-        "to choose"
+        f"valid is {HELD_OUT:,} of the {2 * REVIEWS:,} published training reviews, so that the test set is not used "
+        "for model selection"
     )
 
 
