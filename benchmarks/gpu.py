@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import torch
 
@@ -40,18 +40,22 @@ CHECKS = {check.__name__: check for check in (layers, models, search, commands)}
 def check(name: str, device: torch.device, quick: bool, deadline: float, missing: List[str]) -> List[Finding]:
     """The findings of a check, printed as they come."""
     found = []
-    try:
-        for finding in CHECKS[name](device, quick):
+    for case, compare in CHECKS[name](device, quick):
+        if time.monotonic() > deadline:
+            missing.append(f"{name}, from {case} on: no time was left")
+            break
+        for finding in _attempted(case, compare):
             found.append(finding)
             mark = "ok" if finding.ok else "WRONG"
             print(f"{mark:5} {finding.case}: differs by {finding.difference:.1e} of {finding.limit:g}", flush=True)
-            if time.monotonic() > deadline:
-                missing.append(f"{name}, after {finding.case}: no time was left")
-                break
-    except Exception as error:  # a failed check must not hide the others
-        found.append(Finding(f"{name}: {type(error).__name__}: {error}", float("nan"), 0.0))
-        print(f"WRONG {found[-1].case}", flush=True)
     return found
+
+
+def _attempted(case: str, compare: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from compare()
+    except Exception as error:  # a case that fails must not hide the others
+        yield Finding(f"{case}: {type(error).__name__}: {error}", float("nan"), 0.0)
 
 
 def measure(name: str, of: Measurement, deadline: float, missing: List[str]) -> List[Dict[str, Any]]:
@@ -59,15 +63,15 @@ def measure(name: str, of: Measurement, deadline: float, missing: List[str]) -> 
     rows = []
     print(f"\n{MEASURED[name].__doc__}", flush=True)
     try:
-        with of.device:
-            for row in MEASURED[name](of):
-                rows.append(row)
-                print(f"{row['case']}: " + ", ".join(f"{n} {x:,.1f}" for n, x in row["numbers"].items()), flush=True)
-                if time.monotonic() > deadline:
-                    missing.append(f"{name}, after {row['case']}: no time was left")
-                    break
-    except torch.cuda.OutOfMemoryError as error:
-        missing.append(f"{name}, after {rows[-1]['case'] if rows else 'the start'}: {str(error).splitlines()[0]}")
+        for row in MEASURED[name](of):
+            rows.append(row)
+            print(f"{row['case']}: " + ", ".join(f"{n} {x:,.1f}" for n, x in row["numbers"].items()), flush=True)
+            if time.monotonic() > deadline:
+                missing.append(f"{name}, after {row['case']}: no time was left")
+                break
+    except Exception as error:  # out of memory, for example
+        after = rows[-1]["case"] if rows else "the start"
+        missing.append(f"{name}, after {after}: {type(error).__name__}: {str(error).splitlines()[0]}")
     return rows
 
 
@@ -80,15 +84,32 @@ def as_markdown(found: Dict[str, Any]) -> str:
     lines += [f"{count - len(wrong)} of {count} comparisons with the CPU agree.", ""]
     lines += [f"- differs: {finding['case']}, by {finding['difference']:.1e}" for finding in wrong]
     lines += [f"- not done: {what}" for what in found["missing"]] + [""]
+    lines += ["In brackets: the ratio to the first contender, fairseq's or torch's Transformer.", ""]
     for name, rows in found["measured"].items():
         if rows:
-            names = list(dict.fromkeys(n for row in rows for n in row["numbers"]))
-            table = [["", *(c.LABELS.get(n, n) for n in names)], ["---"] * (len(names) + 1)]
-            for row in rows:
-                cells = (f"{row['numbers'][n]:,.1f}" if n in row["numbers"] else "" for n in names)
-                table.append([row["case"], *cells])
-            lines += [f"## {MEASURED[name].__doc__}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
-    return "\n".join(lines)
+            lines += [f"## {MEASURED[name].__doc__}", "", *_table(rows), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _table(rows: List[Dict[str, Any]]) -> List[str]:
+    """Numbers, and their ratios to those of the first contender; contenders are rows if there are many."""
+    names = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
+    cells = {row["case"]: [_cell(row["numbers"], name, names[0]) for name in names] for row in rows}
+    labels = [c.LABELS.get(name, name) for name in names]
+    if len(names) > len(rows):
+        table = [["", *cells], *([label, *column] for label, *column in zip(labels, *cells.values()))]
+    else:
+        table = [["", *labels], *([case, *values] for case, values in cells.items())]
+    table.insert(1, ["---"] * len(table[0]))
+    return [f"| {' | '.join(line)} |" for line in table]
+
+
+def _cell(numbers: Dict[str, float], name: str, first: str) -> str:
+    if name not in numbers:
+        return ""
+    number = f"{numbers[name]:,.{0 if numbers[name] >= 100 else 1}f}"
+    ratio = numbers[name] / numbers[first] if name != first and numbers.get(first) else None
+    return number if ratio is None else f"{number} ({ratio:.2f}x)"
 
 
 def main() -> None:

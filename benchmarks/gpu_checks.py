@@ -1,11 +1,12 @@
 """Comparisons of a device with the CPU: layers, models and search give the same numbers there.
 
 References are computed in float64 on the CPU. Their parameters and inputs are rounded to bfloat16 first, so that all
-number formats have the same. Each check yields a Finding for each case.
+number formats have the same. Each check yields its cases; what they compare yields Findings.
 """
 
 from copy import deepcopy
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,9 @@ class Finding(NamedTuple):
         return self.difference <= self.limit  # also False for NaN
 
 
+Case = Tuple[str, Callable[[], Iterator[Finding]]]
+
+
 class Passed(NamedTuple):
     """A forward and backward pass."""
 
@@ -47,20 +51,20 @@ class Passed(NamedTuple):
 # ------------------------------------------------------------------------------------------- layers
 
 
-def layers(device: torch.device, quick: bool) -> Iterator[Finding]:
+def layers(device: torch.device, quick: bool) -> Iterator[Case]:
     """Every mixer, causal and bidirectional, with pads; streams in pieces and token by token."""
     for name in ["Mega, chunks", "FLASH"] if quick else LAYERS:
         for causal in (True, False):
-            yield from _layer(name, causal, device, QUICK_LENGTH if quick else LENGTH)
+            case = f"{name}, {'causal' if causal else 'bidirectional'}"
+            yield case, partial(_layer, case, name, causal, device, QUICK_LENGTH if quick else LENGTH)
 
 
-def _layer(name: str, causal: bool, device: torch.device, length: int) -> Iterator[Finding]:
+def _layer(case: str, name: str, causal: bool, device: torch.device, length: int) -> Iterator[Finding]:
     torch.manual_seed(0)
     block = rounded(_block(name, causal))
     x = torch.randn(2, length, c.DIM).bfloat16().double()
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[1, length // 2 :] = True
-    case = f"{name}, {'causal' if causal else 'bidirectional'}"
     truth = _passed(deepcopy(block).double(), x, padding)
     for dtype in LIMITS:
         found = _passed(deepcopy(block).to(device, dtype), x.to(device, dtype), padding.to(device))
@@ -104,13 +108,17 @@ NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0", "--activation-dropou
 TYPES, SENTENCES, TOKENS = 500, 4, 23
 
 
-def models(device: torch.device, quick: bool) -> Iterator[Finding]:
+def models(device: torch.device, quick: bool) -> Iterator[Case]:
     """Loss and gradients of whole models on padded batches."""
     for name, model in _models(quick):
-        truth = _trained(deepcopy(rounded(model)).double(), None)
-        for dtype in LIMITS:
-            found = _trained(deepcopy(model).to(device, dtype), device)
-            yield from compared(f"{name}, {_name(dtype)}", found, truth, dtype)
+        yield name, partial(_model, name, model, device)
+
+
+def _model(name: str, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
+    truth = _trained(deepcopy(rounded(model)).double(), None)
+    for dtype in LIMITS:
+        found = _trained(deepcopy(model).to(device, dtype), device)
+        yield from compared(f"{name}, {_name(dtype)}", found, truth, dtype)
 
 
 def _models(quick: bool) -> Iterator[Tuple[str, BaseFairseqModel]]:
@@ -158,21 +166,26 @@ def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
 # ------------------------------------------------------------------------------------------- search
 
 
-def search(device: torch.device, quick: bool) -> Iterator[Finding]:
+def search(device: torch.device, quick: bool) -> Iterator[Case]:
     """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
-    model = _translation().eval()
-    truth, found = (_best_scores(deepcopy(model).to(place), place) for place in (torch.device("cpu"), device))
-    yield Finding("beam search, float32", difference(found, truth), LIMITS[torch.float32][1])
-    names = ["mega"] if quick else ["mega", "flash", "aft-ema", "sparse"]
-    for name in names:
-        model = from_args(quality_lm.MODELS[name], TYPES).eval()
-        scores = []
-        for place in (torch.device("cpu"), device):
-            text = contenders_lm.like_words(TYPES, 700).unsqueeze(0).to(place)
-            with torch.no_grad():
-                scores.append(deepcopy(model).to(place)(text)[0])
-        yield Finding(f"scores of a text, {name}", difference(scores[1], scores[0]), LIMITS[torch.float32][1])
+    yield "beam search", partial(_on_both, "beam search", _best_scores, _translation().eval(), device)
+    for name in ["mega"] if quick else ["mega", "flash", "aft-ema", "sparse"]:
+        case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES).eval()
+        yield case, partial(_on_both, case, _scores, model, device)
+
+
+Scores = Callable[[BaseFairseqModel, torch.device], Tensor]
+
+
+def _on_both(case: str, scores: Scores, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
+    truth, found = (scores(deepcopy(model).to(place), place) for place in (torch.device("cpu"), device))
+    yield Finding(f"{case}, float32", difference(found, truth), LIMITS[torch.float32][1])
+
+
+@torch.no_grad()
+def _scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
+    return model(contenders_lm.like_words(TYPES, 700).unsqueeze(0).to(device))[0]
 
 
 def _best_scores(model: BaseFairseqModel, device: torch.device) -> Tensor:

@@ -7,16 +7,20 @@ import os
 import re
 import subprocess
 import tempfile
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import torch
 
 from benchmarks import quality_lm, runs
-from benchmarks.gpu_checks import Finding
+from benchmarks.gpu_checks import Case, Finding
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 UPDATES = 30
+Run = Callable[[], float]  # a command, and the loss that it prints
+# From fairseq's own first scale, the first batch overflows and is left out, for any model; the losses of others follow.
+SCALED = [["--fp16", "--fp16-init-scale", "4"], ["--amp", "--amp-init-scale", "4"]]
 LIMIT, HALF_LIMIT, EVALUATION_LIMIT = 0.01, 0.03, 1e-3  # relative differences of losses
 RECIPE = [
     *["--optimizer", "adam", "--lr", "5e-3", "--clip-norm", "1.0", "--max-tokens", "2048", "--num-workers", "0"],
@@ -24,28 +28,29 @@ RECIPE = [
 ]
 
 
-def commands(device: torch.device, quick: bool) -> Iterator[Finding]:
+def commands(device: torch.device, quick: bool) -> Iterator[Case]:
     """fairseq-train in each number format, fairseq-eval-lm, and training on two GPUs if there are."""
     gpus = 0 if device.type == "cpu" else 1
     with tempfile.TemporaryDirectory() as folder:
         data = _bytes(Path(folder))
-        truth = _trained(0, data, Path(folder, "cpu"))
-        formats = [[], ["--bf16"], *([["--fp16"], ["--amp"]] if gpus else [])]
+
+        def train(name: str, count: int, *options: object) -> Run:
+            return partial(_trained, count, data, Path(folder, name), *options)
+
+        truth = lru_cache(train("cpu", 0))
+        formats = [[], ["--bf16"], *(SCALED if gpus else [])]
         for options in formats[: 1 if quick else None]:
             case, limit = (f"training {options[0]}", HALF_LIMIT) if options else ("training in float32", LIMIT)
-            yield _finding(case, _trained(gpus, data, Path(folder, "device", *options), *options), truth, limit)
-        checkpoint = Path(folder, "device", "checkpoint_last.pt")
+            yield case, partial(_finding, case, train(case, gpus, *options), truth, limit)
         for block in ("documents", "splits:7")[: 1 if quick else None]:
-            ours, theirs = (_evaluated(each, data, checkpoint, block) for each in (gpus, 0))
-            yield _finding(f"evaluation, {block}", ours, theirs, EVALUATION_LIMIT)
+            ours, theirs = (partial(_evaluated, each, data, Path(folder, "cpu"), block) for each in (gpus, 0))
+            yield f"evaluation, {block}", partial(_finding, f"evaluation, {block}", ours, theirs, EVALUATION_LIMIT)
         if device.type == "cuda" and torch.cuda.device_count() > 1:
-            ours = _trained(2, data, Path(folder, "two"), "--distributed-world-size", 2)
-            theirs = _trained(1, data, Path(folder, "one"), "--update-freq", 2)
-            yield _finding("training on two GPUs", ours, theirs, LIMIT)
-            shared = ["--distributed-world-size", 2, "--sequence-parallel-size", 2]
-            ours = _trained(2, data, Path(folder, "shared"), *shared)
-            theirs = _trained(1, data, Path(folder, "whole"), "--max-tokens", 4096)  # as many tokens in a batch
-            yield _finding("segments shared by two GPUs", ours, theirs, LIMIT)
+            both = ["--distributed-world-size", 2]
+            case, theirs = "training on two GPUs", train("twice", 1, "--update-freq", 2)
+            yield case, partial(_finding, case, train(case, 2, *both), theirs, LIMIT)
+            case, theirs = "segments shared by two GPUs", train("whole", 1, "--max-tokens", 4096)  # as large a batch
+            yield case, partial(_finding, case, train(case, 2, *both, "--sequence-parallel-size", 2), theirs, LIMIT)
 
 
 def _run(gpus: int, command: str, *words: object) -> str:
@@ -71,10 +76,12 @@ def _trained(gpus: int, data: Path, folder: Path, *options: object) -> float:
     return runs.curve(_run(gpus, "train", *words), "train_inner", "loss", "num_updates")[-1][1]
 
 
-def _evaluated(gpus: int, data: Path, checkpoint: Path, block: str) -> float:
+def _evaluated(gpus: int, data: Path, folder: Path, block: str) -> float:
+    checkpoint = folder / "checkpoint_last.pt"
     words = [data, "--task", "mega_language_modeling", "--path", checkpoint, "--valid-block", block]
     return float(re.search(r"Loss \(base 2\): ([\d.]+)", _run(gpus, "eval_lm", *words))[1])
 
 
-def _finding(case: str, ours: float, theirs: float, limit: float) -> Finding:
-    return Finding(case, abs(ours - theirs) / abs(theirs), limit)
+def _finding(case: str, ours: Run, theirs: Run, limit: float) -> Iterator[Finding]:
+    truth = theirs()
+    yield Finding(case, abs(ours() - truth) / abs(truth), limit)

@@ -36,24 +36,62 @@ def test_a_stream_that_loses_its_state_and_rough_numbers_are_found(monkeypatch):
 
     monkeypatch.setattr(gpu_checks, "_in_pieces", forgets)
     monkeypatch.setitem(gpu_checks.LIMITS, torch.bfloat16, (1e-5, 1e-5))
-    found = list(gpu_checks._layer("FLASH", True, CPU, gpu_checks.QUICK_LENGTH))
+    found = list(gpu_checks._layer("FLASH, causal", "FLASH", True, CPU, gpu_checks.QUICK_LENGTH))
     wrong = [finding.case for finding in found if not finding.ok]
     assert wrong == [f"FLASH, causal, {what}" for what in ("bfloat16, outputs", "bfloat16, gradients", "stream")]
 
 
-def test_a_failed_check_is_reported_and_a_late_one_stopped(monkeypatch, capsys):
-    def fails(device, quick):
+def test_a_failed_case_is_reported_and_does_not_hide_the_next_and_late_ones_are_listed(monkeypatch, capsys):
+    def fails():
         yield Finding("first", 0.0, 0.1)
         raise RuntimeError("no kernel")
 
-    monkeypatch.setitem(gpu.CHECKS, "layers", fails)
+    def passes():
+        yield Finding("third", 0.0, 0.1)
+
+    monkeypatch.setitem(gpu.CHECKS, "layers", lambda device, quick: iter([("second", fails), ("third", passes)]))
     later, missing = time.monotonic() + 60, []
-    first, failed = gpu.check("layers", CPU, True, later, missing)
-    assert (first.ok, failed.ok, missing) == (True, False, [])
-    assert failed.case == "layers: RuntimeError: no kernel"
-    assert gpu.check("layers", CPU, True, time.monotonic() - 1, missing) == [first]
-    assert missing == ["layers, after first: no time was left"]
-    assert "WRONG layers: RuntimeError: no kernel" in capsys.readouterr().out
+    found = gpu.check("layers", CPU, True, later, missing)
+    assert [finding.ok for finding in found] == [True, False, True]
+    assert missing == []
+    assert found[1].case == "second: RuntimeError: no kernel"
+    assert "WRONG second: RuntimeError: no kernel" in capsys.readouterr().out
+    assert gpu.check("layers", CPU, True, time.monotonic() - 1, missing) == []
+    assert missing == ["layers, from second on: no time was left"]
+
+
+def test_a_measurement_that_fails_keeps_its_earlier_rows_and_says_why(monkeypatch, capsys):
+    def fails(of):
+        """Tokens per second"""
+        yield {"case": "short", "numbers": {"torch": 2.0}}
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setitem(gpu.MEASURED, "speed", fails)
+    missing = []
+    rows = gpu.measure("speed", gpu.Measurement(CPU, True), time.monotonic() + 60, missing)
+    assert [row["case"] for row in rows] == ["short"]
+    assert missing == ["speed, after short: RuntimeError: no kernel"]
+
+
+def test_tables_have_ratios_to_the_first_contender_and_many_contenders_as_rows():
+    rows = [{"case": "short", "numbers": {"torch": 2000.0, "Mega": 3000.0}}, {"case": "long", "numbers": {"Mega": 5.0}}]
+    assert gpu._table(rows) == [
+        "|  | Transformer layer of torch | Mega |",
+        "| --- | --- | --- |",
+        "| short | 2,000 | 3,000 (1.50x) |",
+        "| long |  | 5.0 |",
+    ]
+    assert gpu._table(rows[:1]) == [
+        "|  | short |",
+        "| --- | --- |",
+        "| Transformer layer of torch | 2,000 |",
+        "| Mega | 3,000 (1.50x) |",
+    ]
+
+
+def test_the_page_in_docs_is_made_from_its_numbers():
+    found = json.loads((gpu.DOCS / "gpu.json").read_text())
+    assert (gpu.DOCS / "gpu.md").read_text() == gpu.as_markdown(found)
 
 
 def test_without_a_gpu_the_command_says_so(monkeypatch):

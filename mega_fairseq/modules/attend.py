@@ -43,11 +43,11 @@ def attend(
     """
     queries, keys = q.size(1), k.size(1)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
-    columns = position_bias.columns(first_query, queries, keys)
-    bias = None
-    if columns is not None and not fused_kernel_runs(q, v, function, columns[0].size(-1), dropout):
-        columns = None
-    if columns is None:
+    columns, bias, extra = None, None, position_bias.extra_columns
+    masked = key_padding is not None or (causal and queries != keys)
+    if extra and fused_kernel_runs(q, v, function, extra, dropout, masked):
+        columns = position_bias.columns(first_query, queries, keys)
+    else:
         bias = position_bias(1 - queries - first_query, keys - first_query, q.device)
     return attention(q, k, v, function, causal, bias, columns, key_padding, dropout, outer=outer)
 

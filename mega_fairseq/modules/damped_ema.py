@@ -1,6 +1,6 @@
 """The EMA sub-layer: silu(EMA(x) + omega x) (paper eq. 3-5; omega and silu are from the released code)."""
 
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -54,8 +54,10 @@ class DampedEMA(nn.Module):
         nn.init.normal_(self.eta)
         nn.init.normal_(self.omega)
 
-    def coefficients(self, direction: int = 0) -> EMACoefficients:
-        return ema_coefficients(*(p[direction] for p in (self.alpha, self.delta, self.beta, self.eta)))
+    def coefficients(self) -> List[EMACoefficients]:
+        """Those of the forward direction and, if bidirectional, of the backward one."""
+        both = ema_coefficients(self.alpha, self.delta, self.beta, self.eta)
+        return [EMACoefficients(*of_direction) for of_direction in zip(*(t.unbind() for t in both))]
 
     def forward(
         self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None
@@ -81,13 +83,13 @@ class DampedEMA(nn.Module):
         if self.bidirectional:
             if state is not None:
                 raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
-            y = bidirectional_ema(x, self.coefficients(0), self.coefficients(1), omega, self.truncation, lengths)
-            return F.silu(y)
+            return F.silu(bidirectional_ema(x, *self.coefficients(), omega, self.truncation, lengths))
         self.check_state(state, x)
+        (coefficients,) = self.coefficients()
         if slices is not None:
-            y, state = ema_of_slice(x, self.coefficients(), slices, state, omega, self.truncation)
+            y, state = ema_of_slice(x, coefficients, slices, state, omega, self.truncation)
         else:
-            y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
+            y, state = ema(x, coefficients, state, omega, self.truncation, lengths)
         return F.silu(y), state
 
     def check_state(self, state: Optional[Tensor], x: Tensor) -> None:

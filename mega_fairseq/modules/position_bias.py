@@ -19,6 +19,7 @@ class PositionBias(nn.Module):
 
     longest: Optional[int] = None  # the longest sequence that it covers; None for any length
     rotates = False  # whether it rotates queries and keys
+    extra_columns = 0  # r, the number of columns of its other form; 0 if it has none
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -27,13 +28,13 @@ class PositionBias(nn.Module):
         """Scores for distances first .. stop - 1: (stop - first,), or None for no bias."""
         return None
 
-    def columns(self, first_query: int, queries: int, keys: int) -> Optional[Tuple[Tensor, Tensor]]:
-        """The bias as extra columns of queries (n, r) and keys (m, r), or None if it has no such form."""
-        return None
+    def columns(self, first_query: int, queries: int, keys: int) -> Tuple[Tensor, Tensor]:
+        """The bias as extra columns of queries (n, r) and keys (m, r), if it has this form."""
+        raise NotImplementedError
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
         """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated by the biases that do so."""
-        return self.rotate_at(x, torch.arange(first, first + x.size(1), device=x.device))
+        return self.rotate_at(x, torch.arange(first, first + x.size(1), device=x.device)) if self.rotates else x
 
     def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """The same at these positions, (n,) or (B, n)."""
@@ -88,6 +89,7 @@ class RotaryBias(PositionBias):
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
+        self.extra_columns = dim
         self.a = nn.Parameter(torch.empty(dim))
         self.b = nn.Parameter(torch.empty(dim))
         nn.init.normal_(self.a, std=0.02)
@@ -97,8 +99,9 @@ class RotaryBias(PositionBias):
         return ops.rotary_distances(self.a, self.b, torch.arange(first, stop, device=device))
 
     def columns(self, first_query: int, queries: int, keys: int) -> Tuple[Tensor, Tensor]:
-        rows = torch.arange(first_query, first_query + queries, device=self.a.device)
-        return ops.rotary_columns(self.a, self.b, rows, torch.arange(keys, device=self.a.device))
+        stop = first_query + queries
+        of_queries, of_keys = ops.rotary_columns(self.a, self.b, torch.arange(max(stop, keys), device=self.a.device))
+        return of_queries[first_query:stop], of_keys[:keys]
 
 
 class RotaryEmbedding(PositionBias):

@@ -53,8 +53,10 @@ class SingleHeadMixer(Mixer):
     position_bias: PositionBias
     outer_scale = False  # see `attention`
 
-    def mapped(self, shared: Tensor, row: int) -> Tensor:
-        """kappa_i * Z + mu_i (Mega's eq. 8-9)."""
+    def mapped(self, shared: Tensor, row: Optional[int] = None) -> Tensor:
+        """kappa_i * Z + mu_i (Mega's eq. 8-9) for row i, or for all rows together: (rows, B, L, z)."""
+        if row is None:
+            return torch.addcmul(self.mu[:, None, None], shared, self.kappa[:, None, None])
         return torch.addcmul(self.mu[row], shared, self.kappa[row])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:

@@ -18,8 +18,8 @@ Four implementations of the same function:
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
     tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile but
-                      the bool mask of dropout: for laplace, relu2, multipliers, large masks, softmax with z != e,
-                      and on GPUs every bias
+                      the bool mask of dropout: for laplace, relu2, multipliers, large masks, softmax with z != e
+                      (on GPUs in half precision, not if e is a multiple of z), and on GPUs every bias
 
 The rule is in `fused_kernel_runs` and `_mask_fits`, and depends on shapes and the type of device only.
 """
@@ -163,19 +163,28 @@ def weights_at_one_position(
     return weights
 
 
-def fused_kernel_runs(q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0) -> bool:
+def fused_kernel_runs(
+    q: Tensor, v: Tensor, function: str, columns: int = 0, dropout: float = 0.0, masked: bool = False
+) -> bool:
     """Whether one of torch's fused kernels is suitable for these tensors: softmax, with q, k and v of the same width.
 
-    On GPUs, flash kernels take one width, of at most WIDEST. torch's kernel for other widths keeps its sums in the
-    GPU's memory beyond 128 numbers per row, and Mega's rows have 1,024 or more: products of tiles are better. float64
-    has no fused kernel. On the CPU, the kernel has no dropout, and it sums gradients in half precision, which gives an
-    error of 1% in bfloat16 at 16,384 keys.
+    On GPUs, flash kernels take one width, of at most WIDEST, and no mask. In half precision, where they are fast, the
+    values of a group may be several times as wide, as in Mega: each part of them is a head, with the same queries and
+    keys. This form has no dropout, which would differ between the parts. torch's kernel for other widths keeps its
+    sums in the GPU's memory beyond 128 numbers per row: products of tiles are better. float64 has no fused kernel. On
+    the CPU, the kernel has no dropout, and it sums gradients in half precision, which gives an error of 1% in bfloat16
+    at 16,384 keys.
     """
-    if function != "softmax" or q.size(-1) + columns != v.size(-1):
+    width, dtype = q.size(-1) + columns, cast_dtype(q)
+    if function != "softmax":
         return False
-    dtype = cast_dtype(q)
     if q.device.type != "cpu":
-        return v.size(-1) <= WIDEST and dtype != torch.float64
+        half = dtype in (torch.float16, torch.bfloat16)
+        parts = half and not masked and dropout == 0.0 and v.size(-1) % width == 0
+        fits = v.size(-1) == width or parts
+        return width <= WIDEST and dtype != torch.float64 and fits
+    if width != v.size(-1):
+        return False
     in_float32 = product_dtype(q.device.type, dtype) == at_least_float32(dtype)
     return dropout == 0.0 and (in_float32 or not torch.is_grad_enabled())
 
@@ -189,7 +198,10 @@ def attention_fused(
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix."""
+    """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix.
+
+    Values may be several times as wide as queries and keys, without a mask.
+    """
     known = isinstance(q.size(1), int) and isinstance(k.size(1), int)  # and not a symbol of torch.export
     square = causal and known and q.size(1) == k.size(1) and bias is None and key_padding is None
     mask = None if square else visible_keys(q, k, causal, key_padding)
@@ -203,6 +215,11 @@ def attention_fused(
         matrix = toeplitz_matrix(bias.to(at_least_float32(bias.dtype)), q.size(1), k.size(1)).to(q.dtype)
         mask = matrix if mask is None else matrix.masked_fill(~mask, float("-inf"))
         mask = mask.unsqueeze(0) if mask.dim() == 3 else mask  # the CPU's kernel takes two or four dimensions
+    if v.size(-1) > q.size(-1):  # each part of the values is a head
+        parts = v.unflatten(-1, (-1, q.size(-1))).transpose(1, 2)  # (G, e / z, m, z)
+        q, k = (t.unsqueeze(1).expand(-1, parts.size(1), -1, -1) for t in (q, k))
+        out = F.scaled_dot_product_attention(q, k, parts, mask, dropout, square, scale=1.0)
+        return out.transpose(1, 2).flatten(2)
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, square, scale=1.0).flatten(0, 1)
     return out if key_padding is None else out.masked_fill(blind, 0.0)
@@ -257,7 +274,9 @@ def attention(
                 dtype
             )
         bias, multiplier = _with_heads(q, bias, multiplier, talking)
-        fused = fused_kernel_runs(q, v, function, 0 if columns is None else columns[0].size(-1), dropout)
+        masked = bias is not None or key_padding is not None or (causal and q.size(1) != k.size(1))
+        extra = 0 if columns is None else columns[0].size(-1)
+        fused = fused_kernel_runs(q, v, function, extra, dropout, masked)
         if multiplier is not None or talking is not None or _is_learned_on_cpu(bias):
             fused = False
         if not _mask_fits(q, k, causal, bias, key_padding):

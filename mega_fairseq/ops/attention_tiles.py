@@ -22,6 +22,8 @@ from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
 TILE_SCORES_GPU = 1 << 26  # 256 MiB
+# Rows of a tile at most. With few rows, a causal tile computes few scores of the future; each tile is some 30 launches.
+TILE_ROWS, TILE_ROWS_GPU = 256, 1024
 
 
 class Talking(NamedTuple):
@@ -156,7 +158,8 @@ def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
     """Tiles that cover the scores, the last rows of a group first."""
     (groups, queries, _), keys = inputs.q.shape, inputs.k.size(1)
     heads = max(1 if t is None else t.size(0) for t in (inputs.bias, inputs.multiplier, inputs.mixing))
-    rows = min(queries, max(1, tile_size(inputs.q) // keys), 256)
+    most = TILE_ROWS if inputs.q.device.type == "cpu" else TILE_ROWS_GPU
+    rows = min(queries, max(1, tile_size(inputs.q) // keys), most)
     if inputs.mixing is not None:  # a tile has all heads
         rows = min(rows, max(1, tile_size(inputs.q) // (keys * heads)))
     together = max(1 if inputs.mixing is None else heads, tile_size(inputs.q) // (rows * keys))

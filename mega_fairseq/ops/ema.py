@@ -82,20 +82,18 @@ def ema(
     dtype = x.dtype
     with without_autocast(x):
         padding = None if lengths is None else padding_from_lengths(lengths, x.size(1)).unsqueeze(-1)
-        x = x.to(c.log_decay.dtype)
         if padding is not None:
             x = x.masked_fill(padding, 0.0)
         if truncation:
-            y, end = ema_window(x, c, truncation, state, skip, lengths)
-        elif x.size(1) == 1:
-            y, end = ema_step(x[:, 0], c, zero_state(x, c) if state is None else state)
-            y = (y if skip is None else torch.addcmul(y, skip, x[:, 0])).unsqueeze(1)
+            y, end = ema_window(x.to(c.log_decay.dtype), c, truncation, state, skip, lengths)
+        elif x.size(1) == 1 and lengths is None:
+            token = x[:, 0].to(c.log_decay.dtype)
+            y, end = ema_step(token, c, zero_state(x, c) if state is None else state)
+            y = (y if skip is None else torch.addcmul(y, skip, token)).unsqueeze(1)
         else:
-            y, end = ema_scan(x, c, state, skip)
+            y, end = ema_scan(x, c, state, skip, lengths)
         if padding is not None:
             y = y.masked_fill(padding, 0.0)
-            if not truncation:
-                end = final_state(x, c, state, lengths)
     return y.to(dtype), end
 
 
@@ -134,12 +132,14 @@ def bidirectional_ema(
     """Sum of a forward and a backward EMA, both including lag 0: x (B, L, D) -> (B, L, D) in x's dtype."""
     dtype = x.dtype
     with without_autocast(x):
-        x = x.to(c.log_decay.dtype)
         padding = None if lengths is None else padding_from_lengths(lengths, x.size(1)).unsqueeze(-1)
         if padding is not None:
             x = x.masked_fill(padding, 0.0)
         skip = no_skip(c) if skip is None else skip
-        y = ema_fft_both(x, c, backward, skip, truncation) if truncation else ema_scan_both(x, c, backward, skip)
+        if truncation:
+            y = ema_fft_both(x.to(c.log_decay.dtype), c, backward, skip, truncation)
+        else:
+            y = ema_scan_both(x, c, backward, skip)
         if padding is not None:
             y = y.masked_fill(padding, 0.0)
     return y.to(dtype)

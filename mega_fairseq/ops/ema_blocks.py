@@ -16,6 +16,7 @@ from mega_fairseq.ops.ema_recurrence import (
     end_aligned,
     final_state,
     no_skip,
+    powers,
     spreading,
     zero_state,
 )
@@ -38,34 +39,41 @@ class _BlockTables(NamedTuple):
     decay: Optional[Tensor] = None  # (D, M): phi^C
 
 
-def _taps(c: EMACoefficients, skip: Tensor, size: int, backward: Optional[EMACoefficients] = None) -> Tensor:
-    """(D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it."""
-    taps = ema_kernel(c, size)  # (D, C)
-    present = taps[:, :1] + skip.unsqueeze(-1)
-    if backward is None:
-        return torch.cat([torch.zeros_like(taps[:, 1:]), present, taps[:, 1:]], -1)
-    back = ema_kernel(backward, size)
-    return torch.cat([back[:, 1:].flip(-1), present + back[:, :1], taps[:, 1:]], -1)
+class _Direction(NamedTuple):
+    """The tables of one direction in time, and its first C taps (D, C)."""
+
+    taps: Tensor
+    collect: Tensor
+    spread: Tensor
+    decay: Tensor
+
+
+def _direction(c: EMACoefficients, size: int) -> _Direction:
+    """All from one table of powers, since exponentials and launches on a GPU cost time."""
+    reach = powers(c.log_decay, 0, size)  # (D, N, C)
+    entering = c.expand.unsqueeze(-1) * reach  # what is left of an input after t steps
+    taps = torch.bmm(c.project.unsqueeze(1), entering).squeeze(1)
+    spread = (c.project * torch.exp(c.log_decay)).unsqueeze(-1) * reach
+    return _Direction(taps, entering.flip(-1).transpose(1, 2), spread, torch.exp(c.log_decay * size))
 
 
 def _block_tables(size: int, one_block: bool, skip: Tensor, *coefficients: Tensor) -> _BlockTables:
     """From the coefficients of one direction or of both, (D, N) each."""
-    c = EMACoefficients(*coefficients[:3])
-    backward = EMACoefficients(*coefficients[3:]) if coefficients[3:] else None
-    within = toeplitz_matrix(_taps(c, skip, size, backward), size, size)
-    if one_block:
-        return _BlockTables(within)
-    collect, spread = collecting(c, size), spreading(c, size)  # (D, C, N), (D, N, C)
-    decay = torch.exp(c.log_decay * size)
-    if backward is None:
-        return _BlockTables(within, collect, spread, decay)
-    collect_back, spread_back = collecting(backward, size).flip(1), spreading(backward, size).flip(-1)
-    return _BlockTables(
-        within,
-        torch.cat([collect, collect_back], 2),
-        torch.cat([spread, spread_back], 1),
-        torch.cat([decay, torch.exp(backward.log_decay * size)], -1),
-    )
+    ahead = _direction(EMACoefficients(*coefficients[:3]), size)
+    present, past = ahead.taps[:, :1] + skip.unsqueeze(-1), ahead.taps[:, 1:]
+    if not coefficients[3:]:
+        # (D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it
+        taps, tables = torch.cat([torch.zeros_like(past), present, past], -1), ahead[1:]
+    else:
+        back = _direction(EMACoefficients(*coefficients[3:]), size)
+        taps = torch.cat([back.taps[:, 1:].flip(-1), present + back.taps[:, :1], past], -1)
+        tables = (
+            torch.cat([ahead.collect, back.collect.flip(1)], 2),
+            torch.cat([ahead.spread, back.spread.flip(-1)], 1),
+            torch.cat([ahead.decay, back.decay], -1),
+        )
+    within = toeplitz_matrix(taps, size, size)
+    return _BlockTables(within) if one_block else _BlockTables(within, *tables)
 
 
 def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:
@@ -101,39 +109,46 @@ def _enter_blocks(xs: Tensor, t: _BlockTables, initial: Tensor, blocks: int) -> 
     return torch.cat([ahead, scan(u[..., forward:], t.decay[:, forward:], None, reverse=True)], -1)
 
 
-def _channels_first(x: Tensor, size: int) -> Tensor:
-    """(B, K C, D) -> (D, B K, C). A transposed 2-D copy is four times as fast as a permuted 3-D one."""
-    return x.reshape(-1, x.size(-1)).t().contiguous().view(x.size(-1), -1, size)
+def _channels_first(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """(B, K C, D) -> (D, B K, C) in `dtype`. A transposed 2-D copy is four times as fast as a permuted 3-D one."""
+    return _transposed(x.reshape(-1, x.size(-1)), dtype).view(x.size(-1), -1, size)
 
 
-def _channels_last(xs: Tensor, batch: int) -> Tensor:
-    """(D, B K, C) -> (B, K C, D)."""
-    return xs.view(xs.size(0), -1).t().contiguous().view(batch, -1, xs.size(0))
+def _channels_last(xs: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """(D, B K, C) -> (B, K C, D) in `dtype`."""
+    return _transposed(xs.view(xs.size(0), -1), dtype).view(batch, -1, xs.size(0))
+
+
+def _transposed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy. A GPU converts and transposes in one pass; the CPU is faster in two."""
+    if x.device.type == "cpu" or is_compiling():
+        return x.to(dtype).t().contiguous()
+    return x.new_empty(x.size(1), x.size(0), dtype=dtype).copy_(x.t())
 
 
 def _block_scan(x: Tensor, t: _BlockTables, initial: Optional[Tensor]) -> Tuple[Tensor, Optional[Tensor]]:
-    """(x, tables, initial state) -> y and the states before the blocks, (K, B, D, M); L is a multiple of C.
+    """(x, tables, initial state) -> y in x's dtype, the states before the blocks, (K, B, D, M); L is a multiple of C.
 
     Inside, channels come first, so that every product is a batched matrix product over channels.
     """
-    size = t.within.size(1)
-    xs = _channels_first(x, size)
+    size, dtype = t.within.size(1), t.within.dtype
+    xs = _channels_first(x, size, dtype)
     if initial is None:  # one block, such as most sentences
-        return _channels_last(torch.bmm(xs, t.within), x.size(0)), None
+        return _channels_last(torch.bmm(xs, t.within), x.size(0), x.dtype), None
     enter = _enter_blocks(xs, t, initial, x.size(1) // size)
     h = enter.permute(2, 1, 0, 3).reshape(x.size(2), xs.size(1), -1)  # (D, B K, M)
-    return _channels_last(torch.baddbmm(torch.bmm(h, t.spread), xs, t.within), x.size(0)), enter
+    return _channels_last(torch.baddbmm(torch.bmm(h, t.spread), xs, t.within), x.size(0), x.dtype), enter
 
 
 def _block_scan_backward(
     dy: Tensor, dlast: Optional[Tensor], x: Tensor, t: _BlockTables, enter: Optional[Tensor]
 ) -> Tuple[Optional[Tensor], ...]:
     """The gradients of x, of the initial state and of each table."""
-    size = t.within.size(1)
-    dys, xt = _channels_first(dy, size), _channels_first(x, size).transpose(1, 2)  # (D, B K, C), (D, C, B K)
+    size, dtype = t.within.size(1), t.within.dtype
+    dys, xt = _channels_first(dy, size, dtype), _channels_first(x, size, dtype).transpose(1, 2)  # (D, B K, C), its ^T
     if enter is None:
         dxs = torch.bmm(dys, t.within.transpose(1, 2))
-        return _channels_last(dxs, x.size(0)), None, torch.bmm(xt, dys)
+        return _channels_last(dxs, x.size(0), x.dtype), None, torch.bmm(xt, dys)
     (dim, _, states), forward = t.collect.shape, dlast.size(-1)
     scan = _scan if x.device.type == "cpu" else _scan_by_doubling
     dh = torch.bmm(dys, t.spread.transpose(1, 2)).view(dim, x.size(0), -1, states).permute(2, 1, 0, 3)
@@ -149,7 +164,7 @@ def _block_scan_backward(
     del xt, enter
     dxs = torch.bmm(du, t.collect.transpose(1, 2)).baddbmm_(dys, t.within.transpose(1, 2))
     del dys, du
-    return _channels_last(dxs, x.size(0)), dinitial, dwithin, dcollect, dspread, ddecay
+    return _channels_last(dxs, x.size(0), x.dtype), dinitial, dwithin, dcollect, dspread, ddecay
 
 
 class _BlockScan(torch.autograd.Function):
@@ -210,21 +225,26 @@ def _block_size(x: Tensor) -> int:
 
 
 def ema_scan(
-    x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None, skip: Optional[Tensor] = None
+    x: Tensor,
+    c: EMACoefficients,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """Causal EMA in blocks: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
+    """Causal EMA in blocks: x (B, L, D) -> y (B, L, D) in x's dtype, the state after `lengths` steps of each row."""
     length, size = x.size(1), _block_size(x)
     skip = no_skip(c) if skip is None else skip
-    if length == size and state is None and not is_compiling():
-        return _run_blocks(x, size, None, skip, c)[0], final_state(x, c)
-    initial = zero_state(x, c) if state is None else state
+    one_block = length == size and state is None and not is_compiling()
+    initial = None if one_block else zero_state(x, c) if state is None else state
     y, last, collect = _run_blocks(_pad_to_multiple(x, size), size, initial, skip, c)
-    rest = (length - 1) % size + 1  # steps of the last block, which may be incomplete
+    y, rest = y[:, :length], (length - 1) % size + 1  # steps of the last block, which may be incomplete
+    if one_block or lengths is not None:
+        return y, final_state(x, c, state, lengths)
     if collect is None:
-        return y[:, :length], final_state(x[:, length - rest :], c, last)
-    tail = x[:, length - rest :].permute(2, 0, 1)  # (D, B, rest)
+        return y, final_state(x[:, length - rest :], c, last)
+    tail = x[:, length - rest :].permute(2, 0, 1).to(last.dtype)  # (D, B, rest)
     collected = torch.bmm(tail, collect[:, size - rest :]).transpose(0, 1)  # (B, D, N)
-    return y[:, :length], torch.addcmul(collected, torch.exp(c.log_decay * rest), last)
+    return y, torch.addcmul(collected, torch.exp(c.log_decay * rest), last)
 
 
 def ema_scan_both(x: Tensor, c: EMACoefficients, backward: EMACoefficients, skip: Tensor) -> Tensor:
@@ -245,7 +265,7 @@ def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
     inputs out of reach.
     """
     size = min(x.size(1), taps, _block_size(x))
-    xs = _channels_first(_pad_to_multiple(x, size), size).view(x.size(2), x.size(0), -1, size)  # (D, B, K, C)
+    xs = _channels_first(_pad_to_multiple(x, size), size, x.dtype).view(x.size(2), x.size(0), -1, size)  # (D, B, K, C)
     kernel = F.pad(ema_kernel(c, taps), (size - 1, 2 * size))
     whole = max(0, taps // size - 1)  # earlier blocks that the taps cover completely
     cut = [0, *range(whole + 1, (taps + size - 2) // size + 1)]
@@ -260,7 +280,7 @@ def _cut_ema(x: Tensor, c: EMACoefficients, taps: int) -> Tensor:
         u = torch.matmul(xs, collecting(c, size).unsqueeze(1))  # (D, B, K, N)
         states = _shifted(_sliding_sum(u, torch.exp(c.log_decay * size), whole), 1)
         y = y + torch.matmul(states, spreading(c, size).unsqueeze(1))
-    return _channels_last(y, x.size(0))[:, : x.size(1)]
+    return _channels_last(y, x.size(0), x.dtype)[:, : x.size(1)]
 
 
 def _shifted(blocks: Tensor, count: int) -> Tensor:

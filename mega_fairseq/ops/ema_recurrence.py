@@ -11,6 +11,8 @@ from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
 
 INNER = 64  # C of the two-level powers: near the square root of common lengths
+# exp(-40) is less than the rounding error of 1, also in float64, and its square is still a float32.
+LARGEST_LOGIT = 40.0
 
 
 class EMACoefficients(NamedTuple):
@@ -33,20 +35,11 @@ def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) ->
 def log_decays(alpha: Tensor, delta: Tensor) -> Tensor:
     """log phi from the logits of alpha and delta, in float32 or better.
 
-    It is computed so that it keeps its precision: log1p(-alpha delta) for slow decays (phi near 1), and
-    log(1 - alpha + alpha (1 - delta)), a sum of positive terms, for fast ones. Thus phi does not round to 1 in slow
-    channels, nor to 0 at large logits, where its log would be infinite.
+    With A = exp(-alpha) and B = exp(-delta), phi = S / (1 + S) for S = A + B + A B, a sum of positive terms. Hence
+    log phi = -log(1 + 1 / S) keeps its precision for slow decays (phi near 1) and for fast ones, and is finite.
     """
-    weight, damping = torch.sigmoid(alpha), torch.sigmoid(delta)
-    product = weight * damping
-    complement = torch.sigmoid(-alpha) + weight * torch.sigmoid(-delta)
-    slow = product < 0.5
-    # The branch that is not taken gets a constant, so that its gradient is 0 and not NaN.
-    return torch.where(
-        slow,
-        torch.log1p(-torch.where(slow, product, 0.25)),
-        torch.log(torch.where(slow, 0.75, complement).clamp_min(torch.finfo(alpha.dtype).tiny)),
-    )
+    a, b = (torch.exp(-t.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)) for t in (alpha, delta))
+    return -torch.log1p(torch.reciprocal(torch.addcmul(a + b, a, b)))
 
 
 def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
@@ -91,7 +84,7 @@ def ema_naive(x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None) -> 
 
 
 def zero_state(x: Tensor, c: EMACoefficients) -> Tensor:
-    return x.new_zeros(x.size(0), *c.expand.shape)
+    return c.expand.new_zeros(x.size(0), *c.expand.shape)
 
 
 def no_skip(c: EMACoefficients) -> Tensor:
@@ -145,6 +138,7 @@ class _FinalState(torch.autograd.Function):
 
 def _final_state(lengths: Optional[Tensor], x: Tensor, state: Optional[Tensor], *coefficients: Tensor) -> Tensor:
     c = EMACoefficients(*coefficients)
+    x = x.to(c.log_decay.dtype)
     batch, length, dim = x.shape
     inner = min(length, INNER)
     outer = -(-length // inner)

@@ -23,8 +23,9 @@ def _rows_together(x: Tensor) -> int:
 
 
 def _tiles(x: Tensor) -> Iterator[slice]:
+    """At least one, which is empty if there are no rows."""
     rows = max(1, _rows_together(x))
-    return (slice(start, start + rows) for start in range(0, x.size(0), rows))
+    return (slice(start, start + rows) for start in range(0, max(1, x.size(0)), rows))
 
 
 def _flat(*tensors: Tensor) -> Tuple[Tensor, ...]:
@@ -32,18 +33,20 @@ def _flat(*tensors: Tensor) -> Tuple[Tensor, ...]:
     return tuple(t.to(cast_dtype(t)).flatten(0, -2) for t in tensors)
 
 
-def _sums(weight: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
-    """Zeros for the gradients of a weight and its bias: in float32 or better if several tiles are summed."""
-    dtype = at_least_float32(weight.dtype) if x.size(0) > _rows_together(x) else weight.dtype
-    return torch.zeros_like(weight, dtype=dtype), torch.zeros_like(weight[:, 0], dtype=dtype)
+def _plus_product(total: Optional[Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """total + a^T b, in float32 or better from the second tile on."""
+    if total is None:
+        return torch.mm(a.t(), b)
+    if total.dtype == a.dtype == at_least_float32(a.dtype):
+        return total.addmm_(a.t(), b)
+    return total.to(at_least_float32(a.dtype)).add_(torch.mm(a.t(), b))
 
 
-def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """a^T b into target, whose dtype may be wider."""
-    if target.dtype == a.dtype:
-        target.addmm_(a.t(), b)
-    else:
-        target += torch.mm(a.t(), b)
+def _plus_rows(total: Optional[Tensor], a: Tensor) -> Tensor:
+    """total plus the sum of a's rows, in float32 or better from the second tile on."""
+    if total is None:
+        return a.sum(0)
+    return total.to(at_least_float32(a.dtype)).add_(a.sum(0, dtype=at_least_float32(a.dtype)))
 
 
 def _cast(like: Tensor, *tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
@@ -71,13 +74,12 @@ class _ActivatedLinear(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight, before = ctx.saved_tensors
         slope = ACTIVATIONS[ctx.activation].backward
-        dx, (dweight, dbias) = torch.empty_like(x), _sums(weight, x)
+        dx, dweight, dbias = torch.empty_like(x), None, None
         with without_autocast(x):
             for rows in _tiles(x):
                 grad = slope(dy[rows], before[rows])
                 torch.mm(grad, weight, out=dx[rows])
-                _add_product(dweight, grad, x[rows])
-                dbias += grad.sum(0, dtype=dbias.dtype)
+                dweight, dbias = _plus_product(dweight, grad, x[rows]), _plus_rows(dbias, grad)
         return dx, *_cast(weight, dweight, dbias), None
 
 
@@ -119,18 +121,17 @@ class _GatedLinear(torch.autograd.Function):
         x, attended, weight, output, before = ctx.saved_tensors
         act = ACTIVATIONS[ctx.activation]
         dx, dattended = torch.empty_like(x), torch.empty_like(attended)
-        (dweight, dbias), (doutput, doutput_bias) = _sums(weight, x), _sums(output, x)
+        dweight = dbias = doutput = doutput_bias = None
         with without_autocast(x):
             for rows in _tiles(x):
                 grad, gate = dy[rows], act.forward(before[rows])
-                _add_product(doutput, grad, gate * attended[rows])
-                doutput_bias += grad.sum(0, dtype=doutput_bias.dtype)
+                doutput = _plus_product(doutput, grad, gate * attended[rows])
+                doutput_bias = _plus_rows(doutput_bias, grad)
                 dgated = torch.mm(grad, output)
                 torch.mul(dgated, gate, out=dattended[rows])
                 dgate = act.backward(dgated.mul_(attended[rows]), before[rows])
                 torch.mm(dgate, weight, out=dx[rows])
-                _add_product(dweight, dgate, x[rows])
-                dbias += dgate.sum(0, dtype=dbias.dtype)
+                dweight, dbias = _plus_product(dweight, dgate, x[rows]), _plus_rows(dbias, dgate)
         return dx, dattended, *_cast(weight, dweight, dbias, doutput, doutput_bias), None
 
 
@@ -206,7 +207,7 @@ class _GatedOutput(torch.autograd.Function):
         act = ACTIVATIONS[ctx.activation]
         dim, width = residual.size(1), attended.size(1)
         dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))
-        (dweight, dbias), (dhidden, dhidden_bias) = _sums(weight, residual), _sums(hidden, residual)
+        dweight = dbias = dhidden = dhidden_bias = None
         dbase = base.new_empty(_rows_together(base), base.size(1))
         with without_autocast(base):
             for rows in _tiles(residual):
@@ -225,8 +226,8 @@ class _GatedOutput(torch.autograd.Function):
                 if keep is not None:
                     dcandidate = dcandidate * keep[rows] * ctx.scale
                 dcandidate = act.backward(dcandidate.to(before.dtype), before[rows])
-                _add_product(dhidden, dcandidate, reset * attended[rows])
-                dhidden_bias += dcandidate.sum(0, dtype=dhidden_bias.dtype)
+                dhidden = _plus_product(dhidden, dcandidate, reset * attended[rows])
+                dhidden_bias = _plus_rows(dhidden_bias, dcandidate)
                 if weight.size(0) > dim + width:
                     dgate[:, dim + width :] = dcandidate
                 dmixed = torch.mm(dcandidate, hidden)
@@ -234,8 +235,7 @@ class _GatedOutput(torch.autograd.Function):
                 dreset = dmixed.mul_(attended[rows])
                 dgate[:, dim : dim + width] = torch.ops.aten.silu_backward(dreset, reset_before)
                 torch.mm(dgate, weight, out=dinput[rows])
-                _add_product(dweight, dgate, gate_input[rows])
-                dbias += dgate.sum(0, dtype=dbias.dtype)
+                dweight, dbias = _plus_product(dweight, dgate, gate_input[rows]), _plus_rows(dbias, dgate)
         sums = _cast(weight, dweight, dbias, dhidden, dhidden_bias)
         return dinput, dattended, dresidual, *sums, None, None, None
 

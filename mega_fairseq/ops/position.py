@@ -37,14 +37,14 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate` with the `turns` of the positions."""
-    wide = x.to(cos.dtype)
-    first, second = wide.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    first, second = x.to(cos.dtype).chunk(2, -1)
+    left = torch.addcmul(first * cos, second, sin, value=-1.0)
+    return torch.cat([left, torch.addcmul(second * cos, first, sin)], -1).to(x.dtype)
 
 
-def rotary_columns(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tuple[Tensor, Tensor]:
-    """Extra columns for q (n, z) and k (m, z) whose inner products are the rotary bias."""
-    return rotate(a, queries), rotate(b, keys)
+def rotary_columns(a: Tensor, b: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    """Extra columns (n, z) for queries and for keys at these positions, whose inner products are the rotary bias."""
+    return rotate(torch.stack([a, b]).unsqueeze(1), positions).unbind()
 
 
 def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:

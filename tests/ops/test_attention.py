@@ -1,6 +1,7 @@
 """All forms of attention equal the definition in values and all gradients; dropout; memory."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.modules.attend import attend
+from mega_fairseq.ops import attention_tiles
 from mega_fairseq.ops.attention import (
     ATTENTION_FUNCTIONS,
     attention,
@@ -138,6 +140,13 @@ def test_the_fused_form_equals_the_definition_in_values_and_all_gradients(bias, 
         pads, inputs = padding_of(padding, 4, keys), qkv(queries, keys, 4, bias=bias, values=WIDTH, heads=heads)
         ours = with_gradients(fused(causal, pads), inputs)
         assert_same(ours, with_gradients(definition("softmax", causal, pads), inputs))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_values_several_times_as_wide_may_take_the_fused_form(causal):
+    for queries, keys in SHAPES:
+        inputs = qkv(queries, keys, 4, bias=False, values=3 * WIDTH)
+        assert_same(with_gradients(fused(causal), inputs), with_gradients(definition("softmax", causal, None), inputs))
 
 
 @pytest.mark.parametrize("padding", [None, [0, 3, 7, 1]])
@@ -347,6 +356,7 @@ def masks_of_the_fused_kernel(monkeypatch):
 @pytest.mark.parametrize("name", POSITION_BIASES)
 def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, causal, padding, values, monkeypatch):
     groups, size = 2, 1024
+    monkeypatch.setattr(attention_tiles, "TILE_ROWS_GPU", size // 4)
     bias, pads = POSITION_BIASES[name](16, size, causal), padding_of(padding, groups, size)
     inputs = [noise(groups, size, width, seed=width, dtype=torch.float32) for width in (16, 16, values)]
     here = attend(*inputs, bias, 0, "softmax", causal, pads)
@@ -360,3 +370,24 @@ def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, c
     assert masks == [groups * size if padding == "right" else 0] * fused
     if not fused:
         assert recorder.largest <= size * size // 2  # of a tile
+
+
+@pytest.mark.parametrize("name", POSITION_BIASES)
+@pytest.mark.parametrize("values", [32, 48, 64], ids=["once", "uneven", "twice"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_gpus_in_half_precision_wide_values_are_heads_of_the_fused_kernel(dtype, dropout, values, name, monkeypatch):
+    """Rotary bias doubles the width of queries and keys, RoPE and no bias leave it."""
+    size = 64
+    bias = POSITION_BIASES[name](16, size, True).to(dtype)
+    inputs = [noise(2, size, width, seed=width, dtype=torch.float32).to(dtype) for width in (16, 16, values)]
+    here = attend(*(t.double() for t in inputs), deepcopy(bias).double(), 0, "softmax", True)
+    masks = masks_of_the_fused_kernel(monkeypatch)
+    with PretendedDevice():
+        there = attend(*(moved(t) for t in inputs), moved(bias), 0, "softmax", True, dropout=dropout).cpu()
+    width = {"rotary": 32, "rope": 16, "none": 16}.get(name)
+    parts = None if width is None or values % width else values // width
+    runs = parts == 1 or (parts is not None and dtype == torch.bfloat16 and dropout == 0.0)
+    assert masks == [0] * runs
+    if dropout == 0.0:
+        torch.testing.assert_close(there.double(), here, rtol=0.02, atol=0.02)

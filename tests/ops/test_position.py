@@ -62,8 +62,8 @@ def test_rotary_columns_and_rotary_distances_are_the_same_bias_with_the_same_gra
     inputs = {"a": noise(6, grad=True), "b": noise(6, seed=1, grad=True)}
 
     def by_columns(a, b):
-        rows, columns = rotary_columns(a, b, torch.arange(queries) + first_query, torch.arange(keys))
-        return rows @ columns.T
+        rows, columns = rotary_columns(a, b, torch.arange(max(first_query + queries, keys)))
+        return rows[first_query:][:queries] @ columns[:keys].T
 
     def by_distances(a, b):
         distances = torch.arange(1 - queries - first_query, keys - first_query)

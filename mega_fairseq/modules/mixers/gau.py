@@ -63,7 +63,7 @@ class GatedAttentionUnit(SingleHeadMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         values, shared = self.values_and_shared(x)
-        queries, keys = self.mapped(shared, 0), self.mapped(shared, 1)
+        queries, keys = self.mapped(shared)
         attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
         return self.gated(x, attended), state
 

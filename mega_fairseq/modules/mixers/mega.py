@@ -85,7 +85,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         x, ema_state = averaged if c.causal else (averaged, None)
         x = dropped(x, self.rate(c.dropout), c.feature_dropout)  # X' (B, L, D), eq. 6
         shared = activated_linear(x, self.shared.weight, self.shared.bias)  # Z (B, L, z), eq. 7
-        queries, keys = self.mapped(shared, 0), self.mapped(shared, 1)  # eq. 8-9
+        queries, keys = self.mapped(shared)  # eq. 8-9
 
         cache = None if state is None else state.cache
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
@@ -115,7 +115,7 @@ class GatedAttentionStep(MixerStep):
         c = self.config
         self.kappa, self.mu = module.kappa, module.mu
         self.activation = ACTIVATIONS[c.activation].forward
-        self.coefficients = module.ema.coefficients()
+        (self.coefficients,) = module.ema.coefficients()
         self.taps = window_taps(self.coefficients, c.truncation) if c.truncation else None
         self.omega = module.ema.omega.to(at_least_float32(module.ema.omega.dtype))
         self.values = ready_linear(module.values.weight, module.values.bias)
