@@ -5,6 +5,7 @@ that has imported both, but no command; `fresh` starts a new process, as a shell
 """
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -221,9 +222,12 @@ ON_CPUS = ["--distributed-no-spawn", "--distributed-backend=gloo", "--ddp-backen
 
 
 def free_port() -> int:
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        return any_port.getsockname()[1]
+    """Not one that the system gives to other connections, which could take it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as unused, contextlib.suppress(OSError):
+            unused.bind(("127.0.0.1", port))
+            return port
 
 
 def start_processes(

@@ -33,6 +33,7 @@ COLUMNS = {
     "classification_heads": "head",
 }
 BINS = 60
+NEVER = 1e17  # tokens; the EMA limits its logits, so the half-life of a state that does not decay is 1.6e17 or more
 
 
 @torch.no_grad()
@@ -173,7 +174,8 @@ def _half_lives(model: nn.Module) -> Numbers:
 
 def half_lives(log_decay: Tensor) -> np.ndarray:
     """The h with decay^h = 1/2 for each state; infinite if a state never decays."""
-    return (math.log(0.5) / log_decay.double()).flatten().numpy()
+    found = (math.log(0.5) / log_decay.double()).flatten().numpy()
+    return np.where(found < NEVER, found, np.inf)
 
 
 def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
