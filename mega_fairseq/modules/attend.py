@@ -7,7 +7,13 @@ from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
-from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, fused_kernel_runs, weights_at_one_position
+from mega_fairseq.ops.attention import (
+    ATTENTION_FUNCTIONS,
+    attention,
+    fused_kernel_runs,
+    needs_mask,
+    weights_at_one_position,
+)
 from mega_fairseq.ops.position import turned, turns
 
 
@@ -44,7 +50,7 @@ def attend(
     queries, keys = q.size(1), k.size(1)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
     columns, bias, extra = None, None, position_bias.extra_columns
-    masked = key_padding is not None or (causal and queries != keys)
+    masked = needs_mask(queries, keys, causal, key_padding)
     if extra and fused_kernel_runs(q, v, function, extra, dropout, masked):
         columns = position_bias.columns(first_query, queries, keys)
     else:

@@ -61,6 +61,7 @@ __all__ = [
     "attention_naive",
     "fused_kernel_runs",
     "laplace",
+    "needs_mask",
     "relu2",
     "one_over_tau",
     "weighted_sum",
@@ -225,6 +226,13 @@ def attention_fused(
     return out if key_padding is None else out.masked_fill(blind, 0.0)
 
 
+def needs_mask(
+    queries: int, keys: int, causal: bool, key_padding: Optional[Tensor], bias: Optional[Tensor] = None
+) -> bool:
+    """Whether the fused form needs a mask; for causality alone it does not."""
+    return bias is not None or key_padding is not None or (causal and queries != keys)
+
+
 def _is_learned_on_cpu(bias: Optional[Tensor]) -> bool:
     """Whether the bias gets a gradient: on the CPU, torch then keeps whole matrices for backward."""
     return bias is not None and bias.device.type == "cpu" and bias.requires_grad and torch.is_grad_enabled()
@@ -239,7 +247,7 @@ def _mask_fits(q: Tensor, k: Tensor, causal: bool, bias: Optional[Tensor], key_p
     differs = bias is not None or (causal and (queries != keys or key_padding is not None))  # between queries
     if q.device.type != "cpu":
         return not differs
-    if not differs and key_padding is None:
+    if not needs_mask(queries, keys, causal, key_padding, bias):
         return True
     matrices = groups if key_padding is not None else 1 if bias is None else bias.size(0)
     return matrices * (queries if differs else 1) * keys <= TILE_SCORES
@@ -274,7 +282,7 @@ def attention(
                 dtype
             )
         bias, multiplier = _with_heads(q, bias, multiplier, talking)
-        masked = bias is not None or key_padding is not None or (causal and q.size(1) != k.size(1))
+        masked = needs_mask(q.size(1), k.size(1), causal, key_padding, bias)
         extra = 0 if columns is None else columns[0].size(-1)
         fused = fused_kernel_runs(q, v, function, extra, dropout, masked)
         if multiplier is not None or talking is not None or _is_learned_on_cpu(bias):

@@ -86,10 +86,11 @@ def ema(
             x = x.masked_fill(padding, 0.0)
         if truncation:
             y, end = ema_window(x.to(c.log_decay.dtype), c, truncation, state, skip, lengths)
-        elif x.size(1) == 1 and lengths is None:
+        elif x.size(1) == 1:
             token = x[:, 0].to(c.log_decay.dtype)
             y, end = ema_step(token, c, zero_state(x, c) if state is None else state)
             y = (y if skip is None else torch.addcmul(y, skip, token)).unsqueeze(1)
+            end = end if lengths is None else final_state(x, c, state, lengths)
         else:
             y, end = ema_scan(x, c, state, skip, lengths)
         if padding is not None:

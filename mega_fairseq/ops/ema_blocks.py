@@ -40,40 +40,49 @@ class _BlockTables(NamedTuple):
 
 
 class _Direction(NamedTuple):
-    """The tables of one direction in time, and its first C taps (D, C)."""
+    """One direction in time, whose tables all come from one table of powers."""
 
-    taps: Tensor
-    collect: Tensor
-    spread: Tensor
-    decay: Tensor
+    c: EMACoefficients
+    reach: Tensor  # (D, N, C): phi^t
+    entering: Tensor  # (D, N, C): what is left of an input after t steps
 
+    @classmethod
+    def of(cls, c: EMACoefficients, size: int) -> "_Direction":
+        reach = powers(c.log_decay, 0, size)
+        return cls(c, reach, c.expand.unsqueeze(-1) * reach)
 
-def _direction(c: EMACoefficients, size: int) -> _Direction:
-    """All from one table of powers, since exponentials and launches on a GPU cost time."""
-    reach = powers(c.log_decay, 0, size)  # (D, N, C)
-    entering = c.expand.unsqueeze(-1) * reach  # what is left of an input after t steps
-    taps = torch.bmm(c.project.unsqueeze(1), entering).squeeze(1)
-    spread = (c.project * torch.exp(c.log_decay)).unsqueeze(-1) * reach
-    return _Direction(taps, entering.flip(-1).transpose(1, 2), spread, torch.exp(c.log_decay * size))
+    def taps(self) -> Tensor:
+        """The first C taps of the kernel: (D, C)."""
+        return torch.bmm(self.c.project.unsqueeze(1), self.entering).squeeze(1)
+
+    def between_blocks(self) -> Tuple[Tensor, Tensor, Tensor]:
+        """`collect`, `spread` and `decay` of `_BlockTables`."""
+        spread = (self.c.project * torch.exp(self.c.log_decay)).unsqueeze(-1) * self.reach
+        decay = torch.exp(self.c.log_decay * self.reach.size(-1))
+        return self.entering.flip(-1).transpose(1, 2), spread, decay
 
 
 def _block_tables(size: int, one_block: bool, skip: Tensor, *coefficients: Tensor) -> _BlockTables:
     """From the coefficients of one direction or of both, (D, N) each."""
-    ahead = _direction(EMACoefficients(*coefficients[:3]), size)
-    present, past = ahead.taps[:, :1] + skip.unsqueeze(-1), ahead.taps[:, 1:]
-    if not coefficients[3:]:
-        # (D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it
-        taps, tables = torch.cat([torch.zeros_like(past), present, past], -1), ahead[1:]
-    else:
-        back = _direction(EMACoefficients(*coefficients[3:]), size)
-        taps = torch.cat([back.taps[:, 1:].flip(-1), present + back.taps[:, :1], past], -1)
-        tables = (
-            torch.cat([ahead.collect, back.collect.flip(1)], 2),
-            torch.cat([ahead.spread, back.spread.flip(-1)], 1),
-            torch.cat([ahead.decay, back.decay], -1),
-        )
-    within = toeplitz_matrix(taps, size, size)
-    return _BlockTables(within) if one_block else _BlockTables(within, *tables)
+    ahead = _Direction.of(EMACoefficients(*coefficients[:3]), size)
+    back = _Direction.of(EMACoefficients(*coefficients[3:]), size) if coefficients[3:] else None
+    taps = ahead.taps()
+    present, past = taps[:, :1] + skip.unsqueeze(-1), taps[:, 1:]
+    future = torch.zeros_like(past)
+    if back is not None:
+        taps = back.taps()
+        present, future = present + taps[:, :1], taps[:, 1:].flip(-1)
+    # (D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it
+    within = toeplitz_matrix(torch.cat([future, present, past], -1), size, size)
+    if one_block:
+        return _BlockTables(within)
+    collect, spread, decay = ahead.between_blocks()
+    if back is not None:
+        collect_back, spread_back, decay_back = back.between_blocks()
+        collect = torch.cat([collect, collect_back.flip(1)], 2)
+        spread = torch.cat([spread, spread_back.flip(-1)], 1)
+        decay = torch.cat([decay, decay_back], -1)
+    return _BlockTables(within, collect, spread, decay)
 
 
 def _scan(u: Tensor, decay: Tensor, first: Optional[Tensor], reverse: bool = False) -> Tensor:

@@ -37,16 +37,14 @@ def _plus_product(total: Optional[Tensor], a: Tensor, b: Tensor) -> Tensor:
     """total + a^T b, in float32 or better from the second tile on."""
     if total is None:
         return torch.mm(a.t(), b)
-    if total.dtype == a.dtype == at_least_float32(a.dtype):
-        return total.addmm_(a.t(), b)
-    return total.to(at_least_float32(a.dtype)).add_(torch.mm(a.t(), b))
+    wide = at_least_float32(a.dtype)
+    return total.addmm_(a.t(), b) if a.dtype == wide else total.to(wide).add_(torch.mm(a.t(), b))
 
 
 def _plus_rows(total: Optional[Tensor], a: Tensor) -> Tensor:
-    """total plus the sum of a's rows, in float32 or better from the second tile on."""
-    if total is None:
-        return a.sum(0)
-    return total.to(at_least_float32(a.dtype)).add_(a.sum(0, dtype=at_least_float32(a.dtype)))
+    """total plus the sum of a's rows, in float32 or better."""
+    rows = a.sum(0, dtype=at_least_float32(a.dtype))
+    return rows if total is None else total.add_(rows)
 
 
 def _cast(like: Tensor, *tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:

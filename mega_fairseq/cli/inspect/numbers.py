@@ -18,6 +18,7 @@ from mega_fairseq.cli.split import Split
 from mega_fairseq.models import MegaClassifier
 from mega_fairseq.modules import MIXERS, MixerConfig
 from mega_fairseq.modules.description import Decays
+from mega_fairseq.ops.ema_recurrence import LARGEST_LOGIT
 
 Numbers = Dict[str, Any]
 
@@ -33,7 +34,8 @@ COLUMNS = {
     "classification_heads": "head",
 }
 BINS = 60
-NEVER = 1e17  # tokens; the EMA limits its logits, so the half-life of a state that does not decay is 1.6e17 or more
+# Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.
+NEVER = 0.99 * math.log(2) * math.exp(LARGEST_LOGIT)
 
 
 @torch.no_grad()
