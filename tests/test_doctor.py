@@ -12,6 +12,7 @@ import torch
 
 from mega_fairseq.cli.doctor import machine, packages
 from mega_fairseq.cli.doctor.command import examine
+from mega_fairseq.ops import kernels
 from tests.commands import LIMIT, ROOT, Running
 
 BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
@@ -252,6 +253,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(kernels, "why_no_kernels", lambda _: None)
 
 
 def test_gpus_are_counted_and_their_number_formats_checked(two_gpus, monkeypatch):
@@ -261,6 +263,14 @@ def test_gpus_are_counted_and_their_number_formats_checked(two_gpus, monkeypatch
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert row("GPU")[::2] == ("ok", "2 x Tesla T4 with 15 GiB")
+
+
+def test_a_gpu_without_triton_is_reported_with_a_remedy(two_gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(kernels, "why_no_kernels", lambda _: "RuntimeError: Failed to find C compiler")
+    _, _, found, remedy = row("GPU")
+    assert "; Mega's layers are slower, since Triton's kernels do not run: RuntimeError: Failed to find C" in found
+    assert remedy.startswith("install a C compiler")
 
 
 def test_a_gpu_that_cannot_compute_is_reported_as_a_note(two_gpus, monkeypatch):

@@ -23,7 +23,7 @@ MAX_LINES = 450
 
 # The packages that the files of a layer may import, besides the standard library.
 LAYERS = {
-    "ops": ("torch", "mega_fairseq.ops"),
+    "ops": ("torch", "triton", "mega_fairseq.ops"),
     "modules": ("torch", "mega_fairseq.ops", "mega_fairseq.modules"),
 }
 
@@ -70,6 +70,11 @@ def constraints():
 @pytest.mark.parametrize("module", ["mega_fairseq", "mega_fairseq.ops", "mega_fairseq.modules"])
 def test_importing_the_lower_layers_does_not_import_fairseq(module):
     program = f"import sys, {module}; sys.exit('fairseq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+def test_importing_models_does_not_import_triton_kernels_since_triton_may_be_missing():
+    program = "import sys, mega_fairseq.models; sys.exit(any(name.endswith('_triton') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 

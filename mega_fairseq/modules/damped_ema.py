@@ -14,6 +14,7 @@ from mega_fairseq.modules.checks import (
 )
 from mega_fairseq.modules.config import check_positive
 from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients, ema_of_slice
+from mega_fairseq.ops.kernels import kernels_run
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.sequence_parallel import Slices
@@ -80,11 +81,16 @@ class DampedEMA(nn.Module):
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         """`forward` for a batch that is padded on the right only, with rows of these `lengths`, or for its `slices`."""
         omega = self.omega.to(at_least_float32(self.omega.dtype))
-        if self.bidirectional:
-            if state is not None:
-                raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
-            return F.silu(bidirectional_ema(x, *self.coefficients(), omega, self.truncation, lengths))
+        if self.bidirectional and state is not None:
+            raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
         self.check_state(state, x)
+        if kernels_run(x) and slices is None and self.truncation is None:
+            from mega_fairseq.ops.ema_triton import triton_ema  # here, since Triton may be missing
+
+            y, state = triton_ema(x, (self.alpha, self.delta, self.beta, self.eta), state, omega, lengths)
+            return F.silu(y) if self.bidirectional else (F.silu(y), state)
+        if self.bidirectional:
+            return F.silu(bidirectional_ema(x, *self.coefficients(), omega, self.truncation, lengths))
         (coefficients,) = self.coefficients()
         if slices is not None:
             y, state = ema_of_slice(x, coefficients, slices, state, omega, self.truncation)

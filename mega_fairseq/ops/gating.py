@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.kernels import kernels_run
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, is_compiling, without_autocast
 
 TILE_ROWS = 512  # 512 x 2048 gates in float32 are 4 MiB
@@ -42,8 +43,8 @@ def _plus_product(total: Optional[Tensor], a: Tensor, b: Tensor) -> Tensor:
 
 
 def _plus_rows(total: Optional[Tensor], a: Tensor) -> Tensor:
-    """total plus the sum of a's rows, in float32 or better."""
-    rows = a.sum(0, dtype=at_least_float32(a.dtype))
+    """total plus the sum of a's rows, in float32 or better, which a GPU rounds to a's dtype in the same kernel."""
+    rows = a.sum(0, dtype=at_least_float32(a.dtype) if a.device.type == "cpu" else None)
     return rows if total is None else total.add_(rows)
 
 
@@ -177,10 +178,35 @@ def gated_output_naive(
     return residual + update_gate * (candidate - residual)
 
 
+def _gate_kernels_run(x: Tensor, activation: str) -> bool:
+    return activation == "silu" and kernels_run(x)
+
+
+def _gates_backward(dy, scale, gate_input, attended, residual, weight, hidden, base, before, keep):
+    """`_GatedOutput.backward` by Triton kernels."""
+    from mega_fairseq.ops.gating_triton import gates_backward
+
+    with without_autocast(base):
+        dbase, dbefore, dattended, dresidual, mixed = gates_backward(
+            dy.contiguous(), base, before, attended, residual, hidden, keep, scale
+        )
+        dinput, dweight, dhidden = dbase @ weight, dbase.t() @ gate_input, dbefore.t() @ mixed
+    return dinput, dattended, dresidual, dweight, dbase.sum(0), dhidden, dbefore.sum(0), None, None, None
+
+
 class _GatedOutput(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, activation):
         rows_total, dim, width = residual.size(0), residual.size(1), attended.size(1)
+        ctx.scale, ctx.activation = scale, activation
+        if _gate_kernels_run(residual, activation):
+            from mega_fairseq.ops.gating_triton import gates_forward
+
+            attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+            base = torch.addmm(bias, gate_input, weight.t())
+            y, before = gates_forward(base, attended, residual, hidden, hidden_bias, keep, scale)
+            ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
+            return y
         base = gate_input.new_empty(rows_total, weight.size(0))
         before = gate_input.new_empty(rows_total, dim)  # the candidate before its activation
         y = torch.empty_like(residual)
@@ -195,13 +221,14 @@ class _GatedOutput(torch.autograd.Function):
                 candidate = candidate * keep[rows] * scale
             torch.lerp(residual[rows], *_cast(residual, candidate, torch.sigmoid(gate[:, :dim])), out=y[rows])
         ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
-        ctx.scale, ctx.activation = scale, activation
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         gate_input, attended, residual, weight, hidden, base, before, keep = ctx.saved_tensors
+        if _gate_kernels_run(residual, ctx.activation):
+            return _gates_backward(dy, ctx.scale, *ctx.saved_tensors)
         act = ACTIVATIONS[ctx.activation]
         dim, width = residual.size(1), attended.size(1)
         dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))

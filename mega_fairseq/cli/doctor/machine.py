@@ -116,6 +116,8 @@ def gpu() -> str:
     """Compute on each GPU in each number format, since torch also lists GPUs that it was not built for."""
     import torch
 
+    from mega_fairseq.ops.kernels import why_no_kernels
+
     if os.path.exists(DRIVER) and not torch.version.cuda:
         raise Problem("NVIDIA's driver is installed, but torch is built for CPUs", "install a torch built for CUDA")
     if not torch.version.cuda and not torch.version.hip:
@@ -133,10 +135,14 @@ def gpu() -> str:
     if torch.version.cuda and oldest < FIRST_WITH_BF16:
         capability = ".".join(map(str, oldest))
         raise Limit(f"{found}; bf16 is emulated on compute capability {capability}", "give --fp16, not --bf16")
+    for reason in map(why_no_kernels, devices):
+        if reason is not None:
+            raise Limit(f"{found}; Mega's layers are slower, since Triton's kernels do not run: {reason}", TRITON)
     return found
 
 
 FEWER_THREADS = "export OMP_NUM_THREADS=1, or for large models the number of free CPUs divided by that of processes"
+TRITON = "install a C compiler such as gcc, and the Triton that belongs to your torch"
 CHECKS = [
     Check("training", training, REBUILD, needed=True),
     Check("threads", threads, FEWER_THREADS),

@@ -1,0 +1,139 @@
+"""The elementwise parts of `gated_output` as Triton kernels, for NVIDIA GPUs: two forward and two backward.
+
+Base is X' (W_u, W_r, W_h) + b, its rows D + E + D wide, or D + E without W_h. Everything is computed in float32 or
+better; only what matrix products need is stored.
+"""
+
+from typing import Any, Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mega_fairseq.ops.precision import at_least_float32
+
+BLOCK = 1024  # columns of a program
+WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+@triton.jit
+def _at(width, stride, offset, BLOCK: tl.constexpr):
+    """Where this program's elements are in rows of `width`, and in rows of `stride` from column `offset` on."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    return row * width + column, row * stride + offset + column, column < width
+
+
+@triton.jit
+def reset(base, attended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """mixed = r O with r = silu(base[:, D : D + E])."""
+    at, at_base, inside = _at(E, stride, D, BLOCK)
+    r = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
+    o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
+    tl.store(mixed + at, (r * tl.sigmoid(r) * o).to(mixed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def reset_backward(
+    base, attended, dmixed, dbase, dattended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr
+):
+    at, at_base, inside = _at(E, stride, D, BLOCK)
+    before = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
+    o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
+    grad = tl.load(dmixed + at, mask=inside, other=0.0).to(WIDE)
+    sigmoid = tl.sigmoid(before)
+    r, slope = before * sigmoid, sigmoid * (1.0 + before * (1.0 - sigmoid))
+    tl.store(dbase + at_base, (grad * o * slope).to(dbase.dtype.element_ty), mask=inside)
+    tl.store(dattended + at, (grad * r).to(dattended.dtype.element_ty), mask=inside)
+    tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def update(
+    base, before, residual, keep, y, scale, stride, offset, D,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """y = X + u (H - X) with H = silu(before), dropped out; HIDDEN: base[:, offset:] is first added to `before`."""
+    at, at_base, inside = _at(D, stride, 0, BLOCK)
+    c = tl.load(before + at, mask=inside, other=0.0).to(WIDE)
+    if HIDDEN:
+        c += tl.load(base + at_base + offset, mask=inside, other=0.0).to(WIDE)
+        tl.store(before + at, c.to(before.dtype.element_ty), mask=inside)
+    h = c * tl.sigmoid(c)
+    if keep is not None:
+        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * scale
+    x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
+    u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+    tl.store(y + at, (x + u * (h - x)).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def update_backward(
+    base, before, residual, keep, dy, dbase, dresidual, dbefore, scale, stride, offset, D,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    at, at_base, inside = _at(D, stride, 0, BLOCK)
+    c = tl.load(before + at, mask=inside, other=0.0).to(WIDE)
+    x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
+    grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)
+    u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+    sigmoid = tl.sigmoid(c)
+    h, dh = c * sigmoid, grad * u
+    tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
+    if keep is not None:
+        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * scale
+        h, dh = h * kept, dh * kept
+    tl.store(dbase + at_base, (grad * (h - x) * u * (1.0 - u)).to(dbase.dtype.element_ty), mask=inside)
+    dc = (dh * sigmoid * (1.0 + c * (1.0 - sigmoid))).to(dbefore.dtype.element_ty)
+    tl.store(dbefore + at, dc, mask=inside)
+    if HIDDEN:
+        tl.store(dbase + at_base + offset, dc, mask=inside)
+
+
+def _launch(kernel: Any, rows: int, width: int, like: Tensor, *given: Any, **options: Any) -> None:
+    block = min(BLOCK, triton.next_power_of_2(width))
+    wide = WIDE[at_least_float32(like.dtype)]
+    with torch.cuda.device_of(like):
+        kernel[(rows, triton.cdiv(width, block))](*given, **options, BLOCK=block, WIDE=wide)
+
+
+def gates_forward(
+    base: Tensor,
+    attended: Tensor,
+    residual: Tensor,
+    hidden: Tensor,
+    hidden_bias: Tensor,
+    keep: Optional[Tensor],
+    scale: float,
+) -> Tuple[Tensor, Tensor]:
+    """Y, and the candidate before its activation."""
+    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+    mixed, y = torch.empty_like(attended), torch.empty_like(residual)
+    _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
+    before = torch.addmm(hidden_bias, mixed, hidden.t())
+    given = (base, before, residual, keep, y, scale, stride, dim + width, dim)
+    _launch(update, rows, dim, residual, *given, HIDDEN=stride > dim + width)
+    return y, before
+
+
+def gates_backward(
+    dy: Tensor,
+    base: Tensor,
+    before: Tensor,
+    attended: Tensor,
+    residual: Tensor,
+    hidden: Tensor,
+    keep: Optional[Tensor],
+    scale: float,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of base, of the candidate before its activation, of O and of X; and r O."""
+    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+    dbase, dbefore, dattended, dresidual, mixed = (
+        torch.empty_like(t) for t in (base, before, attended, residual, attended)
+    )
+    given = (base, before, residual, keep, dy, dbase, dresidual, dbefore, scale, stride, dim + width, dim)
+    _launch(update_backward, rows, dim, residual, *given, HIDDEN=stride > dim + width)
+    dmixed = torch.mm(dbefore, hidden)
+    given = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
+    _launch(reset_backward, rows, width, residual, *given)
+    return dbase, dbefore, dattended, dresidual, mixed

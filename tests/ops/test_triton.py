@@ -1,0 +1,138 @@
+"""Triton kernels: in Triton's interpreter, compiled for GPUs that are not here, and where Triton does not work.
+
+On a GPU, `make gpu` compares all layers and models with the CPU.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from mega_fairseq.ops import kernels
+
+triton = pytest.importorskip("triton", reason="pip has no Triton for this platform")
+tl = pytest.importorskip("triton.language")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mega_fairseq.ops import ema_triton_kernels as ema_kernels
+from mega_fairseq.ops import gating_triton as gates
+from mega_fairseq.ops.ema_triton_kernels import channels, load
+
+
+@pytest.mark.slow
+def test_all_kernels_are_right_in_the_interpreter():
+    """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own."""
+    tests = Path(__file__).with_name("interpreted_kernels.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+FLOATS = {
+    "x": "*bf16",
+    "dy": "*bf16",
+    "y": "*bf16",
+    "alpha": "*bf16",
+    "delta": "*bf16",
+    "beta": "*bf16",
+    "eta": "*bf16",
+}
+INTEGERS = ("L", "T", "D", "K", "E", "SEGMENTS", "stride", "offset")
+TILE = {"N": 16, "PADDED": 16, "C": 32}
+ONE_WAY = {**TILE, "BACK": False}
+GATES = {"BLOCK": 1024, "WIDE": "fp32"}
+
+
+def compiled(kernel, constants, absent=(), capability=80):
+    """The kernel for a GPU of this compute capability, with aligned pointers as at run time."""
+    names, types = kernel.arg_names, {}
+    for name in names:
+        if name in constants or name in absent:
+            types[name] = "constexpr"
+        elif name in INTEGERS:
+            types[name] = "i32"
+        else:
+            types[name] = {"lengths": "*i64", "keep": "*i1", "scale": "fp32", **FLOATS}.get(name, "*fp32")
+    constants = {name: tl.float32 if v == "fp32" else v for name, v in constants.items()}
+    fixed = {(names.index(name),): value for name, value in {**constants, **dict.fromkeys(absent)}.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*") or n == "D"}
+    source = ASTSource(kernel, types, fixed, aligned)
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1, "enable_fp_fusion": True}
+    )
+
+
+def of_the_ema():
+    for gradient in (False, True):
+        yield ema_kernels.sums, {**ONE_WAY, "GRADIENT": gradient}, ()
+        yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("add", "end")
+        yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("lengths", "skip", "before")
+    yield ema_kernels.scan, ONE_WAY, ("start",)
+    yield ema_kernels.gradients, ONE_WAY, ()
+    yield ema_kernels.gradients, ONE_WAY, ("lengths", "before", "after")
+
+
+def of_tables_and_gates():
+    for kernel in (ema_kernels.coefficients, ema_kernels.coefficients_backward):
+        yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
+    for kernel in (gates.reset, gates.reset_backward):
+        yield kernel, GATES, ()
+    for kernel in (gates.update, gates.update_backward):
+        yield kernel, {**GATES, "HIDDEN": True}, ()
+        yield kernel, {**GATES, "HIDDEN": False}, ("keep",)
+
+
+def exchanges_between_lanes(made):
+    return made.metadata.shared > 0 or "shfl" in made.asm["ptx"]
+
+
+@pytest.mark.slow
+def test_kernels_of_the_ema_compile_with_the_states_of_a_channel_in_one_lane():
+    """Otherwise lanes would exchange them in each step, which takes several times as long."""
+    for kernel, constants, absent in of_the_ema():
+        assert not exchanges_between_lanes(compiled(kernel, constants, absent))
+
+
+def test_an_exchange_between_lanes_would_be_found():
+    with_hint, without = (compiled(sum_of_states, {**TILE, "HINT": hint}) for hint in (True, False))
+    assert not exchanges_between_lanes(with_hint)
+    assert exchanges_between_lanes(without)
+
+
+@triton.jit
+def sum_of_states(tables, sums, D, N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, HINT: tl.constexpr):
+    channel = tl.program_id(1) * C + tl.arange(0, C)
+    if HINT:
+        channel = channels(C)
+    tl.store(sums + channel, tl.sum(load(tables, channel, D, N, PADDED), 0), mask=channel < D)
+
+
+@pytest.mark.slow
+def test_the_other_kernels_compile():
+    for kernel, constants, absent in of_tables_and_gates():
+        assert "ptx" in compiled(kernel, constants, absent).asm
+
+
+# ------------------------------------------------------------------------------------------- where they run
+
+
+def test_where_triton_does_not_work_one_warning_says_so_and_another_form_runs():
+    kernels._work.cache_clear()
+    with pytest.warns(UserWarning, match="Mega's layers are slower, since Triton's kernels do not run here: "):
+        assert not kernels._work(torch.device("cpu"))  # as on a GPU without a compiler
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not kernels._work(torch.device("cpu"))
+    kernels._work.cache_clear()
+
+
+def test_they_do_not_run_on_a_cpu_which_is_never_tried(monkeypatch):
+    monkeypatch.setattr(kernels, "_work", None)
+    assert not kernels.kernels_run(torch.zeros(1))
