@@ -20,6 +20,7 @@ from benchmarks.mixers import LAYERS
 from benchmarks.models import classifier, from_args
 from mega_fairseq.data.classification.inputs import byte_dictionary
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
+from mega_fairseq.ops.gating import gated_output
 
 # Largest relative difference of outputs and of gradients. TF32 is off.
 LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2), torch.float16: (1e-2, 5e-2)}
@@ -57,6 +58,7 @@ def layers(device: torch.device, quick: bool) -> Iterator[Case]:
         for causal in (True, False):
             case = f"{name}, {'causal' if causal else 'bidirectional'}"
             yield case, partial(_layer, case, name, causal, device, QUICK_LENGTH if quick else LENGTH)
+    yield "gates with dropout", partial(_gates, "gates with dropout", device)
 
 
 def _layer(case: str, name: str, causal: bool, device: torch.device, length: int) -> Iterator[Finding]:
@@ -73,6 +75,26 @@ def _layer(case: str, name: str, causal: bool, device: torch.device, length: int
         alone = x.to(device, torch.float32)[:1]
         streamed = _in_pieces(deepcopy(block).to(device).eval(), alone)
         yield Finding(f"{case}, stream", difference(streamed, truth.outputs[:1]), LIMITS[torch.float32][0])
+
+
+def _gates(case: str, device: torch.device) -> Iterator[Finding]:
+    """The layers above have no dropout, since each device draws another mask."""
+    torch.manual_seed(0)
+    x, o, residual = (torch.randn(300, width) for width in (c.DIM, c.VALUES, c.DIM))
+    linear = [nn.Linear(c.DIM, 2 * c.DIM + c.VALUES), nn.Linear(c.VALUES, c.DIM)]
+    parameters = [t.detach() for module in linear for t in module.parameters()]
+    given, keep = [t.bfloat16().double() for t in (x, o, residual, *parameters)], torch.rand(300, c.DIM) > 0.3
+
+    def passed(place: torch.device, dtype: torch.dtype) -> Passed:
+        tensors = [t.to(place, dtype, copy=True).requires_grad_() for t in given]
+        x, o, residual, weight, bias, output, output_bias = tensors
+        y = gated_output(x, o, residual, (weight, bias), (output, output_bias), "silu", keep.to(place), 1 / 0.7)
+        (y * given[2].to(y)).sum().backward()
+        return Passed(y.detach(), gathered(tensors))
+
+    truth = passed(torch.device("cpu"), torch.float64)
+    for dtype in LIMITS:
+        yield from compared(f"{case}, {_name(dtype)}", passed(device, dtype), truth, dtype)
 
 
 def _block(name: str, causal: bool) -> Block:
@@ -206,8 +228,12 @@ def rounded(module: nn.Module) -> nn.Module:
 
 
 def gradients(module: nn.Module, *inputs: Tensor) -> Tensor:
-    found: List[Tensor] = [t.grad for t in (*module.parameters(), *inputs) if t.grad is not None]
-    return torch.cat([t.flatten().double().cpu() for t in found])
+    return gathered([*module.parameters(), *inputs])
+
+
+def gathered(tensors: List[Tensor]) -> Tensor:
+    """Their gradients, in one row."""
+    return torch.cat([t.grad.flatten().double().cpu() for t in tensors if t.grad is not None])
 
 
 def difference(found: Tensor, truth: Tensor) -> float:

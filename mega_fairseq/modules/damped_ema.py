@@ -19,6 +19,8 @@ from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.sequence_parallel import Slices
 
+STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
+
 
 class DampedEMA(nn.Module):
     """Multi-dimensional damped EMA, one per channel, for sequences (B, L, D).
@@ -84,7 +86,7 @@ class DampedEMA(nn.Module):
         if self.bidirectional and state is not None:
             raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
         self.check_state(state, x)
-        if kernels_run(x) and slices is None and self.truncation is None:
+        if slices is None and self.truncation is None and self.ndim <= STATES_IN_REGISTERS and kernels_run(x):
             from mega_fairseq.ops.ema_triton import triton_ema  # here, since Triton may be missing
 
             y, state = triton_ema(x, (self.alpha, self.delta, self.beta, self.eta), state, omega, lengths)

@@ -6,7 +6,7 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     scan      from these, the state before each segment and the state after all of them
     outputs   from the state before a segment, its outputs
 
-The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
+The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same programs.
 `gradients` then computes those of the coefficients.
 """
 
@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from mega_fairseq.ops import ema_triton_kernels as kernels
+from mega_fairseq.ops import ema_triton_kernels as programs
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.ema_recurrence import LARGEST_LOGIT
 from mega_fairseq.ops.precision import at_least_float32
@@ -36,7 +36,10 @@ def _launch(kernel: Any, programs: int, dim: int, ndim: int, *given: Any, **opti
 
 
 class _Cut(NamedTuple):
-    """Rows of L steps, or of `lengths`, in K segments of T steps."""
+    """Rows of L steps, or of `lengths`, in K segments of T steps.
+
+    T depends on the size of the batch, which may change the last digits of a row's results.
+    """
 
     lengths: Optional[Tensor]
     steps: int
@@ -72,10 +75,10 @@ def _pass(
     run = partial(cut.run, x, shape[0])
     if cut.count > 1:
         before, sums = (tables.new_empty(batch, cut.count, *shape) for _ in range(2))
-        run(kernels.sums, batch * cut.count, x, cut.lengths, tables, sums, BACK=back, GRADIENT=gradient)
-        run(kernels.scan, batch, sums, cut.lengths, tables, start, before, end, BACK=back)
+        run(programs.sums, batch * cut.count, x, cut.lengths, tables, sums, BACK=back, GRADIENT=gradient)
+        run(programs.scan, batch, sums, cut.lengths, tables, start, before, end, BACK=back)
     given = (x, cut.lengths, tables, skip, before, add, y, end if cut.count == 1 else None)
-    run(kernels.outputs, batch * cut.count, *given, BACK=back, GRADIENT=gradient)
+    run(programs.outputs, batch * cut.count, *given, BACK=back, GRADIENT=gradient)
     return y, end, before
 
 
@@ -87,7 +90,7 @@ def _of_tables(
     parts = min(segments, PARTS)
     found, of_skip = tables.new_empty(parts, *tables.shape), tables.new_empty(parts, x.size(2))
     given = (x, dy, cut.lengths, tables, before, after, found, of_skip, segments)
-    cut.run(x, tables.size(1), kernels.gradients, parts, *given, BACK=back)
+    cut.run(x, tables.size(1), programs.gradients, parts, *given, BACK=back)
     return found.sum(0), of_skip.sum(0)
 
 
@@ -129,21 +132,23 @@ class _Coefficients(torch.autograd.Function):
     def forward(ctx, *logits):
         ctx.save_for_backward(*logits)
         alpha = logits[0]
-        tables = alpha.new_empty(alpha.size(0), 3, *alpha.shape[:0:-1], dtype=at_least_float32(alpha.dtype))
-        ctx.sizes = {"SCALE": math.sqrt(1.0 / alpha.size(2)), "LARGEST": LARGEST_LOGIT}
+        directions, dim, ndim = alpha.shape
+        tables = alpha.new_empty(directions, 3, ndim, dim, dtype=at_least_float32(alpha.dtype))
+        ctx.constants = {"SCALE": math.sqrt(1.0 / ndim), "LARGEST": LARGEST_LOGIT}
         with torch.cuda.device_of(alpha):
-            _launch(kernels.coefficients, *alpha.shape, *logits, tables, alpha.size(1), **ctx.sizes)
+            _launch(programs.coefficients, directions, dim, ndim, *logits, tables, dim, **ctx.constants)
         return tuple(tables)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *of_directions):
         logits = ctx.saved_tensors
-        given = torch.stack(of_directions)
-        alpha, found = logits[0], given.new_empty(given.size(0), 4, *given.shape[2:])
-        with torch.cuda.device_of(alpha):
-            args = (*logits[:3], given, found, alpha.size(1))
-            _launch(kernels.coefficients_backward, *alpha.shape, *args, **ctx.sizes)
+        given = torch.stack(of_directions)  # (directions, 3, N, D)
+        directions, dim, ndim = logits[0].shape
+        found = given.new_empty(directions, 4, ndim, dim)
+        with torch.cuda.device_of(given):
+            tensors = (*logits[:3], given, found)
+            _launch(programs.coefficients_backward, directions, dim, ndim, *tensors, dim, **ctx.constants)
         return tuple(of.to(t.dtype) for of, t in zip(found.transpose(2, 3).unbind(1), logits))
 
 
@@ -158,9 +163,13 @@ def triton_ema(
 
     `logits` are those of alpha and delta, beta and eta: (1, D, N), or (2, D, N) for both directions.
     """
+    for name, t in (("the EMA's parameters", logits[0]), ("the EMA state", state), ("lengths", lengths)):
+        if t is not None and t.device != x.device:
+            raise ValueError(f"{name} and x are on different devices, {t.device} and {x.device}; move one of them")
     tables = _Coefficients.apply(*(t.contiguous() for t in logits))
     ahead, back = (tables[0], None) if len(tables) == 1 else tables
     state = None if state is None else state.to(ahead.dtype).transpose(1, 2).contiguous()
     skip = ahead.new_zeros(x.size(2)) if skip is None else skip.to(ahead.dtype).contiguous()
+    lengths = None if lengths is None else lengths.contiguous()
     y, end = _EMA.apply(lengths, x.contiguous(), state, skip, ahead, back)
     return y, end.transpose(1, 2)

@@ -124,7 +124,7 @@ def scan(
     row = tl.program_id(0)
     channel = channels(C)
     log_decay = load(tables, channel, D, N, PADDED)
-    whole = _expm1(log_decay * T)
+    less_of_segment, rest_of_segment = _expm1(log_decay * T), tl.exp(log_decay * T)
     h = tl.zeros_like(log_decay)
     if start is not None:
         h = load(start + row.to(tl.int64) * N * D, channel, D, N, PADDED)
@@ -133,10 +133,12 @@ def scan(
         at = (row.to(tl.int64) * K + segment) * N * D
         store(before + at, h, channel, D, N, PADDED)
         steps = steps_of(lengths, row, segment, L, T)
-        decay = whole
+        less, rest = less_of_segment, rest_of_segment
         if steps < T:
-            decay = _expm1(log_decay * steps)
-        h += decay * h + load(sums + at, channel, D, N, PADDED)
+            less, rest = _expm1(log_decay * steps), tl.exp(log_decay * steps)
+        # What is left of a large state is small, and must not have the rounding errors of the large one.
+        h = tl.where(less > -0.5, h + less * h, rest * h)
+        h += load(sums + at, channel, D, N, PADDED)
     store(end + row.to(tl.int64) * N * D, h, channel, D, N, PADDED)
 
 
@@ -172,7 +174,7 @@ def outputs(
     h = tl.zeros_like(decay)
     if before is not None:
         h = load(before + tl.program_id(0).to(tl.int64) * N * D, channel, D, N, PADDED)
-    decayed = h
+    decayed = h  # a gradient that enters has its decay already
     if not GRADIENT:
         decayed += decay * h
     stride = -D if BACK else D
@@ -234,22 +236,22 @@ def gradients(
             h = load(before + part.to(tl.int64) * N * D, channel, D, N, PADDED)
         sum_decay, sum_expand = tl.zeros_like(decay), tl.zeros_like(decay)
         even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
-        given, next = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
+        dy_even, dy_odd = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
         for i in range(0, steps - 1, 2):
             later_even = fetched(x, at, i + 2, steps, stride, channel, D)
-            later_given = fetched(dy, at, i + 2, steps, stride, channel, D)
+            later_dy_even = fetched(dy, at, i + 2, steps, stride, channel, D)
             later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-            later_next = fetched(dy, at, i + 3, steps, stride, channel, D)
+            later_dy_odd = fetched(dy, at, i + 3, steps, stride, channel, D)
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, given, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
             )
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                odd, next, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                odd, dy_odd, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
             )
-            even, odd, given, next = later_even, later_odd, later_given, later_next
+            even, odd, dy_even, dy_odd = later_even, later_odd, later_dy_even, later_dy_odd
         if steps % 2 == 1:
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, given, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
             )
         of_decay += project * sum_decay
         of_expand += project * sum_expand
@@ -276,10 +278,15 @@ def logit(pointer, channel, D, N: tl.constexpr, PADDED: tl.constexpr, wide: tl.c
 
 
 @triton.jit
+def bounded(x, LARGEST: tl.constexpr):
+    """x between -LARGEST and LARGEST; NaN remains NaN, for which a GPU's minimum would take the other number."""
+    return tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), x)
+
+
+@triton.jit
 def odds(alpha, delta, LARGEST: tl.constexpr):
     """A = exp(-alpha) and B = exp(-delta), of bounded logits, and S = A + B + A B: phi = S / (1 + S)."""
-    a = tl.exp(-tl.minimum(tl.maximum(alpha, -LARGEST), LARGEST))
-    b = tl.exp(-tl.minimum(tl.maximum(delta, -LARGEST), LARGEST))
+    a, b = tl.exp(-bounded(alpha, LARGEST)), tl.exp(-bounded(delta, LARGEST))
     return a, b, a + b + a * b
 
 

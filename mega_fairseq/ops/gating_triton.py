@@ -37,6 +37,7 @@ def reset(base, attended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.con
 def reset_backward(
     base, attended, dmixed, dbase, dattended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr
 ):
+    """From the gradient of mixed, those of base and O; and mixed again, for the gradient of U_h."""
     at, at_base, inside = _at(E, stride, D, BLOCK)
     before = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
@@ -50,8 +51,8 @@ def reset_backward(
 
 @triton.jit
 def update(
-    base, before, residual, keep, y, scale, stride, offset, D,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    base, before, residual, keep, y, stride, offset, D,
+    HIDDEN: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """y = X + u (H - X) with H = silu(before), dropped out; HIDDEN: base[:, offset:] is first added to `before`."""
     at, at_base, inside = _at(D, stride, 0, BLOCK)
@@ -61,7 +62,7 @@ def update(
         tl.store(before + at, c.to(before.dtype.element_ty), mask=inside)
     h = c * tl.sigmoid(c)
     if keep is not None:
-        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * scale
+        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
     u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
     tl.store(y + at, (x + u * (h - x)).to(y.dtype.element_ty), mask=inside)
@@ -69,9 +70,10 @@ def update(
 
 @triton.jit
 def update_backward(
-    base, before, residual, keep, dy, dbase, dresidual, dbefore, scale, stride, offset, D,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    base, before, residual, keep, dy, dbase, dresidual, dbefore, stride, offset, D,
+    HIDDEN: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """From the gradient of y, those of base, of X and of `before`."""
     at, at_base, inside = _at(D, stride, 0, BLOCK)
     c = tl.load(before + at, mask=inside, other=0.0).to(WIDE)
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
@@ -81,7 +83,7 @@ def update_backward(
     h, dh = c * sigmoid, grad * u
     tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
     if keep is not None:
-        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * scale
+        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
         h, dh = h * kept, dh * kept
     tl.store(dbase + at_base, (grad * (h - x) * u * (1.0 - u)).to(dbase.dtype.element_ty), mask=inside)
     dc = (dh * sigmoid * (1.0 + c * (1.0 - sigmoid))).to(dbefore.dtype.element_ty)
@@ -94,7 +96,7 @@ def _launch(kernel: Any, rows: int, width: int, like: Tensor, *given: Any, **opt
     block = min(BLOCK, triton.next_power_of_2(width))
     wide = WIDE[at_least_float32(like.dtype)]
     with torch.cuda.device_of(like):
-        kernel[(rows, triton.cdiv(width, block))](*given, **options, BLOCK=block, WIDE=wide)
+        kernel[(rows, triton.cdiv(width, block))](*given, **options, BLOCK=block, WIDE=wide, enable_fp_fusion=True)
 
 
 def gates_forward(
@@ -111,8 +113,8 @@ def gates_forward(
     mixed, y = torch.empty_like(attended), torch.empty_like(residual)
     _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
     before = torch.addmm(hidden_bias, mixed, hidden.t())
-    given = (base, before, residual, keep, y, scale, stride, dim + width, dim)
-    _launch(update, rows, dim, residual, *given, HIDDEN=stride > dim + width)
+    given = (base, before, residual, keep, y, stride, dim + width, dim)
+    _launch(update, rows, dim, residual, *given, HIDDEN=stride > dim + width, SCALE=scale)
     return y, before
 
 
@@ -131,8 +133,8 @@ def gates_backward(
     dbase, dbefore, dattended, dresidual, mixed = (
         torch.empty_like(t) for t in (base, before, attended, residual, attended)
     )
-    given = (base, before, residual, keep, dy, dbase, dresidual, dbefore, scale, stride, dim + width, dim)
-    _launch(update_backward, rows, dim, residual, *given, HIDDEN=stride > dim + width)
+    given = (base, before, residual, keep, dy, dbase, dresidual, dbefore, stride, dim + width, dim)
+    _launch(update_backward, rows, dim, residual, *given, HIDDEN=stride > dim + width, SCALE=scale)
     dmixed = torch.mm(dbefore, hidden)
     given = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
     _launch(reset_backward, rows, width, residual, *given)

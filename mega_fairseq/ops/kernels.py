@@ -9,6 +9,9 @@ from torch import Tensor
 
 from mega_fairseq.ops.precision import is_compiling
 
+TESTED = (3, 6)  # of Triton, which came with torch 2.11
+CAPABILITY = (8, 0)  # the first GPUs that compute in bfloat16
+
 
 def kernels_run(x: Tensor) -> bool:
     """On NVIDIA GPUs where Triton works, and not while torch.compile traces: it fuses the plain forms itself."""
@@ -24,13 +27,21 @@ def _work(device: torch.device) -> bool:
 
 
 def why_no_kernels(device: torch.device) -> Optional[str]:
-    """Tries a kernel: Triton may be missing, find no C compiler, or not know the GPU."""
+    """The reason why Triton's kernels do not run on this device, or None if they do, which is tried."""
     if torch.version.hip is not None:
         return "they were not tested on AMD GPUs"
     try:
-        from mega_fairseq.ops.ema_triton import triton_ema  # here, since torch brings Triton only with CUDA on Linux
+        import triton  # here, since torch brings it only with CUDA on Linux
+
+        if tuple(map(int, triton.__version__.split(".")[:2])) < TESTED:
+            return f"Triton {triton.__version__} is older than {'.'.join(map(str, TESTED))}"
+        if torch.cuda.get_device_capability(device) < CAPABILITY:
+            return f"the GPU is older than compute capability {'.'.join(map(str, CAPABILITY))}"
+        from mega_fairseq.ops.ema_triton import triton_ema
 
         triton_ema(torch.zeros(1, 1, 1, device=device), torch.zeros(4, 1, 1, 1, device=device))
-    except Exception as error:
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # no Triton, no C compiler, or a GPU that it does not know
         return "{}: {}".format(type(error).__name__, str(error).strip().partition("\n")[0])
     return None

@@ -73,7 +73,7 @@ def inputs(name):
     if "skip" in given:
         found["skip"] = noise(DIM, seed=12, grad=True)
     if "lengths" in given:
-        found["lengths"] = torch.tensor([length, 0, length // 2])
+        found["lengths"] = torch.tensor([length, -1, 0, -1, length // 2])[::2]
     return found
 
 
@@ -134,9 +134,36 @@ def test_slow_decays_are_accurate_to_five_digits(monkeypatch):
     given = {name: torch.full((1, 1, 1), value) for name, value in given.items()}
     monkeypatch.setattr(ema_triton, "MIN_STEPS", 512)  # as long as on a GPU
     monkeypatch.setattr(ema_triton, "MAX_STEPS", 512)
-    y, _ = ema_triton.triton_ema(x, given.values())
+    y, _ = ema_triton.triton_ema(x, list(given.values()))
     exact, _ = ema_naive(x.double(), ema_coefficients(*(t[0].double() for t in given.values())))
     assert relative_error(y, exact) < 1e-5
+
+
+@pytest.mark.parametrize("decay", [0.0, -1.0, -3.0, -9.0], ids=["slow", "half", "fast", "faster"])
+def test_a_loud_segment_leaves_no_rounding_errors_in_later_ones(decay):
+    x = noise(1, 3 * SHORT, 1, dtype=torch.float32)
+    x[:, :SHORT] *= 1e4
+    given = {"alpha": -decay, "delta": 5.0, "beta": 1.0, "eta": 1.0}
+    given = {name: torch.full((1, 1, 1), value) for name, value in given.items()}
+    y, end = ema_triton.triton_ema(x, list(given.values()))
+    exact, exact_end = ema_naive(x.double(), ema_coefficients(*(t[0].double() for t in given.values())))
+    assert relative_error(y[:, 2 * SHORT :], exact[:, 2 * SHORT :]) < 1e-6
+    assert relative_error(end, exact_end) < 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_that_is_nan_is_not_hidden(name):
+    given = {name: t.detach().clone() for name, t in logits(1).items()}
+    given[name][0, 0, 0] = math.nan
+    y, _ = kernels(**given, x=noise(1, 3, DIM))
+    assert y[..., 0].isnan().all()
+    assert y[..., 1:].isfinite().all()
+
+
+def test_tensors_on_several_devices_are_refused():
+    given = {**logits(1), "x": noise(BATCH, 3, DIM), "state": noise(BATCH, DIM, NDIM).to("meta")}
+    with pytest.raises(ValueError, match="the EMA state and x are on different devices, meta and cpu"):
+        kernels(**given)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -154,6 +181,15 @@ def test_the_module_gives_the_same_with_kernels_also_for_pads_on_the_left(bidire
     truth = with_gradients(run, given)
     monkeypatch.setattr(damped_ema, "kernels_run", lambda x: True)
     assert_same(with_gradients(run, given), truth)
+
+
+def test_more_states_than_a_thread_can_hold_take_the_plain_form(monkeypatch):
+    monkeypatch.setattr(damped_ema, "kernels_run", lambda x: True)
+    monkeypatch.setattr(ema_triton, "triton_ema", None)
+    y, _ = DampedEMA(4, 17)(torch.ones(1, 3, 4))
+    assert y.isfinite().all()
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        DampedEMA(4, 16)(torch.ones(1, 3, 4))
 
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["whole", "dropout"])

@@ -14,7 +14,7 @@ import torch
 
 from mega_fairseq.ops import kernels
 
-triton = pytest.importorskip("triton", reason="pip has no Triton for this platform")
+triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
 tl = pytest.importorskip("triton.language")
 
 from triton.backends.compiler import GPUTarget
@@ -59,7 +59,7 @@ def compiled(kernel, constants, absent=(), capability=80):
         elif name in INTEGERS:
             types[name] = "i32"
         else:
-            types[name] = {"lengths": "*i64", "keep": "*i1", "scale": "fp32", **FLOATS}.get(name, "*fp32")
+            types[name] = {"lengths": "*i64", "keep": "*i1", **FLOATS}.get(name, "*fp32")
     constants = {name: tl.float32 if v == "fp32" else v for name, v in constants.items()}
     fixed = {(names.index(name),): value for name, value in {**constants, **dict.fromkeys(absent)}.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*") or n == "D"}
@@ -85,8 +85,8 @@ def of_tables_and_gates():
     for kernel in (gates.reset, gates.reset_backward):
         yield kernel, GATES, ()
     for kernel in (gates.update, gates.update_backward):
-        yield kernel, {**GATES, "HIDDEN": True}, ()
-        yield kernel, {**GATES, "HIDDEN": False}, ("keep",)
+        yield kernel, {**GATES, "HIDDEN": True, "SCALE": 1.5}, ()
+        yield kernel, {**GATES, "HIDDEN": False, "SCALE": 1.0}, ("keep",)
 
 
 def exchanges_between_lanes(made):
@@ -131,6 +131,25 @@ def test_where_triton_does_not_work_one_warning_says_so_and_another_form_runs():
         warnings.simplefilter("error")
         assert not kernels._work(torch.device("cpu"))
     kernels._work.cache_clear()
+
+
+def test_an_older_triton_is_not_used(monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert kernels.why_no_kernels(torch.device("cpu")) == "Triton 3.5.1 is older than 3.6"
+
+
+def test_an_older_gpu_is_not_used(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert kernels.why_no_kernels(torch.device("cpu")) == "the GPU is older than compute capability 8.0"
+
+
+def test_a_lack_of_memory_is_no_reason_to_do_without_kernels_later(monkeypatch):
+    def fail(device):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kernels.why_no_kernels(torch.device("cpu"))
 
 
 def test_they_do_not_run_on_a_cpu_which_is_never_tried(monkeypatch):

@@ -136,7 +136,7 @@ def gpu() -> str:
         capability = ".".join(map(str, oldest))
         raise Limit(f"{found}; bf16 is emulated on compute capability {capability}", "give --fp16, not --bf16")
     for reason in map(why_no_kernels, devices):
-        if reason is not None:
+        if reason is not None and torch.version.hip is None:
             raise Limit(f"{found}; Mega's layers are slower, since Triton's kernels do not run: {reason}", TRITON)
     return found
 
