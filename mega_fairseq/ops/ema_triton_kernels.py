@@ -12,7 +12,7 @@ length are neither read nor computed. Arguments that all kernels share:
                has its decay already, as the gradient of the state before has
     tables     (3, N, D): log_decay, expand and project
 
-h = phi h + x is computed as h + (phi - 1) h + x, since phi - 1 keeps its precision for slow decays.
+h = phi h + x is computed as h + less h + x with less = phi - 1, which keeps its precision for slow decays.
 """
 
 import triton
@@ -97,21 +97,21 @@ def sums(
     channel = channels(C)
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    decay = _expm1(load(tables, channel, D, N, PADDED))
-    h = tl.zeros_like(decay)
+    less = _expm1(load(tables, channel, D, N, PADDED))
+    h = tl.zeros_like(less)
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h += decay * h + even.to(decay.dtype)[None, :]
-        h += decay * h + odd.to(decay.dtype)[None, :]
+        h += less * h + even.to(less.dtype)[None, :]
+        h += less * h + odd.to(less.dtype)[None, :]
         even, odd = later_even, later_odd
     if steps % 2 == 1:
-        h += decay * h + even.to(decay.dtype)[None, :]
+        h += less * h + even.to(less.dtype)[None, :]
     h *= load(tables + (2 if GRADIENT else 1) * N * D, channel, D, N, PADDED)
     if GRADIENT:
-        h += decay * h
+        h += less * h
     store(found + tl.program_id(0).to(tl.int64) * N * D, h, channel, D, N, PADDED)
 
 
@@ -143,15 +143,15 @@ def scan(
 
 
 @triton.jit
-def output(x, decayed, decay, expand, project, skip, add, y, at, inside):
+def output(x, decayed, less, expand, project, skip, add, y, at, inside):
     """Stores the output of a step; returns the state after it, as it is and decayed."""
-    new = x.to(decay.dtype)
+    new = x.to(less.dtype)
     h = decayed + expand * new[None, :]
     out = tl.sum(project * h, 0) + skip * new
     if add is not None:
         out += tl.load(add + at, mask=inside, other=0.0)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-    return h, h + decay * h
+    return h, h + less * h
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -165,29 +165,29 @@ def outputs(
     inside = channel < D
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    decay = _expm1(load(tables, channel, D, N, PADDED))
+    less = _expm1(load(tables, channel, D, N, PADDED))
     expand = load(tables + (2 if GRADIENT else 1) * N * D, channel, D, N, PADDED)
     project = load(tables + (1 if GRADIENT else 2) * N * D, channel, D, N, PADDED)
-    direct = tl.zeros_like(tl.sum(decay, 0))
+    direct = tl.zeros_like(tl.sum(less, 0))
     if skip is not None:
         direct = tl.load(skip + channel, mask=inside, other=0.0)
-    h = tl.zeros_like(decay)
+    h = tl.zeros_like(less)
     if before is not None:
         h = load(before + tl.program_id(0).to(tl.int64) * N * D, channel, D, N, PADDED)
     decayed = h  # a gradient that enters has its decay already
     if not GRADIENT:
-        decayed += decay * h
+        decayed += less * h
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h, decayed = output(even, decayed, decay, expand, project, direct, add, y, at + i * stride, inside)
-        h, decayed = output(odd, decayed, decay, expand, project, direct, add, y, at + (i + 1) * stride, inside)
+        h, decayed = output(even, decayed, less, expand, project, direct, add, y, at + i * stride, inside)
+        h, decayed = output(odd, decayed, less, expand, project, direct, add, y, at + (i + 1) * stride, inside)
         even, odd = later_even, later_odd
     if steps % 2 == 1:
         last = at + (steps - 1) * stride
-        h, decayed = output(even, decayed, decay, expand, project, direct, add, y, last, inside)
+        h, decayed = output(even, decayed, less, expand, project, direct, add, y, last, inside)
     if end is not None:
         store(end + row.to(tl.int64) * N * D, decayed if GRADIENT else h, channel, D, N, PADDED)
     past = first(row, segment, 0, channel, L, T, D, False)
@@ -196,13 +196,13 @@ def outputs(
 
 
 @triton.jit
-def gradient(x, dy, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand):
+def gradient(x, dy, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand):
     """One step of `gradients`."""
-    new, given = x.to(decay.dtype), dy.to(decay.dtype)
+    new, given = x.to(less.dtype), dy.to(less.dtype)
     by_decay += h
-    by_decay += decay * by_decay
-    h += decay * h + expand * new[None, :]
-    by_expand += decay * by_expand + new[None, :]
+    by_decay += less * by_decay
+    h += less * h + expand * new[None, :]
+    by_expand += less * by_expand + new[None, :]
     of_project += given[None, :] * h
     sum_decay += given[None, :] * by_decay
     sum_expand += given[None, :] * by_expand
@@ -221,9 +221,9 @@ def gradients(
     """
     channel = channels(C)
     inside = channel < D
-    decay = _expm1(load(tables, channel, D, N, PADDED))
+    less = _expm1(load(tables, channel, D, N, PADDED))
     expand, project = load(tables + N * D, channel, D, N, PADDED), load(tables + 2 * N * D, channel, D, N, PADDED)
-    of_decay, of_expand, of_project = tl.zeros_like(decay), tl.zeros_like(decay), tl.zeros_like(decay)
+    of_decay, of_expand, of_project = tl.zeros_like(less), tl.zeros_like(less), tl.zeros_like(less)
     direct = tl.sum(of_decay, 0)
     stride = -D if BACK else D
     for turn in range(tl.cdiv(SEGMENTS - tl.program_id(0), tl.num_programs(0))):
@@ -231,10 +231,10 @@ def gradients(
         row, segment = part // K, part % K
         steps = steps_of(lengths, row, segment, L, T)
         at = first(row, segment, steps, channel, L, T, D, BACK)
-        h, by_decay, by_expand = tl.zeros_like(decay), tl.zeros_like(decay), tl.zeros_like(decay)
+        h, by_decay, by_expand = tl.zeros_like(less), tl.zeros_like(less), tl.zeros_like(less)
         if before is not None:
             h = load(before + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-        sum_decay, sum_expand = tl.zeros_like(decay), tl.zeros_like(decay)
+        sum_decay, sum_expand = tl.zeros_like(less), tl.zeros_like(less)
         even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
         dy_even, dy_odd = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
         for i in range(0, steps - 1, 2):
@@ -243,15 +243,15 @@ def gradients(
             later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
             later_dy_odd = fetched(dy, at, i + 3, steps, stride, channel, D)
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
             )
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                odd, dy_odd, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                odd, dy_odd, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
             )
             even, odd, dy_even, dy_odd = later_even, later_odd, later_dy_even, later_dy_odd
         if steps % 2 == 1:
             h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, decay, expand
+                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
             )
         of_decay += project * sum_decay
         of_expand += project * sum_expand
