@@ -6,7 +6,7 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     scan      from these, the state before each segment and the state after all of them
     outputs   from the state before a segment, its outputs
 
-The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same programs.
+The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
 `gradients` then computes those of the coefficients.
 """
 
@@ -18,9 +18,10 @@ import torch
 import triton
 from torch import Tensor
 
-from mega_fairseq.ops import ema_triton_kernels as programs
+from mega_fairseq.ops import ema_triton_kernels
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.ema_recurrence import LARGEST_LOGIT
+from mega_fairseq.ops.kernels import launch
 from mega_fairseq.ops.precision import at_least_float32
 
 CHANNELS = 32  # of a program: one warp
@@ -31,8 +32,7 @@ PARTS = 128  # of the gradients of coefficients, which are added at the end
 
 def _launch(kernel: Any, programs: int, dim: int, ndim: int, *given: Any, **options: Any) -> None:
     sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": CHANNELS}
-    compiled = {"num_warps": 1, "enable_fp_fusion": True}  # a product and a sum are one operation
-    kernel[(programs, triton.cdiv(dim, CHANNELS))](*given, **sizes, **options, **compiled)
+    launch(kernel, (programs, triton.cdiv(dim, CHANNELS)), *given, **sizes, **options, num_warps=1)
 
 
 class _Cut(NamedTuple):
@@ -75,10 +75,10 @@ def _pass(
     run = partial(cut.run, x, shape[0])
     if cut.count > 1:
         before, sums = (tables.new_empty(batch, cut.count, *shape) for _ in range(2))
-        run(programs.sums, batch * cut.count, x, cut.lengths, tables, sums, BACK=back, GRADIENT=gradient)
-        run(programs.scan, batch, sums, cut.lengths, tables, start, before, end, BACK=back)
+        run(ema_triton_kernels.sums, batch * cut.count, x, cut.lengths, tables, sums, BACK=back, GRADIENT=gradient)
+        run(ema_triton_kernels.scan, batch, sums, cut.lengths, tables, start, before, end, BACK=back)
     given = (x, cut.lengths, tables, skip, before, add, y, end if cut.count == 1 else None)
-    run(programs.outputs, batch * cut.count, *given, BACK=back, GRADIENT=gradient)
+    run(ema_triton_kernels.outputs, batch * cut.count, *given, BACK=back, GRADIENT=gradient)
     return y, end, before
 
 
@@ -90,7 +90,7 @@ def _of_tables(
     parts = min(segments, PARTS)
     found, of_skip = tables.new_empty(parts, *tables.shape), tables.new_empty(parts, x.size(2))
     given = (x, dy, cut.lengths, tables, before, after, found, of_skip, segments)
-    cut.run(x, tables.size(1), programs.gradients, parts, *given, BACK=back)
+    cut.run(x, tables.size(1), ema_triton_kernels.gradients, parts, *given, BACK=back)
     return found.sum(0), of_skip.sum(0)
 
 
@@ -100,10 +100,9 @@ class _EMA(torch.autograd.Function):
     @staticmethod
     def forward(ctx, lengths, x, start, skip, ahead, back):
         cut, y, before_back = _Cut.of(x, lengths), None, None
-        with torch.cuda.device_of(x):
-            if back is not None:  # in float32, since it is rounded with the other direction
-                y, _, before_back = _pass(x, cut, back, dtype=skip.dtype, back=True, gradient=False)
-            y, end, before = _pass(x, cut, ahead, skip, start, y, back=False, gradient=False)
+        if back is not None:  # in float32, since it is rounded with the other direction
+            y, _, before_back = _pass(x, cut, back, dtype=skip.dtype, back=True, gradient=False)
+        y, end, before = _pass(x, cut, ahead, skip, start, y, back=False, gradient=False)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, lengths, skip, ahead, back, before, before_back)
         ctx.cut = cut.steps, cut.count
@@ -116,12 +115,11 @@ class _EMA(torch.autograd.Function):
         cut, dx, dback = _Cut(lengths, *ctx.cut), None, None
         dy = torch.zeros_like(x) if dy is None else dy.contiguous()
         dend = None if dend is None else dend.contiguous()
-        with torch.cuda.device_of(x):
-            if back is not None:
-                dx, _, after = _pass(dy, cut, back, dtype=skip.dtype, back=False, gradient=True)
-                dback, _ = _of_tables(x, dy, cut, back, before_back, after, back=True)
-            dx, dstart, after = _pass(dy, cut, ahead, skip, dend, dx, x.dtype, back=True, gradient=True)
-            dahead, dskip = _of_tables(x, dy, cut, ahead, before, after, back=False)
+        if back is not None:
+            dx, _, after = _pass(dy, cut, back, dtype=skip.dtype, back=False, gradient=True)
+            dback, _ = _of_tables(x, dy, cut, back, before_back, after, back=True)
+        dx, dstart, after = _pass(dy, cut, ahead, skip, dend, dx, x.dtype, back=True, gradient=True)
+        dahead, dskip = _of_tables(x, dy, cut, ahead, before, after, back=False)
         return None, dx, dstart if ctx.needs_input_grad[2] else None, dskip, dahead, dback
 
 
@@ -135,8 +133,7 @@ class _Coefficients(torch.autograd.Function):
         directions, dim, ndim = alpha.shape
         tables = alpha.new_empty(directions, 3, ndim, dim, dtype=at_least_float32(alpha.dtype))
         ctx.constants = {"SCALE": math.sqrt(1.0 / ndim), "LARGEST": LARGEST_LOGIT}
-        with torch.cuda.device_of(alpha):
-            _launch(programs.coefficients, directions, dim, ndim, *logits, tables, dim, **ctx.constants)
+        _launch(ema_triton_kernels.coefficients, directions, dim, ndim, *logits, tables, dim, **ctx.constants)
         return tuple(tables)
 
     @staticmethod
@@ -146,9 +143,8 @@ class _Coefficients(torch.autograd.Function):
         given = torch.stack(of_directions)  # (directions, 3, N, D)
         directions, dim, ndim = logits[0].shape
         found = given.new_empty(directions, 4, ndim, dim)
-        with torch.cuda.device_of(given):
-            tensors = (*logits[:3], given, found)
-            _launch(programs.coefficients_backward, directions, dim, ndim, *tensors, dim, **ctx.constants)
+        tensors = (*logits[:3], given, found)
+        _launch(ema_triton_kernels.coefficients_backward, directions, dim, ndim, *tensors, dim, **ctx.constants)
         return tuple(of.to(t.dtype) for of, t in zip(found.transpose(2, 3).unbind(1), logits))
 
 

@@ -295,7 +295,7 @@ def coefficients(
     alpha, delta, beta, eta, tables, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """tables (directions, 3, N, D) of `coefficients_of_logits`."""
+    """tables (directions, 3, N, D) of `ema_coefficients`."""
     channel = channels(C)
     wide: tl.constexpr = tables.dtype.element_ty
     of_alpha, of_delta = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)

@@ -178,35 +178,10 @@ def gated_output_naive(
     return residual + update_gate * (candidate - residual)
 
 
-def _gate_kernels_run(x: Tensor, activation: str) -> bool:
-    return activation == "silu" and kernels_run(x)
-
-
-def _gates_backward(dy, scale, gate_input, attended, residual, weight, hidden, base, before, keep):
-    """`_GatedOutput.backward` by Triton kernels."""
-    from mega_fairseq.ops.gating_triton import gates_backward
-
-    with without_autocast(base):
-        dbase, dbefore, dattended, dresidual, mixed = gates_backward(
-            dy.contiguous(), base, before, attended, residual, hidden, keep, scale
-        )
-        dinput, dweight, dhidden = dbase @ weight, dbase.t() @ gate_input, dbefore.t() @ mixed
-    return dinput, dattended, dresidual, dweight, dbase.sum(0), dhidden, dbefore.sum(0), None, None, None
-
-
 class _GatedOutput(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, activation):
         rows_total, dim, width = residual.size(0), residual.size(1), attended.size(1)
-        ctx.scale, ctx.activation = scale, activation
-        if _gate_kernels_run(residual, activation):
-            from mega_fairseq.ops.gating_triton import gates_forward
-
-            attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
-            base = torch.addmm(bias, gate_input, weight.t())
-            y, before = gates_forward(base, attended, residual, hidden, hidden_bias, keep, scale)
-            ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
-            return y
         base = gate_input.new_empty(rows_total, weight.size(0))
         before = gate_input.new_empty(rows_total, dim)  # the candidate before its activation
         y = torch.empty_like(residual)
@@ -221,14 +196,13 @@ class _GatedOutput(torch.autograd.Function):
                 candidate = candidate * keep[rows] * scale
             torch.lerp(residual[rows], *_cast(residual, candidate, torch.sigmoid(gate[:, :dim])), out=y[rows])
         ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
+        ctx.scale, ctx.activation = scale, activation
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         gate_input, attended, residual, weight, hidden, base, before, keep = ctx.saved_tensors
-        if _gate_kernels_run(residual, ctx.activation):
-            return _gates_backward(dy, ctx.scale, *ctx.saved_tensors)
         act = ACTIVATIONS[ctx.activation]
         dim, width = residual.size(1), attended.size(1)
         dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))
@@ -275,11 +249,17 @@ def gated_output(
     keep: Optional[Tensor] = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """`gated_output_naive`, tile by tile: X', O, X (B, L, .) -> Y (B, L, D)."""
+    """`gated_output_naive`, tile by tile or by Triton kernels: X', O, X (B, L, .) -> Y (B, L, D)."""
     if is_compiling():
         return gated_output_naive(gate_input, attended, residual, gates, hidden, activation, keep, scale)
     rows = (*_flat(gate_input, attended), residual.flatten(0, -2))
     keep = None if keep is None else keep.expand(residual.shape).flatten(0, -2)
     with without_autocast(residual):
-        y = _GatedOutput.apply(*rows, *_cast(rows[0], *gates, *hidden), keep, scale, activation)
+        given = (*rows, *_cast(rows[0], *gates, *hidden), keep, scale)
+        if activation == "silu" and kernels_run(residual):
+            from mega_fairseq.ops.gating_triton import TritonGates  # here, since Triton may be missing
+
+            y = TritonGates.apply(*given)
+        else:
+            y = _GatedOutput.apply(*given, activation)
     return y.view(residual.shape)

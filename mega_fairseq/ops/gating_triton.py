@@ -4,14 +4,16 @@ Base is X' (W_u, W_r, W_h) + b, its rows D + E + D wide, or D + E without W_h. E
 better; only what matrix products need is stored.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.kernels import launch
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 BLOCK = 1024  # columns of a program
 WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -95,47 +97,39 @@ def update_backward(
 def _launch(kernel: Any, rows: int, width: int, like: Tensor, *given: Any, **options: Any) -> None:
     block = min(BLOCK, triton.next_power_of_2(width))
     wide = WIDE[at_least_float32(like.dtype)]
-    with torch.cuda.device_of(like):
-        kernel[(rows, triton.cdiv(width, block))](*given, **options, BLOCK=block, WIDE=wide, enable_fp_fusion=True)
+    launch(kernel, (rows, triton.cdiv(width, block)), *given, **options, BLOCK=block, WIDE=wide)
 
 
-def gates_forward(
-    base: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    hidden: Tensor,
-    hidden_bias: Tensor,
-    keep: Optional[Tensor],
-    scale: float,
-) -> Tuple[Tensor, Tensor]:
-    """Y, and the candidate before its activation."""
-    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-    mixed, y = torch.empty_like(attended), torch.empty_like(residual)
-    _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
-    before = torch.addmm(hidden_bias, mixed, hidden.t())
-    given = (base, before, residual, keep, y, stride, dim + width, dim)
-    _launch(update, rows, dim, residual, *given, HIDDEN=stride > dim + width, SCALE=scale)
-    return y, before
+class TritonGates(torch.autograd.Function):
+    """`gated_output` of rows, with silu. Matrix products are torch's."""
 
+    @staticmethod
+    def forward(ctx, gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale):
+        attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+        base = torch.addmm(bias, gate_input, weight.t())
+        (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+        mixed, y = torch.empty_like(attended), torch.empty_like(residual)
+        _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
+        before = torch.addmm(hidden_bias, mixed, hidden.t())  # the candidate before its activation
+        ctx.options = {"HIDDEN": stride > dim + width, "SCALE": scale}
+        given = (base, before, residual, keep, y, stride, dim + width, dim)
+        _launch(update, rows, dim, residual, *given, **ctx.options)
+        ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
+        return y
 
-def gates_backward(
-    dy: Tensor,
-    base: Tensor,
-    before: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    hidden: Tensor,
-    keep: Optional[Tensor],
-    scale: float,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of base, of the candidate before its activation, of O and of X; and r O."""
-    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-    dbase, dbefore, dattended, dresidual, mixed = (
-        torch.empty_like(t) for t in (base, before, attended, residual, attended)
-    )
-    given = (base, before, residual, keep, dy, dbase, dresidual, dbefore, stride, dim + width, dim)
-    _launch(update_backward, rows, dim, residual, *given, HIDDEN=stride > dim + width, SCALE=scale)
-    dmixed = torch.mm(dbefore, hidden)
-    given = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
-    _launch(reset_backward, rows, width, residual, *given)
-    return dbase, dbefore, dattended, dresidual, mixed
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        gate_input, attended, residual, weight, hidden, base, before, keep = ctx.saved_tensors
+        (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+        dbase, dbefore, dresidual = (torch.empty_like(t) for t in (base, before, residual))
+        dattended, mixed = (torch.empty_like(attended) for _ in range(2))
+        with without_autocast(base):
+            given = (base, before, residual, keep, dy.contiguous(), dbase, dresidual, dbefore, stride, dim + width, dim)
+            _launch(update_backward, rows, dim, residual, *given, **ctx.options)
+            dmixed = torch.mm(dbefore, hidden)
+            given = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
+            _launch(reset_backward, rows, width, residual, *given)
+            of_gates = (torch.mm(dbase.t(), gate_input), dbase.sum(0))
+            of_hidden = (torch.mm(dbefore.t(), mixed), dbefore.sum(0))
+            return torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden, None, None

@@ -1,8 +1,8 @@
-"""Whether Triton's kernels run for a tensor."""
+"""Whether Triton's kernels run for a tensor, and how they are launched."""
 
 import warnings
 from functools import lru_cache
-from typing import Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ CAPABILITY = (8, 0)  # the first GPUs that compute in bfloat16
 def kernels_run(x: Tensor) -> bool:
     """On NVIDIA GPUs where Triton works, and not while torch.compile traces: it fuses the plain forms itself."""
     return x.is_cuda and not is_compiling() and _work(x.device)
+
+
+def launch(kernel: Any, grid: Tuple[int, int], *given: Any, **options: Any) -> None:
+    """Launches a kernel on the device of its first argument, a tensor. A product and a sum are one operation there."""
+    with torch.cuda.device_of(given[0]):
+        kernel[grid](*given, **options, enable_fp_fusion=True)
 
 
 @lru_cache(maxsize=None)
