@@ -27,7 +27,7 @@ from benchmarks.gpu_checks import Finding, layers, models, search
 from benchmarks.gpu_commands import commands
 from benchmarks.gpu_measurements import MEASURED, Measurement
 from benchmarks.measure import chosen_names, machine
-from mega_fairseq.ops.kernels import kernels_run
+from mega_fairseq.ops.backend import kernels_run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -20,7 +20,7 @@ from benchmarks.mixers import LAYERS
 from benchmarks.models import classifier, from_args
 from mega_fairseq.data.classification.inputs import byte_dictionary
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
-from mega_fairseq.ops.gating import gated_output
+from mega_fairseq.ops.gates import gated_output
 
 # Largest relative difference of outputs and of gradients. TF32 is off.
 LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2), torch.float16: (1e-2, 5e-2)}

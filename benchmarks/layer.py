@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks import contenders as c
 from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, seconds, write_json
 from mega_fairseq.modules import DampedEMA
-from mega_fairseq.ops import ema_blocks
+from mega_fairseq.ops.ema import blocks as ema_blocks
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
-from mega_fairseq.ops.ema_blocks import ema_scan_both
-from mega_fairseq.ops.ema_fft import ema_fft_both
+from mega_fairseq.ops.ema.blocks import ema_scan_both
+from mega_fairseq.ops.ema.fft import ema_fft_both
 
 TOKENS = 8192  # per step, or one sequence if it is longer
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]

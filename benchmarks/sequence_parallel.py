@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks.measure import chosen_names, machine, peak_mib, write_json
 from benchmarks.models import preset, task
 from mega_fairseq.models.mega_lm import MegaLanguageModel
-from mega_fairseq.ops.ema_blocks import BLOCK_GPU
+from mega_fairseq.ops.ema.blocks import BLOCK_GPU
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 TYPES = 256

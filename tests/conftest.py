@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mega_fairseq.cli.main import main
-from tests import classifiers as classifiers_of
-from tests.commands import MEGA, ON_CPUS, PLUGIN, TRAINING, fairseq, preprocess_pairs
-from tests.released import converter
-from tests.sweeps import make_models
+from tests.helpers import classifiers as classifiers_of
+from tests.helpers.commands import MEGA, ON_CPUS, PLUGIN, TRAINING, fairseq, preprocess_pairs
+from tests.helpers.released import converter
+from tests.helpers.sweeps import make_models
 
 
 @pytest.fixture(scope="session")

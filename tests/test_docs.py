@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.commands import ROOT, as_words, fairseq, fresh, on_each_side, preprocess_pairs
-from tests.documents import DOCUMENTS, blocks, commands, options_document, paste
-from tests.released import READS_SAFELY
+from tests.helpers.commands import ROOT, as_words, fairseq, fresh, on_each_side, preprocess_pairs
+from tests.helpers.documents import DOCUMENTS, blocks, commands, options_document, paste
+from tests.helpers.released import READS_SAFELY
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 TRANSLATION, LANGUAGE = DOCS / "translation.md", DOCS / "language-modelling.md"

@@ -14,7 +14,7 @@ from mega_fairseq.ops.attention import (
     needs_mask,
     weights_at_one_position,
 )
-from mega_fairseq.ops.position import turned, turns
+from mega_fairseq.ops.attention.position import turned, turns
 
 
 def check_attention(config: ModuleConfig) -> None:

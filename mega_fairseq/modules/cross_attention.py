@@ -23,7 +23,7 @@ from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.dropout import dropped, keep_mask
-from mega_fairseq.ops.gating import activated_linear, gated_output
+from mega_fairseq.ops.gates import activated_linear, gated_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 

@@ -13,8 +13,8 @@ from mega_fairseq.modules.checks import (
     check_state_type,
 )
 from mega_fairseq.modules.config import check_positive
+from mega_fairseq.ops.backend import kernels_run
 from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients, ema_of_slice
-from mega_fairseq.ops.kernels import kernels_run
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.sequence_parallel import Slices
@@ -87,7 +87,7 @@ class DampedEMA(nn.Module):
             raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
         self.check_state(state, x)
         if slices is None and self.truncation is None and self.ndim <= STATES_IN_REGISTERS and kernels_run(x):
-            from mega_fairseq.ops.ema_triton import triton_ema  # here, since Triton may be missing
+            from mega_fairseq.ops.ema.triton import triton_ema  # here, since Triton may be missing
 
             y, state = triton_ema(x, (self.alpha, self.delta, self.beta, self.eta), state, omega, lengths)
             return F.silu(y) if self.bidirectional else (F.silu(y), state)

@@ -7,7 +7,7 @@ from typing import Callable, List, NamedTuple, Union
 
 from torch import Tensor
 
-from mega_fairseq.ops.ema_recurrence import log_decays
+from mega_fairseq.ops.ema.naive import log_decays
 
 DISTANCE, PLACE = "key minus query position", "position in the chunk"  # what a curve may be a function of
 

@@ -13,7 +13,7 @@ from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.projection import linear
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gating import activated_linear
+from mega_fairseq.ops.gates import activated_linear
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift

@@ -17,7 +17,7 @@ from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, Shifted, Sliced, check_cache, tensor_at
 from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
-from mega_fairseq.ops.chunks import Attend, KeyValues, causal_chunked, chunked
+from mega_fairseq.ops.attention.chunks import Attend, KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.sequence_parallel import Slices

@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 from torch import Tensor
 
 from mega_fairseq.modules.checks import check_state_shape
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.sequence_parallel import Slices
 
 MixerState = Tuple[Any, ...]  # each mixer has its own NamedTuple

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.description import DISTANCE, Curves, Description
-from mega_fairseq.ops import position as ops
+from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.precision import at_least_float32
 
 

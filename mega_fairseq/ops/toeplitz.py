@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.attention_scores import scaled_rows
+from mega_fairseq.ops.attention.scores import scaled_rows
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import (

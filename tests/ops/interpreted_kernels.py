@@ -7,9 +7,10 @@ import torch
 
 from mega_fairseq.modules import damped_ema
 from mega_fairseq.modules.damped_ema import DampedEMA
-from mega_fairseq.ops import ema_triton, gating
+from mega_fairseq.ops import gates as gating
 from mega_fairseq.ops.ema import ema_coefficients, ema_naive
-from mega_fairseq.ops.gating import gated_output, gated_output_naive
+from mega_fairseq.ops.ema import triton as ema_triton
+from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
 BATCH, DIM, NDIM = 3, 35, 3  # more channels than a warp has lanes, and a number of states that is padded

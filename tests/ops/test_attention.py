@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.modules.attend import attend
-from mega_fairseq.ops import attention_tiles
 from mega_fairseq.ops.attention import (
     ATTENTION_FUNCTIONS,
     attention,
@@ -19,8 +18,9 @@ from mega_fairseq.ops.attention import (
     weighted_sum,
     weights_at_one_position,
 )
+from mega_fairseq.ops.attention import tiles as attention_tiles
+from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
-from tests.pretended_device import PretendedDevice, moved
 
 WIDTH, VALUES = 4, 6
 SHAPES = [(1, 1), (1, 7), (2, 2), (5, 9), (16, 17), (17, 17), (31, 64)]

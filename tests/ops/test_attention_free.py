@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import attention_free, attention_free_slabs
-from mega_fairseq.ops.attention_free import Sums, aft, aft_naive, no_sums, with_tokens
+from mega_fairseq.ops import aft as attention_free
+from mega_fairseq.ops.aft import Sums, aft, aft_naive, no_sums, with_tokens
+from mega_fairseq.ops.aft import slabs as attention_free_slabs
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, TILE, SMALL_TILE = 4, 8, 4

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import attention_free_ema as ops
-from mega_fairseq.ops.attention_free_ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_naive, ema_aft_step
+from mega_fairseq.ops.aft import ema as ops
+from mega_fairseq.ops.aft.ema import Means, bidirectional_ema_aft, ema_aft, ema_aft_naive, ema_aft_step
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, STATES, TILE_TOKENS = 3, 2, 4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mega_fairseq.ops.chunks import MIN_SPARE, KeyValues
+from mega_fairseq.ops.attention.chunks import MIN_SPARE, KeyValues
 
 WIDTH, VALUES = 3, 5
 

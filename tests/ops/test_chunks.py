@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mega_fairseq.ops.attention import attention
-from mega_fairseq.ops.chunks import causal_chunked, chunked
-from tests.golden_checks import pieces
+from mega_fairseq.ops.attention.chunks import causal_chunked, chunked
+from tests.helpers.golden_checks import pieces
 from tests.ops.helpers import assert_close, assert_same, noise, with_gradients
 
 CHUNK, WIDTH, VALUES = 4, 3, 5

@@ -19,8 +19,8 @@ from mega_fairseq.ops.ema import (
     geometric_sum,
     window_taps,
 )
+from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
-from tests.pretended_device import PretendedDevice, moved
 
 BATCH, DIM, NDIM = 2, 3, 4
 LENGTHS = sorted({1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 37, 101, 3 * BLOCK, 4 * BLOCK + 1})

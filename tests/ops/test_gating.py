@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.gating import (
+from mega_fairseq.ops.gates import (
     TILE_ROWS,
     activated_linear,
     activated_linear_naive,

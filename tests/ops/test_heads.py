@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mega_fairseq.ops.attention import attention
-from mega_fairseq.ops.heads import (
+from mega_fairseq.ops.attention.heads import (
     attend_at_one_position,
     head_weights_at_one_position,
     merge_heads,
@@ -14,7 +14,7 @@ from mega_fairseq.ops.heads import (
     split_heads,
     weighted_sum_by_head,
 )
-from mega_fairseq.ops.position import rotate
+from mega_fairseq.ops.attention.position import rotate
 from tests.ops.helpers import Recorder, assert_close, assert_same, noise, relative_error, with_gradients
 
 ROWS, HEADS, WIDTH = 3, 2, 4

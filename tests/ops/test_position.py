@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mega_fairseq.modules import POSITION_BIASES
+from mega_fairseq.ops.attention.position import rotary_columns, rotary_distances, rotate, t5_bucket
 from mega_fairseq.ops.diagonals import toeplitz_matrix
-from mega_fairseq.ops.position import rotary_columns, rotary_distances, rotate, t5_bucket
 from tests.ops.helpers import assert_close, noise, with_gradients
 
 FAR = 10**6

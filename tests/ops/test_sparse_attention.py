@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import sparse_parts
-from mega_fairseq.ops.sparse_attention import Sparsity, sparse_attention, sparse_attention_naive, visible_places
+from mega_fairseq.ops.sparse import Sparsity, sparse_attention, sparse_attention_naive, visible_places
+from mega_fairseq.ops.sparse import parts as sparse_parts
 from tests.ops.helpers import (
     Recorder,
     assert_close,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.summaries import advance, restore, summarize
+from mega_fairseq.ops.sparse.summaries import advance, restore, summarize
 from tests.ops.helpers import noise
 
 STRIDE, KEPT, DIM = 4, 2, 3

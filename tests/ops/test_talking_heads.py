@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import attention_tiles
 from mega_fairseq.ops.attention import Talking, attention, attention_naive
+from mega_fairseq.ops.attention import tiles as attention_tiles
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 HEADS, WIDTH, VALUES = 2, 4, 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_fairseq.ops import kernels
+from mega_fairseq.ops import backend as kernels
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
 tl = pytest.importorskip("triton.language")
@@ -20,9 +20,9 @@ tl = pytest.importorskip("triton.language")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mega_fairseq.ops import ema_triton_kernels as ema_kernels
-from mega_fairseq.ops import gating_triton as gates
-from mega_fairseq.ops.ema_triton_kernels import channels, load
+from mega_fairseq.ops.ema import kernels as ema_kernels
+from mega_fairseq.ops.ema.kernels import channels, load
+from mega_fairseq.ops.gates import triton as gates
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from mega_fairseq.modules.mixers.gau import GatedAttentionUnit
 from mega_fairseq.modules.mixers.gmlp import GatedMLP, Weights
 from mega_fairseq.modules.mixers.multi_head import MultiHeadAttention
 from mega_fairseq.modules.mixers.sparse import SparseAttention
-from mega_fairseq.ops.sparse_attention import visible_places
+from mega_fairseq.ops.sparse import visible_places
 from tests.properties.contracts import Layer
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import DampedEMA, GatedAttentionConfig, MovingAverageGatedAttention
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.attention.chunks import KeyValues
 from tests.properties import broken, reference
 from tests.properties.contracts import (
     Layer,

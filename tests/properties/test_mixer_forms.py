@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mega_fairseq.modules import MIXERS
+from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, kept_for_backward, relative_error
-from tests.pretended_device import PretendedDevice, moved
 from tests.properties import broken_mixers
 from tests.properties.contracts import leaves
 from tests.properties.mixer_forms import CHUNK, DIM, FORMS, UNBOUNDED, build

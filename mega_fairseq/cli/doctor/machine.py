@@ -116,7 +116,7 @@ def gpu() -> str:
     """Compute on each GPU in each number format, since torch also lists GPUs that it was not built for."""
     import torch
 
-    from mega_fairseq.ops.kernels import why_no_kernels
+    from mega_fairseq.ops.backend import why_no_kernels
 
     if os.path.exists(DRIVER) and not torch.version.cuda:
         raise Problem("NVIDIA's driver is installed, but torch is built for CPUs", "install a torch built for CUDA")

@@ -18,7 +18,7 @@ from mega_fairseq.cli.split import Split
 from mega_fairseq.models import MegaClassifier
 from mega_fairseq.modules import MIXERS, MixerConfig
 from mega_fairseq.modules.description import Decays
-from mega_fairseq.ops.ema_recurrence import LARGEST_LOGIT
+from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
 
 Numbers = Dict[str, Any]
 

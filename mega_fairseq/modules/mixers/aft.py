@@ -26,8 +26,8 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
-from mega_fairseq.ops.attention_free import Sums, aft, aft_last_row, as_token, no_sums, with_tokens
-from mega_fairseq.ops.attention_free_ema import (
+from mega_fairseq.ops.aft import Sums, aft, aft_last_row, as_token, no_sums, with_tokens
+from mega_fairseq.ops.aft.ema import (
     Means,
     bidirectional_ema_aft,
     ema_aft,
@@ -35,9 +35,9 @@ from mega_fairseq.ops.attention_free_ema import (
     ema_aft_step,
     no_means,
 )
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.ema_recurrence import log_decays
+from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.sequence_parallel import Slices

@@ -13,7 +13,7 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit, GAUConfig, GAUStep
 from mega_fairseq.ops.attention import weighted_sum
-from mega_fairseq.ops.chunks import KeyValues, chunked, join
+from mega_fairseq.ops.attention.chunks import KeyValues, chunked, join
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_of_slice, whole_memory
 from mega_fairseq.ops.precision import at_least_float32
 

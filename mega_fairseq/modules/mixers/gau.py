@@ -15,7 +15,7 @@ from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gating import activated_linear, gated_linear
+from mega_fairseq.ops.gates import activated_linear, gated_linear
 from mega_fairseq.ops.linear import ready_linear
 
 SCALES = ("outer", "inner")

@@ -13,9 +13,9 @@ from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
+from mega_fairseq.ops.attention.heads import weighted_sum_by_head
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gating import activated_linear, gated_linear
-from mega_fairseq.ops.heads import weighted_sum_by_head
+from mega_fairseq.ops.gates import activated_linear, gated_linear
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.toeplitz import toeplitz
 

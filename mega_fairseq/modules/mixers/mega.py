@@ -17,10 +17,10 @@ from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
-from mega_fairseq.ops.chunks import KeyValues
+from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.ema import ema, ema_window_step, window_taps
-from mega_fairseq.ops.gating import activated_linear, gated_output
+from mega_fairseq.ops.gates import activated_linear, gated_output
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
 

@@ -19,9 +19,8 @@ from mega_fairseq.modules.time_tables import (
     distance_table,
 )
 from mega_fairseq.ops.attention import Talking, attention
-from mega_fairseq.ops.chunks import KeyValues
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.heads import (
+from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.attention.heads import (
     attend_at_one_position,
     head_weights_at_one_position,
     merge_heads,
@@ -30,6 +29,7 @@ from mega_fairseq.ops.heads import (
     split_heads,
     weighted_sum_by_head,
 )
+from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.linear import ready_linear
 
 TIME_WEIGHTS = ("none", "before", "after")

@@ -10,12 +10,12 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.ops.chunks import Place
+from mega_fairseq.ops.attention.chunks import Place
+from mega_fairseq.ops.attention.heads import attend_at_one_position, rotate_heads
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.heads import attend_at_one_position, rotate_heads
 from mega_fairseq.ops.linear import ready_linear
-from mega_fairseq.ops.sparse_attention import PATTERNS, Sparsity, alike_heads, sparse_attention
-from mega_fairseq.ops.summaries import Summarized, advance, restore, summarize
+from mega_fairseq.ops.sparse import PATTERNS, Sparsity, alike_heads, sparse_attention
+from mega_fairseq.ops.sparse.summaries import Summarized, advance, restore, summarize
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 INIT_STD = 0.125  # times 1 / sqrt(fan in) (Child et al., section 6)

@@ -1,0 +1,296 @@
+"""Attention in tiles of rows and groups that fit into the cache: `tiled_attention`.
+
+Backward recomputes a tile's scores, so that nothing of size n x m outlives its tile but the bool mask of dropout. For
+half-precision inputs, products are in half precision and everything else is in float32: scores, weights, their
+gradients, and sums over tiles.
+"""
+
+from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.attention.scores import (
+    MASKED,
+    scaled_rows,
+    weights_backward,
+    weights_of,
+)
+from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
+
+TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
+TILE_SCORES_GPU = 1 << 26  # 256 MiB
+# Rows of a tile at most. With few rows, a causal tile computes few scores of the future; each tile is some 30 launches.
+TILE_ROWS, TILE_ROWS_GPU = 256, 1024
+
+
+class Talking(NamedTuple):
+    """Talking heads: the weights of head h become sum_g mixing[h, g] rows[g, i] keys[g, j] weights_g[i, j].
+
+    Without `mixing`, factors of rows and keys are cheaper on outputs and values.
+    """
+
+    mixing: Tensor  # (H, H)
+    rows: Optional[Tensor] = None  # (H, n)
+    keys: Optional[Tensor] = None  # (H, m)
+
+
+class _Tile(NamedTuple):
+    groups: slice
+    rows: slice
+    keys: slice
+    heads: slice  # of the vectors over distances; the number of groups in the tile is a multiple of theirs
+
+
+class _Inputs(NamedTuple):
+    """The tensors that a tile's weights depend on; optional ones as in `attention_naive`."""
+
+    q: Tensor
+    k: Tensor
+    bias: Optional[Tensor]  # (H, n + m - 1)
+    multiplier: Optional[Tensor]  # (H, n + m - 1)
+    key_padding: Optional[Tensor]
+    keep: Optional[Tensor]
+    rest: Optional[Tensor]  # (G, n, 1)
+    after: Optional[Tensor]  # (G, n, 1)
+    mixing: Optional[Tensor]  # (H, H), and the other parts of `Talking`
+    row_factor: Optional[Tensor]
+    key_factor: Optional[Tensor]
+
+
+def tiled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    function: str,
+    causal: bool = False,
+    bias: Optional[Tensor] = None,
+    key_padding: Optional[Tensor] = None,
+    keep: Optional[Tensor] = None,
+    scale: float = 1.0,
+    multiplier: Optional[Tensor] = None,
+    rest: Optional[Tensor] = None,
+    after: Optional[Tensor] = None,
+    talking: Optional[Talking] = None,
+) -> Tensor:
+    """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
+    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after, *(talking or (None, None, None)))
+    return _Tiled.apply(v, scale, function, causal, *inputs)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v, scale, function, causal, *inputs):
+        inputs = _Inputs(*inputs)
+        q, keep = inputs.q, inputs.keep
+        out = v.new_empty(q.size(0), q.size(1), v.size(2))
+        for tile in _tiles(inputs, causal):
+            _, weights = _tile_weights(inputs, function, causal, tile)
+            factors = _factors(inputs, tile)
+            if factors is not None:
+                _by_head(weights, tile).mul_(factors)
+            if inputs.mixing is not None:
+                weights = _mixed(inputs.mixing, weights, tile)
+            if keep is not None:
+                weights.mul_(keep[tile[:3]]).mul_(scale)
+            _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
+        ctx.save_for_backward(v, *inputs)
+        ctx.scale, ctx.function, ctx.causal = scale, function, causal
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint requires
+        inputs = _Inputs(*inputs)
+        q, k, keep, rest, after, mixing = (getattr(inputs, n) for n in ("q", "k", "keep", "rest", "after", "mixing"))
+        dq = torch.empty_like(q)
+        dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
+        sums = {
+            name: torch.zeros_like(t, dtype=at_least_float32(t.dtype))
+            for name, t in zip(inputs._fields, inputs)
+            if t is not None and name in ("bias", "multiplier", "mixing", "row_factor", "key_factor")
+        }
+        with without_autocast(q):
+            for tile in _tiles(inputs, ctx.causal):
+                groups, rows, keys, _ = tile
+                # The first tile of a group covers every key, so it initialises the sums of dk and dv.
+                first = rows.stop == q.size(1)
+                scores, weights = _tile_weights(inputs, ctx.function, ctx.causal, tile)
+                grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
+                kept, factors = weights, _factors(inputs, tile)
+                if keep is not None:
+                    grad.mul_(keep[tile[:3]]).mul_(ctx.scale)
+                if factors is not None:
+                    kept = (_by_head(weights, tile) * factors).view_as(weights)
+                if mixing is not None:
+                    alone, kept = kept, _mixed(mixing, kept, tile)
+                    sums["mixing"] += torch.einsum(
+                        "bgx,bhx->gh", *(_by_head(t, tile).flatten(2) for t in (grad, alone))
+                    )
+                    grad = _mixed(mixing.t(), grad, tile)
+                if factors is not None:
+                    _add_factors(sums, grad * weights, inputs, tile)
+                    _by_head(grad, tile).mul_(factors)
+                if keep is not None:
+                    kept = kept * keep[tile[:3]] * ctx.scale
+                _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
+                dscores = weights_backward(grad, scores, weights, ctx.function)
+                if after is not None:
+                    dscores.mul_(after[groups, rows])
+                if inputs.bias is not None:
+                    _add_vectors(sums["bias"], _by_head(dscores, tile).sum(0), inputs, tile)
+                if rest is not None:
+                    dscores.mul_(rest[groups, rows])
+                _multiply(dscores, k[groups, keys], dq[groups, rows])
+                _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
+        grads = {"q": dq, "k": dk.to(k.dtype), **{name: t.to(getattr(inputs, name).dtype) for name, t in sums.items()}}
+        return dv.to(v.dtype), None, None, None, *(grads.get(name) for name in inputs._fields)
+
+
+def tile_size(x: Tensor) -> int:
+    return TILE_SCORES if x.device.type == "cpu" else TILE_SCORES_GPU
+
+
+def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
+    """Tiles that cover the scores, the last rows of a group first."""
+    (groups, queries, _), keys = inputs.q.shape, inputs.k.size(1)
+    heads = max(1 if t is None else t.size(0) for t in (inputs.bias, inputs.multiplier, inputs.mixing))
+    most = TILE_ROWS if inputs.q.device.type == "cpu" else TILE_ROWS_GPU
+    rows = min(queries, max(1, tile_size(inputs.q) // keys), most)
+    if inputs.mixing is not None:  # a tile has all heads
+        rows = min(rows, max(1, tile_size(inputs.q) // (keys * heads)))
+    together = max(1 if inputs.mixing is None else heads, tile_size(inputs.q) // (rows * keys))
+    if together >= heads:
+        together -= together % heads
+    else:
+        together = max(count for count in range(1, together + 1) if heads % count == 0)
+    for g in range(0, groups, together):
+        head = slice(g % heads, g % heads + min(together, heads))
+        for end in range(queries, 0, -rows):
+            reach = keys - queries + end if causal else keys
+            yield _Tile(slice(g, min(g + together, groups)), slice(max(0, end - rows), end), slice(0, reach), head)
+
+
+def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> Tuple[Tensor, Tensor]:
+    """Scores and f(scores), (G', T, keys) each."""
+    q, k, bias, _, key_padding, _, rest, after = inputs[:8]
+    groups, rows, keys, _ = tile
+    scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(at_least_float32(q.dtype))
+    if rest is not None:
+        scores.mul_(rest[groups, rows])
+    count = rows.stop - rows.start
+    if bias is not None:
+        _by_head(scores, tile).add_(_matrices(bias, inputs, tile))
+    if after is not None:
+        scores.mul_(after[groups, rows])
+    if causal and count > 1:  # only the last `count` keys can be in a row's future
+        future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
+        scores[..., keys.stop - count :].masked_fill_(future, MASKED)
+    if key_padding is not None:
+        padding = key_padding[groups, None, keys]
+        scores.masked_fill_(padding, MASKED)
+    weights = weights_of(scores, function)
+    if key_padding is not None:
+        weights.masked_fill_(padding, 0.0)
+        if causal and count > 1:  # a row that sees only pads has no weights
+            weights[..., keys.stop - count :].masked_fill_(future, 0.0)
+    return scores, weights
+
+
+# --------------------------------------------------------------------------------------- vectors over distances
+
+
+def _by_head(x: Tensor, tile: _Tile) -> Tensor:
+    """(G', T, keys) -> (G' / H', H', T, keys)."""
+    return x.view(-1, tile.heads.stop - tile.heads.start, *x.shape[1:])
+
+
+def _distances(inputs: _Inputs, tile: _Tile) -> slice:
+    """The part of n + m - 1 distances that occurs in a tile."""
+    low = inputs.q.size(1) - tile.rows.stop
+    return slice(low, low + tile.rows.stop - tile.rows.start + tile.keys.stop - 1)
+
+
+def _matrices(vectors: Tensor, inputs: _Inputs, tile: _Tile) -> Tensor:
+    """(H, n + m - 1) -> (H', T, keys)."""
+    count = tile.rows.stop - tile.rows.start
+    return toeplitz_matrix(vectors[tile.heads, _distances(inputs, tile)], count, tile.keys.stop)
+
+
+def _add_vectors(target: Tensor, grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
+    """The transpose of `_matrices`: grad (H', T, keys) into target (H, n + m - 1)."""
+    target[tile.heads, _distances(inputs, tile)] += diagonal_sums(grad)
+
+
+# --------------------------------------------------------------------------------------- factors of weights
+
+
+def _factors(inputs: _Inputs, tile: _Tile) -> Optional[Tensor]:
+    """The product of the factors of distances, rows and keys: (H', T, keys)."""
+    factors = None if inputs.multiplier is None else _matrices(inputs.multiplier, inputs, tile)
+    for factor in _factors_of_places(inputs, tile):
+        if factor is not None:
+            factors = factor if factors is None else factors * factor
+    return factors
+
+
+def _factors_of_places(inputs: _Inputs, tile: _Tile) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    rows, keys = inputs.row_factor, inputs.key_factor
+    rows = None if rows is None else rows[:, tile.rows].unsqueeze(-1)  # (H, T, 1)
+    return rows, None if keys is None else keys[:, tile.keys].unsqueeze(-2)  # (H, 1, keys)
+
+
+def _add_factors(sums: Dict[str, Tensor], grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
+    """The transpose of `_factors`, from the gradient (G', T, keys) of their product."""
+    grad = _by_head(grad, tile).sum(0)  # (H', T, keys)
+    rows, keys = _factors_of_places(inputs, tile)
+    if "multiplier" in sums:
+        of_distance = grad if rows is None else grad * rows
+        _add_vectors(sums["multiplier"], of_distance if keys is None else of_distance * keys, inputs, tile)
+        if rows is not None or keys is not None:
+            grad = grad * _matrices(inputs.multiplier, inputs, tile)
+    if rows is not None:
+        sums["row_factor"][:, tile.rows] += (grad if keys is None else grad * keys).sum(-1)
+    if keys is not None:
+        sums["key_factor"][:, tile.keys] += (grad if rows is None else grad * rows).sum(-2)
+
+
+def _mixed(mixing: Tensor, weights: Tensor, tile: _Tile) -> Tensor:
+    """Each head's mixture of the weights (G', T, keys) of all heads."""
+    by_head = _by_head(weights, tile).flatten(2)  # (G' / H, H, T keys)
+    return torch.matmul(mixing.to(weights.dtype), by_head).view_as(weights)
+
+
+# --------------------------------------------------------------------------------------- products
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """a @ b in b's dtype."""
+    rows, size = scaled_rows(a, b.dtype)
+    if size is None:
+        torch.bmm(rows, b, out=out)
+    else:
+        torch.mul(torch.bmm(rows, b), size, out=out)
+
+
+def _add_transposed(target: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """a^T @ b in b's dtype, into target in float32 or better."""
+    if target.dtype == b.dtype:
+        if first:
+            torch.bmm(a.transpose(1, 2), b, out=target)
+        else:
+            target.baddbmm_(a.transpose(1, 2), b)
+        return
+    rows, size = scaled_rows(a, b.dtype)
+    largest = None
+    if size is not None:  # b takes over the scale of a's rows, and is divided by its largest value to fit float16
+        b = b * size
+        largest = b.abs().amax((1, 2), keepdim=True).clamp_min_(torch.finfo(b.dtype).tiny)
+        b = (b / largest).to(rows.dtype)
+    product = torch.bmm(rows.transpose(1, 2), b).to(target.dtype)
+    if largest is not None:
+        product *= largest
+    target.copy_(product) if first else target.add_(product)

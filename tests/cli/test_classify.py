@@ -1,0 +1,317 @@
+"""`mega-fairseq classify` prints what the model predicts, in any batches, and compares it with the labels."""
+
+import io
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mega_fairseq.cli.classify.classifier import load
+from mega_fairseq.cli.classify.figure import saliency
+from mega_fairseq.cli.classify.scores import Scores
+from mega_fairseq.cli.main import main
+from mega_fairseq.models import MegaClassifier
+from tests.helpers.classifiers import LABELS, OPTIONS
+from tests.helpers.commands import records
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=OPTIONS)
+def trained(request, classifiers):
+    return classifiers(request.param)
+
+
+@pytest.fixture
+def classify(capsys, monkeypatch):
+    """Runs the command in this process, with these bytes as its input; returns exit code, stdout, stderr."""
+
+    def call(model, data, *options, typed=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
+        return main(["classify", str(model), str(data), "--cpu", *map(str, options)]), *capsys.readouterr()
+
+    return call
+
+
+def lines_of(trained, split="valid"):
+    """The inputs of a split as lines of standard input."""
+    if trained.kind == "values":
+        return "".join(" ".join(map(str, row)) + "\n" for row in np.load(trained.data / f"{split}.npy")).encode()
+    if trained.kind == "tokens":
+        return (trained.data / f"{split}.input").read_bytes()
+    columns = [(trained.data / f"{split}.{name}").read_text().split() for name in ("input", "input1")]
+    return "".join("\t".join(pair) + "\n" for pair in zip(*columns)).encode()
+
+
+def parsed(said):
+    return [(label, float(probability)) for label, probability in (line.split("\t") for line in said.splitlines())]
+
+
+def assert_same(found, expected):
+    assert [label for label, _ in found] == [label for label, _ in expected]
+    assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1.1e-4)  # four decimals
+
+
+def test_a_split_is_classified_like_its_lines_in_any_batches_and_as_often_right_as_in_the_training(trained, classify):
+    code, said, summary = classify(trained.last, trained.data, "--subset=valid")
+    assert code == 0
+    expected = records(trained.said, "valid")[-1]
+    labels = (trained.data / "valid.label").read_text().split()
+    found = parsed(said)
+    right = sum(label == predicted for label, (predicted, _) in zip(labels, found)) / len(labels)
+    assert 100 * right == pytest.approx(expected["valid_accuracy"], abs=0.1)
+    assert f"accuracy {right:.1%} of 37 examples (standard error" in summary
+    assert f"loss {expected['valid_loss']:.2f}" in summary
+    for batch_size in (1, 7):
+        code, said, _ = classify(trained.last, "-", f"--batch-size={batch_size}", typed=lines_of(trained))
+        assert code == 0
+        assert_same(parsed(said), found)
+
+
+def test_out_writes_the_confusion_and_a_figure(trained, classify, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, said, summary = classify(trained.last, trained.data, "--subset=valid", f"--out={tmp_path}/found")
+    assert code == 0
+    assert f"wrote {tmp_path}/found.json, {tmp_path}/found.png" in summary
+    numbers = json.loads((tmp_path / "found.json").read_text())
+    labels = (trained.data / "valid.label").read_text().split()
+    predicted = [label for label, _ in parsed(said)]
+    classes = numbers["classes"]
+    assert sorted(classes) == sorted(LABELS)
+    assert numbers["confusion"] == [
+        [sum(pair == (label, guess) for pair in zip(labels, predicted)) for guess in classes] for label in classes
+    ]
+    assert numbers["accuracy"] == np.mean(np.array(labels) == predicted)
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_path):
+    trained = classifiers("values")
+    (tmp_path / "new.npy").write_bytes((trained.data / "valid.npy").read_bytes())
+    code, said, summary = classify(trained.last, tmp_path, "--subset=new")
+    assert (code, summary) == (0, "")
+    assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
+    code, _, said = classify(trained.last, tmp_path, "--subset=new", f"--out={tmp_path}/x")
+    assert (code, "new has no labels, which --out needs" in said) == (1, True)
+
+
+def test_tokens_without_labels_are_classified_too(classifiers, classify, edited, tmp_path):
+    trained = classifiers("tokens")
+    classes = load(str(trained.last), str(trained.data), cpu=True).labels
+    path = edited(trained.last, lambda content: content.update(task_state={"classes": classes}))
+    shutil.copytree(trained.data / "input0", tmp_path / "new/input0")
+    code, said, summary = classify(path, tmp_path / "new", "--subset=valid")
+    assert (code, summary) == (0, "")
+    assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
+    code, _, said = classify(trained.last, tmp_path / "new", "--subset=valid")
+    assert (code, "there is no" in said, "label/dict.txt; run fairseq-preprocess" in said) == (1, True, True)
+
+
+def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path):
+    trained = classifiers("values")
+    path = edited(trained.last, lambda content: content["cfg"]["task"].update(shorten_method="truncate"))
+    rows = np.arange(60, dtype=np.uint8).reshape(3, 20)
+    np.save(tmp_path / "new.npy", np.pad(rows, ((0, 0), (0, 1))))
+    code, said, told = classify(path, tmp_path, "--subset=new")
+    assert code == 0
+    assert told == f"3 of 3 inputs in {tmp_path}/new.npy have more than 20 positions and are cut, as in the training\n"
+    lines = [" ".join(map(str, row)) for row in rows]
+    code, typed, told = classify(path, "-", typed=f"{lines[0]} 0\n{lines[1]} 0\n{lines[2]}\n".encode())
+    assert (code, told) == (0, "longer than 20 positions and cut, as in the training: 2 lines\n")
+    assert_same(parsed(typed), parsed(said))
+
+
+def test_scores_of_known_predictions():
+    probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.75, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])
+    scores = Scores(["a", "b", "c"], torch.tensor([0, 1, 0, 0]), probabilities)
+    assert scores.accuracy == 0.75
+    assert scores.confusion.tolist() == [[2, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert scores.numbers()["bits"] == pytest.approx((1 + np.log2(4 / 3) + 2 + 1) / 4)
+    assert "accuracy 75.0% of 4 examples (standard error 21.7%; the most frequent class has 75.0%)" in scores.summary()
+
+
+def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
+    trained = classifiers("values")
+    classifier = load(str(trained.last), None, cpu=True).double()
+    x = torch.linspace(-1, 1, 17, dtype=torch.float64)
+
+    def score(x):
+        return classifier.models[0](x[None], classification_head_name="sentence_classification_head")[0].log_softmax(-1)
+
+    best = score(x).argmax()
+    with torch.no_grad():
+        steps = 1e-6 * torch.eye(17, dtype=torch.float64)
+        slopes = torch.stack([(score(x + step) - score(x - step))[0, best] / 2e-6 for step in steps])
+    torch.testing.assert_close(torch.from_numpy(saliency(classifier, x)), slopes.abs(), atol=1e-7, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "typed", "said"),
+    [
+        ("nowhere", [], b"", "cannot classify: there is no folder nowhere; give one with"),
+        ("{data}", ["--subset=other"], b"", "there is no {data}/other.npy; give the name of a split that exists"),
+        ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number from 1 to 1,000,000"),
+        ("{data}", ["--batch-size=9999999"], b"", "--batch-size is 9999999; give a whole number from 1 to"),
+        ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
+        ("-", [], b"1 2\n1 x\n", "in line 2: a word is not a number; give numbers, separated by blanks"),
+        ("-", [], b"1 1_0\n", "in line 1: a word is not a number; give numbers, separated by blanks"),
+        ("{data}", ["--out="], b"", "--out is ''; give the beginning of file names, such as result"),
+        ("-", [], b"1 256\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
+        ("-", [], b"1 0.5\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
+        ("-", [], b"1 2\n\n", "in line 2: input 1 is empty; leave it out"),
+        ("-", [], b"1 " * 21, "in line 1: 1 of 1 inputs in the list have more than 20 positions; the model takes no"),
+    ],
+)
+def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, options, typed, said):
+    trained = classifiers("values")
+    code, _, err = classify(trained.last, data.format(data=trained.data), *options, typed=typed)
+    assert code == 1
+    assert said.format(data=trained.data) in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("values", {"values_mean": "x"}, "has invalid task options (Value 'x'"),
+        ("values", {"shorten_method": "other"}, "has invalid task options ("),
+        ("values", {"values_deviation": "${x"}, "has invalid task options ("),
+        ("values", {"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
+        ("values", {"init_token": 0}, "--init-token is 0 and values have no tokens; leave it out"),
+        ("tokens", {"init_token": 10_000}, "--init-token is 10000; give a number below"),
+    ],
+)
+def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify, edited, kind, options, said):
+    trained = classifiers(kind)
+    path = edited(trained.last, lambda content: content["cfg"]["task"].update(options))
+    code, _, err = classify(path, trained.data, "--subset=valid")
+    assert (code, said in err, err.count("\n")) == (1, True, 1), err
+
+
+def test_without_its_dictionary_a_model_with_a_first_token_needs_the_folder_of_its_training(
+    classifiers, classify, edited
+):
+    def convert(content):  # `mega-fairseq convert` finds no dictionary in a released checkpoint
+        content["cfg"]["task"].update(init_token=3, data="nowhere")
+        content["task_state"] = {}
+
+    code, _, err = classify(edited(classifiers("tokens").last, convert), "-", typed=b"a\n")
+    assert (code, "give the folder of its training" in err) == (1, True), err
+
+
+def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
+    trained = classifiers("values")
+    good = lines_of(trained).splitlines(keepends=True)[:3]
+    _, expected, _ = classify(trained.last, "-", typed=b"".join(good))
+    for bad, told in ((b"\n", "in line 4: input 1 is empty"), (b"x\n", "in line 4: a word is not a number")):
+        code, said, err = classify(trained.last, "-", typed=b"".join([*good, bad, *good]))
+        assert (code, said) == (1, expected)
+        assert told in err
+
+
+def test_lines_end_as_in_files(classifiers, classify, tmp_path):
+    trained = classifiers("bytes")
+    for name in ("input", "input1"):
+        (tmp_path / f"new.{name}").write_bytes(b"ae\r\r\nae\r\nae\nae\r")
+    typed = b"ae\tae\r\r\nae\tae\r\nae\tae\nae\tae\r"
+    assert (
+        parsed(classify(trained.last, "-", typed=typed)[1])[1:]
+        == parsed(classify(trained.last, tmp_path, "--subset=new")[1])[1:]
+    )
+
+
+def test_a_typed_pad_is_refused(classifiers, classify):
+    code, _, err = classify(classifiers("tokens").last, "-", typed=b"ba <pad> be\n")
+    assert (code, "in line 1: input 1 has the word <pad>; remove it" in err) == (1, True)
+
+
+def of_type(number_type):
+    def change(content):
+        content["task_state"]["number_type"] = number_type
+        content["cfg"]["task"]["data"] = "moved"
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float32"])
+def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edited, tmp_path, dtype):
+    path = edited(classifiers("values").last, of_type({"float32": "float"}.get(dtype, dtype)))
+    row = 100 * np.arange(-8, 9)
+    np.save(tmp_path / "new.npy", row.astype(dtype)[None])
+    expected = parsed(classify(path, tmp_path, "--subset=new")[1])
+    assert_same(parsed(classify(path, "-", typed=" ".join(map(str, row)).encode())[1]), expected)
+    code, _, said = classify(edited(path, of_type(None)), "-", typed=b"1 2")
+    assert code == 1
+    assert "in line 1: the checkpoint does not say whether it was trained on uint8, int16 or floats; give" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [(b"ae\n", "in line 1: the number of tabs is 0; give two inputs"), (b"a\tb\tc\n", "tabs is 2")],
+)
+def test_typed_pairs_need_two_inputs(classifiers, classify, typed, said):
+    code, _, err = classify(classifiers("bytes").last, "-", typed=typed)
+    assert (code, said in err) == (1, True)
+
+
+def test_a_model_of_pairs_needs_data_with_pairs(classifiers, classify, tmp_path):
+    trained = classifiers("bytes")
+    for name in ("valid.input", "valid.label"):
+        (tmp_path / name).write_bytes((trained.data / name).read_bytes())
+    code, _, err = classify(trained.last, tmp_path, "--subset=valid")
+    assert (code, f"the model classifies pairs, and {tmp_path} has one input for each label; give" in err) == (1, True)
+
+
+def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifiers, classify, edited):
+    trained = classifiers("values")
+    path = edited(trained.last, lambda content: content.update(task_state={}))
+    assert classify(path, trained.data, "--subset=valid")[0] == 0
+    code, _, said = classify(path, "-", typed=lines_of(trained))
+    assert code == 0  # from the folder of its training, which the checkpoint names
+    moved = edited(path, lambda content: content["cfg"]["task"].update(data="moved"))
+    code, _, said = classify(moved, "-", typed=lines_of(trained))
+    assert code == 1
+    assert "has 2 classes and the labels of the data 0; give the folder of its training as DATA" in said
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_probabilities_that_are_nan_are_refused_by_the_number_of_the_example(classifiers, classify, edited, data):
+    def diverge(content):
+        for name, tensor in content["model"].items():
+            if name.endswith("out.weight"):
+                tensor.fill_(torch.nan)
+
+    trained = classifiers("values")
+    path = edited(trained.last, diverge)
+    given = (trained.data, "--subset=valid") if data else ("-",)
+    code, said, err = classify(path, *given, typed=b"" if data else lines_of(trained))
+    assert (code, said) == (1, "")
+    assert re.search(r"the probabilities of example \d+ are not finite \(NaN\): its numbers are too large", err)
+
+
+def test_names_of_classes_that_are_not_printable_are_refused(classifiers, classify, edited):
+    path = edited(classifiers("values").last, lambda content: content["task_state"].update(classes=["a\x1b[31m", "b"]))
+    code, _, err = classify(path, "-", typed=b"1 2\n")
+    assert (code, "names of classes with characters that are not printable; get the file again" in err) == (1, True)
+
+
+def test_a_language_model_is_refused(sweep_folder, classify):
+    code, _, said = classify(sweep_folder / "rotary.pt", sweep_folder / "data")
+    assert (code, "rotary.pt contains the model mega_lm_small; give a mega_classifier" in said) == (1, True)
+
+
+def test_the_program_and_the_command_agree(trained, classify):
+    hub = MegaClassifier.from_pretrained(trained.folder, trained.last.relative_to(trained.folder), trained.data)
+    inputs = lines_of(trained).splitlines()
+    parse = {
+        "tokens": bytes.decode,
+        "bytes": lambda line: line.split(b"\t"),
+        "values": lambda line: np.array(line.split(), dtype=np.uint8),
+    }
+    given = list(map(parse[trained.kind], inputs))
+    expected = [(one.label, one.probability) for one in hub.predict(given)]
+    assert_same(parsed(classify(trained.last, "-", typed=lines_of(trained))[1]), expected)

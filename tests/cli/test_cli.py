@@ -1,0 +1,253 @@
+"""The command line of `mega-fairseq`, and the files that `convert` writes."""
+
+import errno
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+
+import mega_fairseq
+from mega_fairseq.cli import main as command
+from mega_fairseq.cli import output as files
+from mega_fairseq.models import classifier_presets, lm_presets, mega_transformer
+from mega_fairseq.modules import MIXERS, FeedForwardConfig
+from tests.helpers.commands import ROOT, Running, refused_by
+from tests.helpers.faults import killed_while_writing, no_space
+from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
+
+REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
+NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
+
+
+# ---------------------------------------------------------------------------------------- the command line
+
+
+def test_console_script_and_module_run_the_same_command():
+    scripts = {entry.name: entry.value for entry in importlib.metadata.distribution("mega-fairseq").entry_points}
+    assert scripts == {"mega-fairseq": "mega_fairseq.cli.main:main"}
+    said = subprocess.run([sys.executable, "-m", "mega_fairseq.cli", "--version"], cwd=ROOT, capture_output=True)
+    assert said.stdout.decode().strip() == mega_fairseq.__version__
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["convert", "one.pt"], ["sweep", "one.pt"]])
+def test_wrong_arguments_print_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments)
+    assert capsys.readouterr().err.startswith("usage: mega-fairseq")
+
+
+def test_user_dir_prints_the_package_folder_without_importing_torch():
+    check = (
+        "import atexit, sys; atexit.register(lambda: print({'torch', 'fairseq'} & set(sys.modules), file=sys.stderr))"
+    )
+    result = run("user-dir", program=check)
+    assert Path(result.stdout.strip()) == Path(mega_fairseq.__file__).parent
+    assert result.stderr.strip() == "set()"
+
+
+def test_a_closed_pipe_gives_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "mega_fairseq.cli", "user-dir"]
+    result = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_full_disk_behind_stdout_gives_no_traceback():
+    words = [sys.executable, "-m", "mega_fairseq.cli", "user-dir"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "mega-fairseq user-dir: [Errno 28] No space left on device\n")
+    result = subprocess.run(["bash", "-c", '"$@" >&-', "bash", *words], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_cuts_is_an_error(tmp_path, unbuffered):
+    words = [sys.executable, "-m", "mega_fairseq.cli", "options", "mega_lm"]  # prints more than a KiB
+    shell = ["bash", "-c", 'ulimit -f 1; "$@" >"$0"', tmp_path / "out", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (1, "mega-fairseq options: [Errno 27] File too large\n")
+
+
+def test_closed_streams_and_labels_that_stdout_cannot_encode_stop_nothing():
+    program = (
+        "import sys; from mega_fairseq.cli import main; from tqdm import tqdm\n"
+        "main.print_user_dir = lambda _: print('\\u00fc', len(sys.stdin.read()), *tqdm([1], disable=None))\n"
+        "print('done', file=sys.stderr) if main.main(['user-dir']) == 0 else None"
+    )
+    words = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for closed in ("<&-", "2>&-", "<&- 2>&-"):
+        shell = ["bash", "-c", f'"$@" {closed}', "bash", *words]
+        result = subprocess.run(shell, cwd=ROOT, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+        assert (result.returncode, result.stdout) == (0, b"\\xfc 0 1\n"), result.stderr
+
+
+def test_an_error_of_the_system_keeps_what_was_printed_before(monkeypatch, capfd):
+    def fail(arguments):
+        sys.stdout.write("before\n")
+        raise IsADirectoryError(21, "Is a directory", "x")
+
+    monkeypatch.setattr(command, "print_user_dir", fail)
+    assert command.main(["user-dir"]) == 1
+    assert capfd.readouterr() == ("before\n", "mega-fairseq user-dir: [Errno 21] Is a directory: 'x'\n")
+
+
+def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "print_user_dir", interrupt)
+    assert command.main(["user-dir"]) == 130
+    assert capsys.readouterr().err == "mega-fairseq user-dir: interrupted\n"
+
+
+# ---------------------------------------------------------------------------------------- options
+
+
+def options(capsys, *arguments):
+    """The output of `mega-fairseq options`, and its lines by their first words, without wrapped texts."""
+    assert command.main(["options", *arguments]) == 0
+    out = capsys.readouterr().out
+    return out, {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
+
+
+def test_options_lists_every_registered_architecture_and_task(capsys):
+    _, lines = options(capsys)
+    presets = {*classifier_presets.PRESETS, *lm_presets.PRESETS, *mega_transformer.PRESETS}
+    assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
+    assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
+    assert lines["mega_lra_text_chunk"].split()[1:4] == ["4", "128", "128"]
+    assert lines["mega_lm_small"].endswith("For small corpora, laptops and the demo.")
+
+
+@pytest.mark.parametrize(
+    "arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_lra_text_chunk", "mega_language_modeling"]
+)
+def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsys):
+    _, lines = options(capsys, arch)
+    task = "translation" if "transformer" in arch else "mega_language_modeling"
+    arguments = ["data", f"--task={task}", f"--arch={'mega_lm' if arch == task else arch}"]
+    parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(task), arguments)
+    cfg = convert_namespace_to_omegaconf(parsed)
+    cfg = cfg.task if arch == task else cfg.model
+    printed = {name[2:].replace("-", "_"): line.split()[1] for name, line in lines.items() if name.startswith("--")}
+    assert printed == {name: str(getattr(cfg[name], "value", cfg[name])) for name in printed}
+    own = {field.name for field in fields(REGISTRIES[arch == task][arch]) if field.metadata.get("help")} - {"data"}
+    assert set(printed) == own
+
+
+def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # no list of choices is wrapped
+    out, lines = options(capsys, "mega_lm_small")
+    assert lines["--decoder-layers"].split()[1:3] == ["4", "*"]
+    assert lines["--attention-dropout"].split()[1:3] == ["0.0", "dropout"]
+    assert "softmax, relu2, laplace" in out
+    assert "*" not in options(capsys, "mega_lm")[0]
+
+
+def test_options_are_grouped_by_the_mixers_that_have_them(capsys):
+    out, _ = options(capsys, "mega_lm")
+    headings = [line for line in out.splitlines() if line.startswith("With the token mixer ")]
+    assert "With the token mixer gau, flash:" in headings
+    common, of_gau = out.split("With the token mixer gau, flash:")[0], out.split("With the token mixer gau, flash:")[1]
+    assert "--decoder-layers " in common
+    assert "--decoder-gau-scale " in of_gau
+
+
+def test_an_option_that_several_mixers_have_is_the_same_for_all():
+    meanings = {}
+    for config in (*MIXERS.values(), FeedForwardConfig):
+        for setting in (setting for setting in fields(config) if setting.metadata.get("option")):
+            meaning = (setting.metadata["help"], setting.default, str(setting.type))
+            assert meanings.setdefault(setting.metadata["option"], meaning) == meaning, config
+
+
+def test_options_suggests_names_similar_to_an_unknown_one(capsys):
+    code = command.main(["options", "mega_lm_smal"])
+    refused_by("options", (code, *capsys.readouterr()), "'mega_lm_smal'", "choose one of mega_lm_small, ")
+
+
+# -------------------------------------------------------------------------------------- files of convert
+
+
+@pytest.fixture
+def released_file(tmp_path):
+    return save(checkpoint(model("pre_softmax_simple_noffn")), tmp_path / "released.pt")
+
+
+def test_convert_overwrites_a_file_only_with_force(released_file, tmp_path, capsys):
+    target = tmp_path / "ours.pt"
+    target.write_text("precious")
+    refuse(capsys, released_file, target, words=[target, "exists", "--force"])
+    assert target.read_text() == "precious"
+    assert command.main(["convert", str(released_file), str(target), "--force"]) == 0
+    out, err = capsys.readouterr()
+    assert all(words in out for words in ("mega, de to en", "parameters, stored as float32", "the decoder's EMA"))
+    assert err == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.pt", "released.pt"]
+    assert "cfg" in torch.load(target, weights_only=True)
+
+
+def test_convert_never_overwrites_its_input(released_file, capsys):
+    before = released_file.read_bytes()
+    refuse(capsys, released_file, released_file, "--force", words=["also the input"])
+    assert released_file.read_bytes() == before
+
+
+def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
+    refuse(capsys, released_file, tmp_path / "missing/ours.pt", words=[tmp_path / "missing", "does not exist"])
+    refuse(capsys, released_file, tmp_path, "--force", words=[tmp_path, "is a folder"])
+    refuse(capsys, tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt", "No such file"])
+
+
+@NEEDS_POSIX
+@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+@pytest.mark.parametrize("force", [True, False])
+def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path, force):
+    target = tmp_path / "ours.pt"
+    if force:
+        target.write_text("precious")
+    overwrite = ["--force"] * force
+    process = Running("mega-fairseq", "convert", released_file, target, *overwrite, fault=partial(no_space, 10_000))
+    code, output = process.wait()
+    refused_by("convert", (code, "", output), target, "was not written", "File too large", "free some space")
+    assert target.exists() == force
+    assert not force or target.read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1 + force
+
+
+@NEEDS_POSIX
+@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_file, tmp_path):
+    target = tmp_path / "ours.pt"
+    target.write_text("precious")
+    process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=killed_while_writing)
+    assert process.wait()[0] == -signal.SIGKILL
+    assert target.read_text() == "precious"
+
+
+def test_a_folder_is_locked_except_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    with files.locked(str(tmp_path)), pytest.raises(BlockingIOError):
+        files.lock(str(tmp_path), wait=False)
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with files.locked(str(tmp_path)), files.locked(str(tmp_path)):
+        pass

@@ -1,0 +1,392 @@
+"""`inspect`, `sweep` and `convert` read untrusted checkpoints without executing code in them.
+
+fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint import untrusted
+from mega_fairseq.cli.main import main
+from mega_fairseq.models.checkpoints import plain_containers_allowed
+from tests.helpers import released
+from tests.helpers.commands import (
+    LM,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    SIZES,
+    STOCK,
+    TRAINING,
+    Running,
+    fairseq,
+    fresh,
+    preprocess_pairs,
+    refused_by,
+    write_corpus,
+)
+from tests.helpers.sweeps import TASK, points
+
+LEGACY = {"_use_new_zipfile_serialization": False}
+
+
+class Hostile:
+    """Creates a file when it is unpickled without restrictions."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def content(sweep_folder):
+    return torch.load(sweep_folder / "rotary.pt", weights_only=True)
+
+
+@pytest.fixture
+def refuses(tmp_path, capsys):
+    """Checks that `inspect`, and so `sweep`, fails with an error that contains these words and writes nothing."""
+
+    def call(path, *words):
+        before = sorted(tmp_path.iterdir())
+        code = main(["inspect", str(path), f"--out={tmp_path / 'out'}"])
+        out, err = capsys.readouterr()
+        refused_by("inspect", (code, out, err), *words)
+        assert err[:-1].isprintable(), err
+        assert sorted(tmp_path.iterdir()) == before
+
+    return call
+
+
+def save(content, path, **how):
+    torch.save(content, path, **how)
+    return path
+
+
+# -------------------------------------------------------------------------------------- code in checkpoints
+
+
+def with_hostile(content, place, path):
+    if place == "all":
+        return Hostile(path)
+    if place == "options":
+        return {**content, "cfg": {**content["cfg"], "optimizer": Namespace(lr=Hostile(path))}}
+    if place == "released options":
+        return {**content, "args": Namespace(**{**vars(content["args"]), "encoder_embed_path": Hostile(path)})}
+    return {**content, place: Hostile(path)}
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        ("all", {}),
+        ("cfg", {}),
+        ("options", {}),
+        ("model", LEGACY),
+        ("extra_state", {}),
+        ("last_optimizer_state", LEGACY),
+    ],
+)
+def test_code_in_a_checkpoint_is_refused_and_not_executed(content, refuses, tmp_path, place, how):
+    path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
+    refuses(path, path, "asks for", "open", "not executed")
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "trap").exists(), "this checkpoint contains no code that would be executed"
+
+
+@pytest.mark.parametrize(
+    ("place", "how"), [("all", {}), ("args", {}), ("released options", {}), ("last_optimizer_state", LEGACY)]
+)
+def test_code_in_a_released_checkpoint_is_refused_and_not_executed(capsys, tmp_path, place, how):
+    content = released.checkpoint(released.model("pre_softmax_simple_noffn"))
+    path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
+    released.refuse(capsys, path, tmp_path / "ours.pt", words=[path, "open", "not executed"])
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
+
+
+def test_code_is_refused_even_if_process_and_environment_trust_it(content, refuses, tmp_path, monkeypatch):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    trusted = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([open])
+    try:
+        during = set(torch.serialization.get_safe_globals())
+        refuses(path, "open", "not executed")
+        assert set(torch.serialization.get_safe_globals()) == during
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(trusted)
+
+
+@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch executes code in checkpoints")
+@pytest.mark.parametrize(
+    "command",
+    [["eval-lm", "--gen-subset=test"], ["generate", "--beam=1"], ["validate", "--valid-subset=test", "--batch-size=1"]],
+    ids=lambda command: command[0],
+)
+def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tmp_path, command):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    name, *options = command
+    code, said = Running(name, sweep_folder / "data", *TASK, f"--path={path}", *options, "--cpu").wait()
+    assert code, said
+    assert "UnpicklingError" in said
+    assert "open was not an allowed global" in said
+    assert not (tmp_path / "trap").exists()
+
+
+@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch executes code in checkpoints")
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_fairseqs_training_refuses_code_with_this_torch(content, sweep_folder, tmp_path, option):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    words = [*MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--save-dir", tmp_path / "new", "--max-update=1"]
+    code, said = Running("train", sweep_folder / "data", *LM, *words, f"{option}={path}").wait()
+    assert code == 1, said
+    assert "open was not an allowed global" in said
+    assert not (tmp_path / "trap").exists()
+    assert not list((tmp_path / "new").glob("*.pt"))
+
+
+@pytest.mark.parametrize("command", ["inspect", "sweep", "convert"])
+def test_code_is_refused_by_real_commands(content, sweep_folder, tmp_path, command):
+    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
+    rest = {"sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"], "convert": ["ours.pt"]}.get(command, [])
+    code, output = Running("mega-fairseq", command, path, *rest, cwd=tmp_path).wait()
+    refused_by(command, (code, "", output), path)
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
+
+
+def test_a_torchscript_program_is_refused_before_torch_loads_it(refuses, tmp_path, monkeypatch):
+    class Program(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    path = tmp_path / "program.pt"
+    torch.jit.script(Program()).save(str(path))
+    monkeypatch.setattr(torch, "load", None)
+    refuses(path, path, "is a TorchScript program and was not executed")
+
+
+def test_arrays_in_a_training_log_are_ignored_whatever_they_contain(content, tmp_path, capsys):
+    class Forged:
+        """An array whose bytes numpy would interpret as object addresses."""
+
+        def __reduce__(self):
+            dtype = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 8, 63)
+            return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), dtype, False, b"A" * 8)
+
+    path = save({**content, "extra_state": {"counts": Forged()}}, tmp_path / "forged.pt")
+    code = main(["inspect", str(path), f"--out={tmp_path / 'out'}"])
+    if released.READS_SAFELY:
+        assert code == 0, capsys.readouterr().err
+    else:  # older torch cannot ignore them
+        assert code == 1
+        assert "is not a checkpoint, or only a part of one" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ damaged files
+
+
+@pytest.mark.parametrize("what", [b"", b"hello, world\n", b"cos\nsystem\n(S'ls'\ntR.", b"PK\x03\x04 no archive"])
+def test_a_file_that_torch_did_not_write_is_refused(refuses, tmp_path, what):
+    path = tmp_path / "any.pt"
+    path.write_bytes(what)
+    refuses(path, path)
+
+
+@pytest.mark.parametrize("how", [{}, LEGACY], ids=["zip", "legacy"])
+def test_a_truncated_checkpoint_is_refused(content, refuses, tmp_path, capsys, how):
+    path, old = save(content, tmp_path / "part.pt", **how), tmp_path / "old.pt"
+    save(released.checkpoint(released.model("pre_softmax_simple_noffn")), old, **how)
+    whole, whole_old = path.read_bytes(), old.read_bytes()
+    for share in (0.0, 0.01, 0.5, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        refuses(path, path, "only a part of one", "again")
+        old.write_bytes(whole_old[: int(share * len(whole_old))])
+        released.refuse(capsys, old, tmp_path / "ours.pt", words=[old, "only a part of one", "again"])
+
+
+def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):
+    for name, reason in (("none.pt", "No such file"), (".", "Is a directory")):
+        refuses(tmp_path / name, f"{tmp_path / name} cannot be read ({reason}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: torch.zeros(3), "contains no model"),
+        (lambda content: {**content, "model": [1.0]}, "contains no model"),
+        (lambda content: {**content, "model": {**content["model"], "more": 1.0}}, "contains 'more'"),
+        (lambda content: {**content, "model": {"expanded": torch.zeros(1).expand(9)}}, "contains 'expanded'"),
+        (lambda content: {**content, "model": {"sparse": torch.ones(1).to_sparse()}}, "contains 'sparse'"),
+        (lambda content: {**content, "model": {"complex": torch.ones(1, dtype=torch.complex64)}}, "contains 'complex'"),
+        (lambda content: {**content, "model": {"short": torch.ones(1).to(torch.float8_e4m3fn)}}, "contains 'short'"),
+        (lambda content: {**content, "model": {"meta": torch.ones(1, device="meta")}}, "contains 'meta'"),
+        (lambda content: {**content, "cfg": None}, "contains no options"),
+    ],
+)
+def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, change, words):
+    refuses(save(change(content), tmp_path / "any.pt"), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decoder_layers": 10**9}, "invalid model options (1000000000 layers and "),
+        ({"decoder_layers": 9999}, "invalid model options (9999 layers and "),
+        ({"decoder_layers": "many"}, "invalid model options ('many' layers"),
+        ({"decoder_layers": 1}, "do not fit its options"),
+        ({"decoder_embed_dim": 8}, "do not fit its options"),
+        ({"decoder_embed_dim": -8}, "invalid model options (--decoder-embed-dim is -8"),
+        ({"rel_pos_bias": "none"}, "do not fit its options"),
+        ({"rel_pos_bias": "nonsense"}, "invalid model options"),
+        ({"rel_pos_bias": ["rotary"]}, "invalid model options"),
+        ({"dropout": "often"}, "invalid model options"),
+        ({"rel_pos_bias": "\x1b[31mX\x1b]0;owned\x07"}, "invalid model options"),
+        ({"rel_pos_bias": "${"}, "invalid model options"),
+        ({"decoder_layers": torch.zeros(2)}, "invalid model options"),
+        ({"decoder_layers_to_keep": True}, "invalid model options"),
+        ({"dropout": torch.zeros(2)}, "invalid model options"),
+        ({"decoder_layers": 50, "decoder_embed_dim": 65536}, "do not fit its options"),
+        ({"_name": "mega_lm_unheard_of"}, "contains the model mega_lm_unheard_of"),
+        ({"_name": ["mega_lm"]}, "contains the model None"),
+    ],
+)
+def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_path, options, words):
+    content["cfg"]["model"].update(options)
+    refuses(save(content, tmp_path / "any.pt"), f"{tmp_path / 'any.pt'} ", words)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.pop("decoder.embed_tokens.weight"),
+        lambda tensors: tensors.pop("decoder.layers.1.mixer.ema.alpha"),
+        lambda tensors: tensors.update({"more\x1b[2J": torch.zeros(2)}),
+        lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": torch.zeros(2, 9)}),
+        lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": tensors["decoder.layers.0.mixer.mu"].long()}),
+        lambda tensors: tensors.update({"decoder.embed_tokens.weight": torch.tensor(1.0)}),
+    ],
+)
+def test_tensors_that_do_not_fit_the_options_are_refused(content, refuses, tmp_path, change):
+    change(content["model"])
+    refuses(save(content, tmp_path / "any.pt"), "do not fit its options")
+
+
+# ------------------------------------------------------------------------------------------ other models
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """fairseq's Transformer after one update."""
+    folder = tmp_path_factory.mktemp("stock")
+    write_corpus(folder)
+    files = [f"--{split}pref={folder / split}" for split in SIZES]
+    fairseq("preprocess", "-s", "de", "-t", "en", *files, "--destdir", folder / "bin")
+    few = ["--max-update=1", "--disable-validation", f"--save-dir={folder}"]
+    fairseq("train", folder / "bin", *STOCK, *TRAINING, *few)
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_transformer_is_refused_by_name(stock, refuses):
+    refuses(stock, stock, "contains the model transformer_iwslt_de_en", "give")
+
+
+def test_control_characters_are_not_printed(content, refuses, tmp_path):
+    content["cfg"]["model"]["_name"] = "\x1b[2J"
+    refuses(save(content, tmp_path / "any.pt"), "contains the model None")
+
+
+@pytest.mark.parametrize("kind", ["mega_model", "mega_lm"])
+def test_a_released_checkpoint_must_be_converted_first(refuses, tmp_path, kind):
+    name = {"mega_model": "pre_softmax_simple_noffn", "mega_lm": "ce_softmax_rotary_chunk8"}[kind]
+    refuses(save(released.checkpoint(released.model(name, kind)), tmp_path / "old.pt"), "convert it first")
+
+
+# --------------------------------------------------------------------------------- checkpoints of the plugin
+
+
+NEWER = pytest.mark.skipif(not released.READS_SAFELY, reason="older torch allows no other names")
+WAYS = [pytest.param(True, id="torch 2.6", marks=NEWER), pytest.param(False, id="older torch")]
+
+
+def read(content, path, monkeypatch, names):
+    monkeypatch.setattr(untrusted, "takes_names", lambda: names)
+    return untrusted.load(str(save(content, path)), "somebody")
+
+
+@pytest.mark.parametrize("names", WAYS)
+def test_a_namespace_of_options_and_arrays_of_a_training_log_are_read(names, tmp_path, monkeypatch):
+    content = {"counts": np.array([3, 2, 1]), "score": np.float64(2.5), "options": Namespace(lr=[0.1]), "raw": b"bytes"}
+    found = read(content, tmp_path / "any.pt", monkeypatch, names)
+    of_numpy = {"counts", "score"}  # which torch 2.6 can ignore
+    assert {name: found[name] for name in found.keys() - of_numpy} == {"options": Namespace(lr=[0.1]), "raw": b"bytes"}
+    assert names == (not isinstance(found["counts"], np.ndarray)) == (found["score"] != 2.5)
+
+
+@NEWER
+@pytest.mark.parametrize("core", [b"core", b"_core"], ids=["numpy 1", "numpy 2"])
+def test_arrays_of_another_numpy_are_read_with_the_plugin(core, tmp_path):
+    path = save({"counts": np.arange(4)}, tmp_path / "log.pt", **LEGACY)  # stores names as lines
+    for module in (b"_core", b"core"):
+        path.write_bytes(path.read_bytes().replace(b"numpy.%s.multiarray" % module, b"numpy.%s.multiarray" % core))
+    with plain_containers_allowed():
+        assert torch.load(path, weights_only=True)["counts"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("names", WAYS)
+def test_other_classes_are_refused(names, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="asks for types.SimpleNamespace, which no checkpoint of somebody needs"):
+        read(SimpleNamespace(), tmp_path / "any.pt", monkeypatch, names)
+
+
+def test_options_without_a_dataclass_are_read(sweep_folder, sweep, tmp_path):
+    options = ["--arch=mega_lm_small", "--decoder-layers=1", "--decoder-embed-dim=8", "--decoder-chunk-size=8"]
+    few = ["--max-update=1", "--max-tokens=200", "--disable-validation", "--cpu", f"--save-dir={tmp_path}"]
+    criterion = ["--criterion=mega_lm_cross_entropy", "--optimizer=sgd", "--lr=0.1"]
+    fairseq("train", sweep_folder / "data", *TASK, *options, *criterion, *few)
+    path = tmp_path / "checkpoint_last.pt"
+    assert type(torch.load(path, weights_only=False)["cfg"]["optimizer"]) is Namespace
+    assert main(["inspect", str(path), f"--out={tmp_path / 'inspected'}"]) == 0
+    assert sweep("--chunks=8", model=path)[0] == 0
+
+
+TRAIN_AND_TRANSLATE = """
+import json, sys, torch
+from fairseq_cli import generate, train
+before = torch.serialization.get_safe_globals()
+import mega_fairseq.models
+assert torch.serialization.get_safe_globals() == before
+for command, words in zip((train, generate), json.loads(sys.argv[1])):
+    sys.argv = [command.__name__, *words]
+    command.cli_main()
+"""
+
+
+@NEWER
+@pytest.mark.slow
+def test_a_program_without_user_dir_trains_and_then_loads_options_without_a_dataclass(tmp_path):
+    data, folder = preprocess_pairs(tmp_path), tmp_path / "checkpoints"
+    train = [data, *PLUGIN, *MEGA, *TRAINING, "--optimizer=sgd", "--max-update=1", "--save-dir", folder]
+    generate = [data, *PLUGIN, "--cpu", "--max-len-b=3", "--path", folder / "checkpoint_last.pt"]
+    words = json.dumps([list(map(str, train)), list(map(str, generate))])
+    assert "Generate test with beam=5" in fresh(sys.executable, "-c", TRAIN_AND_TRANSLATE, words)
+
+
+def test_sweep_does_not_need_the_file_of_pretrained_embeddings(content, sweep, tmp_path):
+    content["cfg"]["model"]["decoder_embed_path"] = "nowhere.txt"
+    path = save(content, tmp_path / "any.pt")
+    assert sweep("--chunks=8", model=path)[0] == 0
+    found = points(tmp_path / "out.json")
+    assert sweep("--chunks=8", "--force")[0] == 0
+    assert found[8, "splits:1"]["bits"] == points(tmp_path / "out.json")[8, "splits:1"]["bits"]

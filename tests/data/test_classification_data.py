@@ -1,0 +1,446 @@
+"""Inputs, labels and batches of the task `mega_classification`, from files in each layout."""
+
+import errno
+import math
+import pickle
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary, SortDataset, data_utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
+from mega_fairseq.data.classification.inputs import ByteLines, Inputs, Scaling, array, byte_dictionary, released_speech
+from mega_fairseq.data.classification.labels import classes_in, classes_of
+from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
+from tests.helpers.commands import fairseq
+
+EOS, PAD = 2, 1
+TEXTS = ["b a", "c", "a a a b"]
+LABELS = ["10", "9", "10"]
+IMAGES = np.array([[0, 51, 255], [102, 0, 0]], dtype=np.uint8)
+CLIPS = np.array([[0.5, -1.0], [0.0, 0.25]], dtype=np.float32)
+
+
+def write(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, np.ndarray):
+            np.save(path, content)
+        elif isinstance(content, torch.Tensor):
+            torch.save(content, path)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text("".join(f"{line}\n" for line in content))
+    return folder
+
+
+def task_of(folder, kind, **options):
+    options = {"data": str(folder), "input_kind": kind, "max_positions": 99, **options}
+    return MegaClassificationTask.setup_task(MegaClassificationConfig(**options, seed=1))
+
+
+def examples(folder, kind, split="train", **options):
+    task = task_of(folder, kind, **options)
+    task.load_dataset(split)
+    return task.datasets[split]
+
+
+# ------------------------------------------------------------------------------------------- layouts
+
+
+def binarised(folder, first, second, label):
+    """The texts, each with itself reversed as second input, through fairseq-preprocess."""
+    reversed_texts = [text[::-1] for text in TEXTS]
+    write(folder, {"text": TEXTS, "second": reversed_texts, "labels": LABELS})
+    for name, file in ((first, "text"), (label, "labels")):
+        fairseq("preprocess", "--only-source", f"--trainpref={folder}/{file}", f"--destdir={folder}/{name}")
+    dictionary = ["--srcdict", folder / first / "dict.txt"]
+    fairseq("preprocess", "--only-source", *dictionary, f"--trainpref={folder}/second", f"--destdir={folder}/{second}")
+
+
+@pytest.mark.parametrize(
+    "names", [("input0", "input1", "label"), ("src-bin", "src1-bin", "label-bin")], ids=["fairseq", "released"]
+)
+def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, names):
+    binarised(tmp_path, *names)
+    task = task_of(tmp_path, "tokens")
+    task.load_dataset("train")
+    assert task.classes == ["10", "9"]  # the more frequent one first, as the label dictionary has them
+    assert task.dictionary.symbols[4:7] == ["a", "b", "c"]
+    assert task.dictionary[len(task.dictionary) - 1] == "<mask>"
+    found = [task.datasets["train"][i] for i in range(3)]
+    assert [of["class"] for of in found] == [0, 1, 0]
+    assert [[row.tolist() for row in of["inputs"]] for of in found] == [
+        [[5, 4, EOS], [4, 5, EOS]],
+        [[6, EOS], [6, EOS]],
+        [[4, 4, 4, 5, EOS], [5, 4, 4, 4, EOS]],
+    ]
+    write(tmp_path, {"labels.txt": ["9", "10"]})
+    task = task_of(tmp_path, "tokens")
+    assert task.classes == ["9", "10"]
+    task.load_state_dict({})  # of fairseq's task, which does not read labels.txt
+    assert task.classes == ["10", "9"]
+
+
+def test_pairs_with_two_dictionaries_are_refused(tmp_path):
+    binarised(tmp_path, "input0", "input1", "label")
+    dictionary = tmp_path / "input1/dict.txt"
+    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match="input0/dict.txt and .*input1/dict.txt differ; give fairseq-preprocess the"):
+        examples(tmp_path, "tokens")
+
+
+def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
+    write(tmp_path, {"train.input": b"b a\n\xff\x00\r\nx", "train.input1": ["1", "22", "333"], "train.label": LABELS})
+    found = examples(tmp_path, "bytes")
+    rows = [[(row - 4).tolist() for row in found[i]["inputs"]] for i in range(3)]
+    assert rows == [
+        [[*b"b a", EOS - 4], [*b"1", EOS - 4]],
+        [[255, 0, EOS - 4], [*b"22", EOS - 4]],
+        [[*b"x", EOS - 4], [*b"333", EOS - 4]],
+    ]
+    assert [found[i]["class"] for i in range(3)] == [1, 0, 1]  # by value
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line and line[-1:] != b"\r"), min_size=1),
+    end=st.sampled_from((b"\n", b"\r\n")),
+    last=st.booleans(),
+)
+def test_lines_of_any_bytes_are_read_back(tmp_path_factory, lines, end, last):
+    path = tmp_path_factory.getbasetemp() / "any.input"
+    path.write_bytes(end.join(lines) + end * last)
+    read = ByteLines(path, byte_dictionary())
+    assert [bytes((row[:-1] - 4).tolist()) for row in read] == lines
+    assert read.sizes.tolist() == [len(line) + 1 for line in lines]
+
+
+IMAGE_LINES = [" ".join(map(str, row)) for row in IMAGES]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train.npy": IMAGES, "train.label": ["b", "a"]}, IMAGES / 255),
+        ({"train.npy": (CLIPS * 2**15).clip(max=2**15 - 1).astype(np.int16), "train.label": ["b", "a"]}, CLIPS),
+        ({"train.npy": CLIPS, "train.label": ["b", "a"]}, CLIPS),
+        ({"input/train.src": IMAGE_LINES, "label/train.label": ["1", "0"]}, IMAGES / 255),
+        (
+            {
+                "processed_data/raw/train_X.pt": torch.from_numpy(CLIPS)[:, None],
+                "processed_data/raw/train_y.pt": torch.tensor([1, 0]),
+            },
+            CLIPS,
+        ),
+    ],
+    ids=["bytes", "16 bits", "floats", "released images", "released speech"],
+)
+def test_values_are_scaled_by_their_type_and_normalised(tmp_path, files, expected):
+    found = examples(write(tmp_path, files), "values", values_mean=0.25, values_deviation=0.5)
+    assert [found[i]["class"] for i in range(2)] == [1, 0]
+    for i in range(2):
+        (row,) = found[i]["inputs"]
+        torch.testing.assert_close(row, torch.tensor((expected[i] - 0.25) / 0.5, dtype=torch.float32))
+
+
+def test_the_released_speech_calls_its_validation_split_val(tmp_path):
+    raw = {"X": torch.zeros(1, 1, 4), "y": torch.tensor([7])}
+    names = {f"processed_data/raw/{split}_{part}.pt": raw[part] for split in ("train", "val") for part in raw}
+    assert len(examples(write(tmp_path, names), "values", split="valid")) == 1
+
+
+# -------------------------------------------------------------------------------------------- labels
+
+
+def test_classes_are_ordered_by_value_or_by_the_alphabet():
+    assert classes_in(["10", "9", "-1", "9"]) == ["-1", "9", "10"]
+    assert classes_in(["10", "9", "b"]) == ["10", "9", "b"]
+
+
+def test_words_that_fill_a_label_dictionary_are_not_classes():
+    dictionary = Dictionary()
+    for label in ("neg", "pos", "neg"):
+        dictionary.add_symbol(label)
+    dictionary.finalize(padding_factor=8)
+    assert len(dictionary) == 8
+    assert classes_of(dictionary) == ["neg", "pos"]
+
+
+def test_a_file_of_labels_sets_the_order_and_names_classes_without_examples(tmp_path):
+    files = {"train.input": TEXTS, "train.label": ["b", "a", "b"], "labels.txt": ["c", "b", "a"]}
+    task = task_of(write(tmp_path, files), "bytes")
+    task.load_dataset("train")
+    assert task.classes == ["c", "b", "a"]
+    assert [task.datasets["train"][i]["class"] for i in range(3)] == [1, 2, 1]
+
+
+def test_label_files_of_windows_have_the_same_classes(tmp_path):
+    task = task_of(write(tmp_path, {"train.input": TEXTS, "train.label": b"\xef\xbb\xbfa\r\nb\r\na\r\n"}), "bytes")
+    task.load_dataset("train")
+    assert task.classes == ["a", "b"]
+
+
+@pytest.mark.parametrize("other", [IMAGES.astype(np.float32), IMAGES.astype(np.int16)])
+def test_values_with_another_scale_than_those_of_the_training_are_refused(tmp_path, other):
+    test = {"test.npy": other, "test.label": ["0", "1"]}
+    training = task_of(write(tmp_path / "train", {"train.npy": IMAGES, "train.label": ["0", "1"], **test}), "values")
+    later = task_of(write(tmp_path / "test", test), "values")
+    later.load_state_dict(training.state_dict())
+    for task in (training, later):
+        with pytest.raises(
+            ValueError, match="test.npy has numbers of type .* and the training uint8, .*; convert them"
+        ):
+            task.load_dataset("test")
+
+
+def test_labels_are_matched_by_name_with_the_classes_of_a_checkpoint(tmp_path):
+    files = {"train.input": TEXTS, "train.label": ["a", "b", "b"], "test.input": TEXTS, "test.label": ["b", "a", "b"]}
+    trained = task_of(write(tmp_path / "train", files), "bytes")
+    other = task_of(write(tmp_path / "test", {"test.input": TEXTS, "test.label": ["b", "a", "b"]}), "bytes")
+    other.load_state_dict(trained.state_dict())
+    other.load_dataset("test")
+    assert [other.datasets["test"][i]["class"] for i in range(3)] == [1, 0, 1]
+
+
+# ------------------------------------------------------------------------------------------- batches
+
+
+def rows(*lengths):
+    """Inputs of these lengths."""
+
+    class Rows(Inputs):
+        def __getitem__(self, index):
+            return torch.arange(10, 10 + self.sizes[index])
+
+    return Rows("rows", np.array(lengths))
+
+
+def test_a_batch_is_padded_on_the_right_and_has_the_length_of_each_input():
+    dataset = ExampleDataset([rows(2, 3, 1), rows(1, 1, 4)], np.array([5, 6, 7]), PAD, seed=1)
+    batch = dataset.collater([dataset[2], dataset[0]])
+    assert batch["id"].tolist() == [2, 0]
+    assert batch["net_input"]["src_tokens"].tolist() == [[10, PAD], [10, 11]]
+    assert batch["net_input"]["src_lengths"].tolist() == [1, 2]
+    assert batch["net_input"]["src_tokens1"].tolist() == [[10, 11, 12, 13], [10, PAD, PAD, PAD]]
+    assert batch["net_input"]["src_lengths1"].tolist() == [4, 1]
+    assert batch["target"].tolist() == [7, 5]
+    assert (batch["nsentences"], batch["ntokens"]) == (2, 8)
+
+
+def test_both_inputs_count_in_the_size_of_a_pair():
+    dataset = ExampleDataset([rows(2, 3), rows(1, 9)], None, PAD, seed=1)
+    assert dataset.num_tokens_vec(np.array([1, 0])).tolist() == [18, 4]
+
+
+def test_a_token_stands_in_front_and_inputs_are_cut_behind_it():
+    cut = Shortened(rows(2, 3, 9), longest=4, first=77)
+    assert [row.tolist() for row in cut] == [[77, 10, 11], [77, 10, 11, 12], [77, 10, 11, 12]]
+    assert (cut.sizes.tolist(), cut.cut) == ([3, 4, 4], 1)
+
+
+def test_examples_are_in_the_order_of_fairseqs_task():
+    dataset = ExampleDataset([rows(*range(1, 30))], None, PAD, seed=3)
+    with data_utils.numpy_seed(3):
+        shuffle = np.random.permutation(29)
+    assert dataset.ordered_indices().tolist() == SortDataset(dataset, [shuffle]).ordered_indices().tolist()
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 29}, {"max_sentences": 3}, {"max_tokens": 64, "max_sentences": 8}])
+def test_every_example_is_in_a_batch_within_the_limits(limits):
+    lengths = random.Random(1).choices(range(1, 30), k=101)
+    dataset = ExampleDataset([rows(*lengths)], None, PAD, seed=1)
+    order, _ = dataset.filter_indices_by_size(dataset.ordered_indices(), 10)
+    batches = dataset.batch_by_size(order, **limits, required_batch_size_multiple=8)
+    assert sorted(i for batch in batches for i in batch) == list(range(101))
+    for batch in batches:
+        assert len(batch) <= limits.get("max_sentences", 101)
+        assert len(batch) * max(lengths[i] for i in batch) <= limits.get("max_tokens", 10**9)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "bytes", "values"])
+def test_datasets_can_be_sent_to_workers_that_are_not_forked(tmp_path, kind):
+    if kind == "tokens":
+        binarised(tmp_path, "input0", "input1", "label")
+    write(tmp_path, {"train.input": TEXTS, "train.npy": IMAGES[[0, 1, 0]], "train.label": LABELS})
+    dataset = examples(tmp_path, kind)
+    copy = pickle.loads(pickle.dumps(dataset))
+    for i in range(3):
+        torch.testing.assert_close(copy[i]["inputs"], dataset[i]["inputs"])
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+GOOD = {"train.input": TEXTS, "train.label": LABELS}
+VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "said"),
+    [
+        ("bytes", {**GOOD, "train.input": ["a", "", "b"]}, "train.input has an empty input in line 2; remove it and"),
+        ("bytes", {**GOOD, "train.input": b""}, "train.input is empty; give one input in each line"),
+        ("bytes", {**GOOD, "train.label": LABELS[:2]}, "train.input has 3 inputs and there are 2 labels; give as many"),
+        ("bytes", {**GOOD, "train.input1": TEXTS[:2]}, "train.input1 has 2 inputs and there are 3 labels; give as"),
+        ("bytes", {**GOOD, "train.label": ["1", "a b", "2"]}, "train.label has 'a b' in line 2; give one label, a"),
+        ("bytes", {**GOOD, "train.label": ["1", "", "2"]}, "train.label has '' in line 2; give one label, a single"),
+        ("bytes", {**GOOD, "train.label": ["1", "a\u2028b", "2"]}, "train.label has 'a.*b' in line 2; give one label"),
+        ("bytes", {**GOOD, "train.label": ["1", "a\0", "2"]}, "train.label has 'a.*' in line 2; give one label"),
+        ("bytes", {**GOOD, "valid.input1": TEXTS}, "there is no .*train.input1, and other splits have a second input"),
+        (
+            "bytes",
+            {**GOOD, "labels.txt": ["10"]},
+            "has the label '9' in line 2, which is not one of the 1 classes of",
+        ),
+        ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice; give each label once"),
+        ("bytes", {"valid.input": TEXTS}, "there is no .*train.label; give a folder with one label in a line"),
+        ("bytes", {"valid.input": TEXTS, "train.label": LABELS}, "there is no .*train.input; give the name of"),
+        (
+            "tokens",
+            GOOD,
+            "contains bytes .the files train.input .* and --input-kind is tokens; give --input-kind bytes",
+        ),
+        (
+            "values",
+            {"x": ["1"]},
+            "contains no inputs; give a folder with train.npy, .*, or the folders input and label",
+        ),
+        ("values", {**VALUES, "train.npy": IMAGES[0]}, r"train.npy has the shape \(3,\); give \(examples, length\)"),
+        ("values", {**VALUES, "train.npy": IMAGES.astype(np.int64)}, "has numbers of type int64; give one of uint8, "),
+        ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy is not an array of numbers that numpy"),
+        (
+            "values",
+            {**VALUES, "train.npy": np.array([[0], [1, 2]], object)},
+            "give one with a row for each example, all of the same",
+        ),
+        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, np.nan]])}, "NaN or an infinite number in example 2;"),
+        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, 1e39]])}, "NaN or an infinite number in example 2;"),
+        ("values", {"input/train.src": ["1 2", "3"]}, "train.src has in line 2 1 numbers and in the first 2; give"),
+        ("values", {"input/train.src": ["1 256"]}, "train.src has in line 1 numbers from 1 to 256; give integers from"),
+        ("values", {"input/train.src": ["1 0.5"]}, "train.src has in line 1 a word that is not a whole number; give"),
+        ("values", {"processed_data/raw/train_X.pt": b"no"}, "train_X.pt is damaged or something else; give a tensor"),
+        ("values", {"processed_data/raw/train_X.pt": torch.zeros(2, 3)}, r"has the shape \(2, 3\); give \(examples, 1"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(1).expand(2, 1, 3)}, "a tensor without all of its num"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).to_sparse()}, "without all of its numbers"),
+        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).bfloat16()}, "of type torch.bfloat16; give"),
+        (
+            "values",
+            {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3), "processed_data/raw/train_y.pt": torch.ones(2) > 0},
+            "and torch.bool; give one integer an example",
+        ),
+        ("values", {"input/train.src": ["1 1_0"]}, "train.src has in line 1 a word that is not a whole number; give"),
+        ("values", {"input/train.src": ["1 " + "9" * 30]}, "has in line 1 a word that is not a whole number; give"),
+        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy is not an array of numbers"),
+        (
+            "values",
+            {**VALUES, "train.npy": b"\x93NUMPY\x01\x00v\x00" + b"(" * 118},
+            "train.npy is not an array of numbers",
+        ),
+    ],
+)
+def test_bad_data_are_refused_in_one_sentence(tmp_path, kind, files, said):
+    for folder, label in (("input", "label/train.label"), ("processed_data", "processed_data/raw/train_y.pt")):
+        if any(name.startswith(folder) for name in files):
+            files = {label: torch.tensor([0, 1]) if label.endswith("pt") else ["0", "1"], **files}
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        examples(write(tmp_path, files), kind)
+
+
+@pytest.mark.parametrize(("read", "library"), [(array, np), (released_speech, torch)])
+def test_files_without_permission_are_refused_as_such(monkeypatch, read, library):
+    def refuse(path, **_):  # the tests may run as root, who may read everything
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(library, "load", refuse)
+    with pytest.raises(ValueError, match=r"^train cannot be read \(Permission denied\); change its permissions$"):
+        read(Path("train"))
+
+
+def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
+    write(tmp_path, VALUES)
+    path = tmp_path / "train.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="train.npy is not an array of numbers that numpy"):
+            examples(tmp_path, "values")
+        with open(path, "wb") as file:
+            np.savez(file, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_positions": 3}, "2 of 3 inputs in .*train.input have more than 3 positions; give a larger --max-pos"),
+        ({"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
+        ({"values_deviation": math.inf}, "--values-deviation is inf; give a number above 0"),
+        ({"values_mean": math.nan}, "--values-mean is nan; give a number"),
+        ({"data": "nowhere"}, "there is no folder nowhere; give one with the files train.input and train.label"),
+        ({"data": None}, "there is no data; give a folder with inputs and labels"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(tmp_path, options, said):
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        examples(write(tmp_path, GOOD), "bytes", **options)
+
+
+def test_a_first_token_of_numbers_is_refused(tmp_path):
+    task = task_of(write(tmp_path, {"train.npy": IMAGES, "train.label": ["0", "1"]}), "values", init_token=0)
+    with pytest.raises(ValueError, match="--init-token is 0 and values have no tokens; leave it out"):
+        task.build_model(SimpleNamespace(max_positions=9))
+    cfg = MegaClassificationConfig(data=str(tmp_path / "elsewhere"), input_kind="tokens", init_token=0, seed=1)
+    task = MegaClassificationTask.setup_task(cfg, from_checkpoint=True)
+    with pytest.raises(ValueError, match="the checkpoint has no names of classes and no dictionary, and .*elsewhere"):
+        task.build_model(SimpleNamespace(max_positions=9), from_checkpoint=True)
+
+
+def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):
+    task = task_of(write(tmp_path, GOOD), "bytes", init_token=260)
+    with pytest.raises(ValueError, match="--init-token is 260; give a number below 260, the size of the dictionary"):
+        task.build_model(SimpleNamespace(max_positions=9))
+
+
+def test_labels_of_a_single_class_are_refused(tmp_path):
+    task = task_of(write(tmp_path, {**GOOD, "train.label": ["1"] * 3}), "bytes")
+    with pytest.raises(ValueError, match="the labels of training examples in .* have 1 different values; give at"):
+        task.build_model(SimpleNamespace(max_positions=9))
+
+
+def test_longer_inputs_are_cut_only_on_request_and_counted(tmp_path, caplog):
+    found = examples(write(tmp_path, GOOD), "bytes", max_positions=3, shorten_method="truncate")
+    assert max(len(found[i]["inputs"][0]) for i in range(3)) == 3
+    assert "2 of 3 inputs in" in caplog.text
+    assert "have more than 3 positions and are cut to the first ones (--shorten-method truncate)" in caplog.text
+
+
+def test_an_example_longer_than_a_batch_is_refused():
+    dataset = ExampleDataset([rows(2, 30)], None, PAD, seed=1)
+    with pytest.raises(ValueError, match="an example has 30 tokens and --max-tokens is 29; give at least 30, or a"):
+        dataset.batch_by_size(dataset.ordered_indices(), max_tokens=29)
+
+
+def test_another_dictionary_than_that_of_the_training_is_refused(tmp_path):
+    binarised(tmp_path, "input0", "input1", "label")
+    task = task_of(tmp_path, "tokens")
+    with pytest.raises(ValueError, match="has another dictionary than the training of this checkpoint; give fairseq"):
+        task.load_state_dict({"classes": ["9", "10"], "symbols": ["a", "c", "b"]})
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [SimpleNamespace(_name="cross_entropy"), SimpleNamespace(_name="sentence_prediction", regression_target=True)],
+)
+def test_criteria_that_predict_no_classes_are_refused(tmp_path, criterion):
+    with pytest.raises(ValueError, match="predicts classes; give --criterion sentence_prediction, without --regr"):
+        task_of(write(tmp_path, GOOD), "bytes").build_criterion(criterion)
+
+
+def test_scaling_keeps_numbers_without_mean_and_deviation():
+    assert Scaling(0.0, 1.0)(np.array([1.5, -2.0])).tolist() == [1.5, -2.0]

@@ -1,0 +1,214 @@
+"""Training only resumes as the same model, and overrides must name existing options, on real command lines."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from tests.helpers.commands import (
+    CPU,
+    LM,
+    LM_CHUNK,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    TRAINING,
+    failure,
+    fairseq,
+    preprocess_pairs,
+    preprocess_text,
+    records,
+)
+
+pytestmark = pytest.mark.slow
+
+LAST = "checkpoint_last.pt"
+
+
+# ------------------------------------------------------------------------------------------------ shared fixtures
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """One update of a language model with a learned position bias, whose size depends on the chunk size."""
+    folder = tmp_path_factory.mktemp("language_model")
+    words = [preprocess_text(folder), *LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--rel-pos-bias=simple"]
+    fairseq("train", *words, "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(words=words, last=folder / LAST, folder=folder, command="eval-lm")
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("translation")
+    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING]
+    fairseq("train", *words, "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(words=words, last=folder / LAST, folder=folder, command="generate")
+
+
+@pytest.fixture(params=["language_model", "translation"])
+def trained(request):
+    return request.getfixturevalue(request.param)
+
+
+def warnings(said):
+    return re.findall(
+        r"(?:resuming from|starting a new training from) .* with other options: (.*)$", said, re.MULTILINE
+    )
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+CHUNK = f"and was {LM_CHUNK}"
+WAS_SOFTMAX = "--attention-activation-fn is laplace and was softmax"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (["--decoder-chunk-size=4"], f"--decoder-chunk-size is 4 {CHUNK}"),
+        (["--decoder-chunk-size=32"], f"--decoder-chunk-size is 32 {CHUNK}"),
+        (["--decoder-layers=2"], "--decoder-layers is 2 and was 1"),
+        (
+            ["--attention-activation-fn=laplace", "--truncation-length=8", "--no-scale-embedding", "--dropout=0.3"],
+            f"{WAS_SOFTMAX}, --no-scale-embedding is on and was off, --truncation-length is 8 and was 0",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_language_model_training_is_not_resumed_as_another_model(language_model, options, changes):
+    line = failure("train", *language_model.words, "--save-dir", language_model.folder, *options)
+    start = f"ValueError: {language_model.last} belongs to another model: "
+    assert line.startswith(start)
+    assert sorted(line[len(start) :].split("; ")[0].split(", ")) == sorted(changes.split(", "))
+
+
+def test_translation_training_is_not_resumed_as_another_model(translation):
+    """Values are compared as on the command line, although --share-all-embeddings also ties the output projection."""
+    options = ["--attention-activation-fn=laplace", "--restore-file", translation.last, "--max-source-positions=300"]
+    line = failure("train", *translation.words, *options)
+    changes = f"{WAS_SOFTMAX}, --max-source-positions is 300 and was 1024"
+    assert f"{translation.last} belongs to another model: {changes};" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--dropout=0.3", "--adaptive-softmax-dropout=0", "--piece-tokens=50"], []),
+        (
+            ["--documents=line", "--max-target-positions=99"],
+            ["--max-target-positions is 99 and was 2048, --documents is line and was stream"],
+        ),
+    ],
+    ids=["free", "the data and limits"],
+)
+def test_training_resumes_with_other_dropouts_and_warns_of_other_data(language_model, options, warned, tmp_path):
+    where = ["--restore-file", language_model.last, "--save-dir", tmp_path, "--max-update=2"]
+    said = fairseq("train", *language_model.words, *where, *options)
+    assert [record["num_updates"] for record in records(said, "train_inner")] == [2]
+    assert warnings(said) == warned
+
+
+def test_a_training_resumed_within_an_epoch_with_another_number_of_processes_warns(trained, tmp_path):
+    state = torch.load(trained.last, weights_only=False)
+    assert state["extra_state"]["train_iterator"]["iterations_in_epoch"] == 1
+    state["cfg"]["distributed_training"]["distributed_world_size"] = 2
+    torch.save(state, tmp_path / LAST)
+    words = ["train", *trained.words, "--save-dir", tmp_path, "--max-update=2"]
+    warning = f"resuming from {tmp_path / LAST} within an epoch, and --distributed-world-size is 1 and was 2: some"
+    assert warning in fairseq(*words, "--no-save")
+    assert warning not in fairseq(*words, "--no-save", "--reset-dataloader")
+    assert "within an epoch" not in fairseq(*words, "--no-save", "--restore-file", trained.last)
+
+
+def test_a_new_training_can_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
+    where = ["--save-dir", tmp_path, "--max-update=1", "--finetune-from-model", trained.last]
+    said = fairseq("train", *trained.words, *where, "--attention-activation-fn=laplace")
+    assert f"loading pretrained model from {trained.last}" in said
+    assert warnings(said) == [WAS_SOFTMAX]
+    line = failure(
+        "train", *trained.words, *where[:-2], "--restore-file", trained.last, "--reset-optimizer", "--decoder-z-dim=8"
+    )
+    assert line.startswith(
+        f"ValueError: the weights of {trained.last} do not fit: --decoder-z-dim is 8 and was 16; give"
+    )
+
+
+def test_a_pruned_model_is_trained_further_and_resumed_by_the_same_command(language_model, tmp_path):
+    words = ["train", *language_model.words, "--decoder-layers=3"]
+    fairseq(*words, "--max-update=1", "--save-dir", tmp_path / "whole")
+    start = ["--finetune-from-model", tmp_path / "whole" / LAST, "--save-dir", tmp_path / "pruned"]
+    for updates in (1, 2):
+        said = fairseq(*words, *start, "--decoder-layers-to-keep=0,2", "--max-update", updates)
+        assert warnings(said) == []
+    assert f"Loaded checkpoint {tmp_path / 'pruned' / LAST}" in said
+
+
+def test_a_translation_resumed_at_the_end_of_an_epoch_has_the_losses_of_an_uninterrupted_one(translation, tmp_path):
+    """With the option in docs/translation.md; without it, fairseq makes other batches."""
+    words = ["train", *translation.words, "--update-epoch-batch-itr=True", "--disable-validation", "--save-dir"]
+    whole = fairseq(*words, tmp_path / "whole", "--max-epoch=2")
+    fairseq(*words, tmp_path / "parts", "--max-epoch=1")
+    resumed = fairseq(*words, tmp_path / "parts", "--max-epoch=2")
+    found = [record["loss"] for record in records(resumed, "train_inner")]
+    assert found == [record["loss"] for record in records(whole, "train_inner") if record["epoch"] == 2]
+    assert len(found) > 10
+    models = (torch.load(tmp_path / run / LAST, weights_only=True)["model"] for run in ("parts", "whole"))
+    torch.testing.assert_close(*models, rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------ overrides
+
+
+def evaluation(trained, overrides):
+    task = LM if trained.command == "eval-lm" else [*PLUGIN, *CPU, "--max-len-b=5"]
+    return trained.command, trained.words[0], *task, "--path", trained.last, f"--model-overrides={overrides}"
+
+
+def test_an_override_of_an_unknown_option_is_refused_with_a_similar_one(trained):
+    line = failure(*evaluation(trained, {"decoder_chunck_size": 8}))
+    assert line == (
+        "ValueError: --model-overrides has 'decoder_chunck_size', an unknown option for this checkpoint; "
+        "did you mean 'decoder_chunk_size'?"
+    )
+
+
+def test_fairseq_validate_refuses_an_override_of_an_unknown_option(translation):
+    words = [translation.words[0], *PLUGIN, *CPU, "--task=translation", "--max-tokens=600", "--path", translation.last]
+    line = failure("validate", *words, "--model-overrides={'no option': 1}")
+    assert line.endswith("--model-overrides has 'no option', an unknown option for this checkpoint; leave it out")
+
+
+@pytest.mark.parametrize(("name", "value"), [("attention_activation_fn", "laplace"), ("rel_pos_bias", "rope")])
+def test_an_override_of_an_option_that_the_weights_were_trained_for_is_refused(trained, name, value):
+    """Those that keep the shapes of all weights would give other scores without an error."""
+    line = failure(*evaluation(trained, {"decoder_chunk_size": 3, name: value}))
+    assert line == (
+        f"ValueError: --model-overrides has {name!r}, which must be as in the training of the weights; leave it out"
+    )
+
+
+def test_overrides_of_any_section_are_accepted(trained):
+    fairseq(*evaluation(trained, {"dropout": 0.3, "seed": 5, "max_epoch": 3, "checkpoint": {"no_save": True}}))
+
+
+def test_position_biases_are_fitted_to_smaller_chunks_and_refused_for_larger_ones(translation):
+    fairseq(*evaluation(translation, {"encoder_chunk_size": 3, "decoder_chunk_size": 2}))
+    for side, chunk in (("encoder", "9"), ("decoder", "-1 for up to 1024 positions")):
+        line = failure(*evaluation(translation, {f"{side}_chunk_size": int(chunk.split()[0])}))
+        assert line == (
+            f"ValueError: --{side}-chunk-size is {chunk} and this model's position bias 'simple' reaches 5 tokens; "
+            "evaluate at chunks of 1 to 5, or train with --rel-pos-bias rotary"
+        )
+
+
+def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
+    model = {"eval-lm": MegaLanguageModel, "generate": MegaTransformerModel}[trained.command]
+    where = str(trained.folder), LAST, str(trained.words[0])
+    hub = model.from_pretrained(*where, dropout=0.3, beam=3, generation_args={"lenpen": 2})
+    assert (hub.cfg.model.dropout, hub.cfg.generation.beam) == (0.3, 3)  # fairseq 0.12.2 ignores generation_args
+    with pytest.raises(ValueError, match="^from_pretrained has 'decoder_chunck_size', .* 'decoder_chunk_size'"):
+        model.from_pretrained(*where, decoder_chunck_size=8)

@@ -1,0 +1,301 @@
+"""Runs fairseq's commands with real command lines, each in its own process, and reads their output.
+
+Importing fairseq and the plugin takes longer than most of the tests' commands. Therefore processes are forked from one
+that has imported both, but no command; `fresh` starts a new process, as a shell does.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SIZES = {"train": 600, "valid": 23, "test": 37}  # primes, so that no batch size divides them
+SYLLABLES = [consonant + vowel for consonant in "bdgklmnp" for vowel in "aeiou"]
+
+# Arguments for a translation model that trains within seconds.
+PLUGIN = ["--user-dir", ROOT / "mega_fairseq"]
+CPU = ["--cpu", "--required-batch-size-multiple", 1]  # the default, 8, drops the remainder
+
+
+def on_each_side(**sizes: int) -> Dict[str, int]:
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+
+
+def as_words(options: Dict[str, Any]) -> List[str]:
+    """Options as words of a command line; True is a flag."""
+    return [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
+
+
+SMALL = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 64}
+MEGA_SIZES = on_each_side(**SMALL, hidden_dim=64, z_dim=16, n_dim=4, chunk_size=5)  # sentences are several chunks long
+MEGA = ["--arch=mega_transformer", *as_words(MEGA_SIZES), "--normalize-before", "--share-all-embeddings"]
+STOCK = ["--arch=transformer_iwslt_de_en", *as_words(on_each_side(**SMALL, attention_heads=2))]
+TRAINING = [
+    *CPU, "--optimizer=adam", "--lr=0.02", "--clip-norm=1", "--criterion=label_smoothed_cross_entropy",
+    "--label-smoothing=0.1", "--max-tokens=300", "--no-epoch-checkpoints", "--log-format=json", "--log-interval=1",
+    "--num-workers=0",
+]  # fmt: skip
+SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
+
+
+def write_corpus(folder: Path) -> None:
+    """Writes sentences of words with one or two pieces; their translations repeat every word that ends in `a`."""
+    for split, size in SIZES.items():
+        chance, pairs = random.Random(split), []
+        for _ in range(size):
+            words = [
+                "@@ ".join(chance.choices(SYLLABLES, k=chance.choice([1, 2]))) for _ in range(chance.randint(1, 7))
+            ]
+            pairs.append((words, [f"{word} {word}" if word.endswith("a") else word for word in words]))
+        for language, sentences in zip(("de", "en"), zip(*pairs)):
+            text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
+            (folder / f"{split}.{language}").write_text(text)
+
+
+# Arguments for a language model.
+LM = [*PLUGIN, "--task=mega_language_modeling", "--cpu"]
+LM_CHUNK, LM_MULTIPLES = 16, (2, 4)
+LM_SIZES = {f"decoder_{name}": size for name, size in {**SMALL, "hidden_dim": 48, "z_dim": 16, "n_dim": 4}.items()}
+LM_SIZES["decoder_chunk_size"] = LM_CHUNK
+MEGA_LM = ["--arch=mega_lm", *as_words(LM_SIZES), "--rel-pos-bias=rotary", "--normalize-before"]
+LM_HEADS = {
+    "softmax": ["--share-decoder-input-output-embed"],
+    "adaptive": [
+        "--adaptive-softmax-cutoff=10,18", "--adaptive-softmax-factor=2", "--adaptive-softmax-dropout=0.1",
+        "--adaptive-input", "--adaptive-input-factor=2", "--tie-adaptive-weights", "--tie-adaptive-proj",
+    ],
+}  # fmt: skip
+LM_TRAINING = [
+    *as_words({f"variant_block_multiple_{end}": m for end, m in zip(("min", "max"), LM_MULTIPLES)}),
+    "--optimizer=adam", "--lr=0.01", "--clip-norm=1", "--criterion=mega_lm_cross_entropy", "--max-tokens=256",
+    "--log-format=json", "--log-interval=1", "--num-workers=0",
+]  # fmt: skip
+LM_LINES = {"train": 280, "valid": 31, "test": 11}
+
+
+def write_text(folder: Path) -> None:
+    """Writes lines of letters with some repeated words, and a blank line at the end of some documents."""
+    for split, size in LM_LINES.items():
+        chance, lines = random.Random(split), []
+        for _ in range(size):
+            words = ["".join(chance.choices(SYLLABLES, k=chance.choice([1, 2]))) for _ in range(chance.randint(1, 6))]
+            spoken = "_".join(f"{word}_{word}" if word.endswith("a") else word for word in words)
+            lines.append(" ".join(spoken) + "\n" * chance.choice([1, 1, 1, 2]))
+        (folder / f"{split}.text").write_text("".join(lines))
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+LIMIT = 300  # seconds for one command
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the Makefile: forks of several OpenMP threads may crash
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["fairseq.tasks", "fairseq.models", "fairseq.criterions", "fairseq.trainer", "torch._dynamo", "mega_fairseq"]
+)  # torch's optimizers import torch._dynamo
+
+
+class Running:
+    """A command in a separate process: fairseq-COMMAND, or mega-fairseq. The process calls `fault` first."""
+
+    def __init__(
+        self, command: str, *arguments: Any, cwd: Optional[Path] = None, fault: Optional[Callable[[], None]] = None
+    ):
+        output, self.output = tempfile.mkstemp()
+        os.close(output)
+        words = [command if command == "mega-fairseq" else f"fairseq-{command}", *map(str, arguments)]
+        self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output, fault))
+        self.process.start()
+
+    def wait(self) -> Tuple[Optional[int], str]:
+        """Waits for the process; returns its exit code, and its stdout and stderr together."""
+        self.process.join(LIMIT)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        output = Path(self.output).read_text()
+        os.remove(self.output)
+        return self.process.exitcode, output
+
+
+def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], None]]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.chdir(cwd)
+    multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
+    finish_user_dir(words)
+    sys.argv = words
+    if fault is not None:
+        fault()
+    try:
+        sys.exit(_entry_point(words[0])() or 0)  # multiprocessing of Python 3.8 takes None for a failure
+    finally:  # a forked process skips this, and tensorboard would lose its last records
+        atexit._run_exitfuncs()
+
+
+def finish_user_dir(words: List[str]) -> None:
+    """Imports what fairseq imports for `--user-dir` only, which it skips if the plugin has been imported."""
+    if any(word.startswith("--user-dir") for word in words):
+        importlib.import_module("mega_fairseq.models.user_dir_only")
+
+
+def _entry_point(command: str) -> Callable[[], Optional[int]]:
+    if command == "mega-fairseq":
+        return importlib.import_module("mega_fairseq.cli.main").main
+    return importlib.import_module("fairseq_cli." + command.split("-", 1)[1].replace("-", "_")).cli_main
+
+
+def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
+    """Runs a command that must succeed and returns its output."""
+    code, output = Running(command, *arguments, cwd=cwd).wait()
+    assert code == 0, output
+    return output
+
+
+@functools.lru_cache(maxsize=None)
+def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "tempfile.TemporaryDirectory[str]":
+    """A folder with the text of `write`, binarised in `bin`. Made once per test process and then copied."""
+    folder = tempfile.TemporaryDirectory()
+    write(Path(folder.name))
+    files = [f"--{split}pref={folder.name}/{split}{suffix}" for split in ("train", "valid", "test")]
+    fairseq("preprocess", *words, *files, f"--destdir={folder.name}/bin")
+    return folder
+
+
+def preprocess_text(folder: Path) -> Path:
+    """Puts the text of `write_text` into a folder and binarises it with fairseq-preprocess."""
+    shutil.copytree(_preprocessed(write_text, ".text", "--only-source").name, folder, dirs_exist_ok=True)
+    return folder / "bin"
+
+
+def preprocess_pairs(folder: Path) -> Path:
+    """Puts the sentences of `write_corpus` into a folder and binarises them with one dictionary."""
+    words = ("--source-lang=de", "--target-lang=en", "--joined-dictionary")
+    shutil.copytree(_preprocessed(write_corpus, "", *words).name, folder, dirs_exist_ok=True)
+    return folder / "bin"
+
+
+def fresh(*words: Any, cwd: Optional[Path] = None) -> str:
+    """Runs any program, which must succeed, in a new process and returns its output."""
+    result = subprocess.run(
+        list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def failure(command: str, *arguments: Any) -> str:
+    """Runs a command that must fail and returns the last line of its output."""
+    code, output = Running(command, *arguments).wait()
+    assert code, output
+    return output.splitlines()[-1]
+
+
+def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
+    """Checks that `mega-fairseq COMMAND` failed with one sentence on stderr with these words and a remedy."""
+    code, out, err = result
+    assert (code, out) == (1, ""), err
+    assert err.startswith(f"mega-fairseq {command}: ")
+    assert err.count("\n") == 1, err
+    assert ";" in err, "no remedy"
+    assert not [word for word in map(str, words) if word not in err], err
+
+
+ON_CPUS = ["--distributed-no-spawn", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
+
+
+def free_port() -> int:
+    """Not one that the system gives to other connections, which could take it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as unused, contextlib.suppress(OSError):
+            unused.bind(("127.0.0.1", port))
+            return port
+
+
+def start_processes(
+    *arguments: Any,
+    command: str = "train",
+    count: int = 2,
+    faults: Optional[Sequence[Optional[Callable[[], None]]]] = None,
+    own: Optional[Sequence[List[Any]]] = None,
+) -> List[Running]:
+    """Starts a command of fairseq in `count` processes on CPUs; `own` are the arguments of each process alone."""
+    shared = [*ON_CPUS, f"--distributed-world-size={count}", f"--distributed-init-method=tcp://127.0.0.1:{free_port()}"]
+    faults, own = faults or [None] * count, own or [[]] * count
+    return [
+        Running(command, *arguments, *shared, "--distributed-rank", rank, *own[rank], fault=faults[rank])
+        for rank in range(count)
+    ]
+
+
+def succeed(running: List[Running]) -> str:
+    """Waits for processes, which must all succeed, and returns the output of the first."""
+    ends = [process.wait() for process in running]
+    assert not any(code for code, _ in ends), ends
+    return ends[0][1]
+
+
+def train_in_processes(*arguments: Any, count: int = 2) -> str:
+    """Runs fairseq-train, which must succeed, in processes on CPUs and returns the output of the first."""
+    return succeed(start_processes(*arguments, count=count))
+
+
+# ------------------------------------------------------------------------------------------------ reading the output
+
+
+def records(output: str, source: str) -> List[Dict[str, float]]:
+    """Numbers that fairseq-train logs as JSON under `train_inner`, `train` or `valid`."""
+    found = re.findall(rf"\b{source}\b\W*?(\{{.*\}})$", output, re.MULTILINE)
+    return [{name: float(value) for name, value in json.loads(record).items()} for record in found]
+
+
+def losses(output: str) -> List[float]:
+    """The losses that fairseq-train logs, one for each update with `--log-interval=1`."""
+    return [record["loss"] for record in records(output, "train_inner")]
+
+
+def checkpoint(path: Path) -> Dict[str, Any]:
+    import torch
+
+    from mega_fairseq.models.checkpoints import plain_containers_allowed
+
+    with plain_containers_allowed():
+        return torch.load(path, weights_only=True)
+
+
+def lines(output: str, letter: str) -> Iterator[Tuple[int, str]]:
+    """Number and content of lines like `H-12<tab>...`."""
+    for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", output, re.MULTILINE):
+        yield int(number), rest
+
+
+def translations(output: str) -> List[Tuple[int, str, float]]:
+    """Number, text and score of all hypotheses, sorted by sentence."""
+    found = [(number, *rest.split("\t")) for number, rest in lines(output, "H")]
+    return [(number, text, float(score)) for number, score, text in sorted(found, key=lambda line: line[0])]
+
+
+def assert_same_translations(said: str, other: str) -> None:
+    """Checks that both outputs translate every sentence of the test set, with the same results."""
+    (numbers, texts, scores), (_, other_texts, other_scores) = (zip(*translations(each)) for each in (said, other))
+    assert list(numbers) == list(range(SIZES["test"]))
+    assert texts == other_texts
+    assert scores == pytest.approx(other_scores, abs=1e-4)

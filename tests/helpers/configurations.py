@@ -1,0 +1,45 @@
+"""Model configurations as fairseq makes them from a command line and with hydra, and options to give them."""
+
+import json
+from typing import Any, Dict
+
+from fairseq import options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from tests.helpers.golden_cases import FOLDER
+
+
+def training(*words: str) -> DictConfig:
+    """The whole configuration as fairseq-train parses it."""
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), list(words)))
+
+
+def parsed(*words: str) -> DictConfig:
+    """The model's configuration as fairseq-train parses it."""
+    return training("data", *words).model
+
+
+def under_hydra(task: str, criterion: str = "cross_entropy", **model: Any) -> DictConfig:
+    """The model's configuration as fairseq-hydra-train completes it."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.model, cfg.task = model, {"_name": task, "data": "data"}
+        cfg.criterion = {"_name": criterion}
+        add_defaults(cfg)
+    return cfg.model
+
+
+def released_options(file: str, *replaced: str) -> Dict[str, Any]:
+    """The options of the released models, except for those `replaced` by other things, with values to give them."""
+    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
+    released = json.loads((FOLDER / file).read_text())["options"]
+    assert {option["name"] for option in released} > set(replaced)
+    found = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
+    return {name: value for name, value in found.items() if name not in replaced}
+
+
+def plain(cfg: DictConfig) -> Dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)

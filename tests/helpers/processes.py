@@ -1,0 +1,42 @@
+"""Runs a function in several processes that can exchange tensors, with gloo on CPUs."""
+
+import functools
+import os
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, Callable, List, Optional
+
+import torch
+import torch.distributed as dist
+
+from tests.helpers.commands import FORKS, LIMIT
+
+
+def in_processes(count: int, function: Callable[..., Any], *arguments: Any, lost: Optional[int] = None) -> List[Any]:
+    """`function(*arguments)` in each process of a group of `count`; what they return, in the order of ranks.
+
+    The process of rank `lost` does not return.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        start = functools.partial(_run, folder, count, function, arguments)
+        running = [FORKS.Process(target=start, args=(rank,)) for rank in range(count)]
+        for process in running:
+            process.start()
+        for process in running:
+            process.join(LIMIT)
+            process.kill()
+        failures = [path.read_text() for path in sorted(Path(folder).glob("*.failure"))]
+        assert not failures, "\n".join(failures)
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(count) if rank != lost]
+
+
+def _run(folder: str, count: int, function: Callable[..., Any], arguments: Any, rank: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
+        torch.save(function(*arguments), Path(folder, f"{rank}.pt"))
+    except BaseException:
+        Path(folder, f"{rank}.failure").write_text(f"process {rank} of {count}:\n{traceback.format_exc()}")
+        raise

@@ -1,0 +1,130 @@
+"""Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any, Dict, Iterable, List
+
+from tests.helpers.commands import ROOT
+from tests.helpers.forking import python
+
+EXAMPLES = ROOT / "examples"
+BIBLE = EXAMPLES / "wmt16_en_de/bible"
+BIBLE_PAIRS = {"train": 100, "valid": 10, "test": 10}
+# Variables of the recipes that the environment of the tests may contain.
+FOREIGN = (
+    *("ARCH", "BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "SIZE", "SOURCE", "SOURCES", "UNITS"),
+    "VOCABULARY",
+)
+
+
+class Recipe:
+    """The scripts of one folder, which write everything under `place`."""
+
+    def __init__(self, scripts: Path, place: Path, **variables: Any):
+        self.scripts, self.place = scripts, place
+        self.data, self.checkpoints, self.results = place / "data", place / "checkpoints", place / "results"
+        self.variables = {
+            **{name: value for name, value in os.environ.items() if name not in FOREIGN},
+            "PYTHON": python(),
+            "WORKERS": "1",
+            "GPUS": "0",
+            "DATA": self.data,
+            "CHECKPOINTS": self.checkpoints,
+            "RESULTS": self.results,
+            **variables,
+        }
+        place.mkdir(exist_ok=True)
+
+    def start(self, script: str, *arguments: Any, **variables: Any) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [str(self.scripts / script), *map(str, arguments)],
+            cwd=self.place,
+            env={name: str(value) for name, value in {**self.variables, **variables}.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *arguments: Any, **variables: Any) -> str:
+        """Runs a script that must succeed and returns its stdout and stderr."""
+        process = self.start(script, *arguments, **variables)
+        printed = "".join(process.communicate())
+        assert process.returncode == 0, printed
+        return printed
+
+    def refusal(self, script: str, *arguments: Any, **variables: Any) -> str:
+        """Runs a script that must fail and returns its one-sentence error."""
+        process = self.start(script, *arguments, **variables)
+        _, said = process.communicate()
+        assert process.returncode == 1, said
+        (sentence,) = re.findall(r"^error: (.*)$", said, re.MULTILINE)
+        return sentence
+
+    def kill_while_segmenting(self, split: str, **variables: Any) -> None:
+        """Runs prepare.sh, and kills it and its child processes when it begins to segment this split."""
+        begun = f'[ "$2" = apply ] && ls "$DATA"/*/text.tmp/{split}* >/dev/null 2>&1'
+        python = fake_python(self.place, begun, "kill -KILL 0")
+        process = self.start("prepare.sh", PYTHON=python, **variables)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        python.unlink()
+
+    def refuses_invalid_numbers(self, script: str, *names: str) -> None:
+        """Checks that each variable must be a whole number and that nothing is written otherwise."""
+        for name, wrong in zip(names, itertools.cycle(("many", "-1", "08", "1.5"))):
+            least = 0 if name in ("GPUS", "WARMUP") else 1
+            assert self.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
+        assert not list(self.place.iterdir())
+
+
+def small_bible(folder: Path) -> Path:
+    """The first sentence pairs of each split of the shipped Bible, written to a folder."""
+    with tarfile.open(BIBLE / "bible-ende.tar.xz") as archive:
+        for split, size in BIBLE_PAIRS.items():
+            for language in ("en", "de"):
+                lines = archive.extractfile(f"bible-ende/{split}.{language}").read().decode().split("\n")
+                write(folder / f"{split}.{language}", lines[:size])
+    return folder
+
+
+def bible_recipe(place: Path, corpus: Path) -> Recipe:
+    return Recipe(BIBLE, place, CORPUS=corpus, VOCABULARY=300)
+
+
+def fake_python(place: Path, condition: str, action: str) -> Path:
+    """A Python that runs a shell command instead if its arguments meet a shell condition."""
+    wrapper = place / "python"
+    wrapper.write_text(f"#!/bin/sh\nif {condition}; then {action}; else exec '{python()}' \"$@\"; fi\n")
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+def answering(place: Path, tool: str) -> Path:
+    """A Python whose fairseq command `tool` only prints the file `answers`."""
+    return fake_python(place, f'[ "$2" = fairseq_cli.{tool} ]', f"cat '{place}/answers'")
+
+
+def text(path: Path) -> List[str]:
+    """The lines of a file, split at newlines only."""
+    return path.read_bytes().decode().split("\n")[:-1]
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+
+
+def files(folder: Path) -> Dict[str, bytes]:
+    """Name and content of all files in a folder, except fairseq's logs, which contain times."""
+    return {path.name: path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".log" and path.is_file()}
+
+
+def half(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: len(data) // 2]

@@ -1,0 +1,104 @@
+"""Small translation models, language models and classifiers with random weights, and inputs for them."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.models import (
+    MegaClassifier,
+    MegaClassifierConfig,
+    MegaLanguageModel,
+    MegaLMConfig,
+    MegaTransformerConfig,
+    MegaTransformerModel,
+)
+from tests.helpers.golden_models import PAD, classification, task
+
+TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
+SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
+
+
+def _sizes(side: str, mixer: str) -> Dict[str, int]:
+    others = {"layers", "embed_dim", "ffn_embed_dim"}
+    return {f"{side}_{name}": size for name, size in SIZES.items() if mixer == "mega" or name in others}
+
+
+def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
+    """The model in eval mode, with weights that differ from layer to layer, since zero or equal ones hide errors."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_((adaptive if "adaptive" in name else scale) * torch.randn_like(parameter))
+    return model.eval()
+
+
+# ------------------------------------------------------------------------------------------------ translation
+
+
+SENTENCES = 3
+
+
+def translation_model(**options: Any) -> MegaTransformerModel:
+    torch.manual_seed(0)
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
+    cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
+    return _perturbed(MegaTransformerModel.build_model(cfg, task(TYPES)), 0.2, 0.2)
+
+
+def sources(pad_left: bool = True) -> Tensor:
+    """(3, 7) sentences of lengths 7, 4 and 6, padded."""
+    torch.manual_seed(1)
+    tokens = torch.randint(4, TYPES, (SENTENCES, 7))
+    for row, pads in enumerate((0, 3, 1)):
+        if pads:
+            tokens[row, slice(0, pads) if pad_left else slice(7 - pads, 7)] = PAD
+    return tokens
+
+
+def targets(length: int = 5) -> Tensor:
+    return torch.randint(4, TYPES, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+# ------------------------------------------------------------------------------------------------ language models
+
+
+CHUNK = 5
+ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0}
+TIED = {**ADAPTIVE, "adaptive_input": True, "adaptive_input_factor": 2.0, "tie_adaptive_weights": True}
+HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAPTIVE}
+
+
+def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
+    torch.manual_seed(0)
+    sizes = _sizes("decoder", options.get("token_mixer", "mega"))
+    common = {"decoder_chunk_size": CHUNK, "normalize_before": True, "dropout": 0.0}
+    if "decoder_z_dim" in sizes:
+        common["rel_pos_bias"] = "rotary"
+    cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
+    return _perturbed(MegaLanguageModel.build_model(cfg, task(types)), 0.1, 0.3)
+
+
+def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]]:
+    """Sources and targets of these lengths."""
+    random = torch.Generator().manual_seed(1)
+    targets = [torch.randint(4, types, (length,), generator=random) for length in lengths]
+    return [torch.cat([torch.tensor([EOS]), target[:-1]]) for target in targets], targets
+
+
+def padded(rows: List[Tensor], left: bool) -> Tensor:
+    width = max(row.numel() for row in rows)
+    pads = [torch.full((width - row.numel(),), PAD) for row in rows]
+    return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
+
+
+# ------------------------------------------------------------------------------------------------ classifiers
+
+
+def classifier(types: Optional[int] = TYPES, **options: Any) -> MegaClassifier:
+    """With one head, called "head"; without `types` its inputs are real numbers."""
+    torch.manual_seed(0)
+    sizes = _sizes("encoder", options.get("encoder_token_mixer", "mega"))
+    cfg = MegaClassifierConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
+    model = MegaClassifier.build_model(cfg, classification(types))
+    model.register_classification_head("head", num_classes=3)
+    return _perturbed(model, 0.2, 0.2)

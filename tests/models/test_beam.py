@@ -1,0 +1,394 @@
+"""Decoding after any reordering of beams equals decoding from the start; prepared weights are never stale."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mega_fairseq.models.beam import DecoderState, reorder
+from mega_fairseq.models.decoder import STATE
+from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
+from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
+from tests.helpers.golden_models import PAD
+from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources
+from tests.helpers.small_models import translation_model as model
+
+BEAMS = 3
+
+
+class Search:
+    """A minimal generator: the tokens and the sentence of each row, and the model's incremental state."""
+
+    def __init__(self, made, seed):
+        self.model, self.random = made, torch.Generator().manual_seed(seed)
+        self.sources, self.state = sources(), {}
+        self.sentence = torch.arange(SENTENCES).repeat_interleave(BEAMS)
+        self.out = made.encoder.reorder_encoder_out(made.encoder(self.sources), self.sentence)
+        self.history = torch.full((SENTENCES * BEAMS, 1), 2)
+
+    def decode(self):
+        return self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)[0]
+
+    def step(self):
+        logits = self.decode()
+        fresh, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
+        torch.testing.assert_close(logits[:, -1], fresh[:, -1], atol=2e-5, rtol=1e-4)
+
+    def follow(self, order):
+        """Replaces the rows by the rows `order`, and appends a random word to each."""
+        order = torch.tensor(order)
+        self.model.decoder.reorder_incremental_state_scripting(self.state, order)
+        self.out = self.model.encoder.reorder_encoder_out(self.out, order)
+        self.sentence = self.sentence[order]
+        words = torch.randint(4, TYPES, (len(order), 1), generator=self.random)
+        self.history = torch.cat([self.history[order], words], 1)
+
+
+@st.composite
+def within_sentences(draw, sentences):
+    """An order of beams within each of the remaining sentences."""
+    staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
+    return [s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)], len(staying)
+
+
+@st.composite
+def searches(draw):
+    orders, sentences = [], SENTENCES
+    for _ in range(draw(st.integers(1, 9))):
+        order, sentences = draw(within_sentences(sentences))
+        orders.append(order)
+    return orders
+
+
+MODELS = {
+    "full": {},
+    "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
+    "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
+    "retained dropout": {"dropout": 0.0},  # the code for dropout, which drops nothing
+}
+
+
+@lru_cache(maxsize=None)
+def shared(name):
+    made = model(**MODELS[name])
+    if name == "retained dropout":
+        made.make_generation_fast_(retain_dropout=True)
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=25, deadline=None)
+@given(orders=searches(), seed=st.integers(0, 99))
+@torch.no_grad()
+def test_decoding_with_reordered_beams_and_finished_sentences_equals_decoding_from_the_start(name, orders, seed):
+    search = Search(shared(name), seed)
+    search.step()
+    for order in orders:
+        search.follow(order)
+        search.step()
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+@torch.no_grad()
+def test_decoding_after_any_reordering_of_rows_equals_decoding_from_the_start(data):
+    """Rows that are separated from the other rows of their sentence get their own copy of the source."""
+    search, rows = Search(shared("full"), 0), SENTENCES * BEAMS
+    search.step()
+    for _ in range(3):
+        order = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows))
+        search.follow(order)
+        search.step()
+        rows = len(order)
+
+
+@torch.no_grad()
+def test_beams_of_a_sentence_share_one_projection_of_the_source():
+    search = Search(shared("full"), 0)
+    search.step()
+    first = source_keys(search)
+    assert first.size(0) == SENTENCES
+    search.follow([1, 0, 2, 5, 5, 3, 8, 7, 6])
+    assert source_keys(search) is first  # not copied
+    search.follow([0, 0, 1, 7, 6, 8])  # the second sentence is finished
+    assert source_keys(search).size(0) == SENTENCES - 1
+    search.follow([0, 3, 1, 4])  # beams of a sentence are separated
+    assert source_keys(search).size(0) == 4
+
+
+def source_keys(search):
+    return search.model.decoder.get_incremental_state(search.state, STATE).blocks[0].cross.keys
+
+
+@torch.no_grad()
+def test_reordering_copies_only_tokens_that_the_beams_do_not_share(monkeypatch):
+    search, copied = Search(shared("full"), 0), []
+    moved = KeyValues.follow
+
+    def follow(cache, order, last):
+        copied.append(cache.keys.size(1) - last)
+        return moved(cache, order, last)
+
+    monkeypatch.setattr(KeyValues, "follow", follow)
+    search.step()
+    search.follow([0, 0, 0, 3, 3, 3, 6, 6, 6])  # all beams of a sentence come from one
+    for _ in range(5):
+        search.step()
+        search.follow(list(range(9)))  # no reordering, no copies
+    assert set(copied) == {0}
+    copied.clear()
+    search.follow([1, 0, 2, 3, 4, 5, 6, 7, 8])
+    assert set(copied) == {1}  # the shared token is not copied
+    search.step()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_checks_detect_a_search_that_does_not_reorder(name):
+    search = Search(shared(name), 0)
+    search.step()
+    search.follow([0, 1, 2, 3, 4, 5, 6, 7, 8])
+    search.step()
+    search.model.decoder.reorder_incremental_state_scripting = lambda state, order: None
+    try:
+        search.follow([2, 1, 0, 3, 4, 5, 6, 7, 8])
+        with pytest.raises(AssertionError):
+            search.step()
+    finally:
+        del search.model.decoder.reorder_incremental_state_scripting
+
+
+@torch.no_grad()
+def test_the_table_of_shared_tokens_grows_linearly_with_sentences():
+    state = DecoderState((), 3)
+    rows = 4000
+    mixer = GatedAttentionState(torch.zeros(rows, 1, 1), KeyValues(torch.zeros(rows, 3, 1), torch.zeros(rows, 3, 1)))
+    cross = CrossAttentionState(torch.zeros(rows // 4, 1, 1), torch.zeros(rows // 4, 1, 1), None, 3)
+    state = state._replace(blocks=(BlockState(mixer, cross),))
+    order = torch.arange(rows).view(-1, 4).flip(1).flatten()
+    assert reorder(state, order).shared.numel() == 4 * rows
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@torch.no_grad()
+def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
+    made, tokens = shared("full"), torch.full((count, 3), 5)
+    out = made.encoder.reorder_encoder_out(made.encoder(sources()), torch.arange(count))
+    expected, _ = made.decoder(tokens, made.encoder(sources()[:count]))
+    torch.testing.assert_close(made.decoder(tokens, out)[0], expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@torch.no_grad()
+def test_pads_in_a_prefix_have_no_effect_at_once_or_token_by_token(pad_left):
+    made, state = shared("full"), {}
+    tokens = torch.randint(4, TYPES, (SENTENCES, 6), generator=torch.Generator().manual_seed(5))
+    tokens[0, slice(0, 2) if pad_left else slice(4, 6)] = PAD
+    out = made.encoder(sources(pad_left))
+    whole, _ = made.decoder(tokens, out)
+    alone, _ = made.decoder(tokens[:1][tokens[:1] != PAD][None], made.encoder(sources()[:1]))
+    torch.testing.assert_close(whole[0][tokens[0] != PAD], alone[0], atol=2e-5, rtol=1e-4)
+    for step in range(1, 7):
+        logits, _ = made.decoder(tokens[:, :step], out, state)
+        real = tokens[:, step - 1] != PAD
+        torch.testing.assert_close(logits[real, -1], whole[real, step - 1], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_search_can_be_differentiated():
+    made, state = shared("full"), {}
+    tokens, out = torch.full((SENTENCES, 4), 5), shared("full").encoder(sources())
+    for step in (1, 2, 3):
+        made.decoder(tokens[:, :step], out, state)
+    with torch.enable_grad():
+        logits, _ = made.decoder(tokens, out, state)
+        logits.sum().backward()
+    assert made.decoder.layers[0].mixer.values.weight.grad is not None
+    made.zero_grad()
+
+
+@torch.no_grad()
+def test_with_retained_dropout_the_whole_state_of_a_row_is_reordered():
+    """Rows with the same tokens have different states, because of dropout."""
+    search = Search(model(dropout=0.5), 0)
+    search.model.make_generation_fast_(retain_dropout=True)
+    search.follow([0] * 9)
+    for order in ([1, 0, 2, 3, 3, 4, 8, 7, 6], [0, 2, 1, 3, 5, 4, 7, 7, 8]):
+        search.decode()
+        before = [cache.keys.clone() for cache in caches(search)]
+        search.follow(order)
+        for cache, keys in zip(caches(search), before):
+            assert not torch.equal(keys[0], keys[1])
+            torch.testing.assert_close(cache.keys, keys[order], rtol=0, atol=0)
+
+
+def caches(search):
+    state = search.model.decoder.get_incremental_state(search.state, STATE)
+    return [block.mixer.cache for block in state.blocks]
+
+
+@torch.no_grad()
+def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
+    made, out = shared("chunks"), shared("chunks").encoder(sources())
+    tokens = torch.randint(4, TYPES, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
+    whole, _ = made.decoder(tokens, encoder_out=out)
+    state, seen = {}, 0
+    for count in (4, 1, 5, 1):
+        seen += count
+        logits, _ = made.decoder(tokens[:, :seen], encoder_out=out, incremental_state=state)
+        torch.testing.assert_close(logits, whole[:, seen - count : seen], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
+    made = model(dropout=0.0, attention_dropout=0.3, hidden_dropout=0.3)
+    made.decoder.make_generation_fast_(retain_dropout=True)
+    tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)
+    made.encoder.eval()
+    (left_attn,), (right_attn,) = (made.decoder(tokens, made.encoder(s))[1]["attn"] for s in (left, right))
+    assert not left_attn[1, :, :3].any()
+    torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))  # without dropout
+    made = model(dropout=0.0)
+    assert made(left, None, tokens)[1]["attn"] == [None]  # in validation, where nothing reads them
+    made.decoder.make_generation_fast_()
+    left_attn = made(left, None, tokens)[1]["attn"][0]
+    made = model(dropout=0.0).train()
+    made.decoder.need_attn = True
+    torch.testing.assert_close(made(left, None, tokens)[1]["attn"][0], left_attn, atol=2e-5, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ prepared weights
+
+
+def scores_of_steps(made):
+    """The scores of random words, one word at a time."""
+    search = Search(made, 0)
+    scores = [search.decode()]
+    for _ in range(3):
+        search.follow(range(SENTENCES * BEAMS))
+        scores.append(search.decode())
+    return torch.cat(scores, 1)
+
+
+@torch.no_grad()
+def test_weights_are_prepared_once_after_training_and_again_if_they_change():
+    made, other, prepared = model(), model(dropout=0.2), []
+    prepare = made.decoder._prepare
+    made.decoder._prepare = lambda: prepared.append(1) or prepare()
+    for _ in range(2):
+        before = scores_of_steps(made)
+    assert len(prepared) == 2  # training might continue
+    made.make_generation_fast_()
+    for _ in range(2):
+        torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
+    assert len(prepared) == 3
+    for parameter in other.parameters():
+        parameter.mul_(1.1)
+    made.load_state_dict(other.state_dict())
+    torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
+    assert len(prepared) == 4
+    for parameter in (*made.parameters(), *other.parameters()):
+        parameter.data.mul_(1.1)  # has no version
+    torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
+    assert len(prepared) == 5
+
+
+@torch.no_grad()
+def test_weights_are_prepared_again_for_another_chunk_size():
+    made, tokens = language_model(), torch.randint(4, TYPES, (2, 20))
+
+    def steps():
+        state = {}
+        return torch.cat([made(tokens[:, :n], incremental_state=state)[0][:, -1:] for n in range(1, 21)], 1)
+
+    made.make_generation_fast_()
+    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
+    made.decoder.set_chunk_size(7)
+    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_copy_of_a_model_has_its_own_prepared_weights():
+    made = model()
+    made.make_generation_fast_()
+    before = scores_of_steps(made)
+    twin = copy.deepcopy(made.decoder)
+    assert made.decoder.kept.made is not None
+    assert twin.kept.made is None
+    assert pickle.loads(pickle.dumps(made.decoder.kept)).made is None
+    torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [model, language_model])
+def test_a_state_that_was_saved_goes_on_as_before(make):
+    """Between steps that use prepared weights, which are not saved."""
+    made, tokens, state = make().eval(), torch.randint(4, TYPES, (SENTENCES, 6)), {}
+    source = (made.encoder(sources()),) if make is model else ()
+    for n in range(1, 6):
+        made.decoder(tokens[:, :n], *source, incremental_state=state)
+    assert made.decoder.get_incremental_state(state, STATE).ready is not None
+    loaded = pickle.loads(pickle.dumps(state))
+    expected, found = (made.decoder(tokens, *source, incremental_state=s)[0] for s in (state, loaded))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_model_made_in_inference_mode_decodes_too():
+    with torch.inference_mode():
+        made = model()
+        made.make_generation_fast_()
+        before = scores_of_steps(made)
+    torch.testing.assert_close(before, scores_of_steps(model()))
+
+
+@torch.no_grad()
+def test_threads_that_share_a_model_give_the_scores_of_one_after_the_other():
+    made = model()
+    made.make_generation_fast_()
+    long = torch.randint(4, TYPES, (8, 1, 300), generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def scores(source):
+        out, state = made.encoder(source), {}
+        tokens = torch.arange(2, 22)[None]
+        return torch.cat([made.decoder(tokens[:, : i + 1], out, state)[0] for i in range(20)], 1)
+
+    alone = [scores(source) for source in long]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(scores, long))
+    for found, expected in zip(together, alone):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder_chunk_size": 4, "encoder_chunk_size": 4}], ids=["full", "chunks"])
+@torch.no_grad()
+def test_rows_with_a_pad_that_all_continue_one_without_take_the_fast_path_again(options):
+    """While fairseq forces a prefix, beams without any probability may contain a pad."""
+    search = Search(model(**options), 0)
+    search.step()
+    search.follow(range(SENTENCES * BEAMS))
+    search.history[1::BEAMS, -1] = PAD
+    search.decode()
+    search.follow([row - row % BEAMS for row in range(SENTENCES * BEAMS)])
+    for _ in range(4):
+        search.step()
+        assert search.model.decoder.get_incremental_state(search.state, STATE).ready is not None
+        search.follow(range(SENTENCES * BEAMS))
+
+
+@pytest.mark.skipif(not INT8_WORKS, reason="this CPU has no exact products in int8")
+@torch.no_grad()
+def test_steps_with_weights_in_int8_are_near_those_in_float32():
+    exact, rounded = (scores_of_steps(model(generation_weights=name)) for name in FORMATS)
+    assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
+
+
+def test_an_unknown_format_of_weights_is_refused():
+    with pytest.raises(ValueError, match="generation_weights is 'int4'; choose one of float32, int8"):
+        model(generation_weights="int4")

@@ -1,0 +1,285 @@
+"""Training in two processes on CPUs: the same steps as one process, resuming, and one process killed."""
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mega_fairseq.criterions import MegaLMCrossEntropy
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
+from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
+from tests.helpers import faults
+from tests.helpers.commands import (
+    LIMIT,
+    LM,
+    LM_CHUNK,
+    LM_HEADS,
+    LM_SIZES,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    TRAINING,
+    fairseq,
+    free_port,
+    preprocess_pairs,
+    preprocess_text,
+    records,
+    start_processes,
+    train_in_processes,
+)
+from tests.helpers.courses import course
+from tests.helpers.small_models import sources, targets, translation_model
+
+pytestmark = pytest.mark.slow
+
+# Both epochs have eleven batches: two processes take six updates for them, and in the last update one has no batch.
+EPOCH, UPDATES = 6, 8
+SAVING = ["--save-interval-updates=1", f"--max-update={UPDATES}"]
+TEXT = [*LM, *MEGA_LM, *LM_TRAINING, "--dropout=0", "--max-tokens=480"]
+WORDS = {
+    # Five validation batches, and the same training batches whether resumed or not.
+    "translation": [
+        *PLUGIN, *MEGA, *(word for word in TRAINING if word != "--no-epoch-checkpoints"), "--dropout=0",
+        "--max-tokens=600", "--max-tokens-valid=50", "--update-epoch-batch-itr=True",
+    ],
+    # Three validation streams, one at a time, so that one process has none in the second round.
+    "softmax": [*TEXT, *LM_HEADS["softmax"], "--valid-block=splits:3", "--batch-size-valid=1"],
+    # By default there are as many streams as processes.
+    "adaptive": [*TEXT, *LM_HEADS["adaptive"], "--adaptive-softmax-dropout=0"],
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    return preprocess_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def runs(text, tmp_path_factory):
+    """Trains a task once in two processes, and once in one process with two batches per update and the same streams."""
+
+    @functools.lru_cache(maxsize=None)
+    def run(task):
+        data, valid = text, text / "valid.bin"
+        if task == "translation":
+            data = preprocess_pairs(tmp_path_factory.mktemp("pairs"))
+            valid = data / "valid.de-en.en.bin"
+        words = [data, *WORDS[task], *SAVING]
+        folders = {name: tmp_path_factory.mktemp(name) for name in ("two", "one")}
+        said = train_in_processes(*words, "--save-dir", folders["two"])
+        streams = ["--valid-block=splits:2"] if task == "adaptive" else []
+        fairseq("train", *words, *streams, "--update-freq=2", "--save-dir", folders["one"])
+        two, one = (course(folder) for folder in folders.values())
+        tokens = valid.stat().st_size // 2  # two bytes per token
+        return SimpleNamespace(words=words, valid_tokens=tokens, folder=folders["two"], said=said, two=two, one=one)
+
+    return run
+
+
+def assert_same_course(ours, theirs, updates, tolerance=0.0):
+    """Losses, gradient norms and batch sizes must agree within `tolerance`, models exactly."""
+    assert sorted(ours) == list(updates)
+    for number in updates:
+        found, expected = ours[number], theirs[number]
+        assert found.train.keys() >= {"loss", "gnorm", "clip", "bsz", "wpb", "lr"}
+        for name in found.train:
+            assert found.train[name] == pytest.approx(expected.train[name], abs=tolerance, rel=0), (number, name)
+        for name in found.model:
+            torch.testing.assert_close(found.model[name], expected.model[name], rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------ same steps as one
+
+
+@pytest.mark.parametrize("task", WORDS)
+def test_two_processes_train_like_one_with_batches_twice_as_large(runs, task):
+    run = runs(task)
+    assert_same_course(run.two, run.one, range(1, UPDATES + 1), tolerance=1e-5)
+    tokens = [run.two[number].train["wpb"] for number in range(1, EPOCH + 1)]
+    assert tokens[-1] <= 600 < min(tokens[:-1])  # the last is a single batch: one process had none
+
+
+@pytest.mark.parametrize("task", WORDS)
+def test_two_processes_validate_on_each_token_once(runs, task):
+    run = runs(task)
+    for number in range(1, UPDATES + 1):
+        found, expected = run.two[number].valid, run.one[number].valid
+        assert found.keys() == expected.keys()
+        for name in found.keys() - {"wpb", "bsz"}:
+            assert found[name][1] == expected[name][1] == number * run.valid_tokens
+            assert found[name][0] / found[name][1] == pytest.approx(expected[name][0] / expected[name][1], abs=1e-5)
+        for name in ("wpb", "bsz"):
+            assert found[name][0] == expected[name][0]
+    default = "valid is read as 2 streams, one per process, each without context from the one before"
+    assert run.said.count(default) == (task == "adaptive")
+
+
+def test_an_evaluation_of_which_only_a_part_would_be_reported_is_refused(runs):
+    run = runs("softmax")
+    path = ["--path", run.folder / "checkpoint_last.pt", "--gen-subset=valid"]
+    both = start_processes(run.words[0], *LM, *path, command="eval-lm")
+    for code, said in [process.wait() for process in both]:
+        assert code != 0
+        assert "ValueError: fairseq-eval-lm would report only the first of 2 processes' parts; give --sequence" in said
+
+
+def test_an_update_may_consist_of_several_batches_per_process(text, tmp_path):
+    """Except in the last update of an epoch, where fairseq ignores a process whose last batch is empty.
+
+    The gradient contains that process's other batches, but its denominator and the loss do not.
+    """
+    words = [text, *WORDS["softmax"], *SAVING, "--max-update=2"]
+    train_in_processes(*words, "--update-freq=2", "--save-dir", tmp_path / "two")
+    fairseq("train", *words, "--update-freq=4", "--save-dir", tmp_path / "one")
+    ours, theirs = course(tmp_path / "two"), course(tmp_path / "one")
+    for number in (1, 2):
+        for name in ("loss", "gnorm", "wpb", "bsz"):
+            assert ours[number].train[name] == pytest.approx(theirs[number].train[name], abs=1e-5)
+
+
+def test_a_process_without_a_batch_trains_on_at_most_a_chunk(text):
+    """fairseq passes it the last loaded batch, which may be the whole validation set as one stream."""
+    options = MegaLanguageModelingConfig(data=str(text), tokens_per_sample=LM_CHUNK)
+    task = MegaLanguageModelingTask.setup_task(options)
+    task.load_dataset("valid")
+    cfg = MegaLMConfig(**LM_SIZES, rel_pos_bias="rotary", share_decoder_input_output_embed=True)
+    made, read = MegaLanguageModel.build_model(cfg, task), []
+    made.register_forward_pre_hook(lambda _, *inputs: read.append(inputs[1]["src_tokens"].shape), with_kwargs=True)
+    optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
+    batch = task.get_batch_iterator(task.dataset("valid")).first_batch
+    arguments = [batch, made, MegaLMCrossEntropy(task, sentence_avg=False), optimizer, 0]
+    task.train_step(*arguments, ignore_grad=True)
+    assert all(parameter.grad.eq(0).all() for parameter in made.parameters())
+    task.train_step(*arguments)
+    assert read == [(1, LM_CHUNK), (1, batch["ntokens"])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"share_all_embeddings": True}, {"normalize_before": True, "normalize_embedding": True},
+        {"rel_pos_bias": "rotary", "encoder_chunk_size": 3, "decoder_chunk_size": 3}, {"rel_pos_bias": "t5"},
+        {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}, {"encoder_embed_dim": 24},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_parameter_of_a_translation_model_has_a_gradient(options):
+    """pytorch_ddp, fairseq's default on GPUs, fails if a parameter has no gradient."""
+    made = translation_model(**options).train()
+    made(sources(), None, targets())[0].sum().backward()
+    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
+
+
+def test_layers_are_dropped_in_two_processes_unless_torchs_ddp_needs_their_gradients(tmp_path):
+    words = [preprocess_pairs(tmp_path), *WORDS["translation"], "--max-update=3", "--decoder-layerdrop=0.7"]
+    said = train_in_processes(*words, "--disable-validation", "--no-save")
+    assert [record["num_updates"] for record in records(said, "train_inner")] == [1, 2, 3]
+    backend = ["--ddp-backend=pytorch_ddp"]
+    for process in start_processes(*words, "--save-dir", tmp_path, own=(backend, backend)):
+        code, said = process.wait()
+        assert code
+        assert "ValueError: --decoder-layerdrop leaves out layers, and --ddp-backend pytorch_ddp expects" in said
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+
+@pytest.mark.parametrize("task", ["translation", "adaptive"])
+def test_two_processes_resume_within_an_epoch_with_the_same_updates(runs, task, tmp_path):
+    run = runs(task)
+    train_in_processes(*run.words, "--restore-file", run.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
+    assert_same_course(course(tmp_path), run.two, range(4, UPDATES + 1))
+
+
+def test_one_process_resumes_a_training_of_two_processes_between_epochs(runs, tmp_path):
+    """Not within an epoch: fairseq counts batches per process and silently resumes at another batch."""
+    run = runs("softmax")
+    start = run.folder / "checkpoint1.pt"
+    fairseq("train", *run.words, "--update-freq=2", "--restore-file", start, "--save-dir", tmp_path)
+    assert_same_course(course(tmp_path), run.two, range(EPOCH + 1, UPDATES + 1), tolerance=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ kill -9
+
+
+def writers(output):
+    """Processes that have the output file of a command open: the command and all of its workers."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == str(output):
+                found.add(int(link.parts[2]))
+        except OSError:  # the process has ended
+            continue
+    return found
+
+
+def wait_until(condition, seconds):
+    """Wait for a condition, and return how long it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(("task", "victim", "workers"), [("translation", 1, 1), ("softmax", 0, 0)])
+def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(runs, task, victim, workers, tmp_path):
+    """It ends at once without data loading workers, which keep the connection open and check their parent every 5 s."""
+    run = runs(task)
+    words = [*run.words, "--num-workers", workers, "--save-dir", tmp_path]
+    kill = [None, None]
+    kill[victim] = functools.partial(faults.killed_in_update, 4)
+    both = start_processes(*words, faults=kill)
+    try:
+        both[victim].process.join(LIMIT)
+        took = wait_until(lambda: not both[1 - victim].process.is_alive(), 20)
+        assert workers or took < 4
+        wait_until(lambda: not any(writers(process.output) for process in both), 20)
+    finally:
+        for process in both:
+            process.process.kill()
+    ends = [process.wait() for process in both]
+    assert ends[victim][0] == -signal.SIGKILL
+    assert ends[1 - victim][0] == 1
+    assert "RuntimeError" in ends[1 - victim][1]
+    train_in_processes(*words)
+    assert_same_course(course(tmp_path), run.two, range(1, UPDATES + 1))
+
+
+# ------------------------------------------------------------------------------------------------ torchrun
+
+
+def test_torchrun_trains_with_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path):
+    run = runs("softmax")
+    where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    words = [*run.words, "--max-update=3", "--save-dir", tmp_path / "run"]
+    outputs = [tmp_path / f"node{rank}" for rank in (0, 1)]
+    started = [torchrun(output, [*where, f"--node_rank={rank}"], *words) for rank, output in enumerate(outputs)]
+    codes = [process.wait(LIMIT) for process in started]
+    assert codes == [0, 0], outputs[0].read_text()
+    found = course(tmp_path / "run")
+    assert sorted(found) == [1, 2, 3]
+    for number in found:
+        for name in ("loss", "gnorm", "bsz", "wpb"):
+            assert found[number].train[name] == pytest.approx(run.two[number].train[name], abs=1e-5)
+
+
+def test_torchrun_ends_the_other_process_of_a_node_if_one_is_killed(text, torchrun, tmp_path):
+    words = [text, *WORDS["softmax"], "--no-save", "--max-update=100000", "--disable-validation"]
+    output = tmp_path / "said"
+    started = torchrun(output, ["--standalone", "--nproc_per_node=2"], *words)
+    wait_until(lambda: "train_inner" in output.read_text(), LIMIT)
+    os.kill(max(writers(output) - {started.pid}), signal.SIGKILL)
+    assert started.wait(30) == 1
+    assert "exitcode  : -9" in output.read_text()
+    wait_until(lambda: not writers(output), 20)

@@ -1,0 +1,183 @@
+"""Released language models give their recorded scores, carried states, losses and gradients.
+
+The release truncates the EMA in a full pass, but not when evaluating in pieces. Both are recorded: ours gives the first
+with that truncation and the second without.
+"""
+
+import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
+from mega_fairseq.models import MegaLanguageModel
+from mega_fairseq.models.decoder import DecoderState
+from tests.helpers.golden_cases import Case, cases, released_gradients
+from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
+from tests.helpers.golden_models import PAD, dictionary, language_model
+
+language = each("language model")
+adaptive = each("language model", where=lambda case: case.config["adaptive_softmax_cutoff"])
+# Every pair of a chunk size and a number of chunks per piece that a case was evaluated with.
+each_evaluation = pytest.mark.parametrize(
+    ("case", "chunk", "chunks"),
+    [
+        pytest.param(case, *sizes, id=f"{case.name}-chunk{sizes[0]}-nums{sizes[1]}")
+        for case in cases("language model")
+        for sizes in case.config["evals"]
+    ],
+)
+
+
+def real(case: Case) -> Tensor:
+    return case.inputs["target"] != PAD
+
+
+def tolerance(case: Case) -> float:
+    """The tolerance of the cases; log-probabilities of an adaptive softmax reach -46."""
+    return 1e-4 if case.config["adaptive_softmax_cutoff"] else 1e-5
+
+
+def assert_log_probs(case: Case, ours: Tensor, name: str) -> None:
+    rows = slice(0, ours.size(0))
+    of_targets = real(case)[rows]
+    assert_outputs(ours[of_targets], case.outputs[name][rows][of_targets], name, tolerance(case))
+
+
+def scores(model: MegaLanguageModel, case: Case, rows: slice = slice(None), tokens_of_a_row: int = 0) -> Tensor:
+    """(B, L) log-probabilities of the targets, in pieces with this many tokens of each row, or in one piece."""
+    tokens, target = case.inputs["src_tokens"][rows], case.inputs["target"][rows]
+    model.decoder.cfg.piece_tokens = (tokens_of_a_row or tokens.size(1)) * tokens.size(0)
+    with torch.no_grad():
+        return model(tokens, target=target)[0].squeeze(-1)
+
+
+def sample(case: Case) -> dict:
+    net_input = {"src_tokens": case.inputs["src_tokens"]}
+    return {"net_input": net_input, "target": case.inputs["target"], "ntokens": int(real(case).sum())}
+
+
+class Task:
+    target_dictionary = dictionary(4)
+
+
+# -------------------------------------------------------------------------------------- whole sequences
+
+
+@language
+@torch.no_grad()
+def test_a_batch_gives_the_released_scores_or_the_features_for_an_adaptive_softmax(case):
+    y, _ = language_model(case)(case.inputs["src_tokens"])
+    tokens = case.inputs["src_tokens"] != PAD
+    assert_outputs(y[tokens], case.outputs["logits_or_features"][tokens], "logits_or_features")
+
+
+@language
+def test_targets_of_a_batch_get_the_released_log_probabilities(case):
+    assert_log_probs(case, scores(language_model(case), case), "target_lprobs")
+
+
+@each_evaluation
+def test_whole_sequences_get_the_released_log_probabilities_at_every_chunk_size(case, chunk, chunks):
+    assert_log_probs(case, scores(language_model(case, decoder_chunk_size=chunk), case), f"whole_chunk{chunk}")
+
+
+# -------------------------------------------------------------------------------------- piece by piece
+
+
+@each_evaluation
+def test_piece_by_piece_gives_the_released_sequential_evaluation(case, chunk, chunks):
+    model, name = language_model(case, decoder_chunk_size=chunk, truncation_length=0), f"seq_chunk{chunk}_nums{chunks}"
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=chunk * chunks), name)
+    alone = scores(model, case, slice(0, 1), tokens_of_a_row=chunk * chunks)
+    assert_log_probs(case, alone, f"{name}_row0_alone")
+
+
+@each_evaluation
+@pytest.mark.parametrize("tokens_of_a_row", [1, 5, 7])
+def test_pieces_of_any_length_give_the_released_log_probabilities_with_or_without_truncation(
+    case, chunk, chunks, tokens_of_a_row
+):
+    model = language_model(case, decoder_chunk_size=chunk)
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"whole_chunk{chunk}")
+    model = language_model(case, decoder_chunk_size=chunk, truncation_length=0)
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"seq_chunk{chunk}_nums{chunks}")
+
+
+@each_evaluation
+@torch.no_grad()
+def test_final_states_equal_the_released_ones_except_for_decay_at_pads(case, chunk, chunks):
+    """Deviation: the release pads a last piece longer than a chunk to whole chunks; the pads decay its state."""
+    model, size = language_model(case, decoder_chunk_size=chunk, truncation_length=0), chunk * chunks
+    tokens = case.inputs["src_tokens"][:1]
+    last = tokens.size(1) % size
+    pads = -last % chunk if last > chunk else 0
+    name = f"seq_chunk{chunk}_nums{chunks}_row0_alone_final"
+    for number, (layer, block) in enumerate(zip(model.decoder.layers, carried(model, tokens, size).blocks)):
+        decay = layer.mixer.ema.coefficients()[0].log_decay.exp()
+        released = {what: case.outputs.get(f"{name}.layer{number}.{what}") for what in ("prev_key", "prev_value")}
+        assert_outputs(block.mixer.ema * decay**pads, case.outputs[f"{name}.layer{number}.ema_state"], "ema_state")
+        if pads == 0:
+            assert_outputs(block.mixer.cache.keys, released["prev_key"], "prev_key")
+            assert_outputs(block.mixer.cache.values, released["prev_value"], "prev_value")
+        else:
+            assert released == {"prev_key": None, "prev_value": None}  # the release considers its chunk complete
+
+
+def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
+    """State of the decoder after these tokens, in pieces of this size."""
+    state = model.decoder.start()
+    for piece in tokens.split(size, 1):
+        _, _, state = model.decoder._advance(piece, state, carry=True)
+    return state
+
+
+# -------------------------------------------------------------------------------------- training
+
+
+def untrained(case: Case) -> Tensor:
+    """Deviation: (B, L) bool, targets that fairseq's adaptive_loss ignores within their cluster.
+
+    It ignores the index of the pad, 1, even in clusters, where targets are counted from the start of the cluster.
+    """
+    target, ends = case.inputs["target"], (case.config["adaptive_softmax_cutoff"] or "").split(",")
+    return torch.isin(target, torch.tensor([int(end) + 1 for end in ends if end]))
+
+
+def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
+    """Sum of the ignored loss terms."""
+    features, softmax, total = model(case.inputs["src_tokens"])[0], model.decoder.adaptive_softmax, 0.0
+    for i, tail in enumerate(softmax.tail if softmax is not None else ()):
+        rows = case.inputs["target"] == softmax.cutoff[i] + 1
+        total = total - log_softmax(tail(features[rows]), -1)[:, 1].sum()
+    return total
+
+
+@language
+def test_the_loss_and_all_gradients_equal_the_released_ones(case):
+    model = language_model(case).train()  # dropout is 0
+    loss, size, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(model, sample(case))
+    assert size == int(real(case).sum())
+    loss = loss - left_out(model, case)
+    torch.testing.assert_close(loss, case.outputs["loss"], atol=1e-4, rtol=1e-6)
+    loss.backward()
+    released = released_gradients(case)
+    assert set(released) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert_outputs(parameter.grad, released[name], f"gradient of {name}", GRADIENT_TOLERANCE)
+
+
+@language
+def test_the_loss_counts_every_target(case):
+    loss, _, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(language_model(case), sample(case))
+    total = -case.outputs["target_lprobs"][real(case)].double().sum()
+    torch.testing.assert_close(loss.double(), total, atol=1e-3, rtol=0)
+    assert untrained(case).any() == bool(case.config["adaptive_softmax_cutoff"])
+    assert (loss - case.outputs["loss"] > 1.0) == untrained(case).any()
+
+
+@adaptive
+def test_fairseqs_adaptive_loss_leaves_the_second_type_of_each_cluster_untrained_as_the_release_did(case):
+    loss, _, _ = AdaptiveLoss(Task, sentence_avg=False)(language_model(case), sample(case))
+    torch.testing.assert_close(loss.squeeze(), case.outputs["loss"], atol=1e-4, rtol=1e-6)

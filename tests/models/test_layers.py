@@ -1,0 +1,218 @@
+"""Activation checkpointing, layer drop and pruning, as in fairseq's Transformer."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.helpers.commands import (
+    CPU,
+    LM,
+    LM_SIZES,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    SEARCH,
+    TRAINING,
+    as_words,
+    fairseq,
+    preprocess_pairs,
+    preprocess_text,
+    records,
+    translations,
+)
+from tests.helpers.small_models import SENTENCES, TYPES, classifier, language_model, translation_model
+
+LENGTH = 60  # several chunks of the language model
+MODELS = {"translation": translation_model, "language model": language_model}
+DROPOUTS = {f"{kind}dropout": 0.2 for kind in ("", "attention_", "hidden_", "activation_")}
+every_model = pytest.mark.parametrize("kind", MODELS)
+
+
+def scores(model):
+    tokens = torch.randint(4, TYPES, (SENTENCES, LENGTH), generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(4)
+    return model(*inputs(model, tokens))[0]
+
+
+def inputs(model, tokens):
+    return (tokens, None, tokens) if "encoder" in model.STACKS else (tokens,)
+
+
+def sides(model):
+    return {side: getattr(model, side) for side in model.STACKS}
+
+
+# ------------------------------------------------------------------------------------------------ recomputed
+
+
+def step(kind, **options):
+    """The loss and gradients of a training step, and the bytes that its forward pass saves for backward."""
+    model, kept = MODELS[kind](**DROPOUTS, **options).train(), []
+
+    def pack(tensor):
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = scores(model).logsumexp(-1).mean()
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return SimpleNamespace(loss=loss, gradients=gradients, kept=sum(kept))
+
+
+@every_model
+@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
+def test_recomputed_activations_take_less_memory_and_do_not_change_loss_or_gradients(kind, option):
+    plain, recomputed = step(kind), step(kind, **{option: True})
+    assert recomputed.loss.item() == plain.loss.item()
+    for name, gradient in plain.gradients.items():
+        torch.testing.assert_close(recomputed.gradients[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
+    assert recomputed.kept < plain.kept / 3
+
+
+def test_recomputed_layers_count_a_batch_once_in_batch_norm():
+    counted = []
+    for recomputes in (False, True):
+        model = classifier(normalization_type="batchnorm", checkpoint_activations=recomputes).train()
+        tokens = torch.randint(4, TYPES, (3, 9), generator=torch.Generator().manual_seed(3))
+        torch.manual_seed(4)
+        model(tokens, classification_head_name="head")[0].sum().backward()
+        counted.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    assert any(name.endswith("running_mean") for name in counted[0])
+    for name, buffer in counted[0].items():
+        torch.testing.assert_close(counted[1][name], buffer, atol=0, rtol=0, msg=name)
+
+
+# ------------------------------------------------------------------------------------------------ dropped
+
+
+LAYERS = 4
+
+
+def layers(kind, **options):
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+    if kind == "language model":
+        sizes = {name: value for name, value in sizes.items() if name.startswith("decoder")}
+    return MODELS[kind](dropout=0.0, **sizes)
+
+
+def counted(model):
+    """Counters of how often each layer runs, by side."""
+    runs = {}
+    for side, stack in sides(model).items():
+        runs[side] = [0] * len(stack.layers)
+        for number, layer in enumerate(stack.layers):
+
+            def count(*_, runs=runs[side], number=number):
+                runs[number] += 1
+
+            layer.register_forward_pre_hook(count)
+    return runs
+
+
+@every_model
+@torch.no_grad()
+def test_training_drops_each_layer_at_the_given_rate_and_evaluation_drops_none(kind):
+    model = layers(kind, layers=LAYERS, layerdrop=0.25)
+    runs, steps = counted(model.eval()), 200
+    scores(model)
+    assert all(count == [1] * LAYERS for count in runs.values())
+    model.train()
+    tokens = torch.full((1, 2), 5)
+    torch.manual_seed(0)
+    for _ in range(steps):
+        model(*inputs(model, tokens))
+    for count in runs.values():
+        assert [(each - 1) / steps for each in count] == pytest.approx([0.75] * LAYERS, abs=0.1)
+        assert len(set(count)) > 1  # layers are dropped independently
+
+
+@every_model
+def test_a_step_with_dropped_layers_equals_one_of_a_model_without_them(kind, monkeypatch):
+    model = layers(kind, layers=LAYERS, layerdrop=0.5)
+    kept = {side: [1, 3] for side in model.STACKS}
+    monkeypatch.setattr(torch, "rand", lambda count: torch.tensor([0.1, 0.9, 0.2, 0.8]))
+    dropped = scores(model.train())
+    dropped.logsumexp(-1).sum().backward()
+    assert all(p.grad is None for stack in sides(model).values() for p in stack.layers[0].parameters())
+    smaller = pruned(kind, model, kept)
+    torch.testing.assert_close(scores(smaller), dropped)
+
+
+# ------------------------------------------------------------------------------------------------ pruned
+
+
+def pruned(kind, model, kept, **options):
+    """A model with only the kept layers and the tensors of `model`."""
+    given = {f"{side}_layers_to_keep": ",".join(map(str, numbers)) for side, numbers in kept.items()}
+    sizes = {f"{side}_layers": len(stack.layers) for side, stack in sides(model).items()}
+    smaller = MODELS[kind](dropout=0.0, **sizes, **given, **options)
+    cfg = OmegaConf.create({"_name": "mega", **sizes, **given})
+    smaller.load_state_dict(model.state_dict(), model_cfg=cfg)
+    assert {side: cfg[f"{side}_layers"] for side in kept} == {side: len(numbers) for side, numbers in kept.items()}
+    return smaller
+
+
+def test_layers_are_pruned_before_a_smaller_chunk_is_fitted():
+    """The remaining layers get new numbers, and their simple bias fewer scores."""
+    simple = {"rel_pos_bias": "simple"}
+    model = language_model(decoder_layers=3, dropout=0.0, **simple)
+    smaller = pruned("language model", model, {"decoder": [0, 2]}, decoder_chunk_size=3, **simple)
+    model.decoder.set_chunk_size(3)
+    model.decoder.layers = torch.nn.ModuleList([model.decoder.layers[0], model.decoder.layers[2]])
+    torch.testing.assert_close(scores(smaller), scores(model))
+
+
+@pytest.mark.parametrize("given", ["3", "0,0", "-1", "1,x", "0,", "1, 2"])
+def test_invalid_layers_to_keep_are_refused(given):
+    with pytest.raises(ValueError, match=".") as caught:
+        language_model(decoder_layers=3, decoder_layers_to_keep=given)
+    said = f"--decoder-layers-to-keep is {given!r} and there are 3 layers; give numbers from 0 to 2, "
+    assert str(caught.value) == said + "separated by commas"
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def trained(data, *words, folder):
+    return fairseq("train", data, *words, "--save-dir", folder, "--no-epoch-checkpoints", "--max-update=2")
+
+
+def test_a_translation_model_is_pruned_for_generation_and_for_further_training(tmp_path):
+    data, last = preprocess_pairs(tmp_path), "checkpoint_last.pt"
+    words = [*PLUGIN, *MEGA, *TRAINING, "--encoder-layers=3", "--decoder-layers=3", "--encoder-layerdrop=0.3"]
+    trained(data, *words, "--decoder-layerdrop=0.3", "--checkpoint-activations", folder=tmp_path / "whole")
+    generate = ["generate", data, *PLUGIN, *CPU, *SEARCH, "--gen-subset=valid", "--path"]
+    kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "1"}
+    found = translations(fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", kept))
+    for side, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        one = {f"{side}_layers_to_keep": "0,2"}
+        both = {**one, f"{other}_layers_to_keep": "0,1,2"}
+        texts = [
+            translations(fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", given))
+            for given in (one, both)
+        ]
+        assert texts[0] == texts[1]
+
+    # The learning rate is 0, so the checkpoint contains the pruned model; its options have the number of layers.
+    words += [*as_words(kept), f"--finetune-from-model={tmp_path}/whole/{last}", "--lr=0", "--warmup-updates=0"]
+    trained(data, *words, folder=tmp_path / "pruned")
+    assert translations(fairseq(*generate, tmp_path / "pruned" / last)) == found
+    assert len(found) > 20
+    said = fairseq("train", data, *words, "--save-dir", tmp_path / "pruned", "--max-update=3", "--no-epoch-checkpoints")
+    assert [record["num_updates"] for record in records(said, "train_inner")] == [3]
+
+
+def test_a_language_model_is_pruned_for_evaluation(tmp_path):
+    data = preprocess_text(tmp_path)
+    sizes = as_words({**LM_SIZES, "decoder_layers": 3})
+    words = [*LM, *MEGA_LM, *sizes, *LM_TRAINING, "--decoder-layerdrop=0.3", "--offload-activations"]
+    trained(data, *words, folder=tmp_path / "whole")
+    evaluate = ["eval-lm", data, *LM, "--path", tmp_path / "whole" / "checkpoint_last.pt", "--gen-subset=valid"]
+    whole, pruned = fairseq(*evaluate), fairseq(*evaluate, "--model-overrides", {"decoder_layers_to_keep": "0,2"})
+    losses = [re.search(r"Loss \(base 2\): ([\d.]+)", said).group(1) for said in (whole, pruned)]
+    assert losses[0] != losses[1]

@@ -1,0 +1,237 @@
+"""Training, validation and search on a device that is not the CPU: numbers, how often the host waits, and autocast.
+
+fairseq's Transformer takes the same steps beside ours. While the host waits for a GPU, it prepares no more work for it.
+"""
+
+from argparse import Namespace
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer.transformer_legacy import base_architecture
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch import Tensor, nn
+
+from mega_fairseq.criterions import MegaLMCrossEntropy
+from mega_fairseq.models.embedding import NarrowEmbedding
+from mega_fairseq.modules import Block, SequenceNorm
+from mega_fairseq.tasks import (
+    MegaClassificationConfig,
+    MegaClassificationTask,
+    MegaLanguageModelingConfig,
+    MegaLanguageModelingTask,
+)
+from tests.helpers import small_models
+from tests.helpers.golden_models import PAD, dictionary
+from tests.helpers.pretended_device import PretendedDevice, moved
+from tests.helpers.small_models import HEADS, SIZES, TIED, TYPES
+
+WORDS = dictionary(TYPES)
+
+
+class Case(NamedTuple):
+    """A task, a model in float64, its criterion and a padded batch."""
+
+    task: FairseqTask
+    model: nn.Module
+    criterion: nn.Module
+    sample: Dict[str, Any]
+
+
+def padded(lengths: Sequence[int], left: bool = False, seed: int = 0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(tokens, lengths):
+        row[slice(-length, None) if left else slice(length)] = torch.randint(4, TYPES, (length,), generator=random)
+    return tokens
+
+
+def pairs_of_sentences() -> Dict[str, Any]:
+    source, target, before = padded((9, 5, 7), left=True), padded((6, 8, 3), seed=1), padded((6, 8, 3), seed=2)
+    net_input = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": before}
+    return {"net_input": net_input, "target": target, "ntokens": 17, "nsentences": 3}
+
+
+def translation(model: nn.Module) -> Case:
+    task = TranslationTask(TranslationConfig(), WORDS, WORDS)
+    return Case(task, model.double(), LabelSmoothedCrossEntropyCriterion(task, False, 0.1), pairs_of_sentences())
+
+
+def mega(**options: Any) -> Case:
+    return translation(small_models.translation_model(dropout=0.0, **options))
+
+
+def transformer() -> Case:
+    """fairseq's own Transformer."""
+    torch.manual_seed(0)
+    sizes = {"layers": SIZES["layers"], "embed_dim": 16, "ffn_embed_dim": 20, "attention_heads": 2}
+    args = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    args = Namespace(**args, dropout=0.0, max_source_positions=64, max_target_positions=64)
+    base_architecture(args)
+    task = Namespace(source_dictionary=WORDS, target_dictionary=WORDS)
+    return translation(TransformerModel.build_model(args, task).eval())
+
+
+def language_modelling(**options: Any) -> Case:
+    task = MegaLanguageModelingTask(MegaLanguageModelingConfig(tokens_per_sample=5), WORDS)
+    model = small_models.language_model(**options)
+    tokens, target = padded((13, 7, 11)), padded((13, 7, 11), seed=1)
+    net_input = {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}
+    sample = {"net_input": net_input, "target": target, "ntokens": 31, "nsentences": 3}
+    return Case(task, model.double(), MegaLMCrossEntropy(task, False), sample)
+
+
+def classification(types: Optional[int] = TYPES, **options: Any) -> Case:
+    model = small_models.classifier(types, **options)
+    task = MegaClassificationTask(MegaClassificationConfig(), None if types is None else WORDS, ["a", "b", "c"])
+    model.classification_heads["sentence_classification_head"] = model.classification_heads.pop("head")
+    tokens = padded((9, 5, 7))
+    lengths = tokens.ne(PAD).sum(1)
+    if types is None:
+        tokens = torch.randn(3, 9, dtype=torch.float64)
+    net_input = {"src_tokens": tokens, "src_lengths": lengths}
+    if options.get("pairs"):
+        net_input.update(src_tokens1=padded((4, 6, 2)), src_lengths1=torch.tensor([4, 6, 2]))
+    sample = {"net_input": net_input, "target": torch.tensor([0, 2, 1]), "ntokens": 21, "nsentences": 3}
+    return Case(task, model.double(), SentencePredictionCriterion(SentencePredictionConfig(), task), sample)
+
+
+CASES: Dict[str, Callable[[], Case]] = {
+    "translation": lambda: mega(),
+    "translation in chunks": lambda: mega(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
+    "fairseq's Transformer": transformer,
+    "language model, softmax": lambda: language_modelling(**HEADS["softmax"]),
+    "language model, adaptive": lambda: language_modelling(**HEADS["adaptive"], decoder_input_dim=12),
+    "language model, tied": lambda: language_modelling(**TIED),
+    "language model in pieces": lambda: language_modelling(**HEADS["softmax"], piece_tokens=15),
+    "classifier": lambda: classification(),
+    "classifier of pairs": lambda: classification(pairs=True),
+    "classifier of numbers": lambda: classification(None, normalization_type="batchnorm"),
+}
+
+
+def train(case: Case) -> List[Tensor]:
+    case.model.train()
+    optimizer = Namespace(backward=lambda loss: loss.backward())
+    loss, *_ = case.task.train_step(case.sample, case.model, case.criterion, optimizer, 1)
+    gradients = [parameter.grad for parameter in case.model.parameters()]
+    return [loss.detach(), *(g for g in gradients if g is not None)]  # fairseq 0.12.2 has parameters without use
+
+
+def validate(case: Case) -> List[Tensor]:
+    return [case.task.valid_step(case.sample, case.model.eval(), case.criterion)[0]]
+
+
+STEPS = 12
+OPTIONS = {"beam": 2, "max_len_a": 0, "max_len_b": STEPS - 1, "min_len": STEPS - 1}
+
+
+def search(case: Case) -> List[Tensor]:
+    prefix = None if "prev_output_tokens" in case.sample["net_input"] else case.sample["target"][:, :3]
+    generator = case.task.build_generator([case.model.eval()], GenerationConfig(**OPTIONS))
+    found = case.task.inference_step(generator, [case.model], case.sample, prefix_tokens=prefix)
+    return [hypothesis[name] for texts in found for hypothesis in texts for name in ("tokens", "positional_scores")]
+
+
+def there(step: Callable[[Case], List[Tensor]], case: Case) -> Tuple[List[Tensor], int]:
+    """The results of a step on another device, copied to the CPU, and how often the host waited."""
+    with PretendedDevice() as device:
+        case = case._replace(model=moved(case.model), sample=moved(case.sample))
+        device.waits.clear()
+        found = step(case)
+        waits = len(device.waits)
+        return [t.cpu() for t in found], waits
+
+
+def checked_there(step: Callable[[Case], List[Tensor]], name: str) -> int:
+    """Checks that the results are those of the CPU, and returns how often the host waited."""
+    found, waits = there(step, CASES[name]())
+    for ours, truth in zip(found, step(CASES[name]())):
+        torch.testing.assert_close(ours, truth)
+    return waits
+
+
+# How often the host waits in training and validation: once for the pads of each side, once per cluster of an adaptive
+# softmax, once per batch norm in training. In validation of translation, numbers that are not finite are refused; in
+# pieces, it waits once per piece, and once per layer where rows of other lengths have ended.
+WAITS = {
+    "translation": (2, 3),
+    "translation in chunks": (2, 3),
+    "language model, softmax": (1, 1),
+    "language model, adaptive": (3, 3),
+    "language model, tied": (3, 3),
+    "language model in pieces": (1, 5),
+    "classifier": (1, 1),
+    "classifier of pairs": (1, 1),
+    "classifier of numbers": (5, 1),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_training_and_validation_give_the_same_numbers_and_wait_rarely(name):
+    assert (checked_there(train, name), checked_there(validate, name)) == WAITS[name]
+
+
+def test_training_and_validation_wait_no_more_often_than_with_fairseqs_transformer():
+    for step, ours in zip((train, validate), WAITS["translation"]):
+        assert ours <= checked_there(step, "fairseq's Transformer")
+
+
+def test_every_model_of_ours_is_counted():
+    assert {*WAITS, "fairseq's Transformer"} == set(CASES)
+
+
+def test_beam_search_of_translations_gives_the_same_numbers_and_waits_about_as_often_as_with_fairseqs_transformer():
+    """Two more waits per step: for the order of beams, to copy little, and for probabilities that are not finite."""
+    theirs = checked_there(search, "fairseq's Transformer")
+    for name in ("translation", "translation in chunks"):
+        assert checked_there(search, name) <= theirs + 2 * STEPS
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("language")])
+def test_continuations_of_a_language_model_are_the_same_and_wait_at_most_four_times_more_per_step(name):
+    assert checked_there(search, name) <= checked_there(search, "fairseq's Transformer") + 4 * STEPS
+
+
+def test_a_tensor_on_the_cpu_would_be_detected():
+    case = CASES["classifier of numbers"]()
+    case.model.encoder.embed_tokens.register_forward_hook(lambda *_: torch.ones(3, 9, SIZES["embed_dim"]))
+    with pytest.raises(AssertionError, match="tensors of the CPU and of another device"):
+        there(train, case)
+
+
+# ------------------------------------------------------------------------------------------- autocast
+
+
+def precisions_of_residuals(case: Case) -> Set[torch.dtype]:
+    """Of what blocks get and return in a forward pass under autocast, and of the final norm."""
+    found: Set[torch.dtype] = set()
+
+    def look(module: nn.Module, given: Tuple[Tensor, ...], result: Any) -> None:
+        found.update(t.dtype for t in (given[0], result[0] if isinstance(result, tuple) else result))
+
+    for module in case.model.float().modules():
+        if isinstance(module, (Block, SequenceNorm)):
+            module.register_forward_hook(look)
+    with torch.autocast("cpu", torch.bfloat16):
+        case.criterion(case.model, {**case.sample, "net_input": _in_float32(case.sample["net_input"])})
+    return found
+
+
+def _in_float32(inputs: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    return {name: t.float() if t.is_floating_point() else t for name, t in inputs.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fairseq's Transformer"])
+def test_residuals_are_in_float32_under_autocast(name):
+    assert precisions_of_residuals(CASES[name]()) == {torch.float32}
+
+
+def test_residuals_in_half_precision_would_be_detected(monkeypatch):
+    monkeypatch.setattr(NarrowEmbedding, "forward", lambda self, tokens: self.project(self.weight[tokens]))
+    assert torch.bfloat16 in precisions_of_residuals(CASES["language model, adaptive"]())

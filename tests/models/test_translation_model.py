@@ -1,0 +1,172 @@
+"""The translation model: options without a golden case, and batch independence."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.nn.functional import cross_entropy
+
+from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
+from tests.helpers.golden_models import PAD, dictionary
+from tests.helpers.small_models import SENTENCES, TYPES, sources, targets
+from tests.helpers.small_models import translation_model as model
+
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+@torch.no_grad()
+def logits(made, source=None, target=None):
+    return made(sources() if source is None else source, None, targets() if target is None else target)[0]
+
+
+def steps(made):
+    """The same logits, token by token."""
+    out, state, target = made.encoder(sources()), {}, targets()
+    with torch.no_grad():
+        return torch.cat([made.decoder(target[:, :t], out, state)[0] for t in range(1, target.size(1) + 1)], 1)
+
+
+def test_encoder_and_decoder_may_have_different_widths():
+    made = model(encoder_embed_dim=24)
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+def test_pre_norm_works_with_embedding_norm():
+    made = model(normalize_before=True, normalize_embedding=True, normalization_type="rmsnorm")
+    assert made.encoder.embed_norm is not made.decoder.embed_norm
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+@pytest.mark.parametrize("option", ["no_scale_embedding", "share_decoder_input_output_embed", "share_all_embeddings"])
+def test_embedding_options_give_the_same_logits_token_by_token(option):
+    made = model(**{option: True})
+    tied = made.decoder.output_projection is None
+    assert tied == (option != "no_scale_embedding")
+    assert (made.encoder.embed_tokens is made.decoder.embed_tokens) == (option == "share_all_embeddings")
+    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+
+
+def test_an_adaptive_softmax_gives_the_same_features_token_by_token():
+    made = model(adaptive_softmax_cutoff="10,20", adaptive_softmax_factor=2.0)
+    features = logits(made)
+    torch.testing.assert_close(steps(made), features, **CLOSE)
+    lprobs = made.get_normalized_probs((features, None), log_probs=True)
+    torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(features.shape[:2]), **CLOSE)
+
+
+def test_an_adaptive_softmax_that_is_not_tied_gives_a_warning(caplog):
+    made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
+    assert made.encoder.embed_tokens is made.decoder.embed_tokens
+    assert caplog.messages == [
+        "--share-all-embeddings ties only source and target: the adaptive softmax has its own tables"
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
+@pytest.mark.parametrize("pad_left", [True, False])
+def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_left):
+    made, source = model(**options), sources(pad_left)
+    batch = logits(made, source)
+    wider = torch.cat([torch.full((SENTENCES, 4), PAD), source, torch.full((SENTENCES, 9), PAD)], 1)
+    torch.testing.assert_close(logits(made, wider), batch, **CLOSE)
+    for row in range(SENTENCES):
+        alone = logits(made, source[row][source[row] != PAD][None], targets()[row : row + 1])
+        torch.testing.assert_close(batch[row], alone[0], **CLOSE)
+
+
+def test_gradients_are_batch_independent():
+    made, source, target = model(), sources(), targets()
+    target[1, 3:] = PAD
+
+    def gradients(rows):
+        made.zero_grad()
+        for source_row, target_row in rows:
+            out, _ = made(source_row, None, target_row)
+            cross_entropy(out.flatten(0, 1), target_row.flatten(), ignore_index=PAD, reduction="sum").backward()
+        return {name: p.grad.clone() for name, p in made.named_parameters()}
+
+    together = gradients([(source, target)])
+    single = [(source[i][source[i] != PAD][None], target[i][target[i] != PAD][None]) for i in range(SENTENCES)]
+    for name, gradient in gradients(single).items():
+        torch.testing.assert_close(gradient, together[name], atol=2e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")
+    words = dictionary(TYPES)
+    made = model(decoder_embed_path=str(path))
+    # `model` adds noise to every parameter, so compare the means of rows.
+    rows = made.decoder.embed_tokens.weight.detach()
+    assert rows[words.index("w7")].mean().item() == pytest.approx(7.5, abs=0.5)
+    assert abs(rows[words.index("w8")].mean().item()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decoder_z_dim": 15, "rel_pos_bias": "rotary"}, "--decoder-z-dim is 15"),
+        ({"adaptive_softmax_cutoff": "50"}, "--adaptive-softmax-cutoff is '50'"),
+        (
+            {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": "9"},
+            "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none",
+        ),
+        ({"share_all_embeddings": True, "encoder_embed_dim": 24}, "--encoder-embed-dim is 24"),
+        ({"share_all_embeddings": True, "decoder_embed_path": "x"}, "--decoder-embed-path is a second file"),
+    ],
+)
+def test_options_in_conflict_are_refused_by_their_names(options, words):
+    with pytest.raises(ValueError, match=".") as caught:
+        model(**options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sharing_all_embeddings_needs_one_dictionary():
+    cfg = MegaTransformerConfig(share_all_embeddings=True, max_source_positions=9, max_target_positions=9)
+    with pytest.raises(ValueError, match="--joined-dictionary"):
+        MegaTransformerModel.build_model(
+            cfg, Namespace(source_dictionary=dictionary(20), target_dictionary=dictionary(21))
+        )
+
+
+def test_args_of_a_model_contain_all_options_of_its_command():
+    made = model(dropout=0.3)
+    assert made.args.dropout == 0.3
+    sections = {"common": {"seed": 7}, "task": {"seed": "${common.seed}"}, "optimizer": None, "model": {"dropout": 0.2}}
+    made.cfg = OmegaConf.create(sections).model
+    assert made.args == Namespace(seed=7, dropout=0.2)
+
+
+def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_longer_ones():
+    chunks = {"encoder_chunk_size": 3, "decoder_chunk_size": 3}
+    whole, shorter, longer = (
+        model(**chunks, max_source_positions=longest, max_target_positions=longest) for longest in (400, 50, 500)
+    )
+    shorter.load_state_dict(whole.state_dict())
+    assert shorter.max_positions() == (50, 50)
+    torch.testing.assert_close(logits(shorter), logits(whole), rtol=0, atol=0)
+    with pytest.raises(
+        ValueError, match="may have 500 positions and .* 'simple' reaches 400 tokens; allow at most 400"
+    ):
+        longer.load_state_dict(whole.state_dict())
+
+
+def test_only_the_simple_bias_limits_the_length():
+    longest = {"max_source_positions": 50, "max_target_positions": 60}
+    simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)
+    assert simple.max_positions() == (50, 60)
+    assert chunked.max_positions() == (50, 60)  # cross attention has no chunks
+    assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
+    with pytest.raises(ValueError, match="rotary"):
+        logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))
+
+
+def test_smaller_chunks_take_the_learned_scores_of_their_distances():
+    made, smaller = (model(encoder_chunk_size=c, decoder_chunk_size=c) for c in (5, 3))
+    smaller.load_state_dict(made.state_dict())
+    for layer in (*made.encoder.layers, *made.decoder.layers):
+        layer.mixer = layer.mixer.with_chunk(3)
+    torch.testing.assert_close(logits(smaller), logits(made), **CLOSE)
+    assert not torch.allclose(logits(model(encoder_chunk_size=5, decoder_chunk_size=5)), logits(made), atol=1e-3)

@@ -1,0 +1,72 @@
+"""Adaptive input equals fairseq's, can be tied to an adaptive softmax, and refuses invalid options."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from fairseq import modules as stock
+
+from mega_fairseq.models import language_decoder
+from mega_fairseq.modules.adaptive_input import AdaptiveInput
+from tests.helpers.golden_models import PAD
+from tests.helpers.small_models import ADAPTIVE, HEADS, TIED, TYPES, texts
+from tests.helpers.small_models import language_model as model
+
+
+def test_adaptive_input_equals_fairseqs_in_values_and_gradients():
+    ours, theirs = AdaptiveInput(40, PAD, 16, 12, [10, 20], 2.0), stock.AdaptiveInput(40, PAD, 16, 2.0, 12, [10, 20])
+    theirs.load_state_dict({**theirs.state_dict(), **ours.state_dict()})
+    tokens = torch.cat([torch.randint(4, 40, (2, 9)), torch.full((2, 2), PAD)], 1)
+    outs = [embedding(tokens) for embedding in (ours, theirs)]
+    torch.testing.assert_close(*outs)
+    for out in outs:
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    for (name, own), (_, other) in zip(ours.named_parameters(), theirs.named_parameters()):
+        torch.testing.assert_close(own.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
+    for band in range(3):
+        torch.testing.assert_close(ours.weights_for_band(band)[0], theirs.weights_for_band(band)[0])
+
+
+@pytest.mark.parametrize(
+    ("bands", "said"), [(([20, 10], 2.0), "cutoffs"), (([1], 2.0), "cutoffs"), (([9], 99.0), "factor")]
+)
+def test_invalid_bands_are_refused(bands, said):
+    with pytest.raises(ValueError, match=f"^{said} is .*; "):
+        AdaptiveInput(TYPES, PAD, 16, 12, *bands)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_too_many_scores_are_refused_unless_only_targets_are_scored(monkeypatch, head):
+    monkeypatch.setattr(language_decoder, "MOST_SCORES", 9 * TYPES)
+    made, (sources, targets) = model(**HEADS[head]), texts(9, 10)
+    for source, allowed in zip(sources, (True, False)):
+        with (
+            nullcontext() if allowed else pytest.raises(ValueError, match="; choose --criterion mega_lm_cross_entropy")
+        ):
+            made.get_normalized_probs(made(source[None]), log_probs=True)
+    assert made(sources[1][None], target=targets[1][None])[0].shape == (1, 10, 1)
+
+
+def test_a_wrong_criterion_for_an_adaptive_softmax_is_refused_in_training_only():
+    made = model(**ADAPTIVE)
+    out = made(texts(7)[0][0][None])
+    assert made.get_normalized_probs(out, log_probs=True).shape == (1, 7, TYPES)
+    with pytest.raises(ValueError, match="^--criterion .*; choose adaptive_loss, .* mega_lm_cross_entropy$"):
+        made.train().get_normalized_probs(out, log_probs=True)
+
+
+@pytest.mark.parametrize("project", [False, True])
+def test_tied_tables_are_one_parameter_and_load_from_a_checkpoint(project):
+    made = model(**TIED, tie_adaptive_proj=project)
+    softmax, bands = made.decoder.adaptive_softmax, made.decoder.embed_tokens.embeddings
+    assert softmax.head.word_proj.weight is bands[0][0].weight
+    for tail, (table, narrow) in zip(softmax.tail, list(bands)[1:]):
+        assert tail[2].weight is table.weight
+        assert (tail[0].weight is narrow.weight) == project
+    other = model(**TIED, tie_adaptive_proj=project)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(made.state_dict())
+    tokens = torch.randint(4, TYPES, (2, 9))
+    torch.testing.assert_close(other(tokens, target=tokens)[0], made(tokens, target=tokens)[0], rtol=0, atol=0)

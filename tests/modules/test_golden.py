@@ -1,0 +1,119 @@
+"""Full passes of every module equal the released ones: outputs to 1e-5, every gradient to 1e-4, absolute.
+
+Kernels and gradients of EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where
+the release is wrong, test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
+"""
+
+import pytest
+
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.attention import laplace, relu2
+from mega_fairseq.ops.diagonals import toeplitz_matrix
+from tests.helpers import golden_cases as golden
+from tests.helpers import golden_checks as checks
+from tests.helpers.golden_checks import assert_batch_statistics, assert_outputs, assert_released_gradients, each
+
+
+def test_the_golden_folders_contain_cases():
+    assert golden.paths(), f"no .npz file in tests/golden or in the folders that {golden.VARIABLE} names"
+
+
+@pytest.mark.parametrize("path", golden.paths(), ids=lambda path: path.stem)
+def test_every_case_is_of_a_known_kind(path):
+    kind = golden.kind_of(path)
+    assert kind is not None, f"no loader for golden case {path}: no prefix of {', '.join(golden.KINDS)} fits"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mega_lm_ce", "language model"),
+        ("mega_model_pre", "translation model"),
+        ("mega_softmax", "mega"),
+        ("gau_softmax", "mixer"),
+        *((unknown, None) for unknown in ("megalodon_full", "gated_softmax", "emas", "activation")),
+    ],
+)
+def test_the_longest_matching_prefix_gives_the_kind(name, kind, tmp_path):
+    assert golden.kind_of(tmp_path / f"{name}.npz") == kind
+
+
+# -------------------------------------------------------------------------------------- functions
+
+
+@each("activations")
+def test_activations_give_the_released_values(case):
+    functions = {"laplace": laplace, "relu2": relu2, **{name: a.forward for name, a in ACTIVATIONS.items()}}
+    for name, released in case.outputs.items():
+        assert_outputs(functions[name](case.inputs["x"]), released, name)
+
+
+@each("relbias")
+def test_position_biases_give_the_released_tables_at_every_length(case):
+    module = golden.build(case)
+    for name, released in case.outputs.items():
+        size = int(name[len("len") :])
+        assert_outputs(toeplitz_matrix(module(1 - size, size, released.device), size, size), released, name)
+
+
+# -------------------------------------------------------------------------------------- one input
+
+
+def trained(case):
+    return "y_train" in case.outputs and not checks.pads_in_batch_statistics(case)
+
+
+@each("ema", "mega", "nffn", "seqnorm", where=lambda case: "y" in case.outputs)
+def test_every_module_gives_the_released_outputs_at_real_tokens_and_zeros_at_pads(case):
+    module = golden.build(case)
+    y, released = checks.run(module, case.inputs["x"], case.padding), checks.released_outputs(case, module)
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    assert_outputs(y[known], released[known], "y")
+    assert y.isfinite().all()
+    assert not y[~case.real].any()
+
+
+@each("mega", "nffn", "seqnorm", where=trained)
+def test_batch_norm_gives_the_released_training_outputs_and_statistics(case):
+    module = golden.build(case).train()
+    assert_outputs(checks.run(module, case.inputs["x"], case.padding), case.outputs["y_train"], "y_train")
+    assert_batch_statistics(case, module)
+
+
+@each("mega", "nffn", "seqnorm", where=checks.released_gradients_are_right)
+def test_every_module_gives_every_released_gradient(case):
+    def loss(module, x):
+        y = checks.run(module.train(case.gradients_of_training), x, case.padding)
+        return (y * case.inputs["cotangent"]).sum()
+
+    assert_released_gradients(case, loss)
+
+
+# -------------------------------------------------------------------------------------- cross attention
+
+
+@each("cross", where=lambda case: "y" in case.outputs)
+def test_cross_attention_gives_the_released_outputs(case):
+    y, _ = golden.build(case)(case.inputs["query"], case.inputs["key"], source_padding_mask=case.padding)
+    rows = ~checks.wrong_rows(case)
+    assert_outputs(y[rows], case.outputs["y"][rows], "y")
+    assert y.isfinite().all()
+
+
+@each("cross", where=checks.released_gradients_are_right)
+def test_cross_attention_gives_every_released_gradient(case):
+    def loss(module, query, key):
+        y, _ = module(query, key, source_padding_mask=case.padding)
+        return (y * case.inputs["cotangent"]).sum()
+
+    assert_released_gradients(case, loss)
+
+
+@each("cross", where=lambda case: "attn_weights" in case.outputs)
+def test_cross_attention_weights_equal_the_released_ones(case):
+    module, rows = golden.build(case), ~checks.wrong_rows(case)
+    state = module.project_source(case.inputs["key"], case.padding)
+    weights = module.weights(case.inputs["query"], state)[rows]
+    for name in ("attn_weights", "attn_weights_incremental"):
+        if name in case.outputs:
+            assert_outputs(weights, case.outputs[name][rows], name)

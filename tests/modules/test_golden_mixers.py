@@ -1,0 +1,70 @@
+"""The mixers other than Mega equal their reference: outputs, pieces with carried states, every gradient, masks.
+
+The reference is in double precision. Differences in single precision are those of the reference itself.
+"""
+
+import pytest
+import torch
+
+from mega_fairseq.ops.sparse import visible_places
+from tests.helpers import golden_cases as golden
+from tests.helpers import golden_checks as checks
+from tests.helpers.golden_checks import assert_outputs, each
+
+EXACT = 1e-10
+SINGLE, SINGLE_GRADIENT, HUGE_KEYS = 3e-5, 2e-4, 2e-3
+PRECISIONS = pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=["double", "single"])
+
+
+def built(case, precision):
+    return golden.build(case).to(precision), case.inputs["x"].to(precision, copy=True)
+
+
+def gradient_tolerance(case, precision):
+    if precision == torch.float64:
+        return EXACT
+    return HUGE_KEYS if "hugekeys" in case.name else SINGLE_GRADIENT
+
+
+@PRECISIONS
+@each("mixer")
+def test_a_mixer_gives_the_outputs_and_zeros_at_pads(case, precision):
+    module, x = built(case, precision)
+    y = checks.run(module, x, case.padding)
+    assert_outputs(y.double(), case.outputs["y"], "y", EXACT if precision == torch.float64 else SINGLE)
+    assert not y[~case.real].any()
+
+
+@each("mixer", where=lambda case: case.causal)
+def test_any_split_of_a_mixer_gives_the_outputs(case):
+    module, x = built(case, torch.float64)
+    for sizes in checks.splits(case, x.size(1)):
+        y, _ = checks.in_pieces(module, x, case.padding, sizes)
+        assert_outputs(y, case.outputs["y_incremental"], f"y in pieces of {sizes}", EXACT)
+
+
+@PRECISIONS
+@each("mixer")
+def test_a_mixer_gives_every_gradient(case, precision):
+    module, x = built(case, precision)
+    x.requires_grad_()
+    (checks.run(module, x, case.padding) * case.inputs["cotangent"].to(precision)).sum().backward()
+    ours = {**{name: p.grad for name, p in module.named_parameters()}, "x": x.grad}
+    for name, expected in {**golden.released_gradients(case), **case.input_gradients}.items():
+        assert_outputs(ours[name].double(), expected, f"gradient of {name}", gradient_tolerance(case, precision))
+
+
+@each("mixer", where=lambda case: "state_memory" in case.outputs)
+def test_the_memory_of_flash_equals_the_reference_for_any_split(case):
+    module, x = built(case, torch.float64)
+    for sizes in checks.splits(case, x.size(1)):
+        state = checks.in_pieces(module, x, case.padding, sizes)[1][-1]
+        state = state.mixer if case.config["token_shift"] else state
+        assert_outputs(state.memory, case.outputs["state_memory"], f"memory after pieces of {sizes}", EXACT)
+        assert state.finished.tolist() == case.outputs["state_finished"].tolist()
+
+
+@each("mixer", where=lambda case: "mask" in case.outputs)
+def test_sparse_attention_sees_the_places_of_the_reference(case):
+    sparsity, mask = golden.build(case).config.sparsity, case.outputs["mask"]
+    assert torch.equal(visible_places(sparsity, *mask.shape[:2]), mask)

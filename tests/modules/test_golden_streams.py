@@ -1,0 +1,81 @@
+"""Modules in pieces, with carried state, give the released outputs."""
+
+from tests.helpers import golden_cases as golden
+from tests.helpers import golden_checks as checks
+from tests.helpers.golden_checks import assert_outputs, each
+
+
+def is_stream(case):
+    return "y_incremental" in case.outputs
+
+
+def assert_any_split(case, module, released):
+    """Only real tokens at which the released outputs are correct are compared."""
+    known = checks.right(case).unsqueeze(-1) & released.isfinite()
+    for sizes in checks.splits(case, case.inputs["x"].size(1)):
+        y, _ = checks.in_pieces(module, case.inputs["x"], case.padding, sizes)
+        assert_outputs(y[known], released[known], f"y in pieces of {sizes}")
+
+
+@each("ema", "mega", where=lambda case: "y" in case.outputs and case.causal)
+def test_any_split_of_a_causal_case_gives_the_released_outputs(case):
+    """Deviation: the release splits only at chunk borders or, without chunks, into single tokens."""
+    module = golden.build(case)
+    assert_any_split(case, module, checks.released_outputs(case, module))
+
+
+@each("ema", "mega", where=lambda case: "y_full" in case.outputs)
+def test_any_split_of_a_stream_gives_the_released_full_pass_with_or_without_truncation(case):
+    """Deviation: the release ignores truncation in streams, so its pieces differ from its full pass."""
+    assert_any_split(case, golden.build(case), case.outputs["y_full"])
+
+
+@each("ema", "mega", where=is_stream)
+def test_without_truncation_any_split_gives_the_released_stream(case):
+    assert_any_split(case, golden.build(case, truncation=None), case.outputs["y_incremental"])
+
+
+@each("ema", "mega", where=is_stream)
+def test_carried_states_equal_the_released_ones_except_for_decay_at_trailing_pads(case):
+    """Deviation: pads decay the released state; ours is unchanged by pads, alone and in a batch."""
+    module, x, padding = golden.build(case, truncation=None), case.inputs["x"], case.padding
+    within = case.kind == "mega"
+    (coefficients,) = (module.ema if within else module).coefficients()
+    decay = coefficients.log_decay.detach().exp()
+    bounds = checks.pieces(x.size(1), case.segments)
+    _, states = checks.in_pieces(module, x, padding, case.segments)
+    numbers = {f"ema_state_{i}" if within else f"state_{i}": i for i in range(len(bounds))}
+    for name, i in {**numbers, "final_ema_state": len(bounds) - 1}.items():
+        if name in case.outputs:
+            pads = checks.trailing_pads(None if padding is None else padding[:, : bounds[i][1]], x)
+            assert_outputs((states[i].ema if within else states[i]) * decay**pads, case.outputs[name], name)
+
+
+@each("mega", where=lambda case: case.padding is None and "final_prev_key" in case.outputs)
+def test_the_carried_chunk_equals_the_released_one_for_any_split(case):
+    module, x = golden.build(case, truncation=None), case.inputs["x"]
+    for sizes in checks.splits(case, x.size(1)):
+        cache = checks.in_pieces(module, x, None, sizes)[1][-1].cache
+        assert_outputs(cache.keys, case.outputs["final_prev_key"], "final_prev_key")
+        assert_outputs(cache.values, case.outputs["final_prev_value"], "final_prev_value")
+
+
+# -------------------------------------------------------------------------------------- cross attention
+
+
+@each("cross", where=is_stream)
+def test_any_split_of_a_target_gives_the_released_cross_attention(case):
+    module, query, rows = golden.build(case), case.inputs["query"], ~checks.wrong_rows(case)
+    state = module.project_source(case.inputs["key"], case.padding)
+    for sizes in checks.splits(case, query.size(1)):
+        y = checks.cross_in_pieces(module, query, state, sizes)
+        assert_outputs(y[rows], case.outputs["y_incremental"][rows], f"y in pieces of {sizes}")
+
+
+@each("cross", where=lambda case: "final_prev_key" in case.outputs)
+def test_the_projected_source_equals_the_released_one_at_real_tokens(case):
+    state = golden.build(case).project_source(case.inputs["key"], case.padding)
+    ours = case.real if state.padding is None else ~state.padding  # ours moves real tokens to the front
+    released = case.outputs["final_prev_key"], case.outputs["final_prev_value"]
+    assert_outputs(state.keys[ours], released[0][case.real], "final_prev_key")
+    assert_outputs(state.values[ours], released[1][case.real], "final_prev_value")

@@ -1,0 +1,309 @@
+"""Slices of sequences in several processes: outputs and gradients are those of one process with whole sequences."""
+
+import os
+import time
+from copy import deepcopy
+from typing import Dict, List, Optional
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mega_fairseq.modules import MIXERS, Block, BlockState, FeedForwardConfig
+from mega_fairseq.modules.mixer_state import Sliced
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_of_slice
+from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
+from tests.helpers.golden_models import PAD
+from tests.helpers.processes import in_processes
+from tests.helpers.small_models import ADAPTIVE, language_model, padded, texts
+from tests.helpers.small_models import CHUNK as CHUNK_OF_MODEL
+from tests.ops.helpers import assert_same, kept_for_backward, noise, relative_error
+from tests.properties.layers import randomise
+
+pytestmark = pytest.mark.slow
+
+DIM, CHUNK, LAYERS = 8, 6, 2
+GATED = {"shared_dim": 4, "value_dim": 6, "chunk_size": CHUNK}
+HEADS = {"heads": 2, "chunk_size": CHUNK}
+FORMS = {
+    "mega": ("mega", {**GATED, "position_bias": "rotary", "ndim": 3}),
+    "mega, truncated": ("mega", {**GATED, "ndim": 3, "truncation": 4}),
+    "mega, truncated beyond a slice": ("mega", {**GATED, "ndim": 3, "truncation": 20}),
+    "mega, token shift": ("mega", {**GATED, "ndim": 3, "token_shift": True}),
+    "gau": ("gau", GATED),
+    "flash": ("flash", {**GATED, "position_bias": "rope"}),
+    "attention": ("attention", {**HEADS, "rotary_dims": 2}),
+    "attention, time weighting": ("attention", {**HEADS, "time_weight": "after", "token_shift": True}),
+    "gmlp": ("gmlp", HEADS),
+    "aft": ("aft", HEADS),
+    "aft, local": ("aft", {"form": "local", "reach": 4, "heads": 2}),
+    "aft, local beyond a slice": ("aft", {"form": "local", "reach": 20, "heads": 2}),
+    "aft, simple": ("aft", {"form": "simple"}),
+    "aft, ema": ("aft", {"form": "ema", "ndim": 3}),
+    "sparse": ("sparse", {"heads": 2, "stride": 3, "summary": 1, "chunk_size": CHUNK}),
+}
+# Tokens of two pieces, each divided into slices. All slices of the first are equal, since a state follows it.
+LENGTHS = (24, 31)
+
+
+def stack(form: str) -> List[Block]:
+    name, options = FORMS[form]
+    shift = {"token_shift": options.get("token_shift", False)}
+    made = [Block(MIXERS[name](DIM, **options), FeedForwardConfig(DIM, **shift)) for _ in range(LAYERS)]
+    return [randomise(block, seed) for seed, block in enumerate(made)]
+
+
+def run(blocks: List[Block], x: Tensor, states: List[BlockState], slices: Optional[Slices] = None) -> Tensor:
+    """The stack on x after `states`, which become the states after it."""
+    for i, block in enumerate(blocks):
+        state = states[i]
+        if slices is not None:
+            state = BlockState(Sliced(slices, state.mixer), None, Sliced(slices, state.feed_forward))
+        x, states[i] = block(x, state)
+    return x
+
+
+def loss_of(y: Tensor) -> Tensor:
+    return (y * noise(*y.shape, seed=9)).sum()
+
+
+def whole(blocks: List[Block]) -> Dict[str, Tensor]:
+    """Outputs and gradients of one process."""
+    x, states = noise(2, sum(LENGTHS), DIM, grad=True), [BlockState(None)] * LAYERS
+    y = torch.cat([run(blocks, piece, states) for piece in x.split(LENGTHS, 1)], 1)
+    return with_gradients(blocks, y, x)
+
+
+def with_gradients(blocks: List[Block], y: Tensor, x: Tensor) -> Dict[str, Tensor]:
+    named = {f"{i}.{name}": p for i, block in enumerate(blocks) for name, p in block.named_parameters()}
+    gradients = torch.autograd.grad(loss_of(y), [x, *named.values()], allow_unused=True, materialize_grads=True)
+    return {"y": y.detach(), **dict(zip(["x", *named], gradients))}
+
+
+def in_slices(blocks: List[Block], group: SequenceGroup) -> Dict[str, Tensor]:
+    """The same from this process's slice of each piece, where gradients are sums over all processes."""
+    x, states, pieces = noise(2, sum(LENGTHS), DIM, grad=True), [BlockState(None)] * LAYERS, []
+    for piece in x.split(LENGTHS, 1):
+        slices = group.divide(piece.size(1), CHUNK)
+        start, stop = slices.own
+        own = piece[:, start:stop] if start < stop else piece.new_zeros(2, 1, DIM)
+        pieces.append(slices.join(run(blocks, own, states, slices)[:, : stop - start]))
+    found = with_gradients(blocks, torch.cat(pieces, 1), x)
+    for name, gradient in found.items():
+        if name != "y":
+            dist.all_reduce(gradient)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ exact
+
+
+def compare(form: str, group: SequenceGroup) -> None:
+    blocks = stack(form)
+    try:
+        assert_same(in_slices(blocks, group), whole(blocks), rtol=1e-7, atol=1e-8)
+    except AssertionError as error:
+        raise AssertionError(f"{form}: {error}") from None
+
+
+def compare_all_forms() -> None:
+    for form in FORMS:
+        compare(form, SequenceGroup())
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_slices_have_the_outputs_and_gradients_of_whole_sequences(processes):
+    in_processes(processes, compare_all_forms)
+
+
+def compare_in_bfloat16() -> None:
+    """Errors are those of rounding to 8 bits, as long as states are exchanged in float32."""
+    group, x = SequenceGroup(), noise(2, 24, DIM, dtype=torch.bfloat16)
+    slices = group.divide(24, CHUNK)
+    for form in FORMS:
+        blocks = [block.bfloat16() for block in stack(form)]
+        expected = run(blocks, x, [BlockState(None)] * LAYERS)
+        found = slices.join(run(blocks, x[:, slice(*slices.own)], [BlockState(None)] * LAYERS, slices))
+        assert found.dtype == torch.bfloat16
+        assert relative_error(found, expected.double()) < 0.02, form
+
+
+def test_slices_in_half_precision_are_as_good_as_whole_sequences():
+    in_processes(2, compare_in_bfloat16)
+
+
+def test_every_mixer_is_compared():
+    assert {name for name, _ in FORMS.values()} == set(MIXERS)
+
+
+class NothingBefore(SequenceGroup):
+    """Broken: no state crosses a border."""
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        every = super().all_gather(own)
+        return every if own.dim() == 3 and own.size(2) == DIM and own.size(1) > 1 else torch.zeros_like(every)
+
+
+class NoGradientsBack(SequenceGroup):
+    """Broken: states cross, their gradients do not."""
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        return torch.zeros_like(super().all_to_all(parts))
+
+
+def reject(form: str) -> None:
+    for broken in (NothingBefore(), NoGradientsBack()):
+        try:
+            compare(form, broken)
+        except AssertionError:
+            continue
+        raise RuntimeError(f"{form} does not notice {type(broken).__doc__}")
+
+
+def reject_in_all_forms_with_a_state() -> List[str]:
+    """The forms that exchange something; the others only join their outputs, which `NothingBefore` leaves alone."""
+    found = []
+    for form in FORMS:
+        sent = bytes_sent(form)
+        if sent["all_to_all_single"]:
+            reject(form)
+            found.append(form)
+    return found
+
+
+def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
+    alone = ["gau", "attention", "gmlp", "aft", "sparse"]  # attention in chunks needs nothing of other slices
+    assert in_processes(2, reject_in_all_forms_with_a_state) == [[form for form in FORMS if form not in alone]] * 2
+
+
+# ------------------------------------------------------------------------------------------------ language models
+
+
+def compare_models() -> None:
+    """Log-probabilities, in one pass and in pieces, and the gradients of the parameters."""
+    rows, targets = texts(67, 40, 5)
+    for options in ({}, ADAPTIVE, {"decoder_token_shift": True, "checkpoint_activations": True}):
+        for left in (False, True):
+            source, target = (padded(part, left) for part in (rows, targets))
+            for training, piece in ((True, 0), (False, 10**6), (False, 3 * CHUNK_OF_MODEL * len(rows))):
+                expected, found = (
+                    log_probs(options, source, target, training, piece, group) for group in (False, True)
+                )
+                assert_same(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def log_probs(options, source: Tensor, target: Tensor, training: bool, piece: int, shared: bool) -> Dict[str, Tensor]:
+    model = language_model(**options).train(training)
+    model.decoder.cfg.piece_tokens = piece  # in evaluation
+    if shared:
+        model.decoder.share_sequences(SequenceGroup())
+        model = deepcopy(model)  # as fairseq does for --store-ema
+    found = model(source, target=target)[0].squeeze(-1).masked_fill(target == PAD, 0.0)
+    result = {"log-probabilities": found.detach()}
+    if training:
+        loss_of(found.double()).backward()
+        for name, parameter in model.named_parameters():
+            result[name] = parameter.grad
+            if shared:
+                dist.all_reduce(result[name])
+    return result
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_language_model_has_the_log_probabilities_and_gradients_of_one_process(processes):
+    in_processes(processes, compare_models)
+
+
+# ------------------------------------------------------------------------------------------------ bytes
+
+
+def bytes_sent(form: str, batch: int = 2) -> Dict[str, int]:
+    """Bytes that this process sends to each other process for one segment, by collective, without the outputs."""
+    sent, group = {"all_gather": 0, "all_to_all_single": 0}, SequenceGroup()
+    real = {name: getattr(dist, name) for name in sent}
+
+    def counted(name: str, parts: int):
+        def call(received, given: Tensor, *rest, **options):
+            sent[name] += given.numel() * given.element_size() // parts
+            return real[name](received, given, *rest, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, parts in zip(sent, (1, group.size)):
+            patch.setattr(dist, name, counted(name, parts))
+        blocks, x = [block.float() for block in stack(form)], noise(batch, 36, DIM, dtype=torch.float32)
+        slices = group.divide(36, CHUNK)
+        own = x[:, slice(*slices.own)].requires_grad_()
+        loss_of(run(blocks, own, [BlockState(None)] * LAYERS, slices)).backward()
+    return sent
+
+
+def bytes_of_all_forms() -> Dict[str, List[int]]:
+    return {form: list(bytes_sent(form).values()) for form in FORMS}
+
+
+def test_what_crosses_a_border_is_the_state_alone():
+    """4 B D N bytes in a layer of Mega and direction, and nothing for attention in chunks."""
+    floats = {
+        "mega": DIM * 3,
+        "mega, truncated": DIM * 3,  # the inputs that taps reach
+        "mega, truncated beyond a slice": DIM * 19,
+        "mega, token shift": DIM * 3 + 2 * (DIM // 2),  # and half of a token, for the mixer and the feed-forward layer
+        "flash": 4 * 6,
+        "attention, time weighting": 2 * (DIM // 2),
+        "aft, local": 2 * DIM * (3 + 1),  # a key and a value for each token, and for all older ones together
+        "aft, local beyond a slice": 2 * DIM * (19 + 1),
+        "aft, simple": 2 * DIM,
+        "aft, ema": 2 * DIM * 3,
+    }
+    expected = {form: [4 * 2 * LAYERS * floats.get(form, 0)] * 2 for form in FORMS}
+    assert in_processes(3, bytes_of_all_forms) == [expected] * 3
+
+
+def kept_for_a_slice() -> List[int]:
+    """Numbers kept for backward by an EMA of a slice, and by one of a sequence that follows a state."""
+    x, slices = noise(2, 640, DIM, dtype=torch.float32, grad=True), SequenceGroup().divide(1280, 64)
+    parameters = [noise(DIM, 3, seed=i, dtype=torch.float32, grad=True) for i in range(4)]
+    state = noise(2, DIM, 3, dtype=torch.float32, grad=True)
+    c = ema_coefficients(*parameters)
+    calls = (lambda: ema_of_slice(x, c, slices, state), lambda: ema(x, c, state))
+    return [sum(kept_for_backward(call)) for call in calls]
+
+
+def test_reducing_a_slice_to_its_state_keeps_no_copy_of_the_slice():
+    for of_slice, of_sequence in in_processes(2, kept_for_a_slice):
+        assert of_slice - of_sequence < 2 * 640 * DIM // 4
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def lose_a_process() -> str:
+    """The second of three processes ends in the exchange of the second layer."""
+    group = SequenceGroup()
+    x, slices = noise(2, 36, DIM), group.divide(36, CHUNK)
+    blocks = stack("mega")
+    run(blocks[:1], x[:, slice(*slices.own)], [BlockState(None)], slices)
+    if group.rank == 1:
+        os._exit(1)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="one of the 3 processes that share each sequence has ended"):
+        run(blocks, x[:, slice(*slices.own)], [BlockState(None)] * LAYERS, slices)
+    return "in time" if time.monotonic() - started < 20 else "late"
+
+
+def test_if_a_process_ends_in_the_exchange_the_others_end_with_one_sentence():
+    assert in_processes(3, lose_a_process, lost=1) == ["in time", "in time"]
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("form", ["mega", "gau", "attention", "sparse"])
+def test_mixers_without_chunks_are_refused(form):
+    name, options = FORMS[form]
+    mixer = MIXERS[name](DIM, **{**options, "chunk_size": None}).build()
+    with pytest.raises(ValueError, match="processes can share a sequence only if attention stays in chunks; give"):
+        mixer.check_slices()

@@ -1,0 +1,285 @@
+"""The recipes of the Long Range Arena and raw speech, from data to scores, with models of a few parameters."""
+
+import json
+import re
+import shutil
+import tarfile
+from collections import Counter
+from typing import NamedTuple, Tuple
+
+import numpy as np
+import pytest
+
+from mega_fairseq.cli.prepare.speech import LABELS
+from mega_fairseq.tasks.mega_classification import HEAD
+from tests.helpers import published
+from tests.helpers.configurations import training
+from tests.helpers.recipes import EXAMPLES, Recipe, answering, fake_python, half, text, write
+
+pytestmark = pytest.mark.slow
+
+SPLITS = ("train", "valid", "test")
+SPEECH = "speech_commands"
+# The small size of each recipe: arguments of prepare.sh, and how many test examples there are.
+SMALL = {
+    "lra/listops": (["--train=200", "--valid=5", "--test=7"], 7),
+    "lra/text": ([], 600),
+    "lra/retrieval": ([], 600),
+    "lra/image": ([], 1100),
+    "lra/pathfinder": (["--images=70"], 7),
+    "lra/pathx": (["--images=20"], 2),
+    SPEECH: ([], 320),
+}
+ARCHIVES = {
+    "lra/text/cls-sotu": b"CC0 1.0",
+    "lra/image/cls-fashion": b"MIT License",
+    "speech_commands/cls-speech": b"Carnegie Mellon University",
+}
+# The recipe's architecture, reduced so that an update takes a fraction of a second. Inputs are cut, except Path-X's.
+SIZES = {"layers": 1, "embed-dim": 8, "hidden-dim": 16, "ffn-embed-dim": 16, "z-dim": 4, "chunk-size": 16}
+NARROW = [f"--encoder-{name}={size}" for name, size in SIZES.items()]
+CUT = ["--max-positions=48", "--shorten-method=truncate"]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    # The space in the path detects missing quotes.
+    return lambda name, **variables: Recipe(EXAMPLES / name, tmp_path / "a place", **variables)
+
+
+# ----------------------------------------------------------------------------------------------- settings
+
+
+class Published(NamedTuple):
+    """Table 8 of the paper, with the batches and updates of the released commands."""
+
+    arch: str
+    batch: Tuple[int, int]  # examples, and batches in an update
+    rate: float
+    dropout: float
+    decay: float
+    schedule: Tuple[int, int]  # updates of warm-up and in all
+    scaling: Tuple[float, float] = (0.0, 1.0)
+
+
+PUBLISHED = {
+    "lra/listops": Published("mega_lra_listops", (64, 1), 1e-3, 0.1, 0.01, (3000, 90000)),
+    "lra/text": Published("mega_lra_text", (25, 2), 4e-3, 0.1, 0.01, (10000, 25000)),
+    "lra/retrieval": Published("mega_lra_retrieval", (8, 8), 3e-3, 0.1, 0.04, (10000, 91960)),
+    "lra/image": Published("mega_lra_image", (50, 1), 1e-2, 0.0, 0.02, (9000, 180000), (0.48, 0.24)),
+    "lra/pathfinder": Published("mega_lra_pathfinder", (128, 1), 1e-2, 0.0, 0.01, (50000, 250000), (0.5, 0.5)),
+    "lra/pathx": Published("mega_lra_pathx", (2, 64), 1e-2, 0.0, 0.01, (25000, 125000), (0.5, 0.5)),
+    SPEECH: Published("mega_sc_raw", (20, 1), 1e-2, 0.0, 0.01, (10000, 250000), (0.25, 0.125)),
+}
+
+
+def settings(cfg):
+    task = cfg.task
+    return Published(
+        cfg.model._name,
+        (cfg.dataset.batch_size, cfg.optimization.update_freq[0]),
+        cfg.optimization.lr[0],
+        cfg.model.dropout,
+        cfg.optimizer.weight_decay,
+        (cfg.lr_scheduler.warmup_updates, int(cfg.lr_scheduler.total_num_update)),
+        (task.values_mean, task.values_deviation),
+    )
+
+
+@pytest.fixture
+def command_of(tmp_path):
+    """What fairseq-train would be called with."""
+
+    def parsed(name, size, **variables):
+        python = fake_python(tmp_path, '[ "$2" = fairseq_cli.train ]', f"printf '%s\\n' \"$@\" >'{tmp_path}/words'")
+        recipe = Recipe(EXAMPLES / name, tmp_path, PYTHON=python, SIZE=size, **variables)
+        (recipe.data / size / "bin").mkdir(parents=True, exist_ok=True)
+        write(recipe.data / size / "bin/scaling", ["0.25 0.125"])
+        recipe.run("train.sh")
+        return training(*text(tmp_path / "words")[2:])
+
+    return parsed
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_full_size_is_trained_as_published(name, command_of):
+    cfg = command_of(name, "full")
+    assert settings(cfg) == PUBLISHED[name]
+    assert (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.adam_eps) == ("adam", "(0.9, 0.98)", 1e-8)
+    assert (cfg.lr_scheduler._name, cfg.optimization.clip_norm) == ("polynomial_decay", 1.0)
+    assert (cfg.task._name, cfg.criterion._name) == ("mega_classification", "sentence_prediction")
+    assert cfg.criterion.classification_head_name == HEAD
+    assert (cfg.dataset.required_batch_size_multiple, cfg.checkpoint.best_checkpoint_metric) == (1, "accuracy")
+
+
+def test_other_architectures_of_the_paper_have_their_own_settings(command_of):
+    chunks = command_of("lra/text", "full", ARCH="mega_lra_text_chunk")
+    assert settings(chunks) == PUBLISHED["lra/text"]._replace(arch="mega_lra_text_chunk")
+    assert (chunks.model.encoder_chunk_size, chunks.model.max_positions) == (128, 4002)
+    big = command_of(SPEECH, "full", ARCH="mega_sc_raw_big")
+    assert settings(big) == PUBLISHED[SPEECH]._replace(arch="mega_sc_raw_big", rate=8e-3)
+
+
+def test_the_small_sizes_of_text_and_images_are_those_measured_with_the_released_code(command_of):
+    for name, (batch, *others), chunk, longest in (
+        ("lra/text", (16, 4e-3, 0.1, 0.01, (80, 400), (0.0, 1.0)), 128, 1024),
+        ("lra/image", (20, 1e-2, 0.0, 0.02, (80, 300), (0.286, 0.353)), 112, 784),
+    ):
+        cfg = command_of(name, "small")
+        assert settings(cfg) == Published("mega_classifier_small", (batch, 1), *others)
+        model = cfg.model
+        assert (model.encoder_chunk_size, model.max_positions, model.truncation_length) == (chunk, longest, longest)
+        sizes = ("layers", "embed_dim", "hidden_dim", "ffn_embed_dim", "z_dim", "n_dim")
+        assert [model[f"encoder_{size}"] for size in sizes] == [2, 64, 128, 128, 32, 16]
+        norm = (str(model.normalization_type), model.normalize_before, str(model.attention_activation_fn))
+        assert norm == {"lra/text": ("scalenorm", False, "softmax"), "lra/image": ("batchnorm", True, "laplace")}[name]
+
+
+def test_several_gpus_share_a_batch(command_of):
+    cfg = command_of("lra/image", "full", GPUS=4)
+    assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (13, [1])
+    assert cfg.distributed_training.distributed_world_size == 4
+
+
+# --------------------------------------------------------------------------------------- from data to scores
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_small_size_goes_from_data_to_scores(name, recipe):
+    recipe = recipe(name)
+    arguments, count = SMALL[name]
+    recipe.run("prepare.sh", *arguments)
+    cut = [] if name == "lra/pathx" else CUT
+    recipe.run("train.sh", *NARROW, *cut, "--max-update=1", UPDATES=2, WARMUP=1, BATCH=2)
+    if name == "lra/listops":  # with other expressions, what was made of them is refused
+        shutil.rmtree(recipe.data / "small/raw")
+        sentence = recipe.refusal("prepare.sh", *arguments, "--seed=2")
+        assert re.search(r"bin was made with expressions with checksum \d+, not with expressions with", sentence)
+        shutil.rmtree(recipe.data / "small/raw")
+        assert "making" not in recipe.run("prepare.sh", *arguments)
+    if name == "lra/retrieval":
+        assert "making" not in recipe.run("prepare.sh")
+        said = recipe.run("train.sh", *NARROW, *cut, UPDATES=2, WARMUP=1, BATCH=2)
+        assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
+        assert "num_updates: 2 >= max_update: 2" in said
+
+    printed = recipe.run("evaluate.sh")
+    scores = (recipe.results / "test.txt").read_text()
+    assert scores in printed
+    found = {key: float(value) for key, value in re.findall(r"(.+): +([\d.]+)", scores)}
+    numbers = json.loads((recipe.results / "test.json").read_text())
+    assert numbers["examples"] == len(text(recipe.results / "test.tsv")) == count
+    assert found["accuracy, percent"] == pytest.approx(100 * numbers["accuracy"], abs=0.1)
+    assert found["loss, bits"] == pytest.approx(numbers["bits"], rel=1e-2)
+    assert {path.name for path in recipe.results.iterdir()} == {
+        *(f"test.{ending}" for ending in ("txt", "log", "tsv", "json", "png")),
+        "curves.png",
+    }
+
+
+def test_pairs_are_of_one_year_or_of_two_years_of_an_era(recipe):
+    recipe = recipe("lra/retrieval")
+    recipe.run("prepare.sh")
+    raw, made = recipe.data / "small/raw", recipe.data / "small/bin"
+    for split, size in zip(SPLITS, (3200, 400, 600)):
+        columns = [text(raw / f"{split}.{name}") for name in ("txt", "label", "year")]
+        known = {passage: row for passage, *row in zip(*columns)}
+        pairs = list(zip(*(text(made / f"{split}.{name}") for name in ("input", "input1", "label"))))
+        assert [first for first, _, _ in pairs] == columns[0]
+        for first, second, label in pairs:
+            (era, year), (other_era, other_year) = known[first], known[second]
+            assert first != second
+            assert label == str(int(year == other_year))
+            assert era == other_era
+        assert abs(Counter(label for *_, label in pairs)["1"] - size / 2) < 0.01 * size
+
+
+def test_clips_are_in_noise_and_no_clip_is_in_two_splits(recipe):
+    recipe = recipe(SPEECH)
+    recipe.run("prepare.sh")
+    made = recipe.data / "small/bin"
+    assert text(made / "labels.txt") == list(LABELS)
+    for split, clips in zip(SPLITS, (240, 40, 80)):
+        x = np.load(made / f"{split}.npy")
+        assert (x.shape, x.dtype) == ((4 * clips, 16_000), np.int16)
+        labels = text(made / f"{split}.label")
+        assert Counter(labels) == dict.fromkeys(LABELS, 4 * clips // 10)
+        x = x / 32768
+        loud = np.abs(x).max(1)
+        assert loud.min() > 0.15
+        assert loud.max() < 1
+        quiet = np.sort(np.abs(x), axis=1)[:, : 16_000 // 10].max(1)  # most of each second is noise
+        assert (quiet > 0).all()
+        assert (quiet < 0.05).all()
+        takes = np.abs(x).argmax(1).reshape(clips, 4)
+        assert (np.ptp(takes, axis=1) > 0).all()  # at several places
+    mean, deviation = map(float, (recipe.data / "small/bin/scaling").read_text().split())
+    x = np.load(made / "train.npy") / 32768
+    assert (mean, deviation) == pytest.approx((x.mean(), x.std()), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_full_size_reads_published_data_and_refuses_others(name, recipe, tmp_path):
+    """The sentences come from `mega-fairseq prepare`, for data with fewer examples than published."""
+    data = {SPEECH: "speech", "lra/pathx": "pathfinder"}.get(name, name.split("/")[-1])
+    recipe = recipe(name, SOURCE=published.write(data, tmp_path))
+    process = recipe.start("prepare.sh")
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert re.search(rf"^mega-fairseq prepare: .*{tmp_path}.* (instead of|does not have) ", said, re.MULTILINE), said
+    assert "is for SIZE=full" in recipe.refusal("prepare.sh", SIZE="small")
+    assert "run prepare.sh" in recipe.refusal("train.sh")
+
+
+@pytest.mark.parametrize("name", ["lra/text", "lra/retrieval", "lra/image", SPEECH])
+def test_the_full_size_says_which_data_it_needs(name, recipe):
+    assert re.search("needs the published data: give SOURCE=..., .+", recipe(name).refusal("prepare.sh", SIZE="full"))
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+def test_a_damaged_archive_is_refused(archive, tmp_path, recipe):
+    folder, name = archive.rsplit("/", 1)
+    copy = tmp_path / "examples"
+    shutil.copytree(EXAMPLES, copy, ignore=shutil.ignore_patterns("*.xz", "checkpoints", "data", "results"))
+    (copy / folder / f"{name}.tar.xz").write_bytes(half(EXAMPLES / f"{archive}.tar.xz"))
+    recipe = recipe(folder)
+    recipe.scripts = copy / folder
+    assert f"{name}.tar.xz is truncated or not an archive: replace it" in recipe.refusal("prepare.sh")
+    assert "run prepare.sh first" in recipe.refusal("train.sh")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_script_reports_the_script_to_run_first(name, recipe):
+    recipe = recipe(name)
+    for script in ("train.sh", "evaluate.sh"):
+        assert "run prepare.sh first, with the same DATA and SIZE" in recipe.refusal(script)
+    (recipe.data / "small/bin").mkdir(parents=True)
+    assert "checkpoint_best.pt does not exist: run train.sh first" in recipe.refusal("evaluate.sh")
+    (recipe.data / "small/bin/parts").mkdir()
+    assert "is incomplete: run prepare.sh again" in recipe.refusal("evaluate.sh")
+
+
+def test_invalid_variables_are_refused_before_any_work(recipe):
+    recipe = recipe("lra/text")
+    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "BATCH", "MAX_EXAMPLES", "GPUS", "WARMUP", "SAVE")
+    recipe.refuses_invalid_numbers("evaluate.sh", "BATCH")
+    assert "SIZE=large is unknown: use small or full" in recipe.refusal("prepare.sh", SIZE="large")
+
+
+def test_a_failed_evaluation_leaves_only_temporary_files(tmp_path):
+    recipe = Recipe(EXAMPLES / "lra/text", tmp_path, PYTHON=answering(tmp_path, "validate"))
+    (recipe.data / "small/bin").mkdir(parents=True)
+    write(recipe.checkpoints / "checkpoint_best.pt", [])
+    write(tmp_path / "answers", ["out of memory"])
+    assert "fairseq-validate gave no accuracy" in recipe.refusal("evaluate.sh")
+    assert {path.suffix for path in recipe.results.iterdir()} == {".tmp"}
+    assert "SUBSET=tset is unknown" in recipe.refusal("evaluate.sh", SUBSET="tset")
+
+
+@pytest.mark.parametrize(("archive", "licence"), ARCHIVES.items())
+def test_the_licence_of_each_shipped_archive_is_given(archive, licence):
+    with tarfile.open(EXAMPLES / f"{archive}.tar.xz") as file:
+        assert licence in file.extractfile(f"{archive.rsplit('/', 1)[1]}/LICENSE.txt").read()

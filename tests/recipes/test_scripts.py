@@ -1,0 +1,300 @@
+"""All scripts of examples/: their help, their usage messages, their style."""
+
+import os
+import re
+import resource
+import runpy
+import shutil
+import subprocess
+import sys
+from functools import partial
+from math import nan
+
+import pytest
+import torch
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+
+from tests.helpers.recipes import EXAMPLES
+
+SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
+AVERAGE = EXAMPLES / "wmt16_en_de/average_checkpoints.py"
+
+
+def call(*words, **options):
+    words = list(map(str, words))
+    result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return result.returncode, result.stdout
+
+
+def named(path):
+    return str(path.relative_to(EXAMPLES))
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "common.sh"], ids=named)
+def test_a_script_prints_its_help_without_doing_anything_else(script, tmp_path):
+    copy = tmp_path / "examples"
+    for path in (script, *EXAMPLES.rglob("common.sh")):
+        (copy / named(path)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy / named(path))
+    before = sorted(copy.rglob("*"))
+    # Invalid variables do not matter.
+    environment = {**os.environ, "PYTHON": "false", "BPE": "words", "UNITS": "words"}
+    for arguments in (["--help"], ["--max-update", "3", "-h"]):
+        code, said = call(copy / named(script), *arguments, cwd=tmp_path, env=environment)
+        assert code == 0, said
+        assert re.search(r"\nVariables: .*\n\nAll scripts: .*OMP_NUM_THREADS \(1:", said, re.DOTALL)
+        assert len(said.splitlines()) <= 15
+        assert "#" not in said
+    assert sorted(copy.rglob("*")) == before
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=named)
+def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
+    if script.name != "common.sh":
+        assert os.access(script, os.X_OK)
+        assert "\nset -euo pipefail\n" in script.read_text()
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=EXAMPLES.parent)
+
+
+@pytest.fixture
+def chosen(tmp_path):
+    """The precision that recipes choose, with a CPU for which doctor finds bf16 fast or not."""
+
+    def choose(fast, gpus=0, precision="auto", **variables):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\ncase $2 in *cpu_bf16*) exit {int(not fast)} ;; esac\n")
+        python.chmod(0o755)
+        program = f'HERE={tmp_path}; source {EXAMPLES}/common.sh; choose_precision {gpus}; echo "$PRECISION"'
+        settings = {"PYTHON": python, "CHECKPOINTS": tmp_path / "checkpoints", "PRECISION": precision, **variables}
+        environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
+        code, said = call("bash", "-euc", program, env=environment)
+        assert code == 0, said
+        return said.strip()
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("expected", "settings"),
+    [
+        ("bf16", {"fast": True}),
+        ("fp32", {"fast": False}),
+        ("fp32", {"fast": True, "gpus": 1}),
+        ("fp32", {"fast": True, "precision": "fp32"}),
+        ("fp32", {"fast": True, "ARCH": "transformer_iwslt_de_en"}),
+    ],
+)
+def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, chosen):
+    assert chosen(**settings) == expected
+    assert chosen(not settings["fast"]) == expected, "a training that has begun changed its precision"
+
+
+def test_a_record_that_a_full_disk_left_empty_is_made_again(chosen, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/precision").touch()
+    assert chosen(True) == "bf16"
+    assert (tmp_path / "checkpoints/precision").read_text() == "bf16\n"
+
+
+def test_trainings_of_earlier_versions_stay_in_float32(chosen, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/checkpoint_last.pt").touch()
+    assert chosen(True) == "fp32"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *["lm/unzip.py", "lra/curves.py", "lra/retrieval/pairs.py"],
+        *(f"speech_commands/{name}.py" for name in ("clips", "scaling")),
+        *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment")),
+    ],
+)
+def test_a_program_without_arguments_prints_its_usage(program):
+    for arguments in ([], ["--help"]):
+        code, said = call(sys.executable, EXAMPLES / program, *arguments)
+        assert code == 1
+        assert os.path.basename(program) + " " in said
+        assert "Traceback" not in said
+
+
+def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
+    make = 'make() { echo half >"$1"; touch started; until [ -e go ]; do sleep 0.01; done; echo whole >"$1"; }'
+    words = ["bash", "-euc", f'source {EXAMPLES}/common.sh; {make}; step "$DATA/text" make']
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "it's data"), "HERE": str(EXAMPLES)}
+    for killed in (True, False):
+        with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as first:
+            while not (tmp_path / "started").exists():
+                assert first.poll() is None
+            code, said = call(*words, cwd=tmp_path, env=environment)
+            assert code == 1
+            assert f"has started, is writing to {tmp_path}/it's data: wait until it has finished." in said
+            if killed:
+                first.kill()
+            else:
+                (tmp_path / "go").touch()
+        (tmp_path / "started").unlink()
+    assert first.returncode == 0
+    assert "have" in call(*words, cwd=tmp_path, env=environment)[1]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
+
+
+WITHOUT_ARGUMENTS = [path for path in SCRIPTS if 'no_arguments "$@"' in path.read_text()]
+
+
+def test_every_script_passes_its_arguments_on_or_refuses_them():
+    silent = [path for path in SCRIPTS if not re.search(r'"\$(@|{@:2})"', path.read_text())]
+    assert {path.name for path in silent} <= {"common.sh"}
+
+
+@pytest.mark.parametrize("script", WITHOUT_ARGUMENTS, ids=named)
+def test_a_script_without_arguments_refuses_them(script, tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)}
+    code, said = call(script, "--seed=2", env=environment)
+    assert (code, said) == (1, "error: --seed=2 is unknown: see --help.\n")
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a program with the functions of common.sh."""
+    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
+    return lambda program: call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
+
+
+def test_results_made_with_other_settings_are_refused_even_if_removed(shell, tmp_path):
+    def prepare(settings):
+        return shell(f'make() {{ echo {settings} >"$1"; }}; remember $DATA/raw {settings}; step $DATA/raw make')
+
+    assert prepare("one")[0] == prepare("one")[0] == 0
+    for _ in range(2):
+        code, said = prepare("two")
+        assert (code, "raw was made with one, not with two: name another folder" in said) == (1, True)
+        (tmp_path / "data/raw").unlink(missing_ok=True)
+    assert prepare("one")[0] == 0  # what depends on it still fits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--beam 3", "--beam 3 --model-overrides {'a': 1}"),
+        ("--model-overrides=\"{'a': 2, 'b': 3}\" --beam 3", "--beam 3 --model-overrides {'a': 1, 'b': 3}"),
+        ("--model-overrides \"{'b': 3}\"", "--model-overrides {'b': 3, 'a': 1}"),
+        ("--model-overrides b=3", "error: --model-overrides is b=3: give a dictionary"),
+        ("--model-overrides", "error: --model-overrides is : give a dictionary"),
+    ],
+)
+def test_overrides_of_the_model_are_added_to_those_of_the_script(arguments, expected, shell):
+    assert expected in shell(f'override "{{\'a\': 1}}" {arguments}; echo "${{ARGUMENTS[@]}}"')[1]
+
+
+def test_different_arguments_have_different_results(shell):
+    words = ["1 a", "1 -a", '"" 1 a', "--n \"{'x': 1}\"", "--n \"{'x': -1}\""]
+    found = [shell(f"name_result {word}")[1].strip() for word in words]
+    assert found == ["1-a", "1--a", "1-a", "n---x---1-", "n---x----1-"]
+
+
+def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
+    (tmp_path / "text").write_text("a few words\n")
+    segment, model = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model"
+    code, said = call(sys.executable, segment, "learn", "sentencepiece", model, 8000, 1.0, tmp_path / "text")
+    assert code == 1
+    assert re.fullmatch(r"error: a vocabulary of 8000 is too large for this text: give \d+ or less\.\n", said)
+    assert not model.exists()
+    code, said = call(sys.executable, segment, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
+    assert code == 1
+    assert said == f"error: {model} does not exist: make it first, with segment.py learn\n"
+
+
+def test_pieces_hold_the_text_as_it_is(tmp_path):
+    """Unicode's NFKC would change each of these characters. Any white space is a blank, also for fairseq's --bpe."""
+    segment, model, text = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
+    spaces = "".join(filter(str.isspace, map(chr, range(sys.maxunicode))))
+    (tmp_path / "text").write_text(text)
+    assert call(sys.executable, segment, "learn", "sentencepiece", model, 17, 1.0, tmp_path / "text") == (0, "")
+    _, pieces = call(sys.executable, segment, "apply", "sentencepiece", model, input=text)
+    assert "\u2581" in pieces
+    assert call(sys.executable, segment, "undo", "sentencepiece", input=pieces) == (0, text)
+    bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model)))
+    assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
+
+
+def test_learning_from_an_empty_text_is_refused(tmp_path):
+    (tmp_path / "text").touch()
+    words = ["learn", "sentencepiece", tmp_path / "pieces.model", 20, 1.0, tmp_path / "text"]
+    code, said = call(sys.executable, EXAMPLES / "wmt16_en_de/segment.py", *words)
+    assert (code, said) == (1, "error: the text is empty.\n")
+
+
+MOSES = EXAMPLES / "wmt16_en_de/moses.py"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path, workers):
+    (tmp_path / "text").write_bytes(b"Hallo Welt\nGr\xfc\xdfe\n")
+    with open(tmp_path / "text") as text:
+        code, said = call(sys.executable, MOSES, "tokenize", "de", workers, stdin=text, timeout=60)
+    assert (code, said) == (
+        1, "error: the text is not UTF-8 (invalid start byte): convert it, with iconv for instance.\n"
+    )  # fmt: skip
+
+
+def test_tokenising_ends_with_an_error_if_a_worker_is_killed(tmp_path):
+    (tmp_path / "sacremoses.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code, said = call(sys.executable, MOSES, "tokenize", "de", 2, input="Ein Satz.\n", env=environment, timeout=60)
+    assert (code, said) == (
+        1, "error: a worker was killed, perhaps for lack of memory: run this again with fewer WORKERS.\n"
+    )  # fmt: skip
+
+
+def average(monkeypatch, *arguments):
+    """The exit status or message of the program, run in this process."""
+    monkeypatch.setattr(sys, "argv", [str(AVERAGE), *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(AVERAGE), run_name="__main__")
+    return end.value.code
+
+
+def test_averaging_explains_its_arguments(monkeypatch, capsys):
+    assert average(monkeypatch, "--help") == 0
+    assert "usage: average_checkpoints.py [-h] OUTPUT INPUT [INPUT ...]" in capsys.readouterr().out
+    assert average(monkeypatch) == 2
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: OUTPUT, INPUT\n")
+
+
+def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
+    models = {"narrow": {"w": torch.ones(2)}, "wide": {"w": torch.ones(3)}, "diverged": {"w": torch.full((2,), nan)}}
+    saved = {"empty": {}, **{name: {"model": model} for name, model in {**models, "list": [1, 2]}.items()}}
+    for name, content in saved.items():
+        torch.save(content, tmp_path / f"{name}.pt")
+    (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
+    (tmp_path / "nothing.pt").touch()
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "folder.pt").mkdir()
+    reasons = {
+        "missing": "does not exist",
+        "wide": "and {narrow} have different architectures",
+        "empty": "has no parameters under 'model'",
+        "half": "is not a complete checkpoint",
+        "nothing": "is not a complete checkpoint",
+        "text": "is not a complete checkpoint",
+        "folder": "cannot be read (Is a directory)",
+        "list": "has no parameters under 'model'",
+        "diverged": "has parameters that are NaN or infinite",
+    }
+    for name, reason in reasons.items():
+        inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
+        sentence = average(monkeypatch, tmp_path / "averaged.pt", *inputs)
+        assert sentence.startswith(f"error: {inputs[1]} {reason.format(narrow=inputs[0])}")
+        assert "\n" not in sentence
+    assert not (tmp_path / "averaged.pt").exists()
+
+
+def test_averaging_writes_the_whole_file_or_nothing(tmp_path):
+    torch.save({"model": {"w": torch.ones(50_000)}}, tmp_path / "1.pt")
+    words = [sys.executable, AVERAGE, tmp_path / "averaged.pt", tmp_path / "1.pt"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a full disk would
+    code, said = call(*words, preexec_fn=limit)
+    assert (code, "averaged.pt was not written" in said, "Traceback" in said) == (1, True, False), said
+    assert [path.name for path in tmp_path.iterdir()] == ["1.pt"]

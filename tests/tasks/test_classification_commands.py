@@ -1,0 +1,307 @@
+"""Classifiers of tokens, pairs of documents and real values through fairseq's command lines, and their predictions."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from mega_fairseq.models import MegaClassifier
+from tests.helpers.classifiers import (
+    EXAMPLES,
+    LABELS,
+    MEGA,
+    OPTIONS,
+    SIZES,
+    TASK,
+    UPDATES,
+    WITHIN_EPOCH,
+    task_of,
+    words_of,
+)
+from tests.helpers.commands import (
+    ROOT,
+    as_words,
+    checkpoint,
+    failure,
+    fairseq,
+    losses,
+    records,
+    train_in_processes,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=OPTIONS)
+def trained(request, classifiers):
+    return classifiers(request.param)
+
+
+@pytest.fixture
+def data(classifiers):
+    """The folder of data of a kind."""
+    return lambda kind: classifiers(kind).data
+
+
+def validated(folder, path, *words, task=TASK):
+    words = [*task, "--log-format=json", f"--path={path}", *words]
+    return records(fairseq("validate", folder, *words), "valid")[-1]
+
+
+def test_training_learns_which_label_it_is(trained):
+    curve = losses(trained.said)
+    assert len(curve) == UPDATES
+    assert sum(curve[-10:]) < 6  # bits; 10 without learning
+    assert records(trained.said, "valid")[-1]["valid_accuracy"] > 80
+
+
+def test_a_training_resumed_within_an_epoch_ends_with_exactly_the_same_model(data, trained, tmp_path):
+    start = {"restore_file": trained.folder / f"checkpoint_1_{WITHIN_EPOCH}.pt", "save_dir": tmp_path}
+    said = fairseq("train", data(trained.kind), *words_of(trained.kind, **start, max_update=UPDATES))
+    assert losses(said) == losses(trained.said)[WITHIN_EPOCH:]
+    first, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(resumed["model"], first["model"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_fairseq_validate_reads_everything_else_from_the_checkpoint(data, trained, batch_size):
+    found = validated(data(trained.kind), trained.last, f"--batch-size={batch_size}", task=task_of(trained.kind))
+    expected = records(trained.said, "valid")[-1]
+    for name in ("valid_loss", "valid_accuracy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-3)
+
+
+def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_path):
+    trained = classifiers("values")
+    for name in ("valid.npy", "valid.label"):
+        (tmp_path / name).write_bytes((data("values") / name).read_bytes())
+    (tmp_path / "labels.txt").write_text("\n".join(reversed(LABELS)))  # the other order
+    expected = {"classes": list(LABELS), "symbols": None, "number_type": "uint8"}
+    assert checkpoint(trained.last)["task_state"] == expected
+    expected = records(trained.said, "valid")[-1]["valid_accuracy"]
+    assert validated(tmp_path, trained.last, "--batch-size=8")["valid_accuracy"] == expected
+
+
+def relabelled(data, folder, names):
+    """The values with other labels."""
+    for split in EXAMPLES:
+        (folder / f"{split}.npy").write_bytes((data("values") / f"{split}.npy").read_bytes())
+        labels = (data("values") / f"{split}.label").read_text().split()
+        (folder / f"{split}.label").write_text("\n".join(names[label] for label in labels))
+    return folder
+
+
+def test_a_training_is_not_resumed_with_classes_in_another_order(data, classifiers, tmp_path):
+    other = relabelled(data, tmp_path, dict(zip(LABELS, reversed(LABELS))))
+    (tmp_path / "labels.txt").write_text("\n".join(reversed(LABELS)))
+    start = {"restore_file": classifiers("values").last, "save_dir": tmp_path / "model", "max_update": UPDATES + 1}
+    said = failure("train", other, *words_of("values", **start))
+    assert "was trained with other classes, or in another order; give the data of its training, or" in said
+
+
+@pytest.mark.parametrize(("names", "other"), [(LABELS, []), (("a", "b"), ["classes"]), (("a", "b", "c"), ["sizes"])])
+def test_another_training_starts_from_the_weights_with_a_new_head_for_other_classes(
+    data, classifiers, tmp_path, names, other
+):
+    relabelled(data, tmp_path, dict(zip(LABELS, names)))
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    start = {
+        "finetune_from_model": classifiers("values").last,
+        "save_dir": tmp_path / "model",
+        "lr": 0,
+        "max_update": 1,
+    }
+    said = fairseq("train", tmp_path, *words_of("values", **start))
+    assert re.findall("starts anew: the checkpoint has other (.*)", said) == other
+    paths = (classifiers("values").last, tmp_path / "model/checkpoint_last.pt")
+    first, started = (checkpoint(path)["model"] for path in paths)
+    heads = [name for name in first if name.startswith("classification_heads")]
+    assert [torch.equal(first[name], started[name]) for name in heads] == [not other] * len(heads)
+    weights = [name for name in first if name not in heads and "running" not in name and "tracked" not in name]
+    assert all(torch.equal(first[name], started[name]) for name in weights)
+
+
+def test_a_head_never_starts_anew_in_an_evaluation(data, classifiers, edited):
+    path = edited(
+        classifiers("tokens").last, lambda content: content["cfg"]["checkpoint"].update(finetune_from_model="x")
+    )
+    words = [*task_of("tokens"), "--num-classes=3", "--batch-size=8", f"--path={path}"]
+    assert "size mismatch for classification_heads" in failure("validate", data("tokens"), *words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("tokens", {"pooling": "first"}, "--pooling is first and was mean; give the values of the checkpoint"),
+        ("bytes", {"init_token": 0}, "--init-token is 0 and was not given; give the values of the checkpoint"),
+        ("values", {"values_mean": 0.1}, "--values-mean is 0.1 and was 0.5; give the values of the checkpoint"),
+    ],
+)
+def test_a_training_with_other_options_is_refused_in_one_sentence(data, classifiers, tmp_path, kind, options, said):
+    words = words_of(kind, restore_file=classifiers(kind).last, save_dir=tmp_path, **options)
+    assert said in failure("train", data(kind), *words)
+
+
+def test_pairs_are_refused_where_fairseqs_task_has_none(data, tmp_path):
+    said = failure("train", data("tokens"), *words_of("tokens", pairs=True, save_dir=tmp_path, max_update=1))
+    assert said.endswith("--pairs needs two inputs for each label and the task gives one; choose an --arch without it")
+
+
+def test_fairseqs_task_joins_pairs(data, tmp_path):
+    shutil.copytree(data("tokens"), tmp_path / "pairs")
+    shutil.copytree(data("tokens") / "input0", tmp_path / "pairs/input1")
+    joined = {"init_token": 0, "separator_token": 2, "max_positions": 50, "max_update": 1}
+    said = fairseq("train", tmp_path / "pairs", *words_of("tokens", **joined, save_dir=tmp_path))
+    single = {"init_token": 0, "max_positions": 50, "max_update": 1, "save_dir": tmp_path / "single"}
+    alone = fairseq("train", data("tokens"), *words_of("tokens", **single))
+    sizes = [records(output, "train_inner")[0]["wpb"] for output in (said, alone)]
+    assert sizes[0] == 2 * sizes[1]  # <s> a </s> </s> b </s>, and <s> a </s> twice
+    said = failure("mega-fairseq", "classify", tmp_path / "checkpoint_last.pt", tmp_path / "pairs", "--cpu")
+    assert said.endswith("has two inputs for each label; train with --task mega_classification and --pairs")
+
+
+def test_pairs_need_a_model_for_pairs(data, tmp_path):
+    words = words_of("bytes", save_dir=tmp_path, max_update=1)
+    words.remove("--pairs")
+    assert failure("train", data("bytes"), *words).endswith("the task gives two inputs for each label; add --pairs")
+
+
+def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
+    words = words_of("values", save_dir=tmp_path, max_update=1, max_positions=16)
+    assert "have more than 16 positions; give a larger --max-positions" in failure("train", data("values"), *words)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path, kind):
+    words = [data(kind), *words_of(kind, dropout=0, max_update=8)]
+    two = train_in_processes(*words, f"--save-dir={tmp_path}/two")
+    one = fairseq("train", *words, "--update-freq=2", f"--save-dir={tmp_path}/one")
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed with three decimals
+    if kind == "values":  # each process has its own running statistics of batch norm, of half the batches
+        assert set(records(two, "valid")[-1]) == set(records(one, "valid")[-1])
+        return
+    for name in ("valid_loss", "valid_accuracy"):
+        assert records(two, "valid")[-1][name] == pytest.approx(records(one, "valid")[-1][name], abs=2e-3)
+
+
+HYDRA = {
+    "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
+    "criterion": {"_name": "sentence_prediction"},
+    "optimizer": {"_name": "adam"},
+    "lr_scheduler": {"_name": "fixed"},
+    "optimization": {"lr": [0.01], "max_update": 3},
+    "dataset": {"batch_size": 8, "num_workers": 0, "required_batch_size_multiple": 1},
+}
+STOCK_TASK = {"_name": "sentence_prediction", "num_classes": 2, "max_positions": 20}
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "arch", "expected"),
+    [
+        ("tokens", STOCK_TASK, "mega_lra_text_chunk", ["scalenorm", 1024, 20, 5]),
+        (
+            "values",
+            {"_name": "mega_classification", "input_kind": "values"},
+            "mega_lra_image_chunk",
+            ["batchnorm", 1024, 1024, 5],
+        ),
+    ],
+)
+def test_a_preset_keeps_its_defaults_under_hydra_in_training_and_resuming(data, tmp_path, kind, task, arch, expected):
+    saving = {"no_epoch_checkpoints": True, "save_dir": str(tmp_path)}
+    config = {
+        **HYDRA,
+        "task": {**task, "data": str(data(kind))},
+        "model": {"_name": arch, **MEGA},
+        "checkpoint": saving,
+    }
+    (tmp_path / "classifier.yaml").write_text(json.dumps(config))  # JSON is YAML
+    words = ["--config-dir", tmp_path, "--config-name=classifier", f"hydra.run.dir={tmp_path}"]
+    fairseq("hydra-train", *words, cwd=tmp_path)
+    fairseq("hydra-train", *words, "optimization.max_update=5", cwd=tmp_path)
+    log = (tmp_path / "hydra_train.log").read_text()
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 3 updates\)", log)
+    saved = checkpoint(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    names = ("normalization_type", "truncation_length", "max_positions", "encoder_chunk_size")
+    assert [saved[name] for name in names] == expected
+
+
+def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):
+    for split in EXAMPLES:
+        (tmp_path / f"{split}.input").write_text("aaab\nb\n")
+        (tmp_path / f"{split}.label").write_text("a\nb\n")
+    sizes = {**SIZES, "encoder_attention_heads": 2, "max_positions": 20, "init_token": 0, "max_update": 1}
+    given = {"arch": "roberta", "input_kind": "bytes", "batch_size": 2, "optimizer": "adam", "lr": 0.01, **sizes}
+    said = fairseq("train", tmp_path, *TASK, *as_words({**given, "save_dir": tmp_path, "log_format": "json"}))
+    assert records(said, "valid")[-1]["valid_loss"] > 0
+
+
+def from_pretrained(trained, **options):
+    return MegaClassifier.from_pretrained(str(trained.folder), trained.last.name, **options)
+
+
+def inputs_of(data, kind, split="valid"):
+    """Inputs as `predict` takes them, and their labels."""
+    folder = data(kind)
+    labels = (folder / f"{split}.label").read_text().split()
+    if kind == "values":
+        return np.load(folder / f"{split}.npy"), labels
+    if kind == "tokens":
+        return (folder / f"{split}.input").read_text().splitlines(), labels
+    return list(zip(*((folder / f"{split}.{name}").read_text().split() for name in ("input", "input1")))), labels
+
+
+def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(data, trained):
+    inputs, labels = inputs_of(data, trained.kind)
+    needed = {"data_name_or_path": str(data("tokens"))} if trained.kind == "tokens" else {}
+    classifier = from_pretrained(trained, **needed)
+    found = classifier.predict(inputs, batch_size=7)
+    right = [prediction.label == label for prediction, label in zip(found, labels)]
+    expected = records(trained.said, "valid")[-1]
+    assert 100 * sum(right) / len(right) == pytest.approx(expected["valid_accuracy"], abs=0.1)
+    bits = -np.mean([np.log2(prediction.probabilities[label]) for prediction, label in zip(found, labels)])
+    assert bits == pytest.approx(expected["valid_loss"], abs=1e-3)
+    for prediction in found:
+        assert prediction.probability == max(prediction.probabilities.values())
+        assert sum(prediction.probabilities.values()) == pytest.approx(1)
+    alone = [classifier.predict(iter([one]))[0] for one in inputs[:5]]
+    assert [one.label for one in alone] == [one.label for one in found[:5]]
+    assert [one.probability for one in alone] == pytest.approx([one.probability for one in found[:5]], abs=1e-5)
+    assert classifier.predict([]) == []
+    assert len(classifier.examples([])) == 0
+    assert len(classifier.examples(iter(inputs))) == len(inputs)
+    with pytest.raises(ValueError, match="batch_size is 0; give at least 1"):
+        classifier.predict(inputs, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "said"),
+    [
+        ("bytes", ["ae"], "this model classifies pairs; give tuples of two inputs"),
+        ("bytes", [("ae", "b"), ("ae", "b", "c")], "this model classifies pairs; give tuples of two inputs"),
+        ("bytes", "ae", "the inputs are a single text; give a list of inputs"),
+        ("bytes", [("ae", 5)], "part 2 of input 1 is of type int; give str or bytes"),
+        ("tokens", [b"a"], "input 1 is of type bytes; give str"),
+        ("bytes", [("ae", "b"), ("ae", "")], "part 2 of input 2 is empty; leave it out"),
+        ("bytes", [("ae", "\ud800")], "part 2 of input 1 has half of a surrogate pair"),
+        ("bytes", [("ae" * 20, "b")], "1 of 1 inputs in the list have more than 20 positions; the model"),
+        ("values", [[1, 2, 3]], "input 1 has the shape .* and type int64; give one row of finite numbers"),
+        ("values", [np.zeros(0)], "input 1 is empty; leave it out"),
+        (
+            "values",
+            [np.zeros(3)],
+            "input 1 has numbers of type float and the training uint8, .*; convert them to uint8",
+        ),
+        ("values", [[0.0, [1.0]]], "input 1 is not an array of numbers"),
+        ("values", [torch.zeros(3, requires_grad=True)], r"input 1 is not an array of numbers \(.*detach"),
+        ("values", [np.ma.masked_array([1, 2], [0, 1])], "input 1 is a masked array; give a plain one"),
+        ("values", [[0.5, np.nan]], "input 1 has the shape .*; give one row of finite numbers"),
+    ],
+)
+def test_inputs_that_a_model_does_not_take_are_refused(data, classifiers, kind, inputs, said):
+    needed = {"data_name_or_path": str(data("tokens"))} if kind == "tokens" else {}
+    with pytest.raises((TypeError, ValueError), match=said):
+        from_pretrained(classifiers(kind), **needed).predict(inputs)

@@ -1,0 +1,103 @@
+"""fairseq's tools with translation models: dropout in generation, options of a loaded model, alignments."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+from mega_fairseq.models.retained_dropout import NAMES
+from tests.helpers.commands import MEGA, PLUGIN, SEARCH, TRAINING, fairseq, lines, preprocess_pairs, translations
+from tests.helpers.small_models import sources, targets, translation_model
+
+LAST = "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A translation model after one update."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, "--disable-validation"]
+    fairseq("train", *words, "--seed=5", "--max-update=1", "--save-dir", folder)
+    return SimpleNamespace(data=words[0], last=folder / LAST)
+
+
+def evaluation(command, trained, *options):
+    return command, trained.data, *PLUGIN, "--cpu", *SEARCH, "--path", trained.last, *options
+
+
+# ------------------------------------------------------------------------------------------------ retained dropout
+
+
+@pytest.mark.parametrize(
+    ("modules", "kept"),
+    [
+        (None, NAMES),
+        (["TransformerEncoder", "TransformerDecoderLayer"], ("TransformerEncoder", "TransformerDecoderLayer")),
+        ("TransformerDecoder", ("TransformerDecoder",)),
+        ("['TransformerEncoderLayer', 'AdaptiveSoftmax']", ("TransformerEncoderLayer",)),
+    ],
+)
+@torch.no_grad()
+def test_dropout_is_retained_in_the_given_modules(modules, kept):
+    made = translation_model(dropout=0.5)
+    made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules)
+    switches = {
+        "TransformerEncoder": [made.encoder],
+        "TransformerEncoderLayer": made.encoder.layers,
+        "TransformerDecoder": [made.decoder],
+        "TransformerDecoderLayer": made.decoder.layers,
+    }
+    on = {name: {each.dropout_module.on for each in modules} for name, modules in switches.items()}
+    assert on == {name: {name in kept} for name in NAMES}
+    assert differs_from_call_to_call(made)
+
+
+@torch.no_grad()
+def test_generation_without_retained_dropout_is_deterministic():
+    made = translation_model(dropout=0.5)
+    made.make_generation_fast_()
+    assert not differs_from_call_to_call(made)
+
+
+def differs_from_call_to_call(made):
+    source, target = sources(), targets()
+    one, other = (made(source, None, target)[0] for _ in range(2))
+    return not torch.equal(one, other)
+
+
+def test_unknown_modules_with_retained_dropout_are_refused():
+    with pytest.raises(ValueError, match="--retain-dropout-modules has 'MultiheadAttention', .* choose from"):
+        translation_model().make_generation_fast_(retain_dropout=True, retain_dropout_modules="MultiheadAttention")
+
+
+@pytest.mark.slow
+def test_translations_with_retained_dropout_depend_only_on_the_seed(trained):
+    drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer", "--seed"]
+    runs = [translations(fairseq(*evaluation("generate", trained, *drop, seed))) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+# ------------------------------------------------------------------------------------------------ loaded models
+
+
+@pytest.mark.slow
+def test_a_loaded_model_has_the_options_of_its_training(trained):
+    (model,), cfg, _ = load_model_ensemble_and_task([str(trained.last)])
+    assert model.args.seed == cfg.common.seed == 5
+    assert model.args.decoder_layers == cfg.model.decoder_layers == 1
+    assert model.args.label_smoothing == 0.1
+
+
+# ------------------------------------------------------------------------------------------------ alignments
+
+
+@pytest.mark.slow
+def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
+    text = trained.data.parent / "test.de"
+    typed = evaluation("interactive", trained, "--input", text, "--buffer-size=9", "--print-alignment=hard")
+    found = sorted(lines(fairseq(*typed), "A"))
+    assert len(found) == len(text.read_text().splitlines())
+    assert any(links for _, links in found)
+    batches = ["--batch-size=7", "--required-batch-size-multiple=1", "--print-alignment=hard"]
+    assert found == sorted(lines(fairseq(*evaluation("generate", trained, *batches)), "A"))

@@ -1,0 +1,212 @@
+"""Language models whose segments and streams are shared by several processes, through fairseq's commands."""
+
+import functools
+import re
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterionConfig
+
+from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
+from mega_fairseq.tasks.sequence_group import sequence_group
+from tests.helpers import faults
+from tests.helpers.commands import (
+    LIMIT,
+    LM,
+    LM_CHUNK,
+    LM_HEADS,
+    MEGA_LM,
+    as_words,
+    failure,
+    fairseq,
+    free_port,
+    preprocess_text,
+    start_processes,
+    succeed,
+    train_in_processes,
+)
+from tests.helpers.courses import course
+from tests.helpers.small_models import language_model
+
+pytestmark = pytest.mark.slow
+
+# An epoch has 13 batches. Two groups of processes take seven updates for them; in the last one, a group has no batch.
+EPOCH, UPDATES = 7, 9
+# Gradients are compared by the models after a plain gradient step, which Adam would turn into another.
+WORDS = [
+    *LM, *MEGA_LM, "--dropout=0", "--optimizer=nag", "--momentum=0", "--lr=1", "--clip-norm=0",
+    "--criterion=mega_lm_cross_entropy",
+    "--log-format=json", "--log-interval=1", "--num-workers=0", "--save-interval-updates=1", f"--max-update={UPDATES}",
+    *as_words({"variant_block_multiple_min": 3, "variant_block_multiple_max": 8}), *LM_HEADS["softmax"],
+    "--valid-block=splits:3", "--piece-tokens=100", "--documents=blank",
+]  # fmt: skip
+TOKENS = 28 * LM_CHUNK  # of a batch, in all processes that share its segments
+
+
+def shared(size):
+    return [f"--sequence-parallel-size={size}", f"--max-tokens={TOKENS // size}"]
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    return preprocess_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def run(text, tmp_path_factory):
+    """Trains once with so many processes, of which `size` share each segment, and returns the folder."""
+
+    @functools.lru_cache(maxsize=None)
+    def train(processes, size, batches=1):
+        folder = tmp_path_factory.mktemp("run")
+        words = [text, *WORDS, *shared(size), f"--update-freq={batches}", "--save-dir", folder]
+        if processes == 1:
+            fairseq("train", *words)
+        else:
+            train_in_processes(*words, count=processes)
+        return folder
+
+    return train
+
+
+def assert_same(folder, expected, updates):
+    ours, theirs = course(folder), course(expected)
+    assert sorted(ours) == list(updates)
+    for number in updates:
+        for name in ("loss", "bits_per_token", "gnorm", "bsz", "wpb"):
+            assert ours[number].train[name] == pytest.approx(theirs[number].train[name], abs=1e-5), (number, name)
+        for name, tensor in theirs[number].model.items():
+            torch.testing.assert_close(ours[number].model[name], tensor, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize(("processes", "size"), [(2, 2), (4, 4), (4, 2)])
+def test_shared_segments_train_like_one_process_with_whole_segments(run, processes, size):
+    groups = processes // size
+    folder, expected = run(processes, size), run(1, 1, batches=groups)
+    assert_same(folder, expected, range(1, UPDATES + 1))
+    ours, theirs = (course(at)[UPDATES].valid for at in (folder, expected))
+    for name in ("loss", "bits_per_token"):
+        assert ours[name][1] == theirs[name][1]  # tokens
+        assert ours[name][0] / ours[name][1] == pytest.approx(theirs[name][0] / theirs[name][1], abs=1e-5)
+    if groups > 1:
+        tokens = [course(folder)[number].train["wpb"] for number in range(1, EPOCH + 1)]
+        assert tokens[-1] <= TOKENS < min(tokens[:-1])  # a group had no batch
+
+
+def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_path):
+    where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    words = [text, *WORDS, *shared(2), "--max-update=3", "--save-dir", tmp_path / "run"]
+    nodes = [torchrun(tmp_path / f"node{rank}", [*where, f"--node_rank={rank}"], *words) for rank in (0, 1)]
+    assert [node.wait(LIMIT) for node in nodes] == [0, 0], (tmp_path / "node0").read_text()
+    assert_same(tmp_path / "run", run(2, 2), [1, 2, 3])
+
+
+def test_training_resumes_within_an_epoch(text, run, tmp_path):
+    start = run(4, 2) / "checkpoint_1_3.pt"
+    train_in_processes(text, *WORDS, *shared(2), "--restore-file", start, "--save-dir", tmp_path, count=4)
+    assert_same(tmp_path, run(4, 2), range(4, UPDATES + 1))
+
+
+def test_training_resumes_between_epochs_with_another_number_of_processes_for_each_segment(text, run, tmp_path):
+    words = [text, *WORDS, *shared(4), "--update-freq=2", "--restore-file", run(4, 2) / "checkpoint1.pt"]
+    train_in_processes(*words, "--save-dir", tmp_path, count=4)
+    assert_same(tmp_path, run(4, 2), range(EPOCH + 1, UPDATES + 1))
+
+
+def test_if_one_process_is_killed_the_other_ends_with_one_sentence(text, tmp_path):
+    kill = [None, functools.partial(faults.killed_in_update, 3)]
+    both = start_processes(text, *WORDS, *shared(2), "--save-dir", tmp_path, faults=kill)
+    started = time.monotonic()
+    (code, said), (killed, _) = (process.wait() for process in both)
+    assert time.monotonic() - started < LIMIT / 2
+    assert (code, killed) == (1, -signal.SIGKILL)
+    assert said.splitlines()[-1].startswith("RuntimeError: one of the 2 processes that share each sequence has ended")
+
+
+def test_a_process_without_memory_ends_with_one_sentence(text):
+    """fairseq would skip the batch in this process alone, and look for these words."""
+
+    def full(*arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    with pytest.raises(RuntimeError, match="a slice does not fit into the memory of this process; give") as refusal:
+        task(text).valid_step({}, torch.nn.Identity(), full)
+    assert "out of memory" not in str(refusal.value)
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def test_a_stream_in_two_processes_has_the_loss_of_one_process(text, run):
+    words = [text, *LM, "--path", run(2, 2) / "checkpoint_last.pt", "--gen-subset=valid"]
+
+    def loss(said):
+        (tokens,), (bits,) = (re.findall(rf"{start} ([\d,.]+)", said) for start in ("Evaluated", r"Loss \(base 2\):"))
+        return int(tokens.replace(",", "")), float(bits.rstrip(","))
+
+    shared_by_two = succeed(start_processes(*words, "--sequence-parallel-size=2", command="eval-lm"))
+    tokens, bits = loss(fairseq("eval-lm", *words))
+    assert loss(shared_by_two) == (tokens, pytest.approx(bits, abs=1.01e-4))  # four digits are printed
+    assert tokens == (text / "valid.bin").stat().st_size // 2
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_number_that_does_not_divide_the_processes_is_refused(text, tmp_path):
+    said = failure("train", text, *WORDS, *shared(2), "--save-dir", tmp_path)
+    assert "--sequence-parallel-size is 2 and does not divide the number of processes, 1; give a divisor" in said
+
+
+def task(text, **options):
+    cfg = MegaLanguageModelingConfig(data=str(text), tokens_per_sample=LM_CHUNK, seed=1, **options)
+    found = MegaLanguageModelingTask.setup_task(cfg)
+    found.group, found.unit = SimpleNamespace(rank=0, size=4), LM_CHUNK
+    return found
+
+
+def test_segments_that_are_too_short_for_all_processes_are_refused(text):
+    refused = "--sequence-parallel-size is 4 and segments have at most 48 tokens, fewer than a chunk of 16 for each"
+    with pytest.raises(ValueError, match=refused):
+        task(text, variant_block_multiple_max=3).load_dataset("train", data_selector=None)
+    task(text, variant_block_multiple_max=4).load_dataset("train", data_selector=None)
+
+
+def test_other_criteria_are_refused(text):
+    with pytest.raises(ValueError, match="--criterion cross_entropy needs the scores of a whole segment"):
+        task(text).build_criterion(CrossEntropyCriterionConfig(_name="cross_entropy"))
+
+
+@pytest.mark.parametrize("size", [0, -2])
+def test_no_process_is_refused(text, size):
+    with pytest.raises(ValueError, match=f"--sequence-parallel-size is {size}; give a number of processes, or 1"):
+        task(text, sequence_parallel_size=size)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"decoder_chunk_size": -1}, "--decoder-chunk-size is -1, and processes can share a sequence only if"),
+        ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop drops other layers in each process"),
+    ],
+)
+def test_models_that_cannot_share_sequences_are_refused(options, refused):
+    with pytest.raises(ValueError, match=refused):
+        language_model(**options).decoder.share_sequences(SimpleNamespace(rank=0, size=2))
+
+
+def test_sizes_of_chunks_that_cannot_share_sequences_are_refused_in_a_sweep():
+    decoder = language_model().decoder
+    decoder.share_sequences(SimpleNamespace(rank=0, size=2))
+    with pytest.raises(ValueError, match="processes can share a sequence only if attention stays in chunks"):
+        decoder.set_chunk_size(-1)
+
+
+def test_a_trained_model_can_be_used_in_one_process():
+    assert sequence_group(4, for_training=False) is None
