@@ -192,7 +192,7 @@ def search(device: torch.device, quick: bool) -> Iterator[Case]:
     """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
     yield "beam search", partial(_on_both, "beam search", _best_scores, _translation().eval(), device)
-    for name in ["mega"] if quick else ["mega", "flash", "aft-ema", "sparse"]:
+    for name in ["mega"] if quick else ["mega", "flash", "sparse"]:
         case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES).eval()
         yield case, partial(_on_both, case, _scores, model, device)
 

@@ -61,7 +61,6 @@ LAYERS: Dict[str, Dict[str, Any]] = {
     "gMLP": {"mixer": "gmlp", "chunk_size": WINDOW, "heads": c.HEADS, "expansion": 2},
     "AFT": {"mixer": "aft", "chunk_size": WINDOW, "heads": c.HEADS},
     "AFT-local": {"mixer": "aft", "form": "local", "reach": REACH, "heads": c.HEADS},
-    "AFT-EMA": {"mixer": "aft", "form": "ema"},
     "sparse, strided": {"mixer": "sparse", "pattern": "strided", "stride": STRIDE, **ROPE},
     "sparse, fixed": {"mixer": "sparse", "pattern": "fixed", "stride": STRIDE, "summary": 8, **ROPE},
 }  # fmt: skip

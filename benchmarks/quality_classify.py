@@ -110,7 +110,6 @@ MODELS = {  # {names} are those of the task
         *["--encoder-time-alpha", "--encoder-time-beta", "--encoder-token-shift"],
     ],
     "aft-local": ["--encoder-token-mixer=aft", SCALED, *HEADS, "--encoder-aft-form=local", "--encoder-aft-reach=32"],
-    "aft-ema": ["--encoder-token-mixer=aft", SCALED, "--encoder-aft-form=ema"],
     "sparse": [
         *["--encoder-token-mixer=sparse", SCALED, *HEADS, "--encoder-rotary-dims=16"],
         *["--encoder-sparse-pattern={pattern}", "--encoder-sparse-stride={stride}"],
@@ -311,7 +310,6 @@ LABELS = {
     "time-weighted": "attention, time weighting",
     "gmlp": "gMLP",
     "aft-local": "AFT-local",
-    "aft-ema": "AFT-EMA",
     "sparse": "sparse attention",
 }
 

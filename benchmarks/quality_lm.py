@@ -48,7 +48,6 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     "time-weighted": [*OURS, "--arch", "time_weighted_lm_small"],
     "gmlp": [*OURS, "--arch", "gmlp_lm_small"],
     "aft-local": [*OURS, "--arch", "aft_lm_small", "--tokens-per-sample", "256", *TRAINED_CONTEXT],
-    "aft-ema": [*OURS, "--arch", "aft_ema_lm_small", "--tokens-per-sample", "256"],
     "sparse": [*OURS, "--arch", "sparse_lm_small", "--tokens-per-sample", "256"],
     "transformer": [
         *["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "none"],
@@ -109,8 +108,7 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
         return [(f"window {w}", [*common, "--context-window", str(w)]) for w in WINDOWS]
     common = [*runs.WITH_PLUGIN, "--task", "mega_language_modeling"]
     if model.startswith("aft"):  # without chunks; AFT-local's weights count for less, the more tokens came before
-        stream = ("stream", common)
-        return [("context 1024", [*common, *TRAINED_CONTEXT]), stream] if model == "aft-local" else [stream]
+        return [("context 1024", [*common, *TRAINED_CONTEXT]), ("stream", common)]
     chunks = FEWER_CHUNKS.get(model, CHUNKS)
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 
@@ -171,7 +169,6 @@ LABELS = {  # of the models that are compared
     "time-weighted": "attention, time weighting",
     "gmlp": "gMLP",
     "aft-local": "AFT-local",
-    "aft-ema": "AFT-EMA",
     "sparse": "sparse attention",
 }
 

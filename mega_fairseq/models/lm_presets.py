@@ -168,11 +168,6 @@ class AFTLMSmallConfig(MegaLMConfig):
     """AFT-local for small corpora."""
 
 
-@preset(token_mixer="aft", decoder_aft_form="ema", **_bytes, **_layers(4, 128, 552))
-class AFTEMALMSmallConfig(MegaLMConfig):
-    """AFT with Mega's moving averages as weights by distance, for small corpora."""
-
-
 @preset(
     token_mixer="sparse",
     **_layers(30, 512, 2048, init="scaled", ffn_activation_fn="gelu_sigmoid", decoder_rotary_dims=64),
@@ -239,7 +234,6 @@ PRESETS = {
     "aft_lm_enwik8": AFTLMEnwik8Config,
     "aft_lm_enwik8_wide": AFTLMEnwik8WideConfig,
     "aft_lm_small": AFTLMSmallConfig,
-    "aft_ema_lm_small": AFTEMALMSmallConfig,
     "aft_lm_seed": AFTLMSeedConfig,
     "sparse_lm_enwik8": SparseLMEnwik8Config,
     "sparse_lm_small": SparseLMSmallConfig,

@@ -31,7 +31,7 @@ SHOWN = {
     "aft": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
     "aft local": {W: "log_weight"},
 }
-DECAYING = {"mega", "aft ema"}
+DECAYING = {"mega"}
 NOTHING = {"gau rope", "attention", "aft simple", "sparse"}
 
 

@@ -34,7 +34,6 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "aft": {**PLACES, "token_mixer": "aft"},
     "aft local": {**UNBOUNDED, "decoder_aft_form": "local", "decoder_aft_reach": 5, "decoder_attention_heads": HEADS},
     "aft simple": {**UNBOUNDED, "decoder_aft_form": "simple"},
-    "aft ema": {**UNBOUNDED, "decoder_aft_form": "ema", "decoder_n_dim": 3},
     "sparse": {
         "token_mixer": "sparse",
         "decoder_attention_heads": HEADS,

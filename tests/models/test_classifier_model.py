@@ -26,7 +26,6 @@ OPTIONS = {  # of a mixer, or of one of its forms
     "aft": {**PLACES, "encoder_token_mixer": "aft"},
     "aft local": {**WITHOUT_CHUNKS, **HEADS, "encoder_aft_form": "local", "encoder_aft_reach": 3},
     "aft simple": {**WITHOUT_CHUNKS, "encoder_aft_form": "simple"},
-    "aft ema": {**WITHOUT_CHUNKS, "encoder_aft_form": "ema"},
     "sparse": {**HEADS, "encoder_token_mixer": "sparse", "encoder_sparse_stride": 4, "encoder_sparse_summary": 1},
 }
 mixers = pytest.mark.parametrize("mixer", OPTIONS)

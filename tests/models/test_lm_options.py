@@ -39,7 +39,6 @@ PARAMETERS = {  # size of the vocabulary, and parameters with it
     "aft_lm_enwik8": (BYTES, 19_014_144),
     "aft_lm_enwik8_wide": (BYTES, 37_939_200),
     "aft_lm_small": (BYTES, 886_272),
-    "aft_ema_lm_small": (BYTES, 885_664),
     "aft_lm_seed": (CHARACTERS, 9_301_632 - CANCELLING),  # 9.3M
     "sparse_lm_enwik8": (BYTES, 94_679_040),  # 95M in the paper
     "sparse_lm_small": (BYTES, 885_760),

@@ -16,7 +16,6 @@ FORMS = {
     "window": {"chunk_size": 5, "heads": 2, "beta": True, "gamma": True},
     "local": {"form": "local", "reach": 3, "heads": 2},
     "simple": {"form": "simple"},
-    "ema": {"form": "ema", "ndim": 3},
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -29,12 +28,11 @@ def mixer(form, seed=0, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "recent"}, "form is 'recent'; choose one of window, local, simple, ema"),
+        ({"form": "recent"}, "form is 'recent'; choose one of window, local, simple"),
         ({}, "chunk_size is None and this mixer learns tables over the places of a chunk; give a number of tokens"),
         ({"chunk_size": 4, "heads": 3}, "heads is 3 and does not divide the width of the model, 8; give a divisor of"),
         ({"form": "local"}, "reach is None and form local learns a weight for each of the last tokens; give their num"),
         ({"form": "local", "reach": 0}, "reach is 0; it must be a whole number of at least 1"),
-        ({"form": "ema", "ndim": 0}, "ndim is 0; it must be a whole number of at least 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options, message):
@@ -112,15 +110,12 @@ def test_a_step_equals_the_block_token_by_token_beyond_the_window(form):
 
 
 @torch.no_grad()
-def test_learned_curves_and_decays_are_those_of_the_form():
+def test_learned_curves_are_those_of_the_form():
     for form in ("window", "local"):
         made = mixer(form)
         weight = made.describe(3)[0]
         assert weight.first == -2
         torch.testing.assert_close(weight.values, made.log_weight[:, :3].flip(1))
-    (learned,) = mixer("ema").describe(3)
-    torch.testing.assert_close(learned.log_decay.exp(), 1 - learned.alpha * learned.delta)
-    assert [each.direction for each in mixer("ema", causal=False).describe(3)] == ["forward", "backward"]
     assert mixer("simple").describe(3) == []
 
 

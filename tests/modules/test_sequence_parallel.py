@@ -40,7 +40,6 @@ FORMS = {
     "aft, local": ("aft", {"form": "local", "reach": 4, "heads": 2}),
     "aft, local beyond a slice": ("aft", {"form": "local", "reach": 20, "heads": 2}),
     "aft, simple": ("aft", {"form": "simple"}),
-    "aft, ema": ("aft", {"form": "ema", "ndim": 3}),
     "sparse": ("sparse", {"heads": 2, "stride": 3, "summary": 1, "chunk_size": CHUNK}),
 }
 # Tokens of two pieces, each divided into slices. All slices of the first are equal, since a state follows it.

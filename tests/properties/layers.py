@@ -214,8 +214,7 @@ _AFT_LOCAL = {
     "heads": st.sampled_from((1, 2, DIM)),
     "reach": st.sampled_from((1, 2, 3, 8, 40)),
 }
-_AFT_EMA = {**_UNBOUNDED, "form": st.just("ema"), "ndim": st.integers(1, 3)}
-_AFT = [_AFT_WINDOW, _AFT_LOCAL, _AFT_EMA, {**_UNBOUNDED, "form": st.just("simple")}]
+_AFT = [_AFT_WINDOW, _AFT_LOCAL, {**_UNBOUNDED, "form": st.just("simple")}]
 
 # Each mixer's own options, or a strategy for them where they depend on each other. Tests fail for a mixer that is
 # missing here.

@@ -139,16 +139,6 @@ def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return x + project(module.output, torch.stack(outputs))
 
 
-def _decaying(module: nn.Module, channel: int, distance: int) -> Tensor:
-    """log W(t - u) of AFT-EMA; both directions include distance 0."""
-    total = torch.zeros(())
-    for direction in [0] if module.config.causal else [i for i in (0, 1) if (distance >= 0, distance <= 0)[i]]:
-        alpha, delta = (torch.sigmoid(t[direction, channel]) for t in (module.ema.alpha, module.ema.delta))
-        eta = torch.exp(module.ema.log_eta[direction, channel])
-        total = total + (alpha * eta * (1.0 - alpha * delta) ** abs(distance)).sum()
-    return torch.log(total)
-
-
 @token_mixer
 def aft(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     """Each channel of a token reads the channel of each key that it sees."""
@@ -161,7 +151,6 @@ def aft(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
             for u in seen:
                 near = c.form == "window" or (c.form == "local" and abs(t - u) < c.reach)
                 logits.append(keys[u, i] + (_time(module, "log_weight", head, t, u) if near else 0.0))
-                logits[-1] = logits[-1] + (_decaying(module, i, t - u) if c.form == "ema" else 0.0)
                 logits[-1] = logits[-1] + (module.log_beta[head, u - start] if c.beta else 0.0)
             shares = torch.softmax(torch.stack(logits), 0)
             channels.append(sum(share * values[u, i] for share, u in zip(shares, seen)))

@@ -7,10 +7,6 @@ For channel i of head h = floor(i H / d), with R = sigmoid(X W_r + b_r) and K, V
     window   a_tu = w_h(t - u) + log beta_h(u) + k_u over the tokens of a chunk; gamma and beta are optional
     local    a_tu = w_h(t - u) + k_u for distances below `reach`, and k_u for all tokens before, with a constant state
     simple   a_tu = k_u
-    ema      a_tu = log W(t - u) + k_u, W(j) = sum_n c_n phi_n^j: a damped EMA as in Mega, with a state of d N means
-
-The last is not in the paper. phi = 1 - alpha delta as in Mega; c is Mega's alpha beta eta, which must be positive here,
-so that beta and eta are one parameter, `log_eta`. The scale of W cancels, so c is normalised.
 """
 
 from dataclasses import dataclass
@@ -21,28 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.description import Description, decays
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, side_by_side
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
 from mega_fairseq.ops.aft import Sums, aft, aft_last_row, as_token, no_sums, with_tokens
-from mega_fairseq.ops.aft.ema import (
-    Means,
-    bidirectional_ema_aft,
-    ema_aft,
-    ema_aft_of_slice,
-    ema_aft_step,
-    no_means,
-)
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.sequence_parallel import Slices
 
-FORMS = ("window", "local", "simple", "ema")
+FORMS = ("window", "local", "simple")
 
 
 @dataclass(frozen=True)
@@ -51,12 +37,11 @@ class AFTConfig(TimeConfig):
 
     form: str = setting(
         "window",
-        "AFT's weights: tables over a chunk (window) or the last tokens (local), an EMA (ema), or none (simple)",
+        "AFT's weights: tables over a chunk (window), tables over the last tokens (local), or none (simple)",
         "{side}_aft_form",
         choices=FORMS,
     )
     reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
-    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim", "N")
 
     ONLY_WITH = {
         "chunk_size": ("form", ("window",)),
@@ -64,7 +49,6 @@ class AFTConfig(TimeConfig):
         "beta": ("form", ("window",)),
         "gamma": ("form", ("window",)),
         "reach": ("form", ("local",)),
-        "ndim": ("form", ("ema",)),
     }
 
     def __post_init__(self) -> None:
@@ -76,7 +60,6 @@ class AFTConfig(TimeConfig):
             )
         if self.reach is not None:
             self.check_positive("reach")
-        self.check_positive("ndim")
         if not self.is_unused("heads"):
             self.check_heads(self.dim, "width of the model")
 
@@ -85,7 +68,7 @@ class AFTConfig(TimeConfig):
         return self.form == "window"
 
     def build(self) -> "AttentionFree":
-        return {"window": WindowedAFT, "ema": DecayingAFT}.get(self.form, LocalAFT)(self)
+        return WindowedAFT(self) if self.form == "window" else LocalAFT(self)
 
 
 class AttentionFree(TimeMixer):
@@ -257,61 +240,6 @@ class LocalAFT(AttentionFree):
         return LocalStep(self)
 
 
-# ------------------------------------------------------------------------------------------- weights that decay
-
-
-class PositiveEMA(nn.Module):
-    """The weights of AFT-EMA, one set for each direction."""
-
-    def __init__(self, dim: int, ndim: int, directions: int):
-        super().__init__()
-        self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the input weight
-        self.delta = nn.Parameter(torch.empty(directions, dim, ndim))  # logits of the damping
-        self.log_eta = nn.Parameter(torch.empty(directions, dim, ndim))
-        # As in Mega: short memories. In a small model they learned faster than ones that reach further from the start.
-        for parameter, std in ((self.alpha, 0.2), (self.delta, 0.2), (self.log_eta, 1.0)):
-            nn.init.normal_(parameter, std=std)
-
-    def coefficients(self) -> Tuple[Tensor, Tensor]:
-        """log phi and log c, (D, N) each, or (2, D, N) for two directions."""
-        alpha, delta, log_eta = (t.to(at_least_float32(t.dtype)) for t in (self.alpha, self.delta, self.log_eta))
-        log_mix = F.logsigmoid(alpha) + log_eta
-        total = torch.logsumexp(log_mix, (0, 2), keepdim=True)
-        return log_decays(alpha, delta).squeeze(0), (log_mix - total).squeeze(0)
-
-
-class DecayingAFT(AttentionFree):
-    """AFT over the whole past, with weights that are sums of exponentials of the distance."""
-
-    State = Means
-    PARTS = {"ema": "EMA"}
-
-    def __init__(self, config: AFTConfig):
-        super().__init__(config)
-        self.ema = PositiveEMA(config.dim, config.ndim, 1 if config.causal else 2)
-
-    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Means]]:
-        log_decay, log_mix = self.ema.coefficients()
-        if not self.config.causal:
-            return bidirectional_ema_aft(k, v, log_decay, log_mix, batch.padding), None
-        state = no_means(k, log_decay) if batch.state is None else batch.state
-        if batch.slices is not None:
-            return ema_aft_of_slice(k, v, log_decay, log_mix, state, batch.slices)
-        return ema_aft(k, v, log_decay, log_mix, state, batch.lengths)
-
-    def check_slices(self) -> None:
-        """Any sequence can be shared: there are no chunks, and the state is constant."""
-
-    def state_shapes(self) -> Dict[str, Shape]:
-        return dict.fromkeys(Means._fields, (self.config.dim, self.config.ndim))
-
-    def step(self) -> MixerStep:
-        return DecayingStep(self)
-
-    def describe(self, most: int) -> Description:
-        return decays(self.ema.alpha, self.ema.delta)
-
-
 # ------------------------------------------------------------------------------------------- single tokens
 
 
@@ -366,12 +294,3 @@ class LocalStep(AttentionFreeStep):
         k, v = (torch.cat([old, new.unsqueeze(1)], 1) for old, new in zip(cache[:2], (k, v)))
         mixed = aft_last_row(k, v, self.weight, older)
         return mixed, LocalState(KeyValues(k[:, 1:], v[:, 1:]), with_tokens(older, k[:, :1], v[:, :1]))
-
-
-class DecayingStep(AttentionFreeStep):
-    def __init__(self, module: DecayingAFT):
-        super().__init__(module)
-        self.coefficients = module.ema.coefficients()
-
-    def weighted(self, k: Tensor, v: Tensor, state: Means) -> Tuple[Tensor, Means]:
-        return ema_aft_step(k, v, *self.coefficients, state)
