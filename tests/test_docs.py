@@ -152,24 +152,6 @@ def test_documented_commands_train_a_classifier_and_draw_its_predictions(digits)
 
 
 @pytest.mark.slow
-def test_documented_commands_prepare_listops(tmp_path):
-    few = {"mega-fairseq": ["--train=20", "--valid=5", "--test=5", "--longest=600"]}
-    made, inputs, labels = paste(CLASSIFICATION, "mega-fairseq prepare listops", tmp_path, {"/tmp/listops": "ops"}, few)
-    assert "train (20), valid (5), test (5)" in made
-    assert "20 sents" in inputs
-    assert "20 sents" in labels
-    types = {line.split()[0] for line in (tmp_path / "ops/bin/input0/dict.txt").read_text().splitlines()}
-    assert {name for name in types if not name.startswith("madeupword")} <= {
-        *"0123456789",
-        "[MIN",
-        "[MAX",
-        "[MED",
-        "[SM",
-        "]",
-    }
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("document", PYTHON, ids=name_of)
 def test_documented_python_code_runs_with_models_of_the_documented_commands(document, pairs, text, digits):
     (program,) = blocks(document, "python")

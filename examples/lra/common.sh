@@ -26,14 +26,24 @@ BIN=$DATA/$SIZE/bin
 
 # ------------------------------------------------------------------------------------------------------ prepare.sh
 
-# need_source FILES: for data that cannot be generated.
-need_source() { [ -n "$SOURCE" ] || die "SIZE=full needs the published data: give SOURCE=..., $1."; }
+# make_published RESULT FILES PROGRAM...: makes RESULT with a Python program, whose last arguments are SOURCE, a folder
+# or its .tar.gz archive, and RESULT. FILES says what SOURCE has to be.
+make_published() {
+    local result=$1 files=$2 folder=$SOURCE
+    shift 2
+    [ -n "$SOURCE" ] || die "SIZE=full needs the published data: give SOURCE=..., $files."
+    remember "$result" "the data of $SOURCE"
+    if [ -f "$SOURCE" ]; then
+        folder=$DATA/$SIZE/source
+        [ -e "$result" ] || step "$folder" unpack_source
+    fi
+    step "$result" "$PYTHON" "$@" "$folder"
+    rm -rf "$DATA/$SIZE/source"
+}
 
-# prepare TASK FOLDER OPTIONS...: continues where it was interrupted, and refuses a folder with other settings.
-prepare() {
-    local task=$1
-    shift
-    "$PYTHON" -m mega_fairseq.cli prepare "$task" --workers "$WORKERS" "$@"
+unpack_source() {
+    mkdir "$1"
+    tar -xzf "$SOURCE" -C "$1" --strip-components 1 || die "$SOURCE is truncated or not a .tar.gz archive: replace it."
 }
 
 # The lines of RAW as fairseq's tokens.
@@ -53,7 +63,6 @@ ready() { say "ready: train.sh reads $BIN"; }
 
 need_data() {
     need_file "$BIN" "run prepare.sh first, with the same DATA and SIZE"
-    [ ! -e "$BIN/parts" ] || die "$BIN is incomplete: run prepare.sh again."
 }
 
 # Options of the published architectures for real values that mega_classifier_small lacks; for the scripts.

@@ -26,10 +26,7 @@ small)
     step "$RAW" unpack_clips
     step "$BIN" make_clips
     ;;
-full)
-    need_source "speech_commands_v0.02.tar.gz or its folder"
-    prepare speech "$BIN" "$SOURCE"
-    ;;
+full) make_published "$BIN" "speech_commands_v0.02.tar.gz or its folder" "$HERE/words.py" ;;
 esac
 step "$BIN/scaling" measure
 ready

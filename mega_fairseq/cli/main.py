@@ -5,7 +5,7 @@ import importlib
 import io
 import os
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import mega_fairseq
 from mega_fairseq.cli import UserError
@@ -128,63 +128,22 @@ def parser() -> argparse.ArgumentParser:
     )
     classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    prepare = add("prepare", "make the data sets of a classification task")
-    _add_data(prepare.add_subparsers(dest="data", metavar="DATA", required=True))
+    prepare = add("prepare", "make the data set of a classification task", "prepare")
+    data = prepare.add_subparsers(dest="data", metavar="DATA", required=True)
+    digits = data.add_parser("digits", help="handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
+    digits.add_argument("out", metavar="OUT", help="a new folder")
+    pictures = data.add_parser("pictures", help="your own pictures, in .npy files")
+    pictures.add_argument("out", metavar="OUT", help="a new folder")
+    pictures.add_argument("source", metavar="SOURCE", help="folder with a folder of pictures for each label")
+    pictures.add_argument(
+        "--side", type=int, default=32, metavar="N", help="pixels of a side of each picture (default: %(default)s)"
+    )
+    pictures.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each CPU)"
+    )
+    for each in (digits, pictures):
+        each.add_argument("--seed", type=int, default=1, metavar="N", help="for the splits (default: %(default)s)")
     return top
-
-
-def _add_data(data: Any) -> None:
-    def add(
-        name: str,
-        about: str,
-        source: Optional[str] = None,
-        generated: bool = False,
-        seeded: bool = True,
-        **options: Tuple[int, str],
-    ) -> None:
-        """Data that can be `generated` are, by these options, if no source is given."""
-        made = data.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        made.add_argument("out", metavar="OUT", help="a new folder; the same command continues an interrupted one")
-        made.set_defaults(source=None)
-        if source is not None:
-            made.add_argument("source", metavar="SOURCE", nargs="?" if generated else None, help=source)
-        made.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each CPU)")
-        made.set_defaults(generator={option: default for option, (default, _) in options.items() if generated})
-        if seeded:
-            options["seed"] = 1, "random seed"
-        for option, (default, what) in options.items():
-            words = f"{what} (default: %(default)s)"
-            made.add_argument(f"--{option}", type=int, default=default, metavar="N", help=words)
-
-    add("digits", "handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
-    add(
-        "listops",
-        "nested operations on digits, such as [MAX 2 [MIN 4 7 ] 0 ], in text files",
-        "folder with the published basic_{train,val,test}.tsv (default: generate)",
-        generated=True,
-        train=(96000, "examples"),
-        valid=(2000, "examples"),
-        test=(2000, "examples"),
-        shortest=(501, "symbols"),
-        longest=(1999, "symbols"),
-    )
-    add(
-        "pathfinder",
-        "images in which two discs lie on one contour or on two, in .npy files",
-        "the published folder pathfinder32 or pathfinder128 (default: generate)",
-        generated=True,
-        size=(32, "32, 64, 128 (Path-X) or 256"),
-        images=(200000, "8/10 to train, 1/10 each to validate and test"),
-    )
-    add("text", "reviews of films (IMDB), in text files", "the folder aclImdb or aclImdb_v1.tar.gz")
-    folder = "folder with new_aan_pairs.{train,eval,test}.tsv"
-    add("retrieval", "pairs of papers (AAN), in text files", folder, seeded=False)
-    archive = "the folder cifar-10-batches-py or cifar-10-python.tar.gz"
-    add("image", "grey images of ten classes (CIFAR-10), in .npy files", archive, seeded=False)
-    folder = "folder with a folder of pictures for each label"
-    add("pictures", "your own pictures, in .npy files", folder, side=(32, "pixels of a side"))
-    archive = "the folder speech_commands_v0.02 or its .tar.gz archive"
-    add("speech", "recordings of ten words (Speech Commands), in .npy files", archive)
 
 
 def run_module(args: argparse.Namespace) -> None:

@@ -92,32 +92,3 @@ def killed_after_a_point() -> None:
         _kill()
 
     Record.add = add_and_die
-
-
-def killed_after_a_part() -> None:
-    """Kills a preparation of data when its second part is about to be written."""
-    from mega_fairseq.cli.prepare import folder
-
-    write, written = folder.write, []
-
-    def write_or_die(path: str, content: Any) -> None:
-        if written:
-            _kill()
-        write(path, content)
-        written.append(path)
-
-    folder.write = write_or_die
-
-
-def killed_after_the_training_set() -> None:
-    """Kills a preparation of data when the first file of the validation set is about to be written."""
-    from mega_fairseq.cli.prepare import folder
-
-    write = folder.write
-
-    def write_or_die(path: str, content: Any) -> None:
-        if os.path.basename(path).startswith("valid"):
-            _kill()
-        write(path, content)
-
-    folder.write = write_or_die

@@ -1,4 +1,4 @@
-"""Small data in the layouts in which data sets are published, for `mega-fairseq prepare`."""
+"""Small data in the layouts in which data sets are published, for the programs of examples/lra."""
 
 import io
 import math
@@ -12,18 +12,11 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 
-from mega_fairseq.cli.prepare import image, listops, listops_source, pathfinder_source, retrieval, speech, tables, text
+from tests.helpers.recipes import program
 
+listops, image, speech = map(program, ("lra/listops/expressions", "lra/image/cifar", "speech_commands/words"))
+pathfinder = program("lra/pathfinder/published")
 SIDE = 8  # of the pictures of Pathfinder
-# Numbers of published examples, as the tests replace them: module, name, number.
-SIZES = {
-    "text": [(text, "REVIEWS", 30), (text, "HELD_OUT", 12), (text, "PART", 16)],
-    "retrieval": [(retrieval, "ROWS", (40, 0, 0)), (tables, "PIECE", 200_000)],
-    "listops": [(listops_source, "ROWS", (50, 5, 5)), (tables, "PIECE", 2000)],
-    "image": [(image, "IMAGES", 20), (image, "HELD_OUT", 10)],
-    "speech": [(speech, "CLIPS", 100), (speech, "PART", 17)],
-    "pathfinder": [(pathfinder_source, "IMAGES", 40), (pathfinder_source, "PART", 16)],
-}
 
 
 def reviews() -> Dict[str, bytes]:
@@ -47,7 +40,7 @@ def pairs() -> Dict[str, List[Tuple[bytes, ...]]]:
     return found
 
 
-def trees() -> Dict[str, List[listops.Tree]]:
+def trees() -> Dict[str, List[Any]]:
     random, found = Random("trees").random, {}
     for split, rows in (("train", 50), ("val", 5), ("test", 5)):
         drawn = (listops.tree(random, 60) for _ in range(10_000))

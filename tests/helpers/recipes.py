@@ -1,10 +1,12 @@
 """Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
 
+import importlib
 import itertools
 import os
 import re
 import signal
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
@@ -13,6 +15,18 @@ from tests.helpers.commands import ROOT
 from tests.helpers.forking import python
 
 EXAMPLES = ROOT / "examples"
+
+
+def program(name: str) -> Any:
+    """A Python program of examples/, imported as when it runs."""
+    path = EXAMPLES / name
+    sys.path.insert(0, str(path.parent))
+    try:
+        return importlib.import_module(path.stem)
+    finally:
+        sys.path.pop(0)
+
+
 BIBLE = EXAMPLES / "wmt16_en_de/bible"
 BIBLE_PAIRS = {"train": 100, "valid": 10, "test": 10}
 # Variables of the recipes that the environment of the tests may contain.

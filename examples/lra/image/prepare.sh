@@ -17,9 +17,6 @@ unpack_images() { unpack "$HERE/cls-fashion.tar.xz" "$1"; }
 
 case $SIZE in
 small) step "$BIN" unpack_images ;;
-full)
-    need_source "cifar-10-python.tar.gz or its folder"
-    prepare image "$BIN" "$SOURCE"
-    ;;
+full) make_published "$BIN" "cifar-10-python.tar.gz or its folder" "$HERE/cifar.py" ;;
 esac
 ready

@@ -24,9 +24,6 @@ small)
     step "$RAW" unpack_passages
     step "$BIN" make_pairs
     ;;
-full)
-    need_source "the folder with new_aan_pairs.{train,eval,test}.tsv"
-    prepare retrieval "$BIN" "$SOURCE"
-    ;;
+full) make_published "$BIN" "the folder with new_aan_pairs.{train,eval,test}.tsv" "$HERE/papers.py" ;;
 esac
 ready

@@ -30,9 +30,6 @@ small)
     step "$RAW" unpack_passages
     step "$BIN" make_passages
     ;;
-full)
-    need_source "aclImdb_v1.tar.gz or its folder"
-    prepare text "$BIN" "$SOURCE"
-    ;;
+full) make_published "$BIN" "aclImdb_v1.tar.gz or its folder" "$HERE/reviews.py" ;;
 esac
 ready

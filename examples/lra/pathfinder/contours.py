@@ -10,8 +10,7 @@ from itertools import product
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-
-from mega_fairseq.cli.prepare.drawing import Bar, Point, bar, dilated, disc, move
+from drawing import Bar, Point, bar, dilated, disc, move
 
 Random = Callable[[], float]
 FREE = 76  # 0.3 as a byte

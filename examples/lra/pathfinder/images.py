@@ -1,30 +1,38 @@
-"""`mega-fairseq prepare pathfinder`: do the two discs lie on one of the two long contours (label 1) or not (0)?
+"""Pathfinder: do the two discs lie on one of the two long contours (label 1) or not (0)?
+
+    images.py OUT [--size 32|64|128|256] [--images N] [--seed N] [--workers N]
+
+Of the images, 8/10 are for training and 1/10 each for validation and test. An interrupted run is continued by the same
+command: finished parts are kept in OUT.parts.
 
 The rules are those of the published generator for the hard images of the Long Range Arena, with 14 bars in a contour.
 Most attempts to draw two contours fail because no place is free, so four fifths of the time go into `Space.extend`: 300
-times an image at 32 pixels, each a few calls of numpy on small arrays. Size 64 needs the most attempts. Three things
-make it fast.
-Bars are drawn once for each angle. Everything works on the squares that a bar covers. A first contour, which the
-published rules let fail in eleven of twelve cases at 32 pixels whatever is in the image, is only started where it can.
+times an image at 32 pixels, each a few calls of numpy on small arrays. Bars are therefore drawn once for each angle,
+everything works on the squares that a bar covers, and a first contour, which the published rules let fail in eleven of
+twelve cases at 32 pixels whatever is in the image, is only started where it can.
 """
 
 import argparse
+import os
+import shutil
+import sys
 from functools import lru_cache, partial
 from random import Random as Seeded
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Iterable, List, NamedTuple, Tuple
 
 import numpy as np
+from contours import RULES, Contour, Random, Space, space
+from drawing import Point, shrinking, shrunk
+from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare.arrays import finish, row_type
-from mega_fairseq.cli.prepare.contours import RULES, Contour, Random, Space, space
-from mega_fairseq.cli.prepare.drawing import Point, shrinking, shrunk
-from mega_fairseq.cli.prepare.folder import MOST, Folder
+from mega_fairseq.cli.output import write
+from mega_fairseq.cli.prepare import draw_examples, new_folder, write_arrays
+from mega_fairseq.cli.workers import in_order
 
 BARS, BARS_OF_DISTRACTORS = 14, 4
 DISTRACTOR_TRIES = 5
 PART = 100  # images
-LABELS = ("0", "1")
 
 
 class Drawing(NamedTuple):
@@ -116,27 +124,53 @@ def _halving(size: int) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------- files
 
 
-def make_part(seed: int, size: int, number: int) -> bytes:
-    """A part of the data: for each image a byte for the label and the pixels."""
-    rows = []
-    for image in range(number * PART, (number + 1) * PART):
-        drawing = draw(size, Seeded(f"pathfinder {size} {seed} {image}").random)
-        rows += [bytes([drawing.label]), drawing.image.tobytes()]
-    return b"".join(rows)
+def make_part(parts: str, size: int, seed: int, number: int) -> str:
+    """Write the images of a part, each a byte for the label and the pixels, unless it exists; return its path."""
+    path = os.path.join(parts, f"{size}-{seed}-{number:06d}")
+    if not os.path.exists(path):
+        drawings = (draw(size, Seeded(f"pathfinder {size} {seed} {number * PART + i}").random) for i in range(PART))
+        write(path, (bytes([drawing.label]) + drawing.image.tobytes() for drawing in drawings))
+    return path
 
 
-def settings(arguments: argparse.Namespace) -> Dict[str, int]:
-    size, images = arguments.size, arguments.images
-    if size not in RULES:
-        raise UserError(f"--size is {size}; choose one of {', '.join(map(str, RULES))}")
-    if not 10 <= images <= MOST:
-        raise UserError(f"--images is {images}; give 10 to {MOST:,}, of which a tenth each is for validation and test")
-    return {"size": size, "images": images, "seed": arguments.seed}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="a new folder")
+    parser.add_argument("--size", type=int, choices=list(RULES), default=32, help="pixels of a side; 128: Path-X")
+    parser.add_argument("--images", type=int, default=200_000, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all CPUs)"
+    )
+    args = parser.parse_args()
+    if args.images < 10:
+        raise UserError(f"--images is {args.images}; give at least 10, of which a tenth each is for valid and test")
+    with new_folder(args.out) as folder:
+        parts = f"{args.out}.parts"
+        os.makedirs(parts, exist_ok=True)
+        make, numbers = partial(make_part, parts, args.size, args.seed), range(-(-args.images // PART))
+        with tqdm(total=args.images, unit="image", disable=None) as bar:
+            paths = []
+            for path in in_order(make, numbers, args.workers):
+                paths.append(path)
+                bar.update(PART)
+        labels = [label for path in paths for label in _rows(path, args.size)[:, 0]][: args.images]
+        pixels = (row for path in paths for row in _rows(path, args.size)[:, 1:])
+        tenth = args.images // 10
+        members = np.repeat(range(3), (args.images - 2 * tenth, tenth, tenth))
+        write_arrays(folder, pixels, labels, members, ("0", "1"))
+        draw_examples(folder)
+    shutil.rmtree(parts)
 
 
-def prepare(arguments: argparse.Namespace, folder: Folder) -> None:
-    size, images = arguments.size, arguments.images
-    folder.make(partial(make_part, arguments.seed, size), range(-(-images // PART)), arguments.workers, PART)
-    tenth = images // 10
-    members = np.repeat(range(3), (images - 2 * tenth, tenth, tenth))
-    finish(folder, row_type("u1", size * size), members, LABELS)
+def _rows(path: str, size: int) -> np.ndarray:
+    return np.fromfile(path, np.uint8).reshape(PART, 1 + size * size)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}.")
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted; the same command continues.")

@@ -1,1 +1,0 @@
-"""`mega-fairseq prepare`: data sets for sequence classification."""
