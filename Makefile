@@ -41,7 +41,7 @@ demo: $(READY) ## train a translator, a language model and a classifier next to 
 bench: $(READY) ## check the layers against naive implementations, then time them: 40 minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)
 
-gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.md: at most 10 minutes
+gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.json: at most 10 minutes
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 lint: $(READY) ## check style and formatting

@@ -1,6 +1,6 @@
 """Checks and measures everything on a CUDA GPU: `make gpu`.
 
-    python benchmarks/gpu.py                      at most 10 minutes; writes docs/gpu.json and docs/gpu.md
+    python benchmarks/gpu.py                      at most 10 minutes; prints tables, writes docs/gpu.json
     python benchmarks/gpu.py --parts layers,speed only some parts; --help lists them
     python benchmarks/gpu.py --device cpu --quick small cases on the CPU, to check that everything runs
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=10, help="time for everything")
     parser.add_argument("--quick", action="store_true", help="few and small cases")
-    parser.add_argument("--json", type=Path, default=DOCS / "gpu.json", help="where results go; the page is next to it")
+    parser.add_argument("--json", type=Path, default=DOCS / "gpu.json", help="where results go")
     args = parser.parse_args()
     parts = chosen_names(parser, "parts", args.parts, every)
     device = torch.device(args.device)
@@ -145,9 +145,7 @@ def main() -> None:
         else:
             found["measured"][part] = measure(part, Measurement(device, args.quick), deadline, missing)
         args.json.write_text(json.dumps(found, indent=1) + "\n")
-    page = as_markdown(found)
-    args.json.with_suffix(".md").write_text(page)
-    print(f"\n{page}\nwrote {args.json} and {args.json.with_suffix('.md')}")
+    print(f"\n{as_markdown(found)}\nwrote {args.json}")
     sys.exit(any(not finding["ok"] for findings in found["checks"].values() for finding in findings))
 
 

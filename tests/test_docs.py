@@ -1,22 +1,27 @@
-"""Documented commands work, links and named tests exist, and the options page is up to date."""
+"""Documents: links have targets, options exist, README's commands and the pages' Python code run."""
 
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+from pathlib import Path
 
+import fairseq
 import pytest
 
-from tests.helpers.commands import ROOT, as_words, fairseq, fresh, on_each_side, preprocess_pairs
-from tests.helpers.documents import DOCUMENTS, blocks, commands, options_document, paste
+from mega_fairseq.cli.listing import architectures, options_of, tasks
+from tests.helpers.commands import ROOT, fresh
+from tests.helpers.documents import DOCUMENTS, blocks
 from tests.helpers.released import READS_SAFELY
 
-README, DOCS = ROOT / "README.md", ROOT / "docs"
-TRANSLATION, LANGUAGE = DOCS / "translation.md", DOCS / "language-modelling.md"
-CLASSIFICATION = DOCS / "classification.md"
-NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
-PYTHON = [TRANSLATION, LANGUAGE, CLASSIFICATION, DOCS / "modules.md", pytest.param(DOCS / "export.md", marks=NEW_TORCH)]
+DOCS = ROOT / "docs"
+SMALL = "--max-update 2 --warmup-updates 1 --num-workers 0"
+# Options of pip, torchrun, srun and hydra.
+OTHER_PROGRAMS = {
+    *["--no-deps", "--no-build-isolation", "--standalone", "--no-python", "--nproc_per_node", "--nnodes"],
+    *["--node_rank", "--master_addr", "--master_port", "--nodes", "--ntasks-per-node", "--gpus-per-node"],
+    *["--config-dir", "--config-name"],
+}
 
 
 def name_of(document):
@@ -38,133 +43,105 @@ def anchors(document):
     return {heading.strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_tests_named_in_documents_exist():
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    for document in DOCUMENTS:
-        for name in re.findall(r"\btest_\w+\b(?!\.py|/)", document.read_text()):
-            assert f"def {name}(" in tests or (ROOT / "tests" / f"{name}.py").exists(), (document, name)
+@pytest.fixture(scope="module")
+def options():
+    """Options of our models and tasks, and all that the programs here and fairseq define."""
+    names = {option.name for config in [*architectures().values(), *tasks().values()] for option in options_of(config)}
+    for folder in (*(ROOT / name for name in ("mega_fairseq", "benchmarks", "examples")), Path(fairseq.__path__[0])):
+        for path in folder.rglob("*.py"):
+            arguments = re.findall(r"[\"']--([\w-]+)[\"']|^    (\w+): ", path.read_text(), re.MULTILINE)
+            names.update("--" + (typed or field.replace("_", "-")) for typed, field in arguments)
+    return names | OTHER_PROGRAMS
 
 
-def test_the_options_page_matches_the_code():
-    assert options_document() == (ROOT / "docs/options.md").read_text()
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_options_in_documents_exist(document, options):
+    unknown = set(re.findall(r"(?<![\w-])--[a-z](?:[\w-]*\w)?", document.read_text())) - options
+    assert not unknown, unknown
 
 
 # ------------------------------------------------------------------------------------------------ commands
 
-NARROW = {"layers": 1, "embed_dim": 16, "hidden_dim": 32, "z_dim": 8, "ffn_embed_dim": 32}
-FEW = ["--max-update=2", "--update-freq=1", "--warmup-updates=1", "--num-workers=0", "--cpu"]
-PAIRS = {"fairseq-train": [*FEW, *as_words(on_each_side(**NARROW))], "fairseq-generate": ["--cpu"]}
-TEXT = {
-    "fairseq-train": [
-        *[*FEW, *as_words({f"decoder_{name}": size for name, size in NARROW.items()})],
-        *["--decoder-chunk-size=32", "--max-tokens=512"],
-    ],
-    "fairseq-eval-lm": ["--cpu"],
-    "mega-fairseq": ["--cpu"],
-}
 
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    """A folder with the trained translation models of both documents, and the output of the commands."""
-    place = tmp_path_factory.mktemp("pairs")
-    preprocess_pairs(place)
-    shutil.copytree(place / "bin", place / "bible/sentencepiece/bin")
-    replaced = {"/tmp/bible": "bible", "DATA": "bin", "--source-lang en --target-lang de": ""}
-    return place, [
-        *paste(README, "VOCABULARY=2000 ", place, replaced, PAIRS),
-        *paste(TRANSLATION, "fairseq-train ", place, replaced, PAIRS),
-    ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """The same for language models; the text consists of bytes."""
-    place = tmp_path_factory.mktemp("text")
-    for split in ("train", "valid", "test"):
-        numbers = " ".join(str(byte) for byte in (ROOT / "LICENSE").read_bytes())
-        (place / split).write_text(f"{numbers}\n")
-    files = [f"--{split}pref={place / split}" for split in ("train", "valid", "test")]
-    fairseq("preprocess", "--only-source", *files, f"--destdir={place / 'bytes/bin'}")
-    shutil.copytree(place / "bytes/bin", place / "addresses/bytes/bin")
-    adaptive = {**TEXT, "fairseq-train": [*TEXT["fairseq-train"], "--adaptive-softmax-cutoff=10,20"]}
-    inspected = {**adaptive, "mega-fairseq": []}
-    replaced = {"/tmp/addresses": "addresses", "DATA": "bytes/bin"}
-    return place, [
-        *paste(README, "DATA=/tmp/addresses ", place, replaced, TEXT),
-        *paste(LANGUAGE, "fairseq-train ", place, replaced, inspected),
-    ]
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """The same for a classifier."""
-    place = tmp_path_factory.mktemp("digits")
-    narrow = [*FEW, *as_words({f"encoder_{name}": size for name, size in NARROW.items()})]
-    return place, paste(
-        CLASSIFICATION, "mega-fairseq prepare digits", place, {"/tmp/digits": "digits"}, {"fairseq-train": narrow}
+def run(block, place, training=SMALL):
+    """Runs shell commands with `place` instead of /tmp, and with more arguments of fairseq-train."""
+    scripts = (
+        f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH OMP_NUM_THREADS=1 CORPUS={place}/corpus"
     )
+    short = f'fairseq-train() {{ command fairseq-train "$@" {training}; }}'
+    return fresh("bash", "-euc", f"{scripts}\n{short}\n{block.replace('/tmp/', f'{place}/')}", cwd=ROOT)
+
+
+def commands(page, word):
+    (block,) = (block for block in blocks(page, "bash") if word in block)
+    return block
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a small corpus: our documents, and their words reversed."""
+    place = tmp_path_factory.mktemp("commands")
+    (place / "corpus").mkdir()
+    lines = [line for page in DOCS.glob("*.md") for line in page.read_text().splitlines() if line]
+    for split, part in (("train", lines[40:]), ("valid", lines[:20]), ("test", lines[20:40])):
+        (place / f"corpus/{split}.txt").write_text("".join(f"{line}\n" for line in part))
+        (place / f"corpus/{split}.en").write_text("".join(f"{line}\n" for line in part))
+        (place / f"corpus/{split}.de").write_text("".join(f"{' '.join(line.split()[::-1])}\n" for line in part))
+    return place
+
+
+@pytest.fixture(scope="module")
+def translated(place):
+    return run(commands(ROOT / "README.md", "fairseq-generate"), place)
+
+
+@pytest.fixture(scope="module")
+def evaluated(place):
+    language = commands(DOCS / "language-modelling.md", "/tmp/addresses/sweep")
+    return run(commands(ROOT / "README.md", "fairseq-eval-lm") + language, place)
+
+
+@pytest.fixture(scope="module")
+def classified(place):
+    return run(commands(DOCS / "classification.md", "prepare digits"), place)
 
 
 @pytest.mark.slow
-def test_documented_commands_train_and_translate(pairs):
-    outputs = pairs[1]
-    assert ["done training" in output for output in outputs] == [True, False, True, False]
-    for output in outputs[1::2]:
-        assert len(re.findall("^H-", output, re.MULTILINE)) == 37  # sentences of the test set
-
-
-def test_the_readme_scores_words_and_not_pieces():
-    """`--remove-bpe` alone would score pieces of sentencepiece; test_own_data.py checks the number of words."""
-    (generate,) = (c for block in blocks(README, "bash") for c in commands(block) if c.startswith("fairseq-generate"))
-    assert "sentencepiece" in generate.split()[1]
-    assert "--remove-bpe=sentencepiece" in generate.split()
+def test_readme_commands_translate_a_test_set(translated):
+    assert "done training" in translated
+    assert "Translated 20 sentences" in translated
+    assert re.search(r"BLEU = [\d.]+", translated)
 
 
 @pytest.mark.slow
-def test_documented_commands_train_evaluate_and_sweep_a_language_model(text):
-    place, outputs = text
-    for trained, evaluated, swept in (outputs[:3], outputs[3:6]):
-        assert "done training" in trained
-        assert re.search(r"Perplexity: \d", evaluated)
-        assert re.search(r"\b1,?024\b", swept)
-    assert "half-lives" in outputs[6]
-    assert {path.name for path in place.rglob("*.png")} == {"sweep.png", "inspect.png"}
+def test_readme_commands_evaluate_a_language_model(evaluated, place):
+    assert "done training" in evaluated
+    assert re.search(r"Perplexity: \d", evaluated)
+    assert (place / "addresses/sweep.png").exists()
 
 
 @pytest.mark.slow
-def test_a_documented_command_continues_a_text(text):
-    (command,) = (command for block in blocks(LANGUAGE, "bash") for command in commands(block) if "echo" in command)
-    prompt = {"some text": "70 101", "DATA": "bytes/bin", "$(mega-fairseq user-dir)": str(ROOT / "mega_fairseq")}
-    for written, used in {**prompt, "fairseq-interactive": f"{sys.executable} -m fairseq_cli.interactive"}.items():
-        command = command.replace(written, used)
-    assert re.search(r"^H-0\t-?[\d.]+\t\S", shell(f"{command} --cpu", text[0]), re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_documented_commands_train_a_classifier_and_draw_its_predictions(digits):
-    place, (prepared, trained, classified) = digits
-    assert "wrote train (1,397), valid (200), test (200)" in prepared
-    assert "done training" in trained
+def test_documented_commands_classify_digits(classified, place):
+    assert "done training" in classified
     assert re.search(r"accuracy [\d.]+% of 200 examples", classified)
-    assert len(re.findall(r"^\d\t0\.\d{4}$", classified, re.MULTILINE)) == 200
-    assert {path.name for path in place.rglob("*.png")} == {"examples.png", "classified.png"}
+    assert (place / "digits/classified.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", PYTHON, ids=name_of)
-def test_documented_python_code_runs_with_models_of_the_documented_commands(document, pairs, text, digits):
-    (program,) = blocks(document, "python")
-    place = pairs[0] if "/tmp/bible" in program else digits[0] if "/tmp/digits" in program else text[0]
-    # The text of the tests is in pieces already, and its tokens are bytes.
-    program = re.sub(r"\n    bpe=.*\n    sentencepiece_model=.*", "", program).replace('"some text"', '"70 101"')
-    program = program.replace("/tmp/", "").replace('"DATA"', '"bytes/bin"')
-    (place / "program.py").write_text(program)
-    fresh(sys.executable, "program.py", cwd=place)
+def test_documented_command_continues_a_text(evaluated, place):
+    assert re.search(r"^H-0\t", run(commands(DOCS / "language-modelling.md", "| fairseq-interactive"), place), re.M)
 
 
 @pytest.mark.slow
-def test_the_plain_torch_example_trains_and_evaluates_in_pieces(tmp_path):
+@pytest.mark.parametrize("page", ["translation", "language-modelling", "classification", "modules"])
+def test_documented_python_code_runs(page, translated, evaluated, classified, place):
+    for program in blocks(DOCS / f"{page}.md", "python"):
+        if "export" not in program or READS_SAFELY:  # torch 2.6
+            fresh(sys.executable, "-c", program.replace("/tmp/", f"{place}/"), cwd=place)
+
+
+@pytest.mark.slow
+def test_plain_torch_example_evaluates_in_pieces(tmp_path):
     output = fresh(sys.executable, ROOT / "examples/plain_torch/train_few_updates.py", "--updates", 12, cwd=tmp_path)
     first, last, whole, pieces = map(float, re.findall(r"\d\.\d+(?!.* nats)", output))
     assert last < 0.9 * first
@@ -174,38 +151,22 @@ def test_the_plain_torch_example_trains_and_evaluates_in_pieces(tmp_path):
 # ------------------------------------------------------------------------------------------------ make
 
 
-def shell(command, place):
-    result = subprocess.run(
-        ["bash", "-c", command], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert result.returncode == 0, result.stdout
-    return result.stdout
-
-
-# Without the variables of the make command that runs these tests.
-MAKE = "env -u MAKEFLAGS -u ARGS -u PYTHON -u VENV -u WORKERS make"
-
-
 @pytest.mark.parametrize(
     ("words", "done"),
     [
-        (["install"], " -m venv "),
         (["PYTHON=python3.9", "install"], "python3.9 -m venv "),
         (["test", "ARGS=tests/ops"], r"/python -m pytest -n auto --dist worksteal tests/ops$"),
-        (["test-fast"], "HYPOTHESIS_PROFILE=fast .*/python -m pytest -n auto --dist worksteal -m 'not slow' $"),
-        (["coverage"], "--cov-branch --cov-fail-under=95"),
         (["demo"], "/python examples/demo/demo.py"),
-        (["bench"], "/python benchmarks/layer.py"),
         (["lint"], "/ruff format --check ."),
-        (["format"], "/ruff check --fix ."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_make_sets_up_the_environment_first(words, done, tmp_path):
-    """In a dry run, in a clone with nothing installed."""
+    """In a dry run, in a clone with nothing installed, without the variables of the make that runs these tests."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    output = shell(f"{MAKE} --dry-run {shlex.join(words)}", tmp_path)
+    clean = ["env", *(f"--unset={name}" for name in ("MAKEFLAGS", "ARGS", "PYTHON", "VENV", "WORKERS"))]
+    output = fresh(*clean, "make", "--dry-run", *words, cwd=tmp_path)
     assert re.search(done, output, re.MULTILINE)
     assert "-m venv .venv" in output
 
@@ -214,6 +175,6 @@ def test_make_clean_keeps_the_environment_and_the_sources(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (".venv/lib/__pycache__", "mega_fairseq/__pycache__", "build", ".pytest_cache"):
         (tmp_path / name).mkdir(parents=True)
-    shell(f"{MAKE} clean", tmp_path)
+    fresh("env", "--unset=MAKEFLAGS", "make", "clean", cwd=tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"Makefile", "mega_fairseq", ".venv", ".venv/lib", ".venv/lib/__pycache__"}
