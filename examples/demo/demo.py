@@ -24,8 +24,7 @@ from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
 from mega_fairseq.cli import output
-from mega_fairseq.cli.doctor import Limit
-from mega_fairseq.cli.doctor.machine import cpu_bf16
+from mega_fairseq.cli.doctor import Limit, cpu_bf16
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
     def add(name: str, about: str, module: str = "") -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        command.set_defaults(module=module or f"{name}.command")
+        command.set_defaults(module=module or name)
         return command
 
     user_dir = add("user-dir", "print the folder for fairseq's --user-dir")
@@ -72,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     options = add("options", "list the architectures and tasks, or the options of one with their defaults", "listing")
     options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
 
-    convert = add("convert", "convert a checkpoint of the authors' released code for use with this plugin")
+    convert = add(
+        "convert", "convert a checkpoint of the authors' released code for use with this plugin", "convert.command"
+    )
     convert.add_argument("source", metavar="IN.pt", help="checkpoint of the released code; code in it is not executed")
     convert.add_argument("target", metavar="OUT.pt", help="where to write the converted checkpoint")
     convert.add_argument(
@@ -82,7 +84,9 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
 
-    sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")
+    sweep = add(
+        "sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths", "sweep.command"
+    )
     sweep.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_lm that fairseq-train or convert wrote")
     sweep.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess --only-source wrote")
     sweep.add_argument(
@@ -103,7 +107,11 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--batch-size", type=int, metavar="N", help="streams in a batch (default: what fits)")
     sweep.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    inspect = add("inspect", "show a checkpoint's architecture, parameters, and what it learned about positions")
+    inspect = add(
+        "inspect",
+        "show a checkpoint's architecture, parameters, and what it learned about positions",
+        "inspect.command",
+    )
     inspect.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
     inspect.add_argument(
         "--data",
@@ -114,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
     )
 
-    classify = add("classify", "print the class of each input, with its probability")
+    classify = add("classify", "print the class of each input, with its probability", "classify.command")
     classify.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_classifier of fairseq-train or convert")
     classify.add_argument(
         "data", metavar="DATA", help="folder as for --task mega_classification; -: inputs are lines of standard input"
@@ -128,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     )
     classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    prepare = add("prepare", "make the data set of a classification task", "prepare")
+    prepare = add("prepare", "make the data set of a classification task")
     data = prepare.add_subparsers(dest="data", metavar="DATA", required=True)
     digits = data.add_parser("digits", help="handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
     digits.add_argument("out", metavar="OUT", help="a new folder")

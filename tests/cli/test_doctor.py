@@ -10,237 +10,166 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mega_fairseq.cli.doctor import machine, packages
-from mega_fairseq.cli.doctor.command import examine
-from mega_fairseq.ops import backend as kernels
+from mega_fairseq.cli import doctor
+from mega_fairseq.ops import backend
 from tests.helpers.commands import LIMIT, ROOT, Running
 
 BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
-CHECKS = [*packages.CHECKS, *machine.CHECKS]
-NEEDED = {"numpy", "torch", "omegaconf", "hydra", "sacrebleu", "fairseq"}
+NEEDED = {"torch", "omegaconf", "hydra", "sacrebleu", "fairseq"}
 
 
-class Report:
-    """The parsed output of the command: mark and text by check."""
-
-    def __init__(self, code, out):
-        self.code, self.out = code, out
-        *lines, verdict = out.splitlines()
-        found = [re.fullmatch(r"(ok|note|no) +(\S.{12})  (\S.*)", line) for line in lines]
-        assert all(found), out
-        self.rows = {line[2].rstrip(): (line[1], line[3]) for line in found}
-        noes = [thing for thing, (mark, _) in self.rows.items() if mark == "no"]
-        assert code == bool(noes), out
-        said = f"cannot work here; begin with {noes[0]}: " if noes else "work here; each note"
-        assert verdict.startswith(f"Training and evaluation {said}")
+def parse(code, output):
+    """Mark and text by check."""
+    *lines, verdict = output.splitlines()
+    matches = [re.fullmatch(r"(ok|note|no) +(\S.{12})  (\S.*)", line) for line in lines]
+    assert all(matches), output
+    rows = {match[2].rstrip(): (match[1], match[3]) for match in matches}
+    broken = [name for name, (mark, _) in rows.items() if mark == "no"]
+    assert code == bool(broken), output
+    assert (f"begin with {broken[0]}" if broken else "work here") in verdict
+    return rows
 
 
-def doctor(path, **environment):
+def bare(path, **environment):
     """Runs the command in a new process with only the packages under `path`; it must print nothing on stderr."""
-    places = os.pathsep.join([str(path), str(ROOT)])
-    result = subprocess.run(
-        BARE, cwd=path, env={**os.environ, "PYTHONPATH": places, **environment}, capture_output=True, timeout=LIMIT
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **environment}
+    result = subprocess.run(BARE, cwd=path, env=environment, capture_output=True, timeout=LIMIT)
     assert result.stderr == b""
-    return Report(result.returncode, result.stdout.decode())
-
-
-def write_package(folder, name, source):
-    (folder / name).mkdir()
-    (folder / name / "__init__.py").write_text(source, encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------ with everything installed
+    return parse(result.returncode, result.stdout.decode())
 
 
 def changed(program=""):
-    """The report of the command in a process that has imported fairseq and executed `program`."""
-    return Report(*Running("mega-fairseq", "doctor", fault=partial(exec, program, {})).wait())
+    """The rows of the command in a process that has imported fairseq and executed `program`."""
+    return parse(*Running("mega-fairseq", "doctor", fault=partial(exec, program, {})).wait())
 
 
+def row(name):
+    """The result of one check in this process."""
+    return doctor.examine([check for check in doctor.INSTALLED + doctor.WORKING if check.name == name])[0]
+
+
+def write_package(folder, name, source):
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source, encoding="utf-8")
+
+
+def write_metadata(folder, name, version):
+    place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.mark.slow
 def test_the_installed_packages_train_a_model():
-    report = changed()
-    assert report.code == 0
-    for thing in ("Python", "mega_fairseq", "training", *NEEDED):
-        assert report.rows[thing][0] == "ok", report.out
-    assert str(ROOT / "mega_fairseq") in report.rows["mega_fairseq"][1]
-    assert torch.__version__ in report.rows["torch"][1]
+    rows = changed()
+    assert {"Python", "mega_fairseq", "training", *NEEDED} <= {name for name, (mark, _) in rows.items() if mark == "ok"}
+    assert str(ROOT / "mega_fairseq") in rows["mega_fairseq"][1]
+    assert torch.__version__ in rows["torch"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "found"),
+    ("program", "text"),
     [
         ("import torch; torch.load = lambda *_, **__: {}['optimizer']", "KeyError: 'optimizer'"),
         ("from fairseq import options as o; o.parse_args_and_arch = lambda *_: exit('unknown')", "SystemExit: unknown"),
         ("import sys, fairseq; sys.modules['fairseq.data.data_utils_fast'] = None", "build Cython components"),
+        ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999))", "File too large"),
     ],
 )
-def test_a_training_that_fails_is_reported_as_a_no(program, found):
-    mark, said = changed(program).rows["training"]
-    assert (mark, found in said, "; pip uninstall -y fairseq" in said) == ("no", True, True), said
+def test_a_training_that_fails_is_a_no(program, text):
+    mark, said = changed(program)["training"]
+    assert mark == "no"
+    assert text in said
 
 
-def test_a_full_disk_is_not_reported_as_an_error_of_fairseq():
-    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
-    mark, said = changed(program).rows["training"]
-    assert (mark, "cannot hold a file of 32 MiB" in said, "set TMPDIR" in said) == ("no", True, True), said
-
-
-# ---------------------------------------------------------------------------------- with broken packages
-
-
-BROKEN = [
-    ("fastBPE", "raise AttributeError('no such thing')", "note", "AttributeError: no such thing; "),
-    ("matplotlib", f"raise RuntimeError('{'ä' * 500}')", "note", f"RuntimeError: {'ä' * 103}...; "),
-    ("numpy", "raise ImportError('\\n\\nIMPORTANT:  read\\tthis')", "no", "ImportError: IMPORTANT: read this; "),
-    ("omegaconf", "raise ValueError", "no", "ValueError; "),
-    ("sacrebleu", "raise SystemExit(3)", "no", "SystemExit: 3; "),
-    ("torch", "__version__ = '1.13.1+cu117'", "no", "1.13.1+cu117, older than 2.4; "),
-]
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broken")
-    for name, source, _, _ in BROKEN:
-        write_package(folder, name, source)
-    return folder
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "letter"), [("utf-8", "ä"), ("ascii", "\\xe4")])
-def test_broken_packages_are_reported_with_the_first_lines_of_their_errors(broken, encoding, letter):
-    report = doctor(broken, PYTHONIOENCODING=encoding)
-    for name, _, mark, found in BROKEN:
-        assert report.rows[name][0] == mark
-        assert report.rows[name][1].startswith(found.replace("ä", letter)), report.out
-    assert "training" not in report.rows
+def test_broken_packages_are_reported_with_their_errors(encoding, letter, tmp_path):
+    loud = "import os, sys; print('loud'); print('loud', file=sys.stderr); os.write(1, b'loud\\n')\n"
+    sources = {
+        "matplotlib": ("raise RuntimeError('ä')", "note", f"RuntimeError: {letter}; "),
+        "omegaconf": (
+            "raise ImportError('\\n\\nIMPORTANT:  read\\tthis')",
+            "no",
+            "ImportError: IMPORTANT: read this; ",
+        ),
+        "sacrebleu": (f"{loud}raise SystemExit(3)", "no", "SystemExit: 3; "),
+        "torch": ("__version__ = '1.13.1+cu117'", "no", "1.13.1+cu117, older than 2.4; "),
+    }
+    for name, (source, _, _) in sources.items():
+        write_package(tmp_path, name, source)
+    rows = bare(tmp_path, PYTHONIOENCODING=encoding, PYTHONUNBUFFERED="")
+    for name, (_, mark, beginning) in sources.items():
+        assert rows[name][0] == mark
+        assert rows[name][1].startswith(beginning)
+    assert "training" not in rows
 
 
-def test_each_missing_package_is_reported_with_its_remedy(tmp_path):
-    (tmp_path / "fastBPE").mkdir()  # Python imports an empty folder too
-    report = doctor(tmp_path)
-    assert {thing for thing, row in report.rows.items() if row[0] == "no"} == NEEDED
-    assert all("pip install" in report.rows[thing][1] for thing in NEEDED)
-    for thing in ("fastBPE", "sentencepiece", "matplotlib", "TensorBoard"):
-        assert report.rows[thing][0] == "note"
+@pytest.mark.slow
+def test_each_missing_package_has_a_remedy(tmp_path):
+    rows = bare(tmp_path)
+    assert {name for name, (mark, _) in rows.items() if mark == "no"} == NEEDED
+    assert all("pip install" in rows[name][1] for name in NEEDED)
 
 
-def test_output_of_imported_packages_is_suppressed(tmp_path):
-    loud = "import logging, os, sys, warnings; print('loud'); print('loud', file=sys.stderr); os.write(1, b'loud\\n')\n"
-    loud += "warnings.warn('loud'); logging.error('loud'); __version__ = '1.2.3'"
-    write_package(tmp_path, "sacrebleu", loud)
-    report = doctor(tmp_path, PYTHONUNBUFFERED="")  # so that printed text is buffered until the end
-    assert report.rows["sacrebleu"] == ("ok", "1.2.3")
-    assert "loud" not in report.out
-
-
-OLD = "no" if packages.NEW else "ok"
+OLD = "no" if doctor.NEW else "ok"
 
 
 @pytest.mark.parametrize(
-    ("installed", "files", "mark", "found"),
+    ("installed", "files", "mark", "text"),
     [
         (["fairseq-fixed 0.12.3.1"], True, "ok", "fairseq-fixed 0.12.3.1"),
-        (["fairseq 0.12.2"], True, OLD, "does not run on Python 3.11" if packages.NEW else "fairseq 0.12.2"),
-        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "which overwrite each other; pip uninstall"),
+        (["fairseq 0.12.2"], True, OLD, "fairseq 0.12.2"),
+        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "overwrite each other; pip uninstall"),
         (["fairseq-fixed 0.12.4"], True, "note", "0.12.4, not tested; pip uninstall"),
         ([], True, "note", "unknown version"),
         ([], False, "no", "not installed"),
     ],
 )
-def test_the_two_distributions_of_fairseq_are_distinguished(tmp_path, monkeypatch, installed, files, mark, found):
-    (tmp_path / "fairseq").mkdir()
+def test_the_two_distributions_of_fairseq_are_distinguished(tmp_path, monkeypatch, installed, files, mark, text):
     if files:
-        (tmp_path / "fairseq" / "__init__.py").write_text("")
-    for name, version in (words.split() for words in installed):
-        metadata = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        write_package(tmp_path, "fairseq", "")
+    for words in installed:
+        write_metadata(tmp_path, *words.split())
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "fairseq", raising=False)
     result = row("fairseq")
     assert result.mark == mark
-    assert found in f"{result.found}; {result.remedy}"
+    assert text in f"{result.text}; {result.remedy}"
 
 
-@pytest.mark.parametrize("hiding", [True, False])
-def test_a_folder_that_hides_the_installed_fairseq_is_named(tmp_path, monkeypatch, hiding):
-    installed, other = tmp_path / "installed", tmp_path / "other"
-    for place in (installed, *[other] * hiding):
-        place.mkdir()
-        write_package(place, "fairseq", "")
-    (installed / "fairseq_fixed-0.12.3.1.dist-info").mkdir()
-    name = "Metadata-Version: 2.1\nName: fairseq-fixed\nVersion: 0.12.3.1\n"
-    (installed / "fairseq_fixed-0.12.3.1.dist-info/METADATA").write_text(name)
-    monkeypatch.setattr(sys, "path", [str(other), str(installed)])
+def test_a_folder_that_hides_the_installed_fairseq_is_named(tmp_path, monkeypatch):
+    for place in ("installed", "other"):
+        write_package(tmp_path / place, "fairseq", "")
+    write_metadata(tmp_path / "installed", "fairseq-fixed", "0.12.3.1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), str(tmp_path / "installed")])
     monkeypatch.delitem(sys.modules, "fairseq", raising=False)
-    result = row("fairseq")
-    assert result.mark == ("note" if hiding else "ok")
-    if hiding:
-        assert result.found.startswith("fairseq-fixed 0.12.3.1, hidden by /")
-        assert f"remove {other} from PYTHONPATH" in result.remedy
+    assert row("fairseq").mark == "note"
+    assert f"remove {tmp_path / 'other'} from PYTHONPATH" in row("fairseq").remedy
 
 
 def test_remedies_install_the_required_versions():
-    setup, install = ((ROOT / name).read_text() for name in ("setup.py", "docs/install.md"))
+    setup = (ROOT / "setup.py").read_text()
     assert '"torch>=2.4"' in setup
-    for pair in (packages.OFFICIAL, packages.FIXED):
+    for pair in (doctor.OFFICIAL, doctor.FIXED):
         assert f"'{'=='.join(pair)};" in setup
-    assert "==".join(packages.FIXED if packages.NEW else packages.OFFICIAL) in packages.REBUILD
-    for command in packages.GET_FASTBPE.split(": ")[1].split(", then "):
-        assert f"\n{command}\n" in install
+    assert "==".join(doctor.FIXED if doctor.NEW else doctor.OFFICIAL) in doctor.GET_FAIRSEQ
 
 
-# ------------------------------------------------------------------------------------------ other machines
-
-
-def row(name):
-    """The result of one check in this process."""
-    return examine([check for check in CHECKS if check.name == name])[0]
-
-
-def test_supported_pythons_are_3_8_to_3_13(monkeypatch):
-    version = SimpleNamespace(version_info=(3, 13, 1))
-    monkeypatch.setattr(packages, "sys", version)
-    assert row("Python").mark == "ok"
-    for other in ((3, 14, 0), (3, 7, 9)):
-        version.version_info = other
-        assert row("Python")[::3] == ("note", "use Python 3.13 if something fails")
-
-
-def test_the_compiler_is_the_one_that_a_build_uses(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    assert row("C++ compiler")[::2] == ("note", "none called no-such-compiler")
-    compiler, header = tmp_path / "compiler", tmp_path / "Python.h"
-    compiler.touch(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(packages.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert row("C++ compiler")[::2] == ("note", f"{compiler}, without Python.h")
-    header.touch()
-    assert row("C++ compiler")[::2] == ("ok", str(compiler))
-
-
-def test_a_torch_that_was_built_for_another_numpy_is_reported_as_a_no(monkeypatch):
+def test_a_torch_that_was_built_for_another_numpy_is_a_no(monkeypatch):
     def fail(tensor):
         raise RuntimeError("Numpy is not available")
 
     monkeypatch.setattr(torch.Tensor, "numpy", fail)
-    found = row("torch")
-    assert (found.mark, "Numpy is not available" in found.found) == ("no", True)
-    assert found.remedy == "pip install 'numpy<2'"
+    assert (row("torch").mark, row("torch").remedy) == ("no", "pip install 'numpy<2'")
 
 
-@pytest.mark.parametrize(
-    ("faster", "mark", "said"),
-    [(2.4, "ok", "2.4 times as fast"), (1.0, "note", "1.0 times as fast"), (0.02, "note", "50.0 times as long")],
-)
-def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, faster, mark, said):
-    monkeypatch.setattr(machine, "product_seconds", {"float32": faster, "bfloat16": 1.0}.get)
-    found = row("bf16")
-    assert found.mark == mark
-    assert said in found.found
-    assert ("--bf16 makes training on it faster" in found.found) == (mark == "ok")
-    assert found.remedy == ("" if mark == "ok" else "on the CPU, train in float32")
+@pytest.mark.parametrize(("faster", "mark"), [(2.4, "ok"), (1.0, "note"), (0.02, "note")])
+def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, faster, mark):
+    monkeypatch.setattr(doctor, "product_seconds", {"float32": faster, "bfloat16": 1.0}.get)
+    assert row("bf16").mark == mark
+    assert f"{faster:.2f} times" in row("bf16").text
 
 
 @pytest.fixture
@@ -252,28 +181,20 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    monkeypatch.setattr(kernels, "why_no_kernels", lambda _: None)
-
-
-def test_gpus_are_counted_and_their_number_formats_checked(two_gpus, monkeypatch):
-    assert row("GPU")[1:] == (
-        *("GPU", "2 x Tesla T4 with 15 GiB; bf16 is emulated on compute capability 7.5"),
-        "give --fp16, not --bf16",
-    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(backend, "why_no_kernels", lambda _: None)
+
+
+def test_gpus_are_counted_and_what_they_lack_is_said(two_gpus, monkeypatch):
     assert row("GPU")[::2] == ("ok", "2 x Tesla T4 with 15 GiB")
+    monkeypatch.setattr(backend, "why_no_kernels", lambda _: "Failed to find C compiler")
+    assert (row("GPU").mark, row("GPU").remedy) == ("note", doctor.TRITON)
+    assert "Failed to find C compiler" in row("GPU").text
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "--fp16" in row("GPU").remedy
 
 
-def test_a_gpu_without_triton_is_reported_with_a_remedy(two_gpus, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(kernels, "why_no_kernels", lambda _: "RuntimeError: Failed to find C compiler")
-    _, _, found, remedy = row("GPU")
-    assert "; Mega's layers are slower, since Triton's kernels do not run: RuntimeError: Failed to find C" in found
-    assert remedy.startswith("install a C compiler")
-
-
-def test_a_gpu_that_cannot_compute_is_reported_as_a_note(two_gpus, monkeypatch):
+def test_a_gpu_that_cannot_compute_is_a_note(two_gpus, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("CUDA error: no kernel image is available\nand more")
 
@@ -283,36 +204,26 @@ def test_a_gpu_that_cannot_compute_is_reported_as_a_note(two_gpus, monkeypatch):
 
 def test_the_reason_for_no_gpu_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(machine, "DRIVER", str(tmp_path))
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path))
     assert row("GPU").remedy == "install a torch built for CUDA"
-    monkeypatch.setattr(machine, "DRIVER", str(tmp_path / "none"))
-    assert row("GPU")[::2] == ("note", "none found: torch is built for CPUs")
-    monkeypatch.setattr(torch.version, "cuda", "12.4")
-    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("the driver is too old")))
-    assert row("GPU")[::2] == ("note", "RuntimeError: the driver is too old")
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path / "none"))
+    assert row("GPU").mark == "note"
 
 
 @pytest.mark.parametrize(
-    ("threads", "setting", "cpus", "quota", "load", "mark"),
+    ("threads", "setting", "load", "mark"),
     [
-        (4, "4", 4, "max 100000", 0.1, "ok"),
-        (4, None, 4, "max 100000", 0.1, "note"),  # a second process would take the same CPUs
-        (2, "2", 2, "max 100000", 2.0, "note"),  # another process uses them
-        (1, None, 2, "max 100000", 2.0, "ok"),
-        (4, "4", 4, "150000 100000", 0.0, "note"),  # a container with 1.5 CPUs
+        (4, "4", 0.1, "ok"),
+        (4, None, 0.1, "note"),  # a second process would take the same CPUs
+        (4, "4", 2.0, "note"),  # another process uses them
+        (1, None, 4.0, "ok"),
     ],
 )
-def test_threads_are_compared_with_free_cpus(monkeypatch, tmp_path, threads, setting, cpus, quota, load, mark):
-    (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    monkeypatch.setattr(machine, "CPU_LIMIT", str(tmp_path / "cpu.max"))
+def test_threads_are_compared_with_free_cpus(monkeypatch, threads, setting, load, mark):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    if setting is None:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    else:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if setting is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", setting)
-    found = row("threads")
-    assert found.mark == mark
-    assert f"torch uses {threads} per process on {2 if quota[0] == '1' else cpus} CPUs" in found.found
-    assert mark == "ok" or "export OMP_NUM_THREADS=1" in found.remedy
+    assert row("threads").mark == mark

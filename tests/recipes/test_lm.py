@@ -10,7 +10,7 @@ import zipfile
 import pytest
 import torch
 
-from mega_fairseq.cli.doctor import machine
+from mega_fairseq.cli import doctor
 from mega_fairseq.cli.output import locked
 from tests.helpers.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
@@ -104,8 +104,8 @@ def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addre
     cfg = trained_with(addresses)
     as_published(cfg, lr=1e-2)
     assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_small", [2, 4, "splits:1"])
-    faster = machine.product_seconds("float32") / machine.product_seconds("bfloat16")
-    assert cfg["common"]["bf16"] == (faster >= machine.WORTH_IT)
+    faster = doctor.product_seconds("float32") / doctor.product_seconds("bfloat16")
+    assert cfg["common"]["bf16"] == (faster >= doctor.WORTH_IT)
     assert tokens_per_update(cfg) == [4096, 1]
 
     printed = addresses.run("evaluate.sh", STREAMS=3, CHUNK=4)

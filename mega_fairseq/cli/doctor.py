@@ -1,0 +1,273 @@
+"""`mega-fairseq doctor`: check what training and evaluation need, and print a remedy for each problem."""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Callable, Iterable, List, NamedTuple
+
+import mega_fairseq
+from mega_fairseq.cli.output import quiet_output
+
+NEW = sys.version_info >= (3, 11)  # fairseq 0.12.2 does not run there, but fairseq-fixed does
+OFFICIAL, FIXED = ("fairseq", "0.12.2"), ("fairseq-fixed", "0.12.3.1")
+if NEW:
+    GET_TORCH = "pip install 'torch>=2.4'"
+    GET_PACKAGE = "pip install omegaconf==2.3.0 hydra-core==1.3.2 sacrebleu"
+    GET_FAIRSEQ = (
+        "pip uninstall -y fairseq fairseq-fixed, then pip install Cython numpy torch setuptools wheel, "
+        "then pip install --no-cache-dir --no-build-isolation fairseq-fixed==0.12.3.1"
+    )
+else:
+    GET_TORCH = "pip install 'torch>=2.4,<2.6' 'numpy<2'"
+    GET_PACKAGE = "pip install 'pip<24.1', then pip install 'omegaconf<2.1' 'hydra-core<1.1' sacrebleu"
+    GET_FAIRSEQ = (
+        "pip uninstall -y fairseq fairseq-fixed, then pip install 'pip<24.1', "
+        "then pip install --no-cache-dir fairseq==0.12.2 'torch<2.6' 'numpy<2'"
+    )
+FEWER_THREADS = "export OMP_NUM_THREADS=1, or for large models the number of free CPUs divided by that of processes"
+TRITON = "install a C compiler such as gcc, and the Triton that belongs to your torch"
+NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+FIRST_WITH_BF16 = (8, 0)  # compute capability
+WORTH_IT = 1.5  # speed of matrix products in bf16 relative to float32; the rest of a layer does not become faster
+LONGEST = 120  # characters of an error
+
+
+class Problem(Exception):
+    """What a failed check says, and a remedy if that of the check does not apply."""
+
+    def __init__(self, text: str, remedy: str = ""):
+        super().__init__(text)
+        self.remedy = remedy
+
+
+class Limit(Problem):
+    """A restriction, or a version that was not tested with this package."""
+
+
+class Check(NamedTuple):
+    name: str
+    look: Callable[[], str]  # describes what works; any exception is a failure
+    remedy: str
+    needed: bool = False  # training and evaluation need it
+
+
+class Row(NamedTuple):
+    mark: str  # ok, note, or no: training or evaluation cannot work
+    name: str
+    text: str
+    remedy: str = ""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    sys.stdout.reconfigure(errors="backslashreplace")
+    with quiet_output(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = examine(INSTALLED)
+        if not any(row.mark == "no" for row in rows):
+            rows += examine(WORKING)
+    for row in rows:
+        print(f"{row.mark:4}  {row.name:13}  {'; '.join(filter(None, row[2:]))}")
+    broken = [row for row in rows if row.mark == "no"]
+    if broken:
+        print(f"Training and evaluation cannot work here; begin with {broken[0].name}, then run this again.")
+        sys.exit(1)
+    print("Training and evaluation work here; each note is a restriction with its remedy.")
+
+
+def examine(checks: Iterable[Check]) -> List[Row]:
+    rows = []
+    for check in checks:
+        try:
+            rows.append(Row("ok", check.name, check.look()))
+        except (Exception, SystemExit) as error:  # a broken package may raise anything
+            mark = "no" if check.needed and not isinstance(error, Limit) else "note"
+            text = " ".join(next(filter(str.strip, str(error).splitlines()), "").split())
+            if not isinstance(error, (Problem, ModuleNotFoundError)):
+                text = f"{type(error).__name__}: {text}"
+            rows.append(Row(mark, check.name, text[:LONGEST], getattr(error, "remedy", "") or check.remedy))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------- installed
+
+
+def python() -> str:
+    version = platform.python_version()
+    if not (3, 8) <= sys.version_info[:2] <= (3, 13):
+        raise Limit(f"{version}, not tested (3.8 to 3.13 are)")
+    return version
+
+
+def plugin() -> str:
+    return f"{mega_fairseq.__version__} in {os.path.abspath(mega_fairseq.__path__[0])}"
+
+
+def fairseq() -> str:
+    """Which of the two distributions provides `import fairseq`, without importing it."""
+    installed = []
+    for name, _ in (OFFICIAL, FIXED):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed.append((name, metadata.version(name)))
+    names = " and ".join(map(" ".join, installed))
+    if len(installed) > 1:
+        raise Problem(f"{names}, which overwrite each other")
+    spec = importlib.util.find_spec("fairseq")
+    if spec is None or spec.origin is None:  # a folder of that name has no origin
+        raise Problem("not installed")
+    imported = Path(spec.origin)
+    if not installed:
+        raise Limit(f"a copy of unknown version in {imported.parent}")
+    file = Path(metadata.distribution(installed[0][0]).locate_file("fairseq/__init__.py"))
+    if file.exists() and not file.samefile(imported):
+        raise Limit(f"{names}, hidden by {imported.parent}", f"remove {imported.parents[1]} from PYTHONPATH")
+    if installed == [OFFICIAL] and NEW:
+        raise Problem(f"{names}, which does not run on Python 3.11 and newer")
+    if installed not in ([OFFICIAL], [FIXED]):
+        raise Limit(f"{names}, not tested")
+    return names
+
+
+def torch() -> str:
+    import torch
+
+    version = torch.__version__
+    if tuple(map(int, version.split(".")[:2])) < (2, 4):
+        raise Problem(f"{version}, older than 2.4")
+    try:
+        torch.ones(1).numpy()
+    except RuntimeError as error:
+        raise Problem(f"{version}, built for another numpy: {error}", "pip install 'numpy<2'") from None
+    return f"{version}, built for CUDA {torch.version.cuda}" if torch.version.cuda else f"{version}, built for CPUs"
+
+
+def package(name: str) -> str:
+    return str(getattr(importlib.import_module(name), "__version__", "installed"))
+
+
+# ------------------------------------------------------------------------------------------ working
+
+
+def training() -> str:
+    """Binarise a text, train on it for one update, and resume for a second."""
+    import torch
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq_cli import preprocess, train
+
+    import mega_fairseq.criterions
+    import mega_fairseq.models
+    import mega_fairseq.tasks  # noqa: F401 - registers them
+
+    with tempfile.TemporaryDirectory() as folder:
+        text, data = Path(folder, "text"), Path(folder, "data")
+        text.write_text("a b c d e f g h\n" * 50)
+        # fairseq 0.12.2 reads the validation set even if it does not validate.
+        words = ["--only-source", f"--trainpref={text}", f"--validpref={text}", f"--destdir={data}"]
+        preprocess.main(options.get_preprocessing_parser().parse_args(words))
+        words = [str(data), "--task=mega_language_modeling", "--arch=mega_lm_small", "--decoder-layers=1", "--cpu"]
+        words += ["--criterion=mega_lm_cross_entropy", "--optimizer=adam", "--max-tokens=300", "--num-workers=0"]
+        words += ["--disable-validation", "--distributed-world-size=1", f"--save-dir={folder}"]
+        for updates in (1, 2):
+            parser = options.get_training_parser()
+            args = options.parse_args_and_arch(parser, [*words, f"--max-update={updates}"])
+            train.main(convert_namespace_to_omegaconf(args))
+        saved = torch.load(Path(folder, "checkpoint_last.pt"), weights_only=True)
+    updates = saved["optimizer_history"][-1]["num_updates"]
+    if updates != 2:
+        raise Problem(f"a resumed training has {updates} updates instead of 2")
+    return "fairseq trains a model and resumes from its checkpoint"
+
+
+def threads() -> str:
+    """More threads than free CPUs slow each other down, by a multiple if two processes compete."""
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    text = f"torch uses {count} per process on {usable} CPUs, load average {busy:.1f}; OMP_NUM_THREADS is {setting}"
+    if count > 1 and (not setting or count > math.ceil(usable - busy)):
+        raise Limit(text)
+    return text
+
+
+def cpu_bf16() -> str:
+    """Newer CPUs multiply bf16 in hardware; others convert each number first."""
+    ratio = product_seconds("float32") / product_seconds("bfloat16")
+    text = f"the CPU multiplies matrices {ratio:.2f} times as fast in bf16 as in float32"
+    if ratio < WORTH_IT:
+        raise Limit(text)
+    return f"{text}, so --bf16 makes training on it faster"
+
+
+def product_seconds(dtype: str, size: int = 512, repeats: int = 8) -> float:
+    """CPU time of one thread for a product of two square matrices."""
+    import torch
+
+    matrix, count, seconds = torch.ones(size, size, dtype=getattr(torch, dtype)), torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(repeats):
+            start = time.thread_time()
+            torch.mm(matrix, matrix)
+            seconds.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(count)
+    return min(seconds)
+
+
+def gpu() -> str:
+    """Compute on each GPU in each number format, since torch also lists GPUs that it was not built for."""
+    import torch
+
+    from mega_fairseq.ops.backend import why_no_kernels
+
+    if os.path.exists(NVIDIA_DRIVER) and not torch.version.cuda:
+        raise Problem("NVIDIA's driver is installed, but torch is built for CPUs", "install a torch built for CUDA")
+    if not torch.version.cuda and not torch.version.hip:
+        raise Problem("none: torch is built for CPUs")
+    torch.cuda.init()  # raises the reason if there is none
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    for device in devices:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            ones = torch.ones(16, 16, device=device, dtype=dtype)
+            (ones @ ones).sum().item()
+    properties = map(torch.cuda.get_device_properties, devices)
+    kinds = Counter(f"{each.name} with {each.total_memory / 2**30:.0f} GiB" for each in properties)
+    text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    oldest = min(map(torch.cuda.get_device_capability, devices))
+    if torch.version.cuda and oldest < FIRST_WITH_BF16:
+        capability = ".".join(map(str, oldest))
+        raise Limit(f"{text}; bf16 is emulated on compute capability {capability}", "give --fp16, not --bf16")
+    for reason in map(why_no_kernels, devices):
+        if reason is not None and torch.version.hip is None:
+            raise Limit(f"{text}; Mega's layers are slower, since Triton's kernels do not run: {reason}", TRITON)
+    return text
+
+
+INSTALLED = [
+    Check("Python", python, "use Python 3.13 if something fails", needed=True),
+    Check("mega_fairseq", plugin, "install it again", needed=True),
+    Check("fairseq", fairseq, GET_FAIRSEQ, needed=True),
+    Check("torch", torch, GET_TORCH, needed=True),
+    *(Check(name, partial(package, name), GET_PACKAGE, needed=True) for name in ("omegaconf", "hydra", "sacrebleu")),
+    Check("matplotlib", partial(package, "matplotlib"), "for figures: pip install matplotlib"),
+]
+WORKING = [
+    Check("training", training, GET_FAIRSEQ, needed=True),
+    Check("threads", threads, FEWER_THREADS),
+    Check("bf16", cpu_bf16, "on the CPU, train in float32"),
+    Check("GPU", gpu, "train small models on the CPU"),
+]
