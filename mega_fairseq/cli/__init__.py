@@ -14,4 +14,4 @@ def errors_of(path: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{path} {error}") from None
+        raise UserError(f"{path or repr(path)} {error}") from None

@@ -88,6 +88,8 @@ def write_figure(path: str, draw: Callable[[], Any]) -> List[str]:
 def check_file(path: str) -> None:
     """Check in advance that a file can be written to `path`."""
     folder, name = os.path.split(path)
+    if not path:
+        raise UserError("the path of the output is empty; give the name of a file")
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; give the name of a file")
     if folder and not os.path.isdir(folder):

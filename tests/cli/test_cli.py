@@ -212,6 +212,8 @@ def test_convert_never_overwrites_its_input(released_file, capsys):
 def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
     refuse(capsys, released_file, tmp_path / "missing/ours.pt", words=[tmp_path / "missing", "does not exist"])
     refuse(capsys, released_file, tmp_path, "--force", words=[tmp_path, "is a folder"])
+    refuse(capsys, released_file, "", words=["is empty"])
+    refuse(capsys, "", tmp_path / "ours.pt", words=["''", "No such file"])
     refuse(capsys, tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt", "No such file"])
 
 

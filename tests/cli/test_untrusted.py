@@ -4,6 +4,7 @@ fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
 """
 
 import json
+import random
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -214,6 +215,33 @@ def test_a_truncated_checkpoint_is_refused(content, refuses, tmp_path, capsys, h
         refuses(path, path, "only a part of one", "again")
         old.write_bytes(whole_old[: int(share * len(whole_old))])
         released.refuse(capsys, old, tmp_path / "ours.pt", words=[old, "only a part of one", "again"])
+
+
+def test_a_flipped_bit_never_gives_other_weights(content, refuses, tmp_path, capsys):
+    """torch does not compare the checksums of the archive that it reads."""
+    path, old = save(content, tmp_path / "flipped.pt"), tmp_path / "old.pt"
+    save(released.checkpoint(released.model("pre_softmax_simple_noffn")), old)
+    bits, whole, whole_old = random.Random(1), path.read_bytes(), old.read_bytes()
+
+    def flipped(whole, place):
+        return whole[:place] + bytes([whole[place] ^ 1 << bits.randrange(8)]) + whole[place + 1 :]
+
+    same = 0
+    for _ in range(60):
+        path.write_bytes(flipped(whole, bits.randrange(len(whole))))
+        try:
+            tensors = untrusted.load(str(path), "somebody")["model"]
+        except UserError:
+            continue
+        same += 1  # the bit is in no record
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in content["model"].items())
+    assert same < 10
+    name = "decoder.layers.1.mixer.hidden.weight"
+    path.write_bytes(flipped(whole, whole.index(content["model"][name].numpy().tobytes()) + 3))
+    assert not torch.equal(torch.load(path, weights_only=True)["model"][name], content["model"][name])
+    refuses(path, path, "only a part of one")
+    old.write_bytes(flipped(whole_old, len(whole_old) // 2))
+    released.refuse(capsys, old, tmp_path / "ours.pt", words=[old, "only a part of one"])
 
 
 def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):

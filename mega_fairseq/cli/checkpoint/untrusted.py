@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import re
 import reprlib
+import zipfile
 from typing import Any, BinaryIO, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
@@ -41,6 +42,7 @@ def load(path: str, writer: str) -> Any:
         if _is_torchscript(file):
             raise UserError(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
         try:
+            _check_records(file)
             with _allow_only(_plain_containers()):
                 return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -53,6 +55,16 @@ def load(path: str, writer: str) -> Any:
             ) from None
         except Exception:
             raise damaged from None
+
+
+def _check_records(file: BinaryIO) -> None:
+    """Raise an error if a record of the archive does not have its checksum, which torch does not compare."""
+    if zipfile.is_zipfile(file):  # torch before 1.6 wrote other files, without checksums
+        with zipfile.ZipFile(file) as archive:
+            record = archive.testzip()
+        if record is not None:
+            raise zipfile.BadZipFile(record)
+    file.seek(0)
 
 
 def _is_torchscript(file: BinaryIO) -> bool:
