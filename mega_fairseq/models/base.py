@@ -1,6 +1,5 @@
 """The common base of all Mega models."""
 
-import importlib
 import os
 from argparse import Namespace
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -12,10 +11,11 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig
 from torch import Tensor
 
+import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
+from mega_fairseq.fairseq_options import all_options
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.layers import count_layers
-from mega_fairseq.models.overrides import check_names
-from mega_fairseq.models.whole_config import all_options
+from mega_fairseq.models.same_model import check_names
 
 
 class MegaModel(BaseFairseqModel):
@@ -78,10 +78,8 @@ class MegaModel(BaseFairseqModel):
     ) -> GeneratorHubInterface:
         """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
 
-        It first imports the tasks of this package and checks the paths. It refuses unknown `options`, and those of the
-        model that must be as in training.
+        It first checks the paths. It refuses unknown `options`, and those of the model that must be as in training.
         """
-        importlib.import_module("mega_fairseq.tasks")
         folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
         _check_paths(folder, checkpoints.split(os.pathsep), data)
         with plain_containers_allowed():

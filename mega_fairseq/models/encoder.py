@@ -6,10 +6,11 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
+from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.encoder_out import EncoderOut, encoder_out, reordered
 from mega_fairseq.models.layers import layers_to_run, run_layer
-from mega_fairseq.models.options import UNBOUNDED, StackOptions, layer_configs
+from mega_fairseq.models.options import StackOptions, layer_configs
 from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block
 from mega_fairseq.modules.dropout_switch import DropoutSwitch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.models.whole_config import is_training, option_of_command
+from mega_fairseq.fairseq_options import is_training, option_of_command
 
 TORCH_DDP = ("pytorch_ddp", "c10d")
 

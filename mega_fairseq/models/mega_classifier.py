@@ -1,6 +1,5 @@
 """Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
 
-import importlib
 import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
@@ -12,28 +11,18 @@ from fairseq.models import FairseqEncoderModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from mega_fairseq.fairseq_options import check_at_most, is_training, option, option_of_command, typed
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import (
-    DEEPEST,
-    WIDEST,
-    StackOptions,
-    check_at_most,
-    check_mixer_options,
-    check_sizes,
-    option,
-    stack_options,
-    typed,
-)
-from mega_fairseq.models.overrides import check_overrides
-from mega_fairseq.models.resume import check_start
-from mega_fairseq.models.whole_config import is_training, option_of_command
+from mega_fairseq.models.options import DEEPEST, WIDEST, StackOptions, check_mixer_options, check_sizes, stack_options
+from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.tasks.prediction import Classifier
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +45,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
     """Tokens, or real numbers for a task without a dictionary; `--arch mega_classifier` builds it."""
 
     STACKS = ("encoder",)
+    takes_values_and_pairs = True  # as its task needs, and fairseq's own classifiers do not
     has_other_classes = False  # than the checkpoint that a training starts from
 
     def __init__(self, cfg: MegaClassifierConfig, encoder: MegaEncoder):
@@ -92,7 +82,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
     def from_pretrained(cls, *names: str, **options: Any) -> Any:
         """Loads a trained classifier with its task, as MegaModel does; its `predict` classifies new inputs."""
         hub = super().from_pretrained(*names, **options)
-        return importlib.import_module("mega_fairseq.tasks.prediction").Classifier(hub.task, list(hub.models))
+        return Classifier(hub.task, list(hub.models))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model; in a new training from its weights, heads for other classes start anew."""

@@ -11,22 +11,14 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
+from mega_fairseq.fairseq_options import check_at_most, option
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import (
-    WIDEST,
-    MegaOptions,
-    check_at_most,
-    check_mixer_options,
-    check_sizes,
-    option,
-    warn_unused,
-)
-from mega_fairseq.models.overrides import check_overrides
-from mega_fairseq.models.resume import check_start
+from mega_fairseq.models.options import WIDEST, MegaOptions, check_mixer_options, check_sizes, warn_unused
+from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive

@@ -10,16 +10,16 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
+from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.adaptive import adaptive_softmax
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import MegaOptions, check_mixer_options, check_sizes, option, stack_options
-from mega_fairseq.models.overrides import check_overrides
+from mega_fairseq.models.options import MegaOptions, check_mixer_options, check_sizes, stack_options
 from mega_fairseq.models.presets import preset, register_with_presets
-from mega_fairseq.models.resume import check_start
+from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 
 logger = logging.getLogger(__name__)

@@ -5,14 +5,15 @@ annotations and no `int | None`.
 """
 
 import logging
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from enum import Enum
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from mega_fairseq.models.overrides import CHANGEABLE
+from mega_fairseq.fairseq_options import UNBOUNDED, check_at_most, option, typed
+from mega_fairseq.models.same_model import CHANGEABLE
 from mega_fairseq.modules import (
     MIXERS,
     POSITION_BIASES,
@@ -31,16 +32,11 @@ from mega_fairseq.ops.linear import FORMATS
 
 logger = logging.getLogger(__name__)
 
-UNBOUNDED = 1_000_000_000  # max_positions() of a model without a limit; fairseq needs a whole number
 POSITIONS = {  # options of a model or of its task
     "encoder": ("max_source_positions", "max_target_positions", "max_positions"),
     "decoder": ("max_target_positions",),
 }
 WIDEST, DEEPEST = 1_000_000, 10_000  # larger values are mistakes that would fill the memory
-
-
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
 
 
 def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") -> Any:
@@ -158,17 +154,6 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in sorted(widths)})
     check_at_most(DEEPEST, **{f"{side}_layers": getattr(cfg, f"{side}_layers")})
     check_at_most(UNBOUNDED, **{name: getattr(cfg, name) for name in lengths})
-
-
-def check_at_most(most: int, **options: int) -> None:
-    for name, value in options.items():
-        if value > most:
-            raise ValueError(f"{typed(name)} is {value}; give at most {most:,}")
-
-
-def typed(name: str) -> str:
-    """An option as on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def warn_unused(cfg: FairseqDataclass, defaults: StackOptions, needed: str, *names: str) -> None:

@@ -1,94 +1,173 @@
-"""Checks that a training resumes with the model of its checkpoint.
+"""Checks that a training starts from a complete checkpoint of the same model, and that overrides fit the weights.
 
-fairseq compares names and shapes of weights. Most options of a Mega model change neither, but change what it computes.
+fairseq compares only names and shapes of weights, but most options of a Mega model change neither and still change what
+it computes. A run that is killed while fairseq copies a checkpoint to checkpoint_last.pt leaves a truncated file there,
+next to complete ones.
+
+With a stock task such as `translation`, building the model is the only call into the plugin before fairseq loads a
+checkpoint, so this is checked there.
 """
 
+import ast
+import difflib
 import logging
+import math
 import pickle
 import re
+import zipfile
+from argparse import Namespace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
-import torch
+import torch.distributed
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
-from torch import Tensor
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
 
-from mega_fairseq.models.base import MegaModel
-from mega_fairseq.models.checkpoints import plain_containers_allowed
-from mega_fairseq.models.layers import count_layers
-from mega_fairseq.models.options import typed
-from mega_fairseq.models.overrides import FREE, LIMITS
-from mega_fairseq.models.whole_config import option_of_command
+from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_command, typed
+from mega_fairseq.models.checkpoints import allow_plain_containers, plain_containers_allowed
 
 logger = logging.getLogger(__name__)
-# Options of tasks that change the data, and those that change the meaning of inputs.
-DATA = {
-    "mega_language_modeling": [
-        *("documents", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
-    ],
-    "mega_classification": ["shorten_method", "init_token", "input_kind", "values_mean", "values_deviation"],
-}
-MEANING = {"init_token", "input_kind", "values_mean", "values_deviation"}
+# Options of models that may change freely, from one training to the next too: weights keep their meaning.
+FREE = re.compile(
+    r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens|generation_weights|_name"
+)
+LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # may change if no weight has another shape
+CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
+TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on
+LAST = "checkpoint_last.pt"  # the default of --restore-file
+SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # what fairseq calls checkpoints
 
 
-def check_same_model(
-    model: MegaModel, cfg: FairseqDataclass, path: Path, resumed: bool, task_state: Mapping[str, Any]
+def check_start(
+    model: BaseFairseqModel, cfg: FairseqDataclass, task_state: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Checks the checkpoint that a training will load; `task_state` is that of its task.
+
+    The model's `has_other_classes` then says whether that checkpoint is of a classifier with other classes. torch.load
+    may then read the plain containers that fairseq saves, also if the plugin was imported without `--user-dir`.
+    """
+    if not is_training(cfg):
+        return
+    allow_plain_containers()
+    options = option_of_command(cfg, "checkpoint")
+    if options.checkpoint_suffix:  # each process loads a part of a checkpoint
+        return
+
+    def compare() -> bool:
+        path, resumes = _start(options)
+        return path is not None and path.is_file() and _compare(model, cfg, path, resumes, task_state)
+
+    model.has_other_classes = _decided_by_first_process(compare)
+
+
+def _decided_by_first_process(decide: Callable[[], bool]) -> bool:
+    """Returns the result of `decide` in the first process to all, which may see other folders, or raises its error."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    outcome: List[Any] = [None]
+    if not several or torch.distributed.get_rank() == 0:
+        try:
+            outcome = [decide()]
+        except Exception as error:
+            outcome = [error]
+    if several:
+        torch.distributed.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+# --------------------------------------------------------------------------------------- complete checkpoints
+
+
+def _start(options: DictConfig) -> Tuple[Optional[Path], bool]:
+    """The checkpoint that fairseq will load, if it is complete, and whether that resumes its training."""
+    last = Path(options.save_dir, LAST)
+    if options.restore_file != LAST:
+        return _complete("--restore-file", options.restore_file), not options.reset_optimizer
+    if last.exists():
+        return _complete("--restore-file", str(last)), not options.reset_optimizer
+    saved = _newest_complete(last.parent)
+    if saved is not None:
+        logger.warning(
+            f"starting a new training, since there is no {last}: --restore-file {saved} would resume from there"
+        )
+    once = getattr(options, "continue_once", None)  # fairseq 0.12.2 has no such option
+    if once:
+        return Path(once), not options.reset_optimizer
+    return _complete("--finetune-from-model", options.finetune_from_model), False
+
+
+def _complete(option: str, path: Optional[str]) -> Optional[Path]:
+    if not path:
+        return None
+    if Path(path).is_file() and not _is_complete(Path(path)):
+        newest = _newest_complete(Path(path).parent)
+        remedy = "remove it to train from the start" if newest is None else f"give --restore-file {newest}"
+        raise ValueError(f"{option} is {path}, which is not a complete checkpoint; {remedy}, or copy it again")
+    return Path(path)
+
+
+def _newest_complete(folder: Path) -> Optional[Path]:
+    """By the epochs and updates in names, which copies of a folder keep; those of best and last, copies, come last."""
+    saved = [path for path in folder.glob("checkpoint*.pt") if SAVED.fullmatch(path.name) and _is_complete(path)]
+    return max(saved, key=lambda path: (*_progress(path.name), path.stat().st_mtime, path.name), default=None)
+
+
+def _progress(name: str) -> Tuple[int, float]:
+    """Epoch and update: checkpoint3.pt is from the end of epoch 3, checkpoint_3_400.pt from update 400 within it."""
+    epoch, _, updates = re.sub(r"^checkpoint_?|\.pt$", "", name).partition("_")
+    return (int(epoch), int(updates) if updates else math.inf) if epoch.isdigit() else (0, 0)
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether the file is a ZIP archive from its first byte to its last, where its table of contents is.
+
+    Bytes before the archive are from a failed save: fairseq tries three times to save to the same file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return min(entry.header_offset for entry in archive.infolist()) == 0
+    except (zipfile.BadZipFile, ValueError):
+        return False
+
+
+# --------------------------------------------------------------------------------------- the same model
+
+
+def _compare(
+    model: BaseFairseqModel, cfg: FairseqDataclass, path: Path, resumes: bool, task_state: Mapping[str, Any]
 ) -> bool:
-    """Compare the options of a training, and the state of its task, with those of the checkpoint that it starts from.
+    """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has.
 
-    A resumed training must have the same model. A new one that starts from the weights of another (`resumed` is false)
-    gets a warning if its model computes a different function of them. Returns whether its classes differ from those of
-    the checkpoint.
+    Returns whether its classes differ from those of the checkpoint.
     """
     state = _read(path)
-    theirs = (state.get("cfg") or {}).get("model")
-    if not isinstance(theirs, dict) or MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
+    theirs = _section(state, "model")
+    if MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
         return False  # not a Mega model, which fairseq reports
-    kept = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}  # checked by their number
-    compared = [name for name in cfg if name not in kept and not FREE.fullmatch(name)]
-    changed = _changed(cfg, "model", theirs, compared)
-    changes = _listed(cfg, "model", theirs, changed)
-    task = (state["cfg"].get("task") or {}) if resumed else {}
-    same_task = task.get("_name") == option_of_command(cfg, "task._name")
-    changed_data = _changed(cfg, "task", task, DATA.get(task.get("_name"), []) if same_task else [])
-    changes = ", ".join(filter(None, [changes, _listed(cfg, "task", task, changed_data)]))
-    if resumed and (set(changed) - LIMITS or MEANING & set(changed_data)):
-        raise ValueError(
-            f"{path} belongs to another model: {changes}; give the values of the checkpoint to resume its training, or "
-            "another --save-dir, with --finetune-from-model to start from its weights"
-        )
+    pruned = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}
+    compared = {"model": [n for n in cfg if n not in pruned and not FREE.fullmatch(n)], "task": TASK if resumes else ()}
+    changed = {}
+    for section, names in compared.items():  # as on the command line: building a model changes some of its options
+        ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
+        changed.update(_changed(ours, _section(state, section)))
+    listed = ", ".join(f"{typed(name)} is {ours} and was {before}" for name, (ours, before) in changed.items())
+    remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
+    if resumes and changed.keys() - LIMITS:
+        raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
     stored = state.get("task_state") or {}
-    for name in stored.keys() & task_state.keys():
-        if resumed and stored[name] != task_state[name]:
+    for name in stored.keys() & task_state.keys() if resumes else ():
+        if stored[name] != task_state[name]:
             raise ValueError(
-                f"{path} was trained with other {name}, or in another order; give the data of its training, or another "
-                "--save-dir, with --finetune-from-model to start from its weights"
+                f"{path} was trained with other {name}, or in another order; give the data of its training, {remedy}"
             )
-    if changed and not _fits(model, cfg, state["model"]):
-        raise ValueError(f"the weights of {path} do not fit: {changes}; give the values of the checkpoint")
-    if changes:
-        start = "resuming from" if resumed else "starting a new training from"
-        logger.warning(f"{start} {path} with other options: {changes}")
-    if resumed:
-        _warn_of_processes(cfg, path, state)
+    if changed:
+        start = "resuming from" if resumes else "starting a new training from"
+        logger.warning(f"{start} {path} with other options: {listed}")
     return stored.get("classes") not in (None, task_state.get("classes"))
-
-
-def _warn_of_processes(cfg: FairseqDataclass, path: Path, state: Mapping[str, Any]) -> None:
-    """fairseq continues an epoch at the same batch of each process, whatever their number."""
-    begun = ((state.get("extra_state") or {}).get("train_iterator") or {}).get("iterations_in_epoch")
-    if not begun or option_of_command(cfg, "checkpoint.reset_dataloader"):
-        return
-    changes = []
-    for section, name in (("distributed_training", "distributed_world_size"), ("task", "sequence_parallel_size")):
-        theirs = state["cfg"].get(section) or {}
-        changes += filter(None, [_listed(cfg, section, theirs, _changed(cfg, section, theirs, [name]))])
-    if changes:
-        logger.warning(
-            f"resuming from {path} within an epoch, and {', '.join(changes)}: some examples of this epoch may be left "
-            "out or read twice; to avoid that, give the same number, or resume from the end of an epoch"
-        )
 
 
 def _read(path: Path) -> Dict[str, Any]:
@@ -99,34 +178,50 @@ def _read(path: Path) -> Dict[str, Any]:
         return {}  # fairseq loads it next and reports the error
 
 
-def _changed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> List[str]:
-    """Return the options that both have, with different values."""
-    ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names if name in theirs and name != "_name"}
-    return [name for name, value in ours.items() if str(value) != str(theirs[name])]
+def _section(state: Dict[str, Any], name: str) -> Dict[str, Any]:
+    """A section of the config in a checkpoint; those of tasks and models without a dataclass are Namespaces."""
+    section = (state.get("cfg") or {}).get(name) or {}
+    return vars(section) if isinstance(section, Namespace) else section
 
 
-def _listed(cfg: FairseqDataclass, section: str, theirs: Dict[str, Any], names: List[str]) -> str:
-    def text(value: Any) -> str:
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        return "not given" if value is None else str(value)
-
-    ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
-    return ", ".join(f"{typed(name)} is {text(ours[name])} and was {text(theirs[name])}" for name in names)
+def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Tuple[Any, Any]]:
+    """The options that both have, with different values."""
+    return {name: (v, theirs[name]) for name, v in ours.items() if name in theirs and str(v) != str(theirs[name])}
 
 
-def _fits(model: MegaModel, cfg: FairseqDataclass, weights: Dict[str, Tensor]) -> bool:
-    """Whether the weights have the shapes of the model, without adapting them to other chunks as in evaluation."""
-    weights = dict(weights)
-    BaseFairseqModel.upgrade_state_dict_named(model, weights, "")  # names of older versions
-    for side in model.STACKS:
-        own, stored = len(getattr(model, side).layers), count_layers(weights, side)
-        if stored != own and not (stored > own and cfg[f"{side}_layers_to_keep"]):
-            return False
-    return _shapes(model.state_dict()) == _shapes(weights)  # heads of classifiers are built later
+# --------------------------------------------------------------------------------------- overrides
 
 
-def _shapes(weights: Dict[str, Tensor]) -> Dict[str, torch.Size]:
-    """The shapes by name, one for all layers of a stack."""
-    of_stacks = {name: tensor for name, tensor in weights.items() if not name.startswith("classification_heads.")}
-    return {re.sub(r"\.layers\.\d+\.", ".layers.", name): tensor.shape for name, tensor in of_stacks.items()}
+def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
+    """Applies --model-overrides of options that are newer than the checkpoint; raises an error for others.
+
+    fairseq ignores overrides of options that the checkpoint does not have. The task has the command line, and `cfg`
+    the options of the checkpoint, with defaults for newer ones.
+    """
+    text = option_of_command(getattr(task, "cfg", None), "common_eval.model_overrides")
+    try:
+        overrides = ast.literal_eval(text or "{}")
+    except (SyntaxError, ValueError):  # fairseq-eval-lm and fairseq-validate evaluate any expression
+        return
+    for name in overrides:
+        if hasattr(cfg, name) and not _is_of_checkpoint(name, cfg):
+            setattr(cfg, name, overrides[name])
+    check_names("--model-overrides has", overrides, cfg)
+
+
+def check_names(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None:
+    """Raises an error that begins with `where` if one of these options is unknown, or would make the weights wrong."""
+    for name in names:
+        if hasattr(cfg, name):
+            if not (name in LIMITS or FREE.fullmatch(name) or CHANGEABLE.fullmatch(name)):
+                raise ValueError(f"{where} {name!r}, which must be as in the training of the weights; leave it out")
+        elif not _is_of_checkpoint(name, cfg):
+            similar = difflib.get_close_matches(str(name), list(cfg), n=1)
+            remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
+            raise ValueError(f"{where} {name!r}, an unknown option for this checkpoint; {remedy}")
+
+
+def _is_of_checkpoint(name: str, cfg: FairseqDataclass) -> bool:
+    missing = object()
+    sections = (f"{section}.{name}" for section in SECTIONS)
+    return name in SECTIONS or any(option_of_command(cfg, each, missing) is not missing for each in sections)

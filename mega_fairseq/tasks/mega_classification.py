@@ -17,9 +17,7 @@ from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
 from mega_fairseq.data.classification.inputs import Inputs, Scaling, byte_dictionary, tokens_of_bytes
 from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.data.classification.layouts import KINDS, Layout, NoData, open_folder
-from mega_fairseq.models.mega_classifier import MegaClassifier
-from mega_fairseq.models.options import option
-from mega_fairseq.models.whole_config import option_of_command
+from mega_fairseq.fairseq_options import option, option_of_command
 
 logger = logging.getLogger(__name__)
 HEAD = "sentence_classification_head"  # the default of --classification-head-name
@@ -141,7 +139,7 @@ class MegaClassificationTask(FairseqTask):
                 "at least 2, or list all of them in labels.txt"
             )
         model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(model, MegaClassifier):
+        if not getattr(model, "takes_values_and_pairs", False):
             self._check_other(model)
         head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
         model.register_classification_head(head, num_classes=len(self.classes))

@@ -27,8 +27,7 @@ from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
 from mega_fairseq.data.texts import typed_texts
-from mega_fairseq.models.language_decoder import MegaLanguageDecoder
-from mega_fairseq.models.options import UNBOUNDED, check_at_most, option
+from mega_fairseq.fairseq_options import UNBOUNDED, check_at_most, option
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
 from mega_fairseq.tasks.sequence_group import sequence_group
@@ -92,7 +91,7 @@ class MegaLanguageModelingTask(FairseqTask):
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(getattr(model, "decoder", None), MegaLanguageDecoder):
+        if not hasattr(getattr(model, "decoder", None), "target_log_probs"):
             raise ValueError(
                 f"--task mega_language_modeling carries state through streams, which {type(model).__name__} cannot do; "
                 "choose an --arch that starts with mega_lm, or --task language_modeling"

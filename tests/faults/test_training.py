@@ -3,9 +3,7 @@
 fairseq's commands refuse broken checkpoints and those of other models.
 """
 
-import json
 import os
-import re
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -19,13 +17,10 @@ from tests.helpers.commands import (
     CPU,
     LM,
     LM_HEADS,
-    LM_MULTIPLES,
-    LM_SIZES,
     LM_TRAINING,
     MEGA,
     MEGA_LM,
     PLUGIN,
-    ROOT,
     STOCK,
     TRAINING,
     Running,
@@ -106,9 +101,16 @@ def broken(folder):
     return names
 
 
-def assert_ends_like(training, folder, after):
+def assert_refused_for(training, folder, complete, *options):
+    """Checks that the training does not start from a broken last checkpoint and names a complete one."""
+    line = failure("train", *training.words, "--save-dir", folder, *options)
+    assert line.startswith(f"ValueError: --restore-file is {folder / LAST}, which is not a complete checkpoint;")
+    assert f"give --restore-file {complete}," in line
+
+
+def assert_ends_like(training, folder, after, *options):
     """Runs the command again and checks that it resumes after this update, to the same losses and checkpoints."""
-    said = train(training, folder)
+    said = train(training, folder, *options)
     assert losses(said) == {update: loss for update, loss in losses(training.said).items() if update > after}
     assert {path.name for path in folder.iterdir()} == {path.name for path in training.folder.iterdir()}
     for name in (LAST, BEST):
@@ -143,18 +145,12 @@ def test_a_half_copied_best_checkpoint_is_copied_again(training, tmp_path):
     assert "resuming" not in assert_ends_like(training, tmp_path, after=6)
 
 
-@pytest.mark.parametrize(
-    ("training", "name", "target"),
-    [("translation", SECOND, LAST), ("language_model", FIRST, BEST)],
-    indirect=["training"],
-)
-def test_the_newest_complete_checkpoint_replaces_a_half_copied_one(training, name, target, tmp_path):
-    """At the first save, the best checkpoint is copied before the last one exists."""
-    train(training, tmp_path, fault=partial(faults.killed_in_copy, name, target), code=KILLED)
-    assert broken(tmp_path) == [target]
-    said = assert_ends_like(training, tmp_path, after=int(re.findall(r"\d+", name)[-1]))
-    (line,) = re.findall(r"^.*resuming.*$", said, re.MULTILINE)
-    assert re.search(rf"WARNING.*resuming from {tmp_path}/.*, the newest complete .*: {target} is not complete", line)
+@translations
+def test_a_half_copied_last_checkpoint_is_refused_naming_a_complete_one(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
+    assert broken(tmp_path) == [LAST]
+    assert_refused_for(training, tmp_path, tmp_path / SECOND)
+    assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
 # ------------------------------------------------------------------------------------------------ full disk
@@ -168,14 +164,6 @@ def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(training,
     assert said.splitlines()[-1] == "OSError: [Errno 27] File too large"  # on a full disk, 28: No space left on device
     assert broken(tmp_path) == []
     assert_ends_like(training, tmp_path, after=6)
-
-
-@translations
-def test_a_training_stopped_by_a_full_disk_while_copying_resumes_when_there_is_space(training, tmp_path):
-    said = train(training, tmp_path, fault=partial(faults.no_space_for_copy, SECOND, LAST), code=1)
-    assert said.splitlines()[-1] == "OSError: [Errno 28] No space left on device"
-    assert broken(tmp_path) == [LAST]
-    assert_ends_like(training, tmp_path, after=12)
 
 
 # ------------------------------------------------------------------------------------------------ other starts
@@ -199,19 +187,16 @@ def interrupted(training, tmp_path):
     return training, tmp_path
 
 
-def assert_resumes(training, folder, *options):
-    said = train(training, folder, "--max-update=13", *options)
-    assert losses(said) == {13: losses(training.said)[13]}
-
-
 @language_models
 @pytest.mark.parametrize("harm", ["empty", "failed save before"])
-def test_the_newest_complete_checkpoint_replaces_any_broken_one(interrupted, harm):
+@pytest.mark.parametrize("finetune", [False, True])
+def test_any_broken_last_checkpoint_is_refused_naming_the_newest_complete_one(interrupted, harm, finetune):
     """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
     training, folder = interrupted
     (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
     (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())
-    assert_resumes(training, folder)
+    options = ["--finetune-from-model", training.folder / LAST] if finetune else []
+    assert_refused_for(training, folder, folder / SECOND, *options)
 
 
 @language_models
@@ -227,12 +212,6 @@ def test_without_a_last_checkpoint_a_new_training_starts_with_a_warning_about_th
 
 
 @language_models
-def test_fine_tuning_resumes_from_its_own_checkpoint(interrupted):
-    training, folder = interrupted
-    assert_resumes(training, folder, "--finetune-from-model", training.folder / LAST)
-
-
-@language_models
 def test_checkpoints_with_a_suffix_are_left_to_fairseq(interrupted):
     training, folder = interrupted
     said = train(training, folder, "--checkpoint-suffix=-a", "--max-update=1")
@@ -241,47 +220,13 @@ def test_checkpoints_with_a_suffix_are_left_to_fairseq(interrupted):
 
 
 @language_models
-def test_a_training_with_hydra_resumes_too(interrupted):
-    training, folder = interrupted
-    least, most = LM_MULTIPLES
-    config = {
-        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
-        "task": {
-            "_name": "mega_language_modeling", "data": str(training.data),
-            "variant_block_multiple_min": least, "variant_block_multiple_max": most,
-        },
-        "model": {
-            "_name": "mega_lm", **LM_SIZES, "rel_pos_bias": "rotary", "normalize_before": True,
-            "share_decoder_input_output_embed": True,
-        },
-        "criterion": {"_name": "mega_lm_cross_entropy"},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "optimization": {"lr": [0.01], "max_update": 13},
-        "dataset": {"max_tokens": 256, "num_workers": 0},
-        "checkpoint": {"save_dir": str(folder)},
-    }  # fmt: skip
-    (folder / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
-    fairseq("hydra-train", "--config-dir", folder, "--config-name=mega", f"hydra.run.dir={folder}", cwd=folder)
-    log = (folder / "hydra_train.log").read_text()
-    assert f"resuming from {folder / SECOND}, the newest complete checkpoint: {LAST} is not complete" in log
-    assert f"Loaded checkpoint {folder / SECOND} (epoch 1 @ 12 updates)" in log
-
-
-@language_models
-def test_two_processes_resume_from_the_checkpoint_that_the_first_one_chooses(interrupted, tmp_path_factory):
-    """The second one has a folder without checkpoints. fairseq compares their gradients.
-
-    The epoch starts again, since a single process had saved it.
-    """
+def test_all_processes_refuse_the_broken_checkpoint_of_the_first(interrupted, tmp_path_factory):
+    """The second one has a folder without checkpoints."""
     training, folder = interrupted
     own = [["--save-dir", each] for each in (folder, tmp_path_factory.mktemp("empty"))]
-    words = [*training.words, "--max-update=14", "--load-checkpoint-on-all-dp-ranks", "--reset-dataloader"]
-    (code, first), (other_code, second) = (each.wait() for each in start_processes(*words, own=own))
-    assert (code, other_code) == (0, 0), (first, second)
-    assert first.count(f"resuming from {folder / SECOND}") == 1
-    assert list(losses(first)) == [13, 14]
-    assert "resuming" not in second
+    for code, said in (each.wait() for each in start_processes(*training.words, own=own)):
+        assert code, said
+        assert f"give --restore-file {folder / SECOND}" in said.splitlines()[-1]
 
 
 def test_only_training_searches_for_other_checkpoints(training, tmp_path):
@@ -305,7 +250,7 @@ def test_only_training_searches_for_other_checkpoints(training, tmp_path):
 def test_a_training_does_not_start_from_a_truncated_checkpoint(training, option, tmp_path):
     (tmp_path / "half.pt").write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path, option, tmp_path / "half.pt")
-    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a complete checkpoint; give")
+    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a complete checkpoint")
 
 
 @language_models
@@ -313,8 +258,7 @@ def test_a_training_does_not_resume_without_a_complete_checkpoint(training, tmp_
     for name in (FIRST, LAST):
         (tmp_path / name).write_bytes(harmed(training.folder / LAST))
     line = failure("train", *training.words, "--save-dir", tmp_path)
-    assert line.startswith(f"ValueError: {tmp_path / LAST} is not a complete checkpoint, and {tmp_path} has no other")
-    assert "remove it to train from the start, or give --restore-file" in line
+    assert f"--restore-file is {tmp_path / LAST}, which is not a complete checkpoint; remove it" in line
 
 
 def test_a_truncated_checkpoint_is_not_evaluated(training, tmp_path):

@@ -1,11 +1,11 @@
-"""Options of the fairseq command that a model is built for, beyond the model's own.
+"""Options of fairseq's commands: fields of dataclasses, and sections other than a model's own.
 
 fairseq passes a model only its own section of the config, but that section remains part of the whole, and omegaconf's
 interpolations can refer from any section to any other.
 """
 
 from argparse import Namespace
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any
 
 import omegaconf
@@ -13,12 +13,28 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import DictConfig, OmegaConf
 
+UNBOUNDED = 1_000_000_000  # max_positions() of a model without a limit; fairseq needs a whole number
 SECTIONS = [field.name for field in fields(FairseqConfig)]
 FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that are dataclasses only in training
 
 
+def option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+def typed(name: str) -> str:
+    """An option as on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_at_most(most: int, **options: int) -> None:
+    for name, value in options.items():
+        if value > most:
+            raise ValueError(f"{typed(name)} is {value}; give at most {most:,}")
+
+
 def option_of_command(section: FairseqDataclass, name: str, default: Any = None) -> Any:
-    """Return the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
+    """Returns the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
     if not isinstance(section, DictConfig):
         return default
     try:  # a list, since omegaconf 2.0 cannot add keys to a part of a config that is closed
@@ -35,7 +51,7 @@ def is_training(section: FairseqDataclass) -> bool:
 
 
 def all_options(section: FairseqDataclass) -> Namespace:
-    """Return the options of all sections of the config that `section` is in; its own take precedence."""
+    """Returns the options of all sections of the config that `section` is in; its own take precedence."""
     options = {}
     for each in [*(option_of_command(section, name) for name in SECTIONS), section]:
         if isinstance(each, DictConfig):
