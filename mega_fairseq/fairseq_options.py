@@ -27,12 +27,6 @@ def typed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_at_most(most: int, **options: int) -> None:
-    for name, value in options.items():
-        if value > most:
-            raise ValueError(f"{typed(name)} is {value}; give at most {most:,}")
-
-
 def option_of_command(section: FairseqDataclass, name: str, default: Any = None) -> Any:
     """Returns the option or section called `name`, as in "checkpoint.save_dir", of the config that `section` is in."""
     if not isinstance(section, DictConfig):

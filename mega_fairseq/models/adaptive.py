@@ -10,7 +10,7 @@ from typing import List, Optional, Sequence
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
-from mega_fairseq.models.options import MegaOptions, warn_unused
+from mega_fairseq.models.options import DecoderOptions, warn_unused
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.ops.log_probs import target_log_probs
 
@@ -38,7 +38,7 @@ def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -
 
 
 def adaptive_softmax(
-    cfg: MegaOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
+    cfg: DecoderOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
     """The adaptive softmax that the options specify, or None; with `tied`, it shares the weights of the input."""
     if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
@@ -48,7 +48,7 @@ def adaptive_softmax(
     check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
     if not ends:
         needed = "--adaptive-softmax-cutoff"
-        warn_unused(cfg, MegaOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
+        warn_unused(cfg, DecoderOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
         return None
     softmax = AdaptiveSoftmax(
         types,

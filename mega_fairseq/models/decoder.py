@@ -14,7 +14,7 @@ from mega_fairseq.models.beam import DecoderState, Ready, ReadyOnce, reorder
 from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.layers import layers_to_run, run_layer
-from mega_fairseq.models.options import MegaOptions, layer_configs
+from mega_fairseq.models.options import DecoderOptions, layer_configs
 from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.dropout_switch import DropoutSwitch
@@ -35,7 +35,7 @@ class MegaDecoder(FairseqIncrementalDecoder):
 
     def __init__(
         self,
-        cfg: MegaOptions,
+        cfg: DecoderOptions,
         dictionary: Dictionary,
         embed_tokens: nn.Module,
         max_positions: int,

@@ -11,12 +11,12 @@ from fairseq.models import FairseqEncoderModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from mega_fairseq.fairseq_options import check_at_most, is_training, option, option_of_command, typed
+from mega_fairseq.fairseq_options import is_training, option, option_of_command, typed
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import DEEPEST, WIDEST, StackOptions, check_mixer_options, check_sizes, stack_options
+from mega_fairseq.models.options import EncoderOptions, check_sizes, check_unused
 from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-@stack_options("encoder", "token")
-class MegaClassifierConfig(StackOptions):
+class MegaClassifierConfig(EncoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
     max_positions: int = option(
@@ -62,7 +61,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
             )
         check_overrides(cfg, task)
         check_sizes(cfg, "encoder")
-        check_mixer_options(cfg, cls.STACKS)
+        check_unused(cfg, cls.STACKS)
         keep_layers(cfg, "encoder")
         _check_head(cfg)
         encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
@@ -163,14 +162,11 @@ def _embedding(cfg: MegaClassifierConfig, task: FairseqTask) -> nn.Module:
 
 
 def _check_head(cfg: MegaClassifierConfig) -> None:
-    for name, most in (("classifier_layers", DEEPEST), ("classifier_dim", WIDEST)):
+    for name in ("classifier_layers", "classifier_dim"):
         if getattr(cfg, name) < 0:
             raise ValueError(f"{typed(name)} is {getattr(cfg, name)}; give a whole number of at least 0")
-        check_at_most(most, **{name: getattr(cfg, name)})
     if cfg.classifier_dim and not cfg.classifier_layers:
         raise ValueError(
             f"--classifier-dim is {cfg.classifier_dim} and there is no hidden layer; leave it out, or give "
             "--classifier-layers"
         )
-    if str(cfg.pooling) not in POOLINGS:
-        raise ValueError(f"--pooling is {cfg.pooling!r}; choose one of {', '.join(POOLINGS)}")

@@ -11,13 +11,13 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
-from mega_fairseq.fairseq_options import check_at_most, option
+from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
 from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import WIDEST, MegaOptions, check_mixer_options, check_sizes, warn_unused
+from mega_fairseq.models.options import DecoderOptions, check_sizes, check_unused, warn_unused
 from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
@@ -25,7 +25,7 @@ from mega_fairseq.modules.config import check_positive
 
 
 @dataclass
-class MegaLMConfig(MegaOptions):
+class MegaLMConfig(DecoderOptions):
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim")
     no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm after the last layer")
@@ -66,7 +66,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
         check_overrides(cfg, task)
         dictionary = task.source_dictionary
         check_sizes(cfg, "decoder")
-        check_mixer_options(cfg, cls.STACKS)
+        check_unused(cfg, cls.STACKS)
         keep_layers(cfg, "decoder")
         check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
         if task.target_dictionary != dictionary:
@@ -109,7 +109,6 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     """Checks for conflicting options before a large table is allocated."""
     dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
     check_positive(**{"--decoder-input-dim": width})
-    check_at_most(WIDEST, decoder_input_dim=width)
     check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width)
     if not cfg.adaptive_input:
         warn_unused(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")

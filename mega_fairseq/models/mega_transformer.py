@@ -17,8 +17,7 @@ from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.layers import keep_layers
-from mega_fairseq.models.options import MegaOptions, check_mixer_options, check_sizes, stack_options
-from mega_fairseq.models.presets import preset, register_with_presets
+from mega_fairseq.models.options import DecoderOptions, EncoderOptions, check_sizes, check_unused
 from mega_fairseq.models.same_model import check_overrides, check_start
 from mega_fairseq.modules import MIXERS
 
@@ -26,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-@stack_options("encoder", "source")
-class MegaTransformerConfig(MegaOptions):
+class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     share_all_embeddings: bool = option(
         False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
     )
@@ -60,7 +58,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         for side in cls.STACKS:
             check_sizes(cfg, side)
             keep_layers(cfg, side)
-        check_mixer_options(cfg, cls.STACKS)
+        check_unused(cfg, cls.STACKS)
         _check_sharing(cfg, joined=source == target)
         encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         decoder_embed = encoder_embed
@@ -132,45 +130,3 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
             "--share-all-embeddings has one table, but --decoder-embed-path is a second file; "
             "give only --encoder-embed-path"
         )
-
-
-def _both(**sizes: Any) -> dict:
-    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-
-
-_dropouts = {"dropout": 0.15, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
-
-
-@preset(**_dropouts)
-class MegaTransformerBaseConfig(MegaTransformerConfig):
-    """The paper's WMT model (table 4), with the dropouts of its recipe."""
-
-
-@preset(**_dropouts, attention_activation_fn="laplace")
-class MegaTransformerLaplaceConfig(MegaTransformerConfig):
-    """The paper's WMT model with the Laplace attention function."""
-
-
-@preset(**{**_dropouts, "dropout": 0.3}, **_both(embed_dim=1024, hidden_dim=2048, z_dim=256, ffn_embed_dim=2048))
-class MegaTransformerBigConfig(MegaTransformerConfig):
-    """Twice the widths of the base model."""
-
-
-@preset(**_dropouts, init="scaled", **_both(embed_dim=256, hidden_dim=512, z_dim=64, ffn_embed_dim=512, layers=3))
-class MegaTransformerSmallConfig(MegaTransformerConfig):
-    """For small corpora, laptops and the demo."""
-
-
-@preset(dropout=0.2, init="scaled", **_both(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=3))
-class MegaTransformerTinyConfig(MegaTransformerConfig):
-    """For some 10,000 sentences; the model of docs/results.md."""
-
-
-PRESETS = {
-    "mega_transformer_base": MegaTransformerBaseConfig,
-    "mega_transformer_laplace": MegaTransformerLaplaceConfig,
-    "mega_transformer_big": MegaTransformerBigConfig,
-    "mega_transformer_small": MegaTransformerSmallConfig,
-    "mega_transformer_tiny": MegaTransformerTinyConfig,
-}
-register_with_presets("mega_transformer", MegaTransformerModel, MegaTransformerConfig, PRESETS)

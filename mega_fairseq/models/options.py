@@ -7,12 +7,12 @@ annotations and no `int | None`.
 import logging
 from dataclasses import Field, dataclass, fields
 from enum import Enum
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Iterator, List, Optional, Sequence, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from mega_fairseq.fairseq_options import UNBOUNDED, check_at_most, option, typed
+from mega_fairseq.fairseq_options import option, typed
 from mega_fairseq.models.same_model import CHANGEABLE
 from mega_fairseq.modules import (
     MIXERS,
@@ -25,6 +25,11 @@ from mega_fairseq.modules import (
 from mega_fairseq.modules.config import ModuleConfig, check_positive
 from mega_fairseq.modules.damped_ema import check_truncation
 from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
+from mega_fairseq.modules.mixers.aft import AFTConfig
+from mega_fairseq.modules.mixers.gau import GAUConfig
+from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
+from mega_fairseq.modules.mixers.multi_head import AttentionConfig
+from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -36,7 +41,6 @@ POSITIONS = {  # options of a model or of its task
     "encoder": ("max_source_positions", "max_target_positions", "max_positions"),
     "decoder": ("max_target_positions",),
 }
-WIDEST, DEEPEST = 1_000_000, 10_000  # larger values are mistakes that would fill the memory
 
 
 def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") -> Any:
@@ -44,56 +48,15 @@ def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") 
     return option(default, config.help(name) + note)
 
 
-def stack_options(side: str, language: str) -> Callable[[Type[FairseqDataclass]], Type[FairseqDataclass]]:
-    """Decorates a dataclass: adds the options of an "encoder" or "decoder"."""
-    options = {
-        "embed_dim": (int, mirror(ModuleConfig, "dim", 512)),
-        "hidden_dim": (int, mirror(GatedAttentionConfig, "value_dim", 1024)),
-        "z_dim": (int, mirror(GatedAttentionConfig, "shared_dim", 128)),
-        "n_dim": (int, mirror(GatedAttentionConfig, "ndim", 16)),
-        "ffn_embed_dim": (int, mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")),
-        "layers": (int, option(6, "number of layers")),
-        "chunk_size": (int, mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")),
-        "truncation_length": (int, mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")),
-        "layerdrop": (float, option(0.0, f"probability of leaving out each {side} layer in a training step")),
-        "layers_to_keep": (
-            Optional[str],
-            option(
-                None,
-                f"numbers of the {side} layers to keep of a checkpoint, as in 0,2,4; works best after "
-                f"--{side}-layerdrop",
-            ),
-        ),
-        "embed_path": (Optional[str], option(None, f"file of pre-trained {language} embeddings")),
-    }
-    options.update({name: o for name, o in mixer_options().items() if name not in options})
-
-    def add(cls: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
-        kinds = {f"{side}_{name}": kind for name, (kind, _) in options.items()}
-        cls.__annotations__ = {**kinds, **cls.__annotations__}
-        for name, (_, default) in options.items():
-            setattr(cls, f"{side}_{name}", default)
-        return cls
-
-    return add
-
-
-def mixer_options() -> Dict[str, Tuple[type, Any]]:
-    """Types and defaults of the options of one stack, without its name, that set fields of the mixers' configs."""
-    found = {}
-    for config in MIXERS.values():
-        for f in fields(config):
-            side, _, name = (f.metadata.get("option") or "").partition("}_")
-            if side == "{side" and name not in found:
-                kind = ChoiceEnum(list(f.metadata["choices"])) if f.metadata.get("choices") else f.type
-                default = (int, -1) if f.default is None else (kind, f.default)
-                found[name] = (default[0], mirror(config, f.name, default[1]))
-    return found
+def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
+    """The type of an option that sets a field with these choices."""
+    (found,) = (f for f in fields(config) if f.name == name)
+    return ChoiceEnum(list(found.metadata["choices"]))
 
 
 @dataclass
 class StackOptions(FairseqDataclass):
-    """Options of any Mega model, with those of its stacks added by `stack_options`."""
+    """Options of any Mega model."""
 
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
     ffn_activation_fn: Optional[str] = option(
@@ -120,9 +83,83 @@ class StackOptions(FairseqDataclass):
 
 
 @dataclass
-@stack_options("decoder", "target")
-class MegaOptions(StackOptions):
+class EncoderOptions(StackOptions):
+    """Options of any Mega encoder."""
+
+    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
+    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
+    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    encoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
+    encoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
+    encoder_layers: int = option(6, "number of layers")
+    encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
+    encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
+    encoder_layerdrop: float = option(0.0, "probability of leaving out each encoder layer in a training step")
+    encoder_layers_to_keep: Optional[str] = option(
+        None, "numbers of the encoder layers to keep of a checkpoint, as in 0,2,4; works best after --encoder-layerdrop"
+    )
+    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
+    encoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
+    # of other token mixers
+    encoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
+    encoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
+    encoder_talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
+    encoder_time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
+    encoder_time_alpha: bool = mirror(AttentionConfig, "alpha", False)
+    encoder_time_beta: bool = mirror(AttentionConfig, "beta", False)
+    encoder_time_gamma: bool = mirror(AttentionConfig, "gamma", False)
+    encoder_gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
+    encoder_gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
+    encoder_gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
+    encoder_gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
+    encoder_gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
+    encoder_aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
+    encoder_aft_reach: int = mirror(AFTConfig, "reach", -1)
+    encoder_sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
+    encoder_sparse_stride: int = mirror(SparseConfig, "stride", 128)
+    encoder_sparse_summary: int = mirror(SparseConfig, "summary", 8)
+    encoder_sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
+    encoder_sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
+
+
+@dataclass
+class DecoderOptions(StackOptions):
     """Options of any Mega decoder."""
+
+    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
+    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
+    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    decoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
+    decoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
+    decoder_layers: int = option(6, "number of layers")
+    decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
+    decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
+    decoder_layerdrop: float = option(0.0, "probability of leaving out each decoder layer in a training step")
+    decoder_layers_to_keep: Optional[str] = option(
+        None, "numbers of the decoder layers to keep of a checkpoint, as in 0,2,4; works best after --decoder-layerdrop"
+    )
+    decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
+    decoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
+    # of other token mixers
+    decoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
+    decoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
+    decoder_talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
+    decoder_time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
+    decoder_time_alpha: bool = mirror(AttentionConfig, "alpha", False)
+    decoder_time_beta: bool = mirror(AttentionConfig, "beta", False)
+    decoder_time_gamma: bool = mirror(AttentionConfig, "gamma", False)
+    decoder_gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
+    decoder_gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
+    decoder_gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
+    decoder_gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
+    decoder_gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
+    decoder_aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
+    decoder_aft_reach: int = mirror(AFTConfig, "reach", -1)
+    decoder_sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
+    decoder_sparse_stride: int = mirror(SparseConfig, "stride", 128)
+    decoder_sparse_summary: int = mirror(SparseConfig, "summary", 8)
+    decoder_sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
+    decoder_sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
 
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
@@ -145,15 +182,6 @@ def check_sizes(cfg: FairseqDataclass, side: str) -> None:
     for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
         check_positive(**{typed(name): getattr(cfg, name)})
     check_truncation(cfg.truncation_length, "--truncation-length")
-    chunk = getattr(cfg, f"{side}_chunk_size")
-    if chunk < 1 and chunk != -1:
-        raise ValueError(f"--{side}-chunk-size is {chunk}; give a number of tokens, or -1 for no chunks")
-    widths = {"ffn_embed_dim", *(name for name, (kind, _) in mixer_options().items() if kind is int)}
-    widths -= {"chunk_size", "truncation_length"}
-    lengths = (f"{side}_chunk_size", f"{side}_truncation_length", "truncation_length", *positions)
-    check_at_most(WIDEST, **{f"{side}_{name}": getattr(cfg, f"{side}_{name}") for name in sorted(widths)})
-    check_at_most(DEEPEST, **{f"{side}_layers": getattr(cfg, f"{side}_layers")})
-    check_at_most(UNBOUNDED, **{name: getattr(cfg, name) for name in lengths})
 
 
 def warn_unused(cfg: FairseqDataclass, defaults: StackOptions, needed: str, *names: str) -> None:
@@ -168,9 +196,9 @@ Config = TypeVar("Config", bound=ModuleConfig)
 
 def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **known: Any) -> Config:
     """The config of a module of the "encoder" or "decoder": each field from `known` or from its option."""
-    given = {f.name: known[f.name] for f in fields(config) if f.name in known}
-    given.update({f.name: _value(cfg, side, f) for f in fields(config) if f.metadata.get("option")})
-    return config(side=side, **given)
+    values = {f.name: known[f.name] for f in fields(config) if f.name in known}
+    values.update({f.name: _value(cfg, side, f) for f in fields(config) if f.metadata.get("option")})
+    return config(side=side, **values)
 
 
 def _value(cfg: FairseqDataclass, side: str, setting: Field) -> Any:
@@ -221,20 +249,21 @@ def _check_kept_layers(cfg: FairseqDataclass, side: str, period: int) -> None:
         )
 
 
-def check_mixer_options(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
-    """Refuses options of token mixers that the model does not use, if they were given."""
+def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
+    """Refuses options of token mixers and feed-forward layers that have no effect in this model, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
     used = {name for side in sides for config in _configs(cfg, side) for name in _read(config, cfg, side)}
     for side in sides:
-        size, mixer = f"{side}_ffn_embed_dim", _mixer_option(cfg, side)
-        other = size if not getattr(cfg, size) else "ffn_activation_fn"
+        size, of_feed_forward = f"{side}_ffn_embed_dim", FeedForwardConfig.option_names(side)
         of_mixers = {name for config in MIXERS.values() for name in config.option_names(side)}
-        for name in sorted((of_mixers | FeedForwardConfig.option_names(side)) - used - {size}):
+        for name in sorted((of_mixers | of_feed_forward) - used - {size}):
             if getattr(cfg, name) != getattr(defaults, name):
-                beside = other if name in FeedForwardConfig.option_names(side) else mixer
+                other = _mixer_option(cfg, side)
+                if name in of_feed_forward:
+                    other = "ffn_activation_fn" if getattr(cfg, size) else size
                 raise ValueError(
-                    f"{typed(name)} is {getattr(cfg, name)} and has no effect with {typed(beside)} "
-                    f"{getattr(cfg, beside)}; leave it out"
+                    f"{typed(name)} is {getattr(cfg, name)} and has no effect with {typed(other)} "
+                    f"{getattr(cfg, other)}; leave it out"
                 )
 
 

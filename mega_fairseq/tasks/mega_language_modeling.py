@@ -27,7 +27,7 @@ from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
 from mega_fairseq.data.texts import typed_texts
-from mega_fairseq.fairseq_options import UNBOUNDED, check_at_most, option
+from mega_fairseq.fairseq_options import option
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
 from mega_fairseq.tasks.sequence_group import sequence_group
@@ -379,7 +379,6 @@ def _check(cfg: MegaLanguageModelingConfig) -> None:
             f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, which "
             "is for models without state; --tokens-per-sample itself must be at least 0"
         )
-    check_at_most(UNBOUNDED, variant_block_multiple_max=most, tokens_per_sample=cfg.tokens_per_sample)
     if cfg.sequence_parallel_size < 1:
         raise ValueError(
             f"--sequence-parallel-size is {cfg.sequence_parallel_size}; give a number of processes, or 1 for none"

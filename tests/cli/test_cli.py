@@ -20,7 +20,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 import mega_fairseq
 from mega_fairseq.cli import main as command
 from mega_fairseq.cli import output as files
-from mega_fairseq.models import classifier_presets, lm_presets, mega_transformer
+from mega_fairseq.models import presets as data
 from mega_fairseq.modules import MIXERS, FeedForwardConfig
 from tests.helpers.commands import ROOT, Running, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
@@ -128,7 +128,7 @@ def options(capsys, *arguments):
 
 def test_options_lists_every_registered_architecture_and_task(capsys):
     _, lines = options(capsys)
-    presets = {*classifier_presets.PRESETS, *lm_presets.PRESETS, *mega_transformer.PRESETS}
+    presets = {*data.CLASSIFIERS, *data.LANGUAGE_MODELS, *data.TRANSLATION}
     assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
     assert lines["mega_lra_text_chunk"].split()[1:4] == ["4", "128", "128"]

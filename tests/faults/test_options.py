@@ -4,110 +4,102 @@ The commands get a folder that contains only dictionaries, so a command that loo
 none.
 """
 
-import dataclasses
 import json
 import math
 import re
-import typing
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import options as fairseq_options
 from fairseq.tasks import setup_task
 
-from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropyConfig
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+import mega_fairseq.criterions  # noqa: F401 - registers ours
+from mega_fairseq.models import (
+    MegaClassifier,
+    MegaClassifierConfig,
+    MegaLanguageModel,
+    MegaLMConfig,
+    MegaTransformerConfig,
+    MegaTransformerModel,
+)
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, ROOT, TRAINING, Running, failure
-from tests.helpers.golden_models import dictionary, task
+from tests.helpers.golden_models import classification, dictionary, task
+from tests.helpers.small_models import ADAPTIVE as SOFTMAX
+from tests.helpers.small_models import TIED
+from tests.helpers.small_models import language_model as model
 
 # ------------------------------------------------------------------------------------------------ ranges
 
-
-def whole(least, most, *holes, taken=None):
-    """Whole numbers: refused values, and accepted values."""
-    return [least - 1, -(10**30), most + 1, 10**30, *holes], taken or [least, most]
-
-
-PROBABILITY = [math.nan, math.inf, -math.inf, -0.1, 1.0], [0.0, 0.99]
-FACTOR = [math.nan, math.inf, -math.inf, 0.9, -1.0], [1.0, 1.5]
-WIDTH, LENGTH = whole(1, 10**6), whole(1, 10**9)
-
+PROBABILITY = [math.nan, -0.1, 1.0], [0.0, 0.99]
+FACTOR = [math.nan, math.inf, 0.9], [1.0, 1.5]
+POSITIVE = [0, -1], [1, 1000]
+NATURAL = [-1], [0, 1000]
 SIDE = {
-    **dict.fromkeys(["embed_dim", "hidden_dim", "n_dim", "z_dim"], WIDTH),
-    "ffn_embed_dim": whole(0, 10**6),  # 0 omits the layer
-    "layers": whole(1, 10**4, taken=[1, 3]),
-    "chunk_size": whole(-1, 10**9, 0),  # -1 means no chunks
-    "truncation_length": whole(-1, 10**9),  # -1 follows the option of both sides
+    **dict.fromkeys(["embed_dim", "hidden_dim", "n_dim"], POSITIVE),
+    "z_dim": ([0, -1], [2, 64]),
+    "ffn_embed_dim": NATURAL,  # 0 omits the layer
+    "layers": ([0, -1], [1, 3]),
+    "chunk_size": ([0, -2], [-1, 1000]),  # -1 means no chunks
+    "truncation_length": ([-2], [-1, 0, 1000]),  # -1 follows the option of both sides
     "layerdrop": PROBABILITY,
 }
 OPTIONS = {
     **{f"decoder_{name}": values for name, values in SIDE.items()},
     **dict.fromkeys(["dropout", "attention_dropout", "hidden_dropout", "activation_dropout"], PROBABILITY),
-    "truncation_length": whole(0, 10**9),
+    "truncation_length": NATURAL,
     "adaptive_softmax_dropout": PROBABILITY,
     "adaptive_softmax_factor": FACTOR,
-    "max_target_positions": LENGTH,
+    "max_target_positions": POSITIVE,
 }
 RANGES = {
     MegaLMConfig: {
         **OPTIONS,
-        "decoder_input_dim": whole(0, 10**6),  # 0 means the decoder's width
+        "decoder_input_dim": ([-1], [0, 8]),  # 0 means the decoder's width
         "adaptive_input_factor": FACTOR,
-        "piece_tokens": ([0, -1], [1, 10**30]),  # a piece ends with its stream
+        "piece_tokens": POSITIVE,
     },
-    MegaTransformerConfig: {
-        **OPTIONS,
-        **{f"encoder_{name}": values for name, values in SIDE.items()},
-        "max_source_positions": LENGTH,
-    },
+    MegaTransformerConfig: {f"encoder_{name}": values for name, values in SIDE.items()},
+    MegaClassifierConfig: {"classifier_layers": NATURAL, "classifier_dim": ([-1], [0, 8]), "max_positions": POSITIVE},
     MegaLanguageModelingConfig: {
-        "tokens_per_sample": whole(0, 10**9),  # 0 means the model's chunk
-        "variant_block_multiple_min": ([0, -1, 2, 10**30], [1]),  # at most the maximum
-        "variant_block_multiple_max": whole(1, 10**9),
-        "sequence_parallel_size": ([0, -1], [1, 2]),  # at most the number of processes
+        "tokens_per_sample": NATURAL,  # 0 means the model's chunk
+        "variant_block_multiple_min": ([0, -1, 2], [1]),  # at most the maximum
+        "variant_block_multiple_max": POSITIVE,
+        "sequence_parallel_size": POSITIVE,
     },
-    MegaLMCrossEntropyConfig: {},
 }
 # Options of other mixers than Mega: the mixer, its other options, and values.
 OF_MIXERS = {
-    "attention_heads": ("attention", {}, ([0, -1, 3, 10**30], [1, 8])),
-    "rotary_dims": ("attention", {}, ([-1, 1, 66, 10**30], [0, 64])),
-    "gmlp_expansion": ("gmlp", {"chunk_size": 16}, ([0, -1, 10**30], [1, 3])),
-    "aft_reach": ("aft", {"aft_form": "local"}, ([0, -1, 10**30], [1, 32])),
-    "sparse_stride": ("sparse", {}, ([0, -1, 7, 10**30], [8, 10**6])),
-    "sparse_summary": ("sparse", {}, ([0, -1, 129, 10**30], [1, 128])),
-    "sparse_subblocks": ("sparse", {}, ([0, -1, 9, 10**30], [1, 8])),  # of 8 heads
-    "chunk_size": ("gmlp", {}, ([0, -1, 10**6 + 1, 10**30], [1, 512])),
+    "attention_heads": ("attention", {}, ([0, -1, 3], [1, 8])),
+    "rotary_dims": ("attention", {}, ([-1, 1, 66], [0, 64])),
+    "gmlp_expansion": ("gmlp", {"chunk_size": 16}, ([0, -1], [1, 3])),
+    "aft_reach": ("aft", {"aft_form": "local"}, ([0, -1], [1, 32])),
+    "sparse_stride": ("sparse", {}, ([0, -1, 7], [8, 1000])),
+    "sparse_summary": ("sparse", {}, ([0, -1, 129], [1, 128])),
+    "sparse_subblocks": ("sparse", {}, ([0, -1, 9], [1, 8])),  # of 8 heads
+    "chunk_size": ("gmlp", {}, ([0, -1], [1, 512])),
 }
-OF_FAIRSEQ = {"seed"}  # checked by fairseq-train itself
 SMALL = {"decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
-
-
-def numbers(config):
-    """Names of the options that are numbers."""
-    types = typing.get_type_hints(config)
-    return {field.name for field in dataclasses.fields(config) if types[field.name] in (int, float)}
+MODELS = {
+    MegaLMConfig: (MegaLanguageModel, task),
+    MegaTransformerConfig: (MegaTransformerModel, task),
+    MegaClassifierConfig: (MegaClassifier, classification),
+}
 
 
 def build(config, **options):
     """A task or a model on the meta device, as fairseq-train builds it."""
     if config is MegaLanguageModelingConfig:
         return MegaLanguageModelingTask(config(data="unused", **options), dictionary(40))
-    model = {MegaLMConfig: MegaLanguageModel, MegaTransformerConfig: MegaTransformerModel}[config]
-    small = {name: size for name, size in SMALL.items() if name in numbers(config)}
+    kind, for_task = MODELS[config]
+    small = {name: size for name, size in SMALL.items() if hasattr(config, name)}
     with torch.device("meta"):
-        return model.build_model(config(**{**small, **options}), task(40))
-
-
-@pytest.mark.parametrize("config", RANGES)
-def test_every_option_that_is_a_number_has_a_range(config):
-    of_mixers = {f"{side}_{name}" for side in ("encoder", "decoder") for name in OF_MIXERS.keys() - SIDE.keys()}
-    assert numbers(config) - OF_FAIRSEQ - of_mixers == set(RANGES[config])
+        return kind.build_model(config(**{**small, **options}), for_task(40))
 
 
 @pytest.mark.parametrize("name", OF_MIXERS)
-def test_a_number_of_a_mixer_is_accepted_within_its_range_and_refused_by_name_outside_it(name):
+def test_a_number_of_a_mixer_is_refused_outside_its_range(name):
     mixer, others, (refused, taken) = OF_MIXERS[name]
     own = {"token_mixer": mixer, **{f"decoder_{other}": value for other, value in others.items()}}
     for value in taken:
@@ -118,7 +110,7 @@ def test_a_number_of_a_mixer_is_accepted_within_its_range_and_refused_by_name_ou
 
 
 @pytest.mark.parametrize(("config", "option"), [(config, option) for config in RANGES for option in RANGES[config]])
-def test_a_number_is_accepted_within_its_range_and_refused_by_name_outside_it(config, option):
+def test_a_number_is_refused_by_name_outside_its_range(config, option):
     refused, taken = RANGES[config][option]
     for value in taken:
         build(config, **{option: value})
@@ -128,7 +120,73 @@ def test_a_number_is_accepted_within_its_range_and_refused_by_name_outside_it(co
         assert "\n" not in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------ before any data
+# ------------------------------------------------------------------------------------------------ conflicts
+
+BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
+TIES = "--share-decoder-input-output-embed"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"decoder_z_dim": 7}, "--decoder-z-dim"),
+        *(
+            ({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is '{text}'")
+            for text in ("x", "", "9,5", "40")
+        ),
+        ({"adaptive_input": True, "adaptive_input_cutoff": "9,5"}, "--adaptive-input-cutoff is '9,5'"),
+        ({**BANDS, "adaptive_input_cutoff": "3"}, "--adaptive-input-cutoff starts with 3, "),
+        ({**SOFTMAX, "adaptive_softmax_factor": 9.0}, "--adaptive-softmax-factor is 9.0"),
+        ({**BANDS, "adaptive_input_factor": 9.0}, "--adaptive-input-factor is 9.0"),
+        ({"adaptive_input": True}, "--adaptive-input-cutoff"),
+        ({**BANDS, "decoder_embed_path": "x"}, "--decoder-embed-path"),
+        ({"tie_adaptive_weights": True}, "--tie-adaptive-weights"),
+        ({"tie_adaptive_proj": True, **SOFTMAX, **BANDS}, "--tie-adaptive-weights"),
+        ({**TIED, "adaptive_input_factor": 4.0}, "--adaptive-input-factor"),
+        ({**TIED, "decoder_input_dim": 8}, "--decoder-input-dim"),
+        *(({"share_decoder_input_output_embed": True, **other}, TIES) for other in (SOFTMAX, BANDS)),
+        ({"share_decoder_input_output_embed": True, "decoder_input_dim": 8}, TIES),
+    ],
+    ids=str,
+)
+def test_options_in_conflict_are_refused_by_their_names(options, named):
+    with pytest.raises(ValueError, match=re.escape(named)) as caught:
+        model(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "without"),
+    [
+        ({"adaptive_softmax_dropout": 0.3}, "--adaptive-softmax-cutoff"),
+        ({"adaptive_input_cutoff": "10"}, "--adaptive-input"),
+        ({"no_affine_final_norm": True}, "--normalize-before"),
+    ],
+    ids=str,
+)
+def test_an_option_without_effect_gives_a_warning(option, without, caplog):
+    model(**{"normalize_before": False, **option})
+    (name,) = option
+    assert caplog.messages[0].startswith(f"--{name.replace('_', '-')} has no effect without {without}")
+
+
+def test_models_and_tasks_that_do_not_fit_are_refused():
+    words = SimpleNamespace(source_dictionary=dictionary(40), target_dictionary=dictionary(30))
+    classes, numbers = classification(40), classification(None)
+    for kind, config, where, said in (
+        (MegaLanguageModel, MegaLMConfig(), words, "--output-dictionary-size"),
+        (MegaLanguageModel, MegaLMConfig(), classes, "--arch mega_lm"),
+        (MegaClassifier, MegaClassifierConfig(), task(40), "--arch mega_classifier"),
+        (MegaClassifier, MegaClassifierConfig(encoder_embed_path="file"), numbers, "--encoder-embed-path"),
+        (MegaClassifier, MegaClassifierConfig(classifier_layers=0, classifier_dim=8), classes, "--classifier-dim is 8"),
+        (MegaClassifier, MegaClassifierConfig(encoder_attention_heads=2), classes, "--encoder-attention-heads is 2"),
+        (MegaClassifier, MegaClassifierConfig(encoder_token_mixer="x"), classes, "--encoder-token-mixer is 'x'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kind.build_model(config, where)
+
+
+# ------------------------------------------------------------------------------------------------ command lines
 
 ADAPTIVE = LM_HEADS["adaptive"]  # clusters end at types 10 and 18
 LANGUAGE_MODEL = [*LM, *MEGA_LM, *LM_TRAINING]
@@ -142,12 +200,7 @@ def no_data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("no_data")
     for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
         (folder / name).write_text("".join(f"w{number} 1\n" for number in range(36)))
-    rows = {
-        "narrow": ("w7", "0.5", 8),
-        "scalar": ("w7", "0.5", 1),
-        "foreign": ("x", "0.5", 32),
-        "nan": ("w7", "nan", 32),
-    }
+    rows = {"narrow": ("w7", "0.5", 8), "foreign": ("x", "0.5", 32), "nan": ("w7", "nan", 32)}
     for name, (word, number, width) in rows.items():
         (folder / name).write_text(f"1 {width}\n{word} {' '.join([number] * width)}\n")
     (folder / "empty").write_text("")
@@ -155,11 +208,10 @@ def no_data(tmp_path_factory):
 
 
 def set_up(words):
-    """Build the task and the model as fairseq-train does before it looks for data."""
+    """Builds the task and the model as fairseq-train does before it looks for data."""
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), list(map(str, words)))
-    task = setup_task(args)
     with torch.device("meta"):
-        task.build_model(args)
+        setup_task(args).build_model(args)
 
 
 def assert_refused(words, no_data, said):
@@ -168,139 +220,68 @@ def assert_refused(words, no_data, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--decoder-z-dim=15"], "--decoder-z-dim is 15; make --decoder-z-dim even"),
-        (["--tokens-per-sample=-1"], "--tokens-per-sample minus --context-window is -1; leave out --context-window"),
-        (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5 and --variant-block-multiple-max 4"),
-        (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1, or no model was built; give --tokens-per-sample"),
-        (
-            [*ADAPTIVE, "--adaptive-softmax-cutoff=18,10"],
-            "--adaptive-softmax-cutoff is '18,10'; give increasing numbers",
-        ),
-        (
-            ["--adaptive-softmax-cutoff=9,18", "--adaptive-softmax-factor=9"],
-            "-factor is 9.0, which leaves less than 1 of",
-        ),
-        ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "needs bands and clusters of the same shape; make"),
-        ([*ADAPTIVE, "--share-decoder-input-output-embed"], "ties one table of one width; leave out --adaptive-input"),
-        (["--tie-adaptive-weights"], "give --adaptive-input and --adaptive-softmax-cutoff with them"),
-        (["--decoder-embed-path={}/gone"], "/gone, which does not exist; give a file of pre-trained embeddings"),
-        (["--decoder-embed-path={}/empty"], "/empty, which lacks a header followed by lines of a word and its"),
-        (
-            ["--decoder-embed-path={}/foreign"],
-            "/foreign, which has none of the words in the dictionary; give a file of the",
-        ),
-        (["--decoder-embed-path={}/nan"], "/nan, which has a number that is not finite for 'w7'; give another file"),
-        (["--decoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; set"),
-        (["--decoder-embed-path={}/scalar"], "/scalar, which has 1 numbers for 'w7', and embeddings are 32 wide; set"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_options_of_an_invalid_language_model_are_refused(no_data, words, said):
-    assert_refused([*LANGUAGE_MODEL, *words], no_data, said)
+OF_LANGUAGE_MODEL = [
+    (["--tokens-per-sample=-1"], "--tokens-per-sample"),
+    (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5"),
+    (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1"),
+    ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "--adaptive-input-cutoff"),
+    ([*ADAPTIVE, "--share-decoder-input-output-embed"], TIES),
+    *((["--decoder-embed-path={}/" + name], f"/{name}, ") for name in ("gone", "empty", "foreign", "nan", "narrow")),
+]
+OF_TRANSLATION = [
+    (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64"),
+    (["--decoder-embed-path={}/narrow"], "--decoder-embed-path is a second file"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--truncation-length=-1", "--encoder-truncation-length=2"], "--truncation-length is -1; give the"),
-        (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64, --decoder-embed-dim 32; make them equal, or leave"),
-        (["--decoder-embed-path={}/narrow"], "--decoder-embed-path is a second file; give only --encoder-embed-path"),
-        (["--encoder-embed-path={}/narrow"], "/narrow, which has 8 numbers for 'w7', and embeddings are 32 wide; set"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_options_of_an_invalid_translation_model_are_refused(no_data, words, said):
-    assert_refused([*TRANSLATION, *words], no_data, said)
+@pytest.mark.parametrize(("words", "said"), OF_LANGUAGE_MODEL + OF_TRANSLATION, ids=str)
+def test_options_of_an_invalid_model_are_refused(no_data, words, said):
+    base = TRANSLATION if (words, said) in OF_TRANSLATION else LANGUAGE_MODEL
+    assert_refused([*base, *words], no_data, said)
 
 
-HEADS, NO_DIVISOR = "--{}-attention-heads=5", "--{}-attention-heads is 5 and does not divide"
-TABLES, NO_CHUNK = (
-    "--{}-chunk-size=8",
-    "--{}-chunk-size is -1 and this mixer learns tables over the places of a chunk; giv",
-)
+HEADS, TABLES, NO_CHUNK = "--{}-attention-heads=5", "--{}-chunk-size=8", "--{}-chunk-size is -1"
 
 
-@pytest.mark.parametrize("model", ["encoder", "decoder", "language model"])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize(
     ("mixer", "options", "said"),
     [
-        ("attention", [HEADS], NO_DIVISOR),
-        ("sparse", [HEADS], NO_DIVISOR),
-        ("gmlp", [HEADS, TABLES], NO_DIVISOR),
-        ("aft", [HEADS, TABLES], NO_DIVISOR),
-        ("attention", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3; give an even number up to the width of a head"),
-        ("sparse", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3; give an even number up to the width of a head"),
-        ("gau", ["--{}-z-dim=15", "--rel-pos-bias=rope"], "--{}-z-dim is 15; make --{}-z-dim even"),
-        ("sparse", ["--{}-sparse-summary=129"], "--{}-sparse-summary is 129 and --{}-sparse-stride 128, and summaries"),
-        (
-            "sparse",
-            ["--{}-sparse-pattern=strided", "--{}-sparse-summary=4"],
-            "no effect with --{}-sparse-pattern strid",
-        ),
-        ("gmlp", [], NO_CHUNK),
-        ("aft", [], NO_CHUNK),
+        *((mixer, [HEADS], "--{}-attention-heads is 5") for mixer in ("attention", "sparse")),
+        *((mixer, [HEADS, TABLES], "--{}-attention-heads is 5") for mixer in ("gmlp", "aft")),
+        ("attention", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3"),
+        ("gau", ["--{}-z-dim=15", "--rel-pos-bias=rope"], "--{}-z-dim is 15"),
+        ("sparse", ["--{}-sparse-summary=129"], "--{}-sparse-summary is 129"),
+        ("sparse", ["--{}-sparse-pattern=strided", "--{}-sparse-summary=4"], "--{}-sparse-pattern strided"),
+        *((mixer, [], NO_CHUNK) for mixer in ("gmlp", "aft", "flash")),
         ("attention", ["--{}-time-weight=after"], NO_CHUNK),
-        ("flash", [], "--{}-chunk-size is -1 and FLASH attends in chunks; give a number of tokens"),
-        (
-            "aft",
-            ["--{}-aft-form=local"],
-            "--{}-aft-reach is -1 and --{}-aft-form local learns a weight for each of the",
-        ),
-        (
-            "aft",
-            ["--{}-aft-form=local", "--{}-aft-reach=9", TABLES],
-            "no effect with --{}-aft-form local; set it to -1",
-        ),
+        ("aft", ["--{}-aft-form=local"], "--{}-aft-reach is -1"),
+        ("aft", ["--{}-aft-form=local", "--{}-aft-reach=9", TABLES], "--{}-aft-form local"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=str,
 )
-def test_options_that_do_not_fit_a_mixer_are_refused_by_name_on_each_side(no_data, model, mixer, options, said):
-    base = [*PLUGIN, *TRAINING, "-s=de", "-t=en", "--arch=mega_transformer", f"--{model}-token-mixer={mixer}"]
-    if model == "language model":
-        base = [*LM, *LM_TRAINING, "--arch=mega_lm", "--tokens-per-sample=8", f"--token-mixer={mixer}"]
-    side = "encoder" if model == "encoder" else "decoder"
+def test_options_that_do_not_fit_a_mixer_are_refused_by_name(no_data, side, mixer, options, said):
+    base = [*PLUGIN, *TRAINING, "-s=de", "-t=en", "--arch=mega_transformer", f"--{side}-token-mixer={mixer}"]
     assert_refused([*base, *(word.replace("{}", side) for word in options)], no_data, said.replace("{}", side))
+
+
+PRUNED = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["--arch=aft_lm_small", "--decoder-aft-form=window"],
-            "--decoder-aft-reach is 32 and has no effect with --deco",
-        ),
-        (["--arch=sparse_lm_enwik8", "--decoder-sparse-pattern=strided"], "strided; set it to 8, or choose fixed"),
-        (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], NO_CHUNK.format("decoder")),
-        (
-            ["--arch=flash_lm_small", "--ffn-activation-fn=geglu"],
-            "--ffn-activation-fn is geglu and has no effect with --decoder-ffn-embed-dim 0; leave it out",
-        ),
-        (
-            ["--arch=flash_lm_small", "--activation-dropout=0.1"],
-            "--activation-dropout is 0.1 and has no effect with --decoder-ffn-embed-dim 0; leave it out",
-        ),
-        (
-            ["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"],
-            "--activation-fn is relu and has no effect with --ffn-activation-fn gelu; leave it out",
-        ),
-        (
-            ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,2"],
-            "layers of this token mixer alternate between 2 patterns; keep layers that still alternate, as in 0,1,4,5",
-        ),
-        (["--arch=mega_transformer_small"], "--arch mega_transformer reads a source, and this --task has none; choose"),
+        (["--arch=aft_lm_small", "--decoder-aft-form=window"], "--decoder-aft-reach is 32"),
+        (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], "--decoder-chunk-size is -1"),
+        (["--arch=flash_lm_small", "--ffn-activation-fn=geglu"], "--ffn-activation-fn is geglu"),
+        (["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"], "--activation-fn is relu"),
+        ([*PRUNED, "--decoder-layers-to-keep=0,2"], "--decoder-layers-to-keep is '0,2'"),
+        (["--arch=mega_transformer_small"], "--arch mega_transformer reads a source"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=str,
 )
 def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
     assert_refused([*LM, *LM_TRAINING, "--tokens-per-sample=8", *words], no_data, said)
-
-
-def test_interleaved_layers_may_be_pruned_in_turn(no_data):
-    words = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved", "--decoder-layers-to-keep=0,3"]
-    set_up([no_data, *LM, *LM_TRAINING, "--tokens-per-sample=8", *words])
 
 
 @pytest.mark.slow
@@ -310,29 +291,16 @@ def test_interleaved_layers_may_be_pruned_in_turn(no_data):
         (LANGUAGE_MODEL, "FileNotFoundError: there is no {}/valid.bin"),
         ([*LANGUAGE_MODEL, "--valid-block=size:0"], "ValueError: --valid-block is 'size:0'"),  # by the task
         ([*LANGUAGE_MODEL, "--decoder-layers=0"], "ValueError: --decoder-layers is 0"),  # by the model
-        ([*LANGUAGE_MODEL, *ADAPTIVE, "--criterion=cross_entropy"], "ValueError: --criterion cross_entropy needs"),
+        ([*LANGUAGE_MODEL, *ADAPTIVE, "--criterion=cross_entropy"], "ValueError: --criterion cross_entropy"),
         (
             [*LANGUAGE_MODEL, "--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"],
-            "ValueError: --criterion adaptive_loss needs an adaptive",
-        ),
-        pytest.param(
-            [*LANGUAGE_MODEL, "--fp16"],
-            "ValueError: --fp16 needs a GPU; give --bf16",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+            "ValueError: --criterion adaptive_loss",
         ),
         (TRANSLATION, "FileNotFoundError: Dataset not found: valid ({})"),
-        ([*TRANSLATION, "--encoder-n-dim=0"], "ValueError: --encoder-n-dim is 0"),
-        (
-            [*TRANSLATION, "--generation-weights=int8"],
-            "ValueError: --generation-weights is int8, and a training needs float32; leave it out, and give",
-        ),
-        (
-            [*OTHER_CRITERION, "--criterion=mega_lm_cross_entropy"],
-            "ValueError: --criterion mega_lm_cross_entropy is for language models, not for --task",
-        ),
+        ([*OTHER_CRITERION, "--criterion=mega_lm_cross_entropy"], "ValueError: --criterion mega_lm_cross_entropy"),
         (
             [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_lm", *TRAINING],
-            "ValueError: --arch mega_lm has no encoder for the source of --task translation; choose an --arch that",
+            "ValueError: --arch mega_lm has no encoder",
         ),
     ],
     ids=lambda value: "" if isinstance(value, list) else value,
@@ -343,14 +311,11 @@ def test_options_are_checked_before_data_is_read(no_data, words, said, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layers", "said"), [(0, "--decoder-layers is 0; it must be"), (2.5, "could not be converted to Integer")]
-)
-def test_hydra_refuses_numbers_out_of_range(no_data, layers, said, tmp_path):
+def test_hydra_refuses_numbers_out_of_range(no_data, tmp_path):
     config = {
         "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
         "task": {"_name": "mega_language_modeling", "data": str(no_data)},
-        "model": {"_name": "mega_lm_small", "decoder_layers": layers},
+        "model": {"_name": "mega_lm_small", "decoder_layers": 0},
         "criterion": {"_name": "mega_lm_cross_entropy"},
         "optimizer": {"_name": "adam"},
         "dataset": {"max_tokens": 256},
@@ -360,4 +325,4 @@ def test_hydra_refuses_numbers_out_of_range(no_data, layers, said, tmp_path):
     words = ["--config-dir", tmp_path, "--config-name=mega", f"hydra.run.dir={tmp_path}"]
     code, output = Running("hydra-train", *words, cwd=tmp_path).wait()
     assert code, output
-    assert said in output
+    assert "--decoder-layers is 0" in output

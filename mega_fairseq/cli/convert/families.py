@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.models.embedding import types_of
-from mega_fairseq.models.options import mixer_options
-from mega_fairseq.modules import GatedAttentionConfig
+from mega_fairseq.modules import MIXERS, GatedAttentionConfig
 
 Options = Mapping[str, Any]
 
 SIDES = ("encoder", "decoder")
 RELEASED = {option.partition("}_")[2] for option in GatedAttentionConfig.options().values()} - {"token_shift"}
+OF_MIXERS = {option.partition("}_")[2] for mixer in MIXERS.values() for option in mixer.options().values()} - {""}
 # Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
 NEW = {
     *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
     *("token_mixer", "ffn_activation_fn", "generation_weights"),
     *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "layers_to_keep")),
-    *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", *(mixer_options().keys() - RELEASED))),
+    *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", *(OF_MIXERS - RELEASED))),
 }
 
 
