@@ -128,8 +128,10 @@ def test_documented_commands_classify_digits(classified, place):
 
 
 @pytest.mark.slow
-def test_documented_command_continues_a_text(evaluated, place):
-    assert re.search(r"^H-0\t", run(commands(DOCS / "language-modelling.md", "| fairseq-interactive"), place), re.M)
+@pytest.mark.parametrize("page", ["translation", "language-modelling"])
+def test_documented_commands_read_standard_input(page, translated, evaluated, place):
+    output = run(commands(DOCS / f"{page}.md", "fairseq-interactive /tmp"), place)
+    assert re.search(r"^H-0\t", output, re.MULTILINE)
 
 
 @pytest.mark.slow
