@@ -1,6 +1,7 @@
-"""What `mega-fairseq inspect` reports: half-lives, parameters and the architecture."""
+"""`mega-fairseq inspect`: half-lives, parameters, curves and memories are those of the checkpoint's tensors."""
 
-import re
+import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from fairseq import checkpoint_utils
 
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
-from mega_fairseq.cli.inspect.numbers import half_lives
-from mega_fairseq.modules import DampedEMA
+from mega_fairseq.cli.inspect.command import QUANTILES, half_lives
+from mega_fairseq.cli.main import main
+from mega_fairseq.cli.split import load_split
+from mega_fairseq.modules import MIXERS, DampedEMA
+from mega_fairseq.ops.attention.position import rotate, t5_bucket
 from tests.helpers import released
-from tests.helpers.commands import MEGA_SIZES, as_words, fairseq, records
+from tests.helpers.commands import MEGA_SIZES, as_words, fairseq, refused_by
+from tests.helpers.mixer_checkpoints import HEADS, MODELS, language_checkpoint, translation_checkpoint
 from tests.helpers.sweeps import CHUNK, TASK
 from tests.helpers.sweeps import SIZES as LM_SIZES
 from tests.helpers.sweeps import UPDATES as LM_UPDATES
@@ -21,11 +26,40 @@ pytestmark = pytest.mark.slow
 
 DIM, ORDER, WIDTH, SHARED = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_dim", "n_dim", "hidden_dim", "z_dim"))
 FEED_FORWARD, LONGEST = MEGA_SIZES["encoder_ffn_embed_dim"], 1024
-QUANTILES = ("min", "10%", "median", "90%", "max")
 
 
-def logit(p):
-    return torch.tensor(np.log(p / (1 - p)))
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Runs the command in this process; returns exit code, stdout and stderr."""
+
+    def run_inspect(path, *options, out=tmp_path / "out"):
+        return main(["inspect", str(path), f"--out={out}", *map(str, options)]), *capsys.readouterr()
+
+    return run_inspect
+
+
+def row(numbers, name):
+    (chosen,) = [row for row in numbers["half_lives"]["rows"] if row["name"] == name]
+    return chosen
+
+
+def line(out, start):
+    """The words after `start` in the line that begins with it."""
+    (match,) = [line for line in out.splitlines() if line.startswith(start)]
+    return match[len(start) :].split()
+
+
+def as_loaded(path):
+    ((model,), _, _) = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return model
+
+
+def tensors_of(path, prefix):
+    tensors = torch.load(path, weights_only=False)["model"]
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+# -------------------------------------------------------------------------------------------- half-lives
 
 
 def set_half_lives(content, name, lives, damping):
@@ -33,25 +67,10 @@ def set_half_lives(content, name, lives, damping):
     alpha = (1 - 0.5 ** (1 / lives)) / damping
     for leaf, value in (("alpha", alpha), ("delta", np.full_like(alpha, damping))):
         tensor = content["model"][f"{name}.mixer.ema.{leaf}"]
-        tensor.copy_(logit(value).reshape(tensor.shape))
+        tensor.copy_(torch.tensor(np.log(value / (1 - value))).reshape(tensor.shape))
 
 
-def row(found, name):
-    (chosen,) = [row for row in found["half_lives"]["rows"] if row["name"] == name]
-    return chosen
-
-
-def line(out, table, start):
-    """The words of a line in one of the tables."""
-    (block,) = [block for block in out.split("\n\n") if block.startswith(table)]
-    (found,) = [line for line in block.splitlines() if line.startswith(start)]
-    return found.split()
-
-
-# -------------------------------------------------------------------------------------------- half-lives
-
-
-def test_known_half_lives_are_reported_for_each_layer_and_direction(translation, inspect, edited):
+def test_known_half_lives_are_reported_for_each_direction(translation, inspect, edited):
     states, chance = DIM * ORDER, np.random.default_rng(1)
     sides = {"encoder layer 0 forward": 1.0, "encoder layer 0 backward": 3.0, "decoder layer 0": 5.0}
     lives = {name: factor * np.geomspace(0.5, 1000, states) for name, factor in sides.items()}
@@ -61,35 +80,20 @@ def test_known_half_lives_are_reported_for_each_layer_and_direction(translation,
         set_half_lives(content, "encoder.layers.0", np.stack(both), damping=0.9)
         set_half_lives(content, "decoder.layers.0", chance.permutation(lives["decoder layer 0"]), damping=0.95)
 
-    out, found = inspect(edited(translation.last, change))
-    assert [row["name"] for row in found["half_lives"]["rows"]] == list(lives)
+    out, numbers = inspect(edited(translation.last, change))
+    assert [row["name"] for row in numbers["half_lives"]["rows"]] == list(lives)
     for name, expected in lives.items():
-        seen = row(found, name)
-        at = [expected[round(share * (states - 1))] for share in (0, 0.1, 0.5, 0.9, 1)]
-        assert [seen[quantile] for quantile in QUANTILES] == pytest.approx(at, rel=1e-4)
+        reported = row(numbers, name)
+        at = [expected[round(share * (states - 1))] for share in QUANTILES.values()]
+        assert [reported[quantile] for quantile in QUANTILES] == pytest.approx(at, rel=1e-4)
         beyond = (expected > 5).mean()  # the chunk of both sides
-        assert 0.2 < beyond < 1
-        assert (seen["chunk"], seen["beyond_chunk"]) == (5, pytest.approx(beyond))
+        assert (reported["chunk"], reported["beyond_chunk"]) == (5, pytest.approx(beyond))
         damping = 0.95 if name == "decoder layer 0" else 0.9
-        assert (seen["delta"]["min"], seen["delta"]["max"]) == pytest.approx((damping, damping))
-        assert seen["alpha"]["max"] == pytest.approx((1 - 0.5 ** (1 / expected[0])) / damping)
-        printed = line(out, "half-lives", f"{name} ")
-        as_printed = [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in at]
-        assert printed == [*name.split(), *as_printed, f"{beyond:.1%}"]
-
-
-def test_histograms_count_each_state_once(translation, inspect, edited):
-    lives = np.repeat([1.0, 8.0, 100.0], [DIM, 2 * DIM, DIM])
-    halves = [lives, np.full_like(lives, 2.0)]
-    path = edited(translation.last, lambda c: set_half_lives(c, "encoder.layers.0", np.stack(halves), damping=0.9))
-    _, found = inspect(path)
-    edges = found["half_lives"]["edges"]
-    counts = row(found, "encoder layer 0 forward")["counts"]
-    seen = [(count, edges[i], edges[i + 1]) for i, count in enumerate(counts) if count]
-    assert [count for count, *_ in seen] == [DIM, 2 * DIM, DIM]
-    for (_, low, high), value in zip(seen, (1.0, 8.0, 100.0)):
-        assert low * (1 - 1e-4) <= value <= high * (1 + 1e-4)
-    assert sum(row(found, "encoder layer 0 backward")["counts"]) == DIM * ORDER
+        assert (reported["delta"]["min"], reported["delta"]["max"]) == pytest.approx((damping, damping))
+        assert reported["alpha"]["max"] == pytest.approx((1 - 0.5 ** (1 / expected[0])) / damping)
+        assert sum(reported["counts"]) == states
+        printed = [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in at]
+        assert [*printed, f"{beyond:.1%}"] in (line.split()[-6:] for line in out.splitlines())
 
 
 def test_a_state_decays_to_half_after_its_half_life():
@@ -103,49 +107,41 @@ def test_a_state_decays_to_half_after_its_half_life():
     np.testing.assert_allclose((later / first).flatten(), expected, rtol=1e-4)
 
 
-def test_states_that_never_decay_have_infinite_half_lives(translation, inspect, edited):
+def test_states_that_never_decay_have_infinite_half_lives(translation, sweep_folder, inspect, edited):
     def change(content):
         alpha = content["model"]["decoder.layers.0.mixer.ema.alpha"]
         alpha[0, : DIM // 2] = -200.0  # an input weight of 0 in float32
         alpha[0, DIM // 2 :] = content["model"]["decoder.layers.0.mixer.ema.delta"][0, DIM // 2 :] = 50.0
 
-    out, found = inspect(edited(translation.last, change))
-    seen = row(found, "decoder layer 0")
-    assert 0 < seen["min"] < 0.1
-    assert (seen["90%"], seen["max"], seen["beyond_chunk"]) == (None, None, 0.5)
-    assert line(out, "half-lives", "decoder layer 0")[-3:] == ["infinite", "infinite", "50.0%"]
-    assert sum(seen["counts"]) == DIM * ORDER // 2
+    out, numbers = inspect(edited(translation.last, change))
+    reported = row(numbers, "decoder layer 0")
+    assert 0 < reported["min"] < 0.1
+    assert (reported["90%"], reported["max"], reported["beyond_chunk"]) == (None, None, 0.5)
+    assert ["infinite", "infinite", "50.0%"] in (line.split()[-3:] for line in out.splitlines())
+    assert sum(reported["counts"]) == DIM * ORDER // 2
 
-
-def test_a_model_with_equal_half_lives_is_drawn(sweep_folder, inspect, edited):
-    def change(content):
+    def never(content):
         for name in ("decoder.layers.0", "decoder.layers.1"):
             content["model"][f"{name}.mixer.ema.alpha"].fill_(-200.0)
 
-    _, found = inspect(edited(sweep_folder / "rotary.pt", change))
-    assert sum(sum(row["counts"]) for row in found["half_lives"]["rows"]) == 0
+    _, numbers = inspect(edited(sweep_folder / "rotary.pt", never))
+    assert sum(sum(row["counts"]) for row in numbers["half_lives"]["rows"]) == 0
 
 
 def test_without_chunks_no_share_beyond_the_chunk_is_reported(sweep_folder, inspect, edited, drawn):
     path = edited(sweep_folder / "rotary.pt", lambda c: c["cfg"]["model"].update(decoder_chunk_size=-1))
-    out, found = inspect(path)
-    assert row(found, "decoder layer 1")["beyond_chunk"] is None
-    assert line(out, "half-lives", "decoder layer 1")[-2:] == ["no", "chunks"]
-    assert ", no chunk, " in out.splitlines()[1]
+    out, numbers = inspect(path)
+    assert row(numbers, "decoder layer 1")["beyond_chunk"] is None
+    assert "no chunks" in out
     assert not drawn["vlines"]
 
 
-# -------------------------------------------------------------------------------------------- parameters
+# ------------------------------------------------------------------------- parameters, architecture
 
 
-def as_loaded(path):
-    ((model,), _, _) = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    return model
-
-
-def test_parameters_are_counted_as_in_the_loaded_model(translation, inspect):
-    out, found = inspect(translation.last)
-    model, counted = as_loaded(translation.last), found["parameters"]
+def test_parameters_are_counted_as_in_the_loaded_model(translation, inspect, edited):
+    out, numbers = inspect(translation.last)
+    model, counted = as_loaded(translation.last), numbers["parameters"]
     types = len(model.decoder.dictionary)
     assert counted["unique"] == sum(parameter.numel() for parameter in model.parameters())
     assert counted["total"] == counted["unique"] + types * DIM  # encoder and decoder share their embeddings
@@ -160,19 +156,13 @@ def test_parameters_are_counted_as_in_the_loaded_model(translation, inspect):
         "decoder": {"embedding": types * DIM, "norms": 2 * DIM},
         "decoder layer 0": {**layer, "EMA": 4 * DIM * ORDER + DIM, "cross attention": cross, "norms": 3 * 2 * DIM},
     }
-    assert line(out, "parameters", "total  ")[1:] == [f"{counted['total']:,}"]
-    assert line(out, "parameters", "total, tied")[4:] == [f"{counted['unique']:,}"]
-    header = next(line for line in out.splitlines() if line.startswith("parameters "))
-    assert " ".join(header.split()) == "parameters embedding mixer EMA feed-forward cross attention norms all"
-    printed = [line for line in out.splitlines() if line.startswith("decoder layer 0 ")][0]
-    assert header.index("cross attention") + len("cross attention") == printed.index(f"{cross:,}") + len(f"{cross:,}")
+    assert line(out, "total  ")[-1] == f"{counted['total']:,}"
+    assert line(out, "total, tied ones once")[-1] == f"{counted['unique']:,}"
 
-
-def test_tied_tensors_stored_twice_are_counted_once(translation, inspect, edited):
-    def change(content):
+    def untie(content):
         content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}  # as averaging does
 
-    assert inspect(edited(translation.last, change))[1]["parameters"] == inspect(translation.last)[1]["parameters"]
+    assert inspect(edited(translation.last, untie))[1]["parameters"] == counted
 
 
 def test_tied_adaptive_tables_are_counted_once(sweep_folder, inspect, tmp_path):
@@ -182,130 +172,270 @@ def test_tied_adaptive_tables_are_counted_once(sweep_folder, inspect, tmp_path):
     criterion = ["--criterion=mega_lm_cross_entropy", "--max-update=1", f"--save-dir={tmp_path}"]
     words = ["--arch=mega_lm", "--rel-pos-bias=rotary", *sizes, *adaptive, *tied, *LM_UPDATES, *criterion]
     fairseq("train", sweep_folder / "data", *TASK, *words)
-    out, found = inspect(tmp_path / "checkpoint_last.pt")
-    model, counted = as_loaded(tmp_path / "checkpoint_last.pt"), found["parameters"]
+    _, numbers = inspect(tmp_path / "checkpoint_last.pt")
+    model, counted = as_loaded(tmp_path / "checkpoint_last.pt"), numbers["parameters"]
     assert counted["unique"] == sum(parameter.numel() for parameter in model.parameters())
     tables, projections = 6 * 16 + 4 * 8 + (len(model.decoder.dictionary) - 10) * 4, 16 * 8 + 16 * 4
     assert counted["total"] - counted["unique"] == tables + projections
-    assert "head           adaptive softmax with cutoffs 6,10, tied to the embedding" in out.splitlines()
 
 
-# ------------------------------------------------------------------------------------------ architecture
-
-
-def test_the_architecture_and_the_training_are_reported(translation, inspect):
-    out, found = inspect(translation.last)
-    seen = found["architecture"]
-    for side in ("encoder", "decoder"):
-        sizes = {"D": DIM, "chunk": 5, "z": SHARED, "v": WIDTH, "N": ORDER}
-        types = len(as_loaded(translation.last).decoder.dictionary)
-        assert seen[side]["sizes"] == sizes
-        assert (seen[side]["layers"], seen[side]["feed_forward"]) == (1, FEED_FORWARD)
-        shown = f"{side}        1 layer, D 32, chunk 5, z 16, v 64, N 4, feed-forward 64, {types} types"
-        assert shown in out.splitlines()
-    (validated,) = records(translation.said, "valid")[-1:]
-    assert (seen["updates"], seen["epoch"], seen["metric"]) == (3, 1, "loss")
-    assert seen["best"] == pytest.approx(validated["valid_loss"])
-    for line in (
-        "model          mega_transformer, task translation, de to en",
-        "decoder mixer  mega, position bias simple, max positions 1024, attention softmax, activation silu",
-        "norm           layernorm, before each layer",
-        "head           softmax, tied to the embedding",
-        f"trained        3 updates, epoch 1, criterion label_smoothed_cross_entropy, best loss {seen['best']:.4g}",
-        "precision      stored as float32, trained in float32",
-    ):
-        assert line in out.splitlines()
-
-
-def test_the_epoch_is_that_of_the_last_update(translation, inspect, edited):
-    """At the end of an epoch, fairseq stores the number of the next one."""
-    ended = {"epoch": 4, "iterations_in_epoch": 0}
-    out, found = inspect(edited(translation.last, lambda c: c["extra_state"]["train_iterator"].update(ended)))
-    assert found["architecture"]["epoch"] == 3
-    assert "3 updates, epoch 3," in out
-
-
-def test_a_language_model_has_only_a_decoder(sweep_folder, inspect):
-    out, found = inspect(sweep_folder / "rotary.pt")
-    seen = found["architecture"]["decoder"]
-    options = {"D": "embed_dim", "v": "hidden_dim", "z": "z_dim", "N": "n_dim"}
-    sizes = {name: LM_SIZES[option] for name, option in options.items()}
-    assert (seen["layers"], seen["sizes"]) == (LM_SIZES["layers"], {**sizes, "chunk": CHUNK})
-    assert "encoder" not in out
-    assert "no validation" in out
-    assert "cross attention" not in out
-    model = as_loaded(sweep_folder / "rotary.pt")
-    assert found["parameters"]["unique"] == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_precision_and_truncation_are_reported(translation, inspect, edited):
+def test_the_architecture_is_that_of_the_options(translation, inspect, edited):
     def change(content):
         content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
-        content["cfg"]["common"].update(fp16=True, memory_efficient_fp16=True)
-        content["cfg"]["model"].update(truncation_length=9, decoder_truncation_length=0, encoder_ffn_embed_dim=0)
-        for name in [name for name in content["model"] if name.startswith("encoder.layers.0.feed_forward")]:
-            del content["model"][name]
-        content["cfg"]["task"]["source_lang"] = None  # as if taken from the names of the data
-        content["extra_state"]["best"] = float("nan")
-
-    out, found = inspect(edited(translation.last, change))
-    assert "precision      stored as float16, trained in fp16" in out.splitlines()
-    assert "model          mega_transformer, task translation" in out.splitlines()
-    assert "no feed-forward, " in out
-    assert re.search(r"^encoder mixer  mega, .*truncation 9,", out, re.MULTILINE)
-    assert found["architecture"]["decoder"]["options"]["truncation"] == 0
-    assert found["architecture"]["best"] is None
-    before = row(inspect(translation.last)[1], "decoder layer 0")["median"]
-    assert row(found, "decoder layer 0")["median"] == pytest.approx(before, rel=1e-2)
-
-
-def test_data_and_files_of_embeddings_are_not_needed(translation, inspect, edited):
-    def change(content):
         content["cfg"]["task"]["data"] = "nowhere"
-        content["cfg"]["model"].update(encoder_embed_path="nowhere.txt", decoder_embed_path="nowhere.txt")
+        content["cfg"]["model"].update(truncation_length=9, encoder_embed_path="nowhere.txt")
 
-    assert inspect(edited(translation.last, change))[1]["parameters"] == inspect(translation.last)[1]["parameters"]
+    out, numbers = inspect(edited(translation.last, change))
+    found = numbers["architecture"]
+    assert (found["model"], found["task"], found["updates"]) == ("mega_transformer", "translation", 3)
+    assert found["stored_as"] == "float16"
+    for side in ("encoder", "decoder"):
+        assert (found[side]["layers"], found[side]["mixer"], found[side]["feed_forward"]) == (1, "mega", FEED_FORWARD)
+        assert {"dim": DIM, "chunk_size": 5}.items() <= found[side]["config"].items()
+        assert "1 x mega" in " ".join(line(out, f"{side}:"))
 
 
 @pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 @pytest.mark.parametrize(
-    ("kind", "name", "head"),
-    [
-        ("mega_model", "post_softmax_simple_enc8_decfull_trunc4", "softmax"),
-        ("mega_lm", "adaptive_untied_simple_chunk8", "adaptive softmax with cutoffs 16,28"),
-        ("mega_lm", "ce_softmax_rotary_chunk8", "softmax, tied to the embedding"),
-    ],
+    ("kind", "name"),
+    [("mega_model", "post_softmax_simple_enc8_decfull_trunc4"), ("mega_lm", "adaptive_untied_simple_chunk8")],
 )
-def test_converted_checkpoints_are_inspected(kind, name, head, inspect, tmp_path, capsys):
+def test_converted_checkpoints_are_inspected(kind, name, inspect, tmp_path, capsys):
     case = released.model(name, kind)
     path = released.convert(released.checkpoint(case), tmp_path)
     converted = capsys.readouterr().out
-    out, found = inspect(path)
-    assert f"{found['parameters']['unique']:,} parameters" in converted
-    assert "number of updates unknown" in out
-    assert found["architecture"]["head"] == head
+    _, numbers = inspect(path)
+    assert f"{numbers['parameters']['unique']:,} parameters" in converted
     alpha, delta = (torch.sigmoid(case.parameters[f"decoder.layers.0.mega_layer.move.{n}"]) for n in ("delta", "alpha"))
     lives = np.log(0.5) / torch.log(1 - alpha * delta)
-    seen = row(found, "decoder layer 0")
-    assert (seen["min"], seen["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
-    assert seen["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta, which the release calls alpha
+    reported = row(numbers, "decoder layer 0")
+    assert (reported["min"], reported["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
+    assert reported["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta; the release swaps names
 
 
-@pytest.mark.parametrize(
-    ("kind", "inputs", "head"),
-    [
-        ("bytes", "260 types", "2 classes, of the mean over positions of both inputs"),
-        ("values", "real numbers", "2 classes, of the mean over positions"),
-    ],
-)
-def test_a_classifier_is_shown_with_its_inputs_and_classes(classifiers, inspect, kind, inputs, head):
+@pytest.mark.parametrize(("kind", "vocabulary"), [("bytes", 260), ("values", None)])
+def test_a_classifier_is_inspected(classifiers, inspect, kind, vocabulary):
     trained = classifiers(kind)
-    said, numbers = inspect(trained.last)
-    assert re.search(rf"^encoder +1 layer, D 32, chunk 5, .*, {inputs}$", said, re.MULTILINE)
-    assert re.search(rf"^head +{head}$", said, re.MULTILINE)
+    _, numbers = inspect(trained.last)
+    assert numbers["architecture"]["encoder"]["vocabulary"] == vocabulary
     weights = torch.load(trained.last, weights_only=True)["model"]
     buffers = sum(tensor.numel() for name, tensor in weights.items() if "running" in name or "tracked" in name)
     assert numbers["parameters"]["unique"] == sum(tensor.numel() for tensor in weights.values()) - buffers
-    assert [row["name"] for row in numbers["half_lives"]["rows"]] == [
-        f"encoder layer 0 {d}ward" for d in ("for", "back")
-    ]
+    rows = [row["name"] for row in numbers["half_lives"]["rows"]]
+    assert rows == ["encoder layer 0 forward", "encoder layer 0 backward"]
+
+
+# -------------------------------------------------------------------------------------------- curves
+
+SCORES, W, F = "position scores", "time weight w(t - u)", "time weight f(t - u)"
+ALPHA, BETA, LOG_BETA = "query weight alpha(t)", "key weight beta(u)", "key weight log beta(u)"
+GAMMA, C = "output factor gamma(t)", "bias c(t)"
+# The parameter of each kind of curve. Tables over t - u appear by key minus query, so from their end.
+PARAMETERS = {
+    "mega": {SCORES: ""},
+    "gau": {SCORES: ""},
+    "flash": {SCORES: ""},
+    "attention before": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
+    "attention after": {F: "time_weight", ALPHA: "alpha", BETA: "beta", GAMMA: "gamma"},
+    "gmlp": {F: "time_weight", ALPHA: "alpha", BETA: "beta", GAMMA: "gamma", C: "spatial_bias"},
+    "aft": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
+    "aft local": {W: "log_weight"},
+}
+
+
+def expected_curve(tensors, kind, parameter):
+    """The first distance or place, and the curves: (H, n)."""
+    if kind == SCORES:
+        a, b = (rotate(tensors[f"position_bias.{name}"], torch.arange(CHUNK)) for name in "ab")
+        return 1 - CHUNK, (a[-1] @ b.t()).unsqueeze(0)
+    values = tensors[parameter].reshape(-1, tensors[parameter].size(-1))
+    return (1 - values.size(1), values.flip(1)) if kind in (W, F) else (0, values)
+
+
+def curves_of(numbers, name):
+    return {curve["kind"]: curve for curve in numbers["curves"] if curve["name"] == name}
+
+
+def test_every_mixer_has_a_model():
+    assert {name.split()[0] for name in MODELS} == set(MIXERS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_curves_and_decays_are_those_of_the_parameters(name, sweep_folder, inspect, drawn, tmp_path):
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
+    out, numbers = inspect(path)
+    assert numbers["architecture"]["decoder"]["mixer"] == name.split()[0]
+    lines = 0
+    for layer in range(2):
+        tensors, curves = (
+            tensors_of(path, f"decoder.layers.{layer}.mixer."),
+            curves_of(numbers, f"decoder layer {layer}"),
+        )
+        assert list(curves) == list(PARAMETERS.get(name, {}))
+        for kind, parameter in PARAMETERS.get(name, {}).items():
+            first, expected = expected_curve(tensors, kind, parameter)
+            assert curves[kind]["first"] == first
+            torch.testing.assert_close(torch.tensor(curves[kind]["values"]), expected, rtol=1e-5, atol=1e-5)
+            one = kind in (SCORES, GAMMA)
+            assert curves[kind]["labels"] == ([""] if one else [f"head {head}" for head in range(HEADS)])
+            lines += len(expected)
+    assert len(drawn["plot"]) == lines
+    decaying = [f"decoder layer {layer}" for layer in range(2)] if name == "mega" else []
+    assert [row["name"] for row in numbers["half_lives"]["rows"]] == decaying
+    assert (tmp_path / "out.png").exists() == bool(lines or decaying)
+    assert ("no learned decays" in out) == (not lines and not decaying)
+
+
+def test_scores_are_reported_for_the_distances_that_occur(translation, inspect):
+    names = {
+        "encoder layer 0": "encoder.layers.0.mixer",
+        "decoder layer 0": "decoder.layers.0.mixer",
+        "decoder layer 0 cross attention": "decoder.layers.0.cross_attention",
+    }
+    _, numbers = inspect(translation.last)
+    assert [curve["name"] for curve in numbers["curves"]] == list(names)
+    for curve, name in zip(numbers["curves"], names.values()):
+        weight = tensors_of(translation.last, f"{name}.position_bias.")["weight"]
+        expected = weight[:5] if name == "decoder.layers.0.mixer" else weight  # causal
+        assert curve["first"] == (1 - LONGEST if name.endswith("cross_attention") else -4)
+        assert curve["values"] == [pytest.approx(expected.tolist(), rel=1e-5)]
+
+
+@pytest.mark.parametrize("kind", ["t5", "rope", "alibi", "none"])
+def test_scores_of_other_biases(kind, sweep_folder, inspect, edited):
+    def change(content):
+        content["cfg"]["model"]["rel_pos_bias"] = kind
+        for name in [name for name in content["model"] if ".position_bias." in name]:
+            del content["model"][name]
+        for layer in range(LM_SIZES["layers"] if kind == "t5" else 0):
+            content["model"][f"decoder.layers.{layer}.mixer.position_bias.weight"] = layer + torch.arange(32.0)
+
+    _, numbers = inspect(edited(sweep_folder / "rotary.pt", change))
+    buckets = t5_bucket(torch.arange(1 - CHUNK, 1), causal=True)
+    expected = [[(layer + buckets).tolist()] for layer in range(LM_SIZES["layers"])] if kind == "t5" else []
+    assert [curve["values"] for curve in numbers["curves"]] == expected
+
+
+def test_each_side_of_a_translation_model_has_curves(translation, inspect, tmp_path):
+    path = translation_checkpoint(
+        translation.last,
+        tmp_path / "model.pt",
+        encoder_token_mixer="aft",
+        decoder_token_mixer="attention",
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        max_source_positions=20,
+        max_target_positions=20,
+    )
+    _, numbers = inspect(path)
+    for layer in range(2):
+        (curve,) = curves_of(numbers, f"encoder layer {layer}").values()
+        expected = tensors_of(path, f"encoder.layers.{layer}.mixer.")["log_weight"].flip(1)
+        assert curve["first"] == 1 - CHUNK
+        torch.testing.assert_close(torch.tensor(curve["values"]), expected, rtol=1e-5, atol=1e-5)
+        assert list(curves_of(numbers, f"decoder layer {layer} cross attention")) == [SCORES]
+
+
+def test_quantiles_are_shown_of_many_heads(sweep_folder, inspect, tmp_path):
+    options = {"decoder_embed_dim": 40, "decoder_attention_heads": 40, "decoder_time_beta": False}
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", "aft", **options)
+    curve = curves_of(inspect(path)[1], "decoder layer 1")[W]
+    weights = tensors_of(path, "decoder.layers.1.mixer.")["log_weight"].flip(1)
+    assert len(curve["labels"]) == len(QUANTILES)
+    expected = torch.quantile(weights, torch.tensor(list(QUANTILES.values())), dim=0)
+    torch.testing.assert_close(torch.tensor(curve["values"]), expected, rtol=1e-5, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------- memory
+
+
+@torch.no_grad()
+def expected_norms(path, tokens):
+    """Norms of M / (g c) in each layer, M summed over all tokens of the g finished chunks at once."""
+    inputs, model, norms = {}, as_loaded(path).eval(), []
+    for number, layer in enumerate(model.decoder.layers):
+        layer.mixer.register_forward_pre_hook(lambda mixer, given, i=number: inputs.update({i: given[0]}))
+    model.decoder.extract_features(tokens)
+    for number, layer in enumerate(model.decoder.layers):
+        values, shared = layer.mixer.values_and_shared(layer.mixer.norm(inputs[number]))
+        _, (keys, *_) = layer.mixer.linear_maps(shared, torch.arange(tokens.size(1)))
+        ends = range(CHUNK, tokens.size(1) + 1, CHUNK)
+        norms.append([(keys[:end].t() @ values[0, :end]).norm().item() / end for end in ends])
+    return norms
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_memory_of_flash_is_shown_after_a_text(sweep_folder, inspect, drawn, tmp_path, shift):
+    data, options = sweep_folder / "data", {"rel_pos_bias": "rope", "decoder_token_shift": shift}
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", "flash", **options)
+    _, numbers = inspect(path, f"--data={data}")
+    memory = numbers["memory"]
+    assert memory["tokens"] == [CHUNK * (i + 1) for i in range(len(memory["tokens"]))]
+    assert memory["tokens"][-1] + CHUNK > memory["text"]["tokens"] > 5 * CHUNK
+    if not shift:
+        streams = load_split(str(data), "valid").streams(f"size:{memory['tokens'][-1]}")
+        tokens = streams.collater([streams[0]])["net_input"]["src_tokens"]
+        for each, expected in zip(memory["rows"], expected_norms(path, tokens)):
+            assert each["norms"] == pytest.approx(expected, rel=1e-4)
+    assert [(label, y) for label, _, y in drawn["plot"]] == [(each["name"], each["norms"]) for each in memory["rows"]]
+
+
+def test_data_without_use_or_of_another_dictionary_is_refused(sweep_folder, translation, call, tmp_path):
+    data, flash = sweep_folder / "data", tmp_path / "model.pt"
+    language_checkpoint(sweep_folder / "rotary.pt", flash, "flash")
+    for path in (sweep_folder / "rotary.pt", translation.last):
+        refused_by("inspect", call(path, f"--data={data}"), path, "--data")
+    refused_by("inspect", call(flash, f"--data={tmp_path}"), "dict.txt")
+    for file in data.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with open(tmp_path / "dict.txt", "a") as dictionary:
+        dictionary.write("more 1\n")
+    refused_by("inspect", call(flash, f"--data={tmp_path}"), flash, "dict.txt")
+
+
+# --------------------------------------------------------------------------------------------- files
+
+
+def test_the_figure_has_a_histogram_for_each_row_and_a_panel_for_each_kind(translation, inspect, drawn, tmp_path):
+    _, numbers = inspect(translation.last)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    rows = numbers["half_lives"]["rows"]
+    for (edges, base, tops), counted, place in zip(drawn["fill_between"], reversed(rows), range(3)):
+        assert (edges, base) == (numbers["half_lives"]["edges"], place)
+        heights = np.array(tops[:-1]) - place
+        assert heights == pytest.approx(0.9 * np.array(counted["counts"]) / max(counted["counts"]))
+    assert len(drawn["fill_between"]) == len(rows) == 3
+    assert drawn["vlines"] == [(5, place, place + 1) for place in range(3)]
+    titles = [title for (title,) in drawn["set_title"]]
+    assert titles[1:] == [f"position scores, {part}" for part in ("encoder", "decoder", "decoder cross attention")]
+
+
+def test_without_matplotlib_there_is_no_figure(translation, call, tmp_path, monkeypatch):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    code, _, err = call(translation.last)
+    assert code == 0
+    assert "matplotlib" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_an_inspection_replaces_an_earlier_one_but_no_other_files(sweep_folder, call, tmp_path):
+    path = sweep_folder / "rotary.pt"
+    for _ in range(2):
+        assert call(path)[0] == 0
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json", "out.png"]
+    assert json.loads((tmp_path / "out.json").read_text())["checkpoint"] == str(path)
+    for name, text in (("a.json", "precious"), ("b.json", "[1]"), ("c.json", "{}"), ("d.png", "precious")):
+        (tmp_path / name).write_text(text)
+        refused_by("inspect", call(path, out=tmp_path / name[0]), tmp_path / name, "--out")
+        assert (tmp_path / name).read_text() == text
+    (tmp_path / "e.png").mkdir()
+    for out, word in (("", "--out"), ("missing/", "--out"), ("missing/out", "missing"), (tmp_path / "e", "e.png")):
+        refused_by("inspect", call("none.pt", out=out), word)
+
+
+def test_a_diverged_model_is_refused_with_the_name_of_a_tensor(sweep_folder, call, edited):
+    def change(content):
+        content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = float("nan")
+
+    refused_by("inspect", call(edited(sweep_folder / "rotary.pt", change)), "decoder.layers.1.mixer.ema.alpha")

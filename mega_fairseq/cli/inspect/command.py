@@ -1,20 +1,58 @@
-"""`mega-fairseq inspect`: show what a checkpoint contains, as tables, as PREFIX.json and as a figure."""
+"""`mega-fairseq inspect`: numbers about a checkpoint, as tables, as PREFIX.json and as a figure."""
 
 import argparse
 import contextlib
+import math
 import os
+from collections import Counter
+from dataclasses import fields
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from mega_fairseq.cli import errors_of
-from mega_fairseq.cli.checkpoint.trained import read
-from mega_fairseq.cli.inspect.curves import QUANTILES
-from mega_fairseq.cli.inspect.figure import figure, has_panels
-from mega_fairseq.cli.inspect.numbers import numbers_of
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.cli import UserError, errors_of
+from mega_fairseq.cli.checkpoint import untrusted
+from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
+from mega_fairseq.cli.checkpoint.trained import Checkpoint, read
+from mega_fairseq.cli.inspect.figure import figure
 from mega_fairseq.cli.output import check_prefix, table, write_figure, write_json
-from mega_fairseq.cli.split import load_split
+from mega_fairseq.cli.split import Split, load_split
+from mega_fairseq.models import MegaLanguageModel
+from mega_fairseq.modules import MIXERS, Mixer
+from mega_fairseq.modules.description import Curves, Decays, RunningMemory
+from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
 
-COLUMNS = [sign * 10**power for power in range(5) for sign in (-1, 1)] + [0]  # distances and places in tables
+Numbers = Dict[str, Any]
+# Columns of the table of parameters, by parts of names. Norms have one column, and a mixer may add columns.
+NORMS = {"norm", "embed_norm", "final_norm"}
+COLUMNS = {
+    "embed_tokens": "embedding",
+    "mixer": "mixer",
+    "cross_attention": "cross attention",
+    "feed_forward": "feed-forward",
+    "output_projection": "head",
+    "adaptive_softmax": "head",
+    "classification_heads": "head",
+}
+PARTS = {"mixer": "", "cross_attention": " cross attention"}  # of a layer, and what their rows are called
+QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+BINS = 60
+MOST_POSITIONS = 4096  # in a curve: a chunk may have any size
+MOST_HEADS = 32  # with a curve each; of more heads (AFT may have one for each channel) quantiles are shown
+# Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.
+NEVER = 0.99 * math.log(2) * math.exp(LARGEST_LOGIT)
+PIECES, PIECE = 64, 256  # of a text that are read to measure a memory; tokens of one, for mixers without chunks
+
+
+class Learned(NamedTuple):
+    """Something that a layer learned about positions, as its mixer or cross attention describes it."""
+
+    name: str  # such as "decoder layer 0"
+    part: nn.Module
+    what: Any  # Curves, Decays or RunningMemory
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -24,53 +62,113 @@ def run(arguments: argparse.Namespace) -> None:
     with errors_of(path):
         numbers = numbers_of(read(path), text)
     write_json(prefix, {"checkpoint": path, **numbers})
-    drawn = write_figure(f"{prefix}.png", partial(figure, numbers)) if has_panels(numbers) else []
-    if not drawn:
+    files = [f"{prefix}.json"]
+    if numbers["half_lives"]["rows"] or numbers["curves"] or numbers["memory"]["tokens"]:
+        files += write_figure(f"{prefix}.png", partial(figure, numbers))
+    else:
+        print(f"The mixers of {path} have no learned decays or weights of positions, so there is no figure.\n")
+    if len(files) == 1:
         with contextlib.suppress(FileNotFoundError):
             os.remove(f"{prefix}.png")  # of an earlier run
-    parts = [architecture, parameters, half_lives, curves, memory, not_shown]
-    print("\n\n".join(filter(None, (part(numbers) for part in parts))))
-    print("\nwrote", ", ".join([f"{prefix}.json", *drawn]))
+    for part in filter(None, (architecture(numbers), parameters(numbers), half_lives_table(numbers))):
+        print(part, end="\n\n")
+    print("wrote", ", ".join(files))
 
 
-def architecture(numbers: Dict[str, Any]) -> str:
-    found = numbers["architecture"]
-    languages = f", {found['source']} to {found['target']}" if found["source"] and found["target"] else ""
-    lines = {"model": f"{found['model']}, task {found['task']}{languages}"}
+@torch.no_grad()
+def numbers_of(checkpoint: Checkpoint, text: Optional[Split] = None) -> Numbers:
+    """Plain values, ready for JSON. Memories depend on the text."""
+    model = empty_model(checkpoint)
+    counts = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
+    fill(model, checkpoint.tensors)
+    untrusted.check_finite(checkpoint.tensors)
+    learned = _learned(model)
+    return {
+        "architecture": _architecture(checkpoint, model),
+        "parameters": counts,
+        "half_lives": _half_lives([each for each in learned if isinstance(each.what, Decays)]),
+        "curves": [_curves(each.name, each.what) for each in learned if isinstance(each.what, Curves)],
+        # changes the model's precision, so it comes last
+        "memory": _memory(model, [each for each in learned if isinstance(each.what, RunningMemory)], text),
+    }
+
+
+def _learned(model: nn.Module) -> List[Learned]:
+    return [
+        Learned(f"{side} layer {i}{title}", getattr(layer, part), what)
+        for side, stack in stacks(model)
+        for i, layer in enumerate(stack.layers)
+        for part, title in PARTS.items()
+        if getattr(layer, part) is not None
+        for what in getattr(layer, part).describe(MOST_POSITIONS)
+    ]
+
+
+# -------------------------------------------------------------------------- architecture, parameters
+
+
+def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
+    dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
+    return {
+        "model": checkpoint.word("model"),
+        "task": checkpoint.word("task"),
+        "updates": checkpoint.updates,
+        "stored_as": dtypes.most_common(1)[0][0],
+        **{side: _stack(stack) for side, stack in stacks(model)},
+    }
+
+
+def _stack(stack: nn.Module) -> Numbers:
+    layer = stack.layers[0]
+    config, feed_forward = layer.mixer.config, layer.feed_forward
+    values = {field.name: getattr(config, field.name) for field in fields(config) if not config.is_unused(field.name)}
+    return {
+        "layers": len(stack.layers),
+        "mixer": next(name for name, kind in MIXERS.items() if type(config) is kind),
+        "vocabulary": None if stack.dictionary is None else len(stack.dictionary),
+        "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
+        "config": {name: value for name, value in values.items() if isinstance(value, (int, float, str, type(None)))},
+    }
+
+
+def architecture(numbers: Numbers) -> str:
+    what = numbers["architecture"]
+    lines = [f"{what['model']}, task {what['task']}, {what['updates']:,} updates, stored as {what['stored_as']}"]
     for side in ("encoder", "decoder"):
-        if side in found:
-            lines[side], lines[f"{side} mixer"] = _sizes(found[side]), _mixer(found[side])
-    last = found.get("decoder") or found["encoder"]
-    lines["norm"] = f"{last['norm']}, {'before' if last['prenorm'] else 'after'} each layer"
-    lines["head"] = found["head"]
-    lines["trained"] = _training(found)
-    lines["precision"] = f"stored as {found['stored_as']}, trained in {', '.join(found['trained_in']) or 'float32'}"
-    return "\n".join(f"{name:14} {text}" for name, text in lines.items())
+        if side in what:
+            config = ", ".join(f"{name} {value}" for name, value in what[side]["config"].items() if value)
+            inputs = "real numbers" if what[side]["vocabulary"] is None else f"{what[side]['vocabulary']:,} types"
+            feed_forward = what[side]["feed_forward"] or "none"
+            lines.append(f"{side}: {what[side]['layers']} x {what[side]['mixer']}, {inputs}, {config}, ")
+            lines[-1] += f"feed-forward {feed_forward}"
+    return "\n".join(lines)
 
 
-def _sizes(side: Dict[str, Any]) -> str:
-    layers = "1 layer" if side["layers"] == 1 else f"{side['layers']} layers"
-    sizes = {**side["sizes"], "feed-forward": side["feed_forward"]}
-    named = [f"no {name}" if size is None else f"{name} {size:,}" for name, size in sizes.items()]
-    inputs = "real numbers" if side["vocabulary"] is None else f"{side['vocabulary']:,} types"
-    return ", ".join([layers, *named, inputs])
+def _parameters(model: nn.Module) -> Numbers:
+    """Counts by layer and column. A tied parameter counts under each of its names, and once in `unique`."""
+    rows: Dict[str, Dict[str, int]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        row = rows.setdefault(f"{parts[0]} layer {parts[2]}" if parts[1] == "layers" else parts[0], {})
+        column = _column(model, parts)
+        row[column] = row.get(column, 0) + parameter.numel()
+    return {
+        "parts": rows,
+        "total": sum(count for row in rows.values() for count in row.values()),
+        "unique": sum(parameter.numel() for parameter in model.parameters()),
+    }
 
 
-def _mixer(side: Dict[str, Any]) -> str:
-    given = {name.replace("_", " "): value for name, value in side["options"].items() if value}
-    return ", ".join([side["mixer"], *(f"{name} {value}" for name, value in given.items())])
+def _column(model: nn.Module, parts: List[str]) -> str:
+    if NORMS & set(parts):
+        return "norms"
+    if "mixer" in parts:
+        place = parts.index("mixer") + 1
+        return model.get_submodule(".".join(parts[:place])).PARTS.get(parts[place], "mixer")
+    return next(column for part, column in COLUMNS.items() if part in parts)
 
 
-def _training(found: Dict[str, Any]) -> str:
-    """A converted checkpoint has no counters, and one trained without validation has no best value."""
-    parts = [f"{found['updates']:,} updates" if found["updates"] else "number of updates unknown"]
-    parts += [f"epoch {found['epoch']}"] if found["updates"] and found["epoch"] is not None else []
-    parts += [f"criterion {found['criterion']}"]
-    parts += ["no validation" if found["best"] is None else f"best {found['metric']} {found['best']:.4g}"]
-    return ", ".join(parts)
-
-
-def parameters(numbers: Dict[str, Any]) -> str:
+def parameters(numbers: Numbers) -> str:
     """A row for each layer, a column for each kind of part."""
     parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
     columns = list(dict.fromkeys(column for row in parts.values() for column in row))
@@ -84,80 +182,95 @@ def parameters(numbers: Dict[str, Any]) -> str:
     return table([["parameters", *columns, "all"], *rows, *ends])
 
 
-def half_lives(numbers: Dict[str, Any]) -> str:
+# ----------------------------------------------------------------------------------------- positions
+
+
+def _half_lives(learned: List[Learned]) -> Numbers:
+    """The number of tokens after which half of a state is left, for the states of each layer and direction."""
+    lives = [half_lives(each.what.log_decay) for each in learned]
+    finite = np.concatenate([np.empty(0), *(values[np.isfinite(values)] for values in lives)])
+    low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
+    edges = np.geomspace(low, max(high, 2 * low), BINS + 1)  # for a logarithmic scale
+    rows = []
+    for each, values in zip(learned, lives):
+        chunk = each.part.config.chunk_size
+        rows.append(
+            {
+                "name": f"{each.name} {each.what.direction}".strip(),
+                "chunk": chunk,
+                **_quantiles(values),
+                "beyond_chunk": None if chunk is None else float((values > chunk).mean()),
+                "alpha": _quantiles(each.what.alpha.double().numpy()),
+                "delta": _quantiles(each.what.delta.double().numpy()),
+                "counts": np.histogram(values[np.isfinite(values)], edges)[0].tolist(),
+            }
+        )
+    return {"edges": edges.tolist(), "rows": rows}
+
+
+def half_lives(log_decay: Tensor) -> np.ndarray:
+    """The h with decay^h = 1/2 for each state; infinite if a state never decays."""
+    lives = (math.log(0.5) / log_decay.double()).flatten().numpy()
+    return np.where(lives < NEVER, lives, np.inf)
+
+
+def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
+    """Each quantile is one of the values; None means infinity, which JSON cannot represent."""
+    ordered = np.sort(values, axis=None)
+    chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
+    return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
+
+
+def half_lives_table(numbers: Numbers) -> str:
     """The quantiles of each layer and direction; nothing if no mixer has states that decay."""
+
+    def shown(value: Optional[float]) -> str:
+        return "infinite" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
     rows = [
-        [row["name"], *(_tokens(row[name]) for name in QUANTILES), _share(row["beyond_chunk"])]
+        [
+            row["name"],
+            *(shown(row[name]) for name in QUANTILES),
+            "no chunks" if row["beyond_chunk"] is None else f"{row['beyond_chunk']:.1%}",
+        ]
         for row in numbers["half_lives"]["rows"]
     ]
     return table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else ""
 
 
-def _tokens(value: Optional[float]) -> str:
-    if value is None:
-        return "infinite"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+def _curves(name: str, learned: Curves) -> Numbers:
+    """A list of values for each head, or quantiles over many heads."""
+    values, heads = learned.values.double().numpy(), learned.values.size(0)
+    labels = [""] if heads == 1 else [f"head {head}" for head in range(heads)]
+    if heads > MOST_HEADS:
+        labels = [f"{quantile} of {heads} heads" for quantile in QUANTILES]
+        values = np.quantile(values, list(QUANTILES.values()), axis=0)
+    curves = [[float(f"{value:.6g}") for value in curve] for curve in values.tolist()]
+    shown = {"name": name, "kind": learned.name, "axis": learned.axis, "first": learned.first}
+    return {**shown, "labels": labels, "values": curves}
 
 
-def _share(value: Optional[float]) -> str:
-    return "no chunks" if value is None else f"{value:.1%}"
+def _memory(model: nn.Module, learned: List[Learned], text: Optional[Split]) -> Numbers:
+    """The norm of each layer's running memory after numbers of `tokens` of the text: does it stay bounded?"""
+    if not isinstance(model, MegaLanguageModel) or not learned:
+        if text is not None:
+            raise UserError("is not a language model with a running memory, which --data is for; leave out --data")
+        return {"text": None, "tokens": [], "rows": []}
+    rows: List[Numbers] = [{"name": each.name, "kind": each.what.name, "norms": []} for each in learned]
+    if text is None:
+        return {"text": None, "tokens": [], "rows": rows}
+    text.check_types(model)
 
+    def keep(row: Numbers, what: RunningMemory, mixer: Mixer, inputs: Any, output: Tuple[Tensor, Any]) -> None:
+        state = getattr(output[1], "mixer", output[1])  # without token shift
+        row["norms"].append(float(f"{what.read(state).norm().item():.6g}"))
 
-def curves(numbers: Dict[str, Any]) -> str:
-    """A table for each kind of curve: the values at some distances or places that training may have reached."""
-    kinds: Dict[str, List[Dict[str, Any]]] = {}
-    for found in numbers["curves"]:
-        kinds.setdefault(f"{found['kind']} by {found['axis']}", []).append(found)
-    return "\n\n".join(_curves(title, rows) for title, rows in kinds.items())
-
-
-def _curves(title: str, rows: Sequence[Dict[str, Any]]) -> str:
-    stored = [range(row["first"], row["first"] + len(row["values"][0])) for row in rows]
-    shown = [_trained(row["trained"], each) for row, each in zip(rows, stored)]
-    ends = {end for each in shown for end in (*each[:1], *each[-1:])}
-    columns = sorted(ends | {x for x in COLUMNS if any(x in each for each in shown)})
-    lines = [[title, "stored", "trained", *(f"{x:,}" for x in columns)]]
-    for row, all_of_it, part in zip(rows, stored, shown):
-        reach = [_range(all_of_it), "unknown" if row["trained"] is None else _range(part)]
-        for label, values in zip(row["labels"], row["values"]):
-            cells = [f"{values[x - row['first']]:.4g}" if x in part else "" for x in columns]
-            lines.append([f"{row['name']} {label}".strip(), *reach, *cells])
-            reach = ["", ""]
-    return table(lines)
-
-
-def _trained(ends: Optional[Sequence[int]], stored: range) -> range:
-    """What training reached, as far as it is known."""
-    if ends is None:
-        return stored
-    return range(ends[0], ends[1] + 1) if ends else range(0)
-
-
-def _range(positions: range) -> str:
-    return f"{positions[0]:,} to {positions[-1]:,}" if positions else "none"
-
-
-def memory(numbers: Dict[str, Any]) -> str:
-    """The norms of each layer's memory after 1, 2, 4, .. chunks; without a text, how to get them."""
-    found = numbers["memory"]
-    if not found["rows"]:
-        return ""
-    if found["text"] is None:
-        return "The layers have a running memory, which depends on the text: --data DATA shows it after that of DATA."
-    tokens = found["tokens"]
-    columns = [2**power - 1 for power in range(len(tokens).bit_length())]
-    title = f"norm of the {found['rows'][0]['kind']} after tokens of {found['text']['path']}"
-    lines = [[row["name"], *(f"{row['norms'][i]:.4g}" for i in columns)] for row in found["rows"]]
-    return table([[title, *(f"{tokens[i]:,}" for i in columns)], *lines])
-
-
-def not_shown(numbers: Dict[str, Any]) -> str:
-    """A sentence for an encoder or decoder whose mixer has nothing to show."""
-    rows = [*numbers["half_lives"]["rows"], *numbers["curves"], *numbers["memory"]["rows"]]
-    mixers = {row["name"].split()[0] for row in rows if not row["name"].endswith("cross attention")}
-    return "\n".join(
-        f"The {side}'s mixer, {numbers['architecture'][side]['mixer']}, has no learned decays or weights of positions "
-        "with these options."
-        for side in ("encoder", "decoder")
-        if side in numbers["architecture"] and side not in mixers
-    )
+    for row, each in zip(rows, learned):
+        each.part.register_forward_hook(partial(keep, row, each.what))
+    piece, total = max([each.part.config.chunk_size or PIECE for each in learned]), len(text.corpus)
+    ends = list(range(piece, total + 1, piece))[:PIECES] or [total]
+    stream = text.streams(f"size:{ends[-1]}")
+    decoder = model.float().eval().decoder
+    decoder.cfg.piece_tokens = piece
+    decoder.extract_features(stream.collater([stream[0]])["net_input"]["src_tokens"])
+    return {"text": text.origin, "tokens": ends, "rows": rows}
