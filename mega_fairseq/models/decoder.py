@@ -17,7 +17,7 @@ from mega_fairseq.models.layers import layers_to_run, run_layer
 from mega_fairseq.models.options import DecoderOptions, layer_configs
 from mega_fairseq.models.retained_dropout import keep_dropout
 from mega_fairseq.modules import Block, BlockState
-from mega_fairseq.modules.dropout_switch import DropoutSwitch
+from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
 from mega_fairseq.ops.padding import Alignment, Padding
 

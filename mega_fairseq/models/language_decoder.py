@@ -9,8 +9,7 @@ from torch import Tensor
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.beam import DecoderState, ReadyOnce
 from mega_fairseq.models.decoder import Extra, MegaDecoder, check_numbers
-from mega_fairseq.modules import BlockState
-from mega_fairseq.modules.mixer_state import Sliced
+from mega_fairseq.modules.sequence_parallel import SequenceParallelState, check_shareable, share_sequences
 from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.padding import Alignment
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
@@ -101,9 +100,9 @@ class MegaLanguageDecoder(MegaDecoder):
     ) -> Tuple[Tensor, DecoderState]:
         """`_piece` with a slice computed in each process of `group`. All processes get all log-probabilities."""
         slices = self.group.divide(tokens.size(1), max(1, self.cfg.decoder_chunk_size))
-        start, stop = slices.own
+        start, stop = slices.bounds
         own = slice(start, stop) if start < stop else slice(0, 1)  # with an empty slice, any token takes part
-        blocks = [BlockState(Sliced(slices, b.mixer), None, Sliced(slices, b.feed_forward)) for b in state.blocks]
+        blocks = [SequenceParallelState(slices, block) for block in state.blocks]
         x, _, state = self._advance(tokens[:, own], DecoderState(tuple(blocks), state.length), carry=False)
         log_probs = self.target_log_probs(x, target[:, own])
         return slices.join(log_probs[:, : stop - start]), state
@@ -118,7 +117,7 @@ class MegaLanguageDecoder(MegaDecoder):
     def share_sequences(self, group: SequenceGroup) -> None:
         """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
         for layer in self.layers:
-            layer.mixer.check_slices()
+            share_sequences(layer)
         if self.cfg.decoder_layerdrop > 0.0:
             raise ValueError(
                 "--decoder-layerdrop drops other layers in each process, and processes that share a sequence exchange "
@@ -175,7 +174,7 @@ class MegaLanguageDecoder(MegaDecoder):
         mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
         for layer, mixer in zip(self.layers, mixers):
             if self.group is not None:
-                mixer.check_slices()
+                check_shareable(mixer)
             layer.mixer = mixer
         self.cfg.decoder_chunk_size = chunk_size
         if self.kept is not None:

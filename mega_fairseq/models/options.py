@@ -23,11 +23,11 @@ from mega_fairseq.modules import (
     MixerConfig,
 )
 from mega_fairseq.modules.config import ModuleConfig, check_positive
-from mega_fairseq.modules.damped_ema import check_truncation
 from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
+from mega_fairseq.modules.mixers.mega import check_truncation
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.projection import INITS

@@ -2,22 +2,27 @@
 
 from mega_fairseq.modules.block import Block, BlockState, BlockStep, MegaBlock
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
-from mega_fairseq.modules.damped_ema import DampedEMA
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
 from mega_fairseq.modules.mixer import Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState
-from mega_fairseq.modules.mixers import MIXERS
+from mega_fairseq.modules.mixers import EXAMPLES, MIXERS
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
-from mega_fairseq.modules.mixers.mega import GatedAttentionConfig, GatedAttentionState, MovingAverageGatedAttention
+from mega_fairseq.modules.mixers.mega import (
+    DampedEMA,
+    GatedAttentionConfig,
+    GatedAttentionState,
+    MovingAverageGatedAttention,
+)
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES
 
 __all__ = [
+    "EXAMPLES",
     "MIXERS",
     "POSITION_BIASES",
     "AFTConfig",

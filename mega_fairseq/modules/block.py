@@ -1,14 +1,14 @@
 """A block: a token mixer, cross attention if there is a source, and a feed-forward layer (paper, section 3.4)."""
 
+from copy import copy
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules.checks import check_state_type
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
-from mega_fairseq.modules.dropout_switch import DropoutSwitch
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
+from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixer_state import MixerState, follow, select
 from mega_fairseq.modules.normalization import BATCH_NORMS
@@ -55,6 +55,7 @@ class Block(nn.Module):
                 "block see the future; use layernorm, scalenorm or rmsnorm, or a mixer with causal=False"
             )
         self.causal = mixer.causal
+        self.shifts_feed_forward = feed_forward is not None and feed_forward.token_shift
         self.mixer = mixer.build()
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
         self.feed_forward = None if feed_forward is None else NormalizedFeedForward(feed_forward)
@@ -73,18 +74,29 @@ class Block(nn.Module):
         need_weights: bool = False,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
         """`need_weights` also returns the weights of cross attention over the source, pads last: (B, L, m)."""
-        if self.cross_attention is None and not (source is None and source_padding_mask is None):
-            raise ValueError(
-                "source was given to a block without cross attention; build it with "
-                "cross_attention=GatedCrossAttentionConfig(...) or leave source out"
-            )
-        if self.causal:
-            check_state_type(state, BlockState)
-        elif state is not None:
-            raise ValueError("state was given to a bidirectional block; only a block with causal=True has one")
-        x, state, weights = _in_order(self, x, state, padding_mask, source, source_padding_mask, need_weights)
+        if self.cross_attention is None and source is not None:
+            raise ValueError("source was given to a block without cross attention; build it with cross_attention=...")
+        if not (state is None or isinstance(state, BlockState)):
+            raise TypeError(f"state is a {type(state).__name__}, not a BlockState (give masks as padding_mask)")
+        mixer_state, cross_state, last = BlockState(None) if state is None else state
+        weights = None
+
+        mixed = self.mixer(x, mixer_state, padding_mask)
+        x, mixer_state = mixed if self.causal else (mixed, None)
+        if self.cross_attention is not None:
+            arguments = (x, source, cross_state, padding_mask, source_padding_mask)
+            if need_weights:
+                x, cross_state, weights = self.cross_attention(*arguments, need_weights=True)
+            else:
+                x, cross_state = self.cross_attention(*arguments)
+        if self.shifts_feed_forward:
+            x, last = self.feed_forward(x, padding_mask, last)
+        elif self.feed_forward is not None:
+            x = self.feed_forward(x, padding_mask)
+
         if not self.causal:
             return x
+        state = BlockState(mixer_state, cross_state, last)
         return (x, state, weights) if need_weights else (x, state)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
@@ -102,57 +114,22 @@ class Block(nn.Module):
             return False
         if any(autocast_dtype(device) is not None for device in ("cpu", "cuda")):
             return False
-        ragged = state.cross is not None and not self.cross_attention.takes_step(state.cross)
+        ragged = state.cross is not None and state.cross.lengths is not None
         return self.mixer.takes_step(state.mixer) and not ragged
 
-    def step(self) -> "BlockStep":
-        return BlockStep(self)
+    def step(self) -> "Block":
+        """This block for one token at a time, in generation: `y, state = step(x, state)` for x (R, 1, D).
+
+        Its parts have packed projections and coefficients that are computed here, so it is valid for one generation, in
+        which no weight may change.
+        """
+        parts = (self.cross_attention, self.feed_forward)
+        cross_attention, feed_forward = (None if part is None else part.step() for part in parts)
+        step = copy(self)
+        mixer = self.mixer.step() or self.mixer
+        step.__dict__.update(mixer=mixer, cross_attention=cross_attention, feed_forward=feed_forward)  # before modules
+        return step
 
 
 MegaBlock = Block  # with GatedAttentionConfig, the block of the paper
-
-
-class BlockStep:
-    """A block for one token at a time, in generation: `y, state = step(x, state)` for x (R, 1, D).
-
-    It gives the same outputs as the block. Projections are packed and coefficients computed when it is created, so it
-    is valid for one generation, in which no weight may change.
-    """
-
-    causal = True
-
-    def __init__(self, block: Block):
-        self.mixer = block.mixer.step() or block.mixer
-        self.cross_attention = None if block.cross_attention is None else block.cross_attention.step()
-        self.feed_forward = None if block.feed_forward is None else block.feed_forward.step()
-
-    def __call__(self, x: Tensor, state: BlockState, padding_mask: None = None) -> Tuple[Tensor, BlockState]:
-        return _in_order(self, x, state)[:2]
-
-
-def _in_order(
-    block: Union[Block, BlockStep],
-    x: Tensor,
-    state: Optional[BlockState],
-    padding_mask: Optional[Padding] = None,
-    source: Optional[Tensor] = None,
-    source_padding_mask: Optional[Padding] = None,
-    need_weights: bool = False,
-) -> Tuple[Tensor, BlockState, Optional[Tensor]]:
-    """Applies the parts of a block in their order, for whole sequences as well as single tokens."""
-    mixer_state, cross_state, last = BlockState(None) if state is None else state
-    weights = None
-    mixed = block.mixer(x, mixer_state, padding_mask)
-    x, mixer_state = mixed if block.causal else (mixed, None)
-    if block.cross_attention is not None:
-        if need_weights and cross_state is None and source is not None:
-            cross_state = block.cross_attention.project_source(source, source_padding_mask)
-            source = source_padding_mask = None
-        read, after = block.cross_attention(x, source, cross_state, padding_mask, source_padding_mask)
-        if need_weights:
-            weights = block.cross_attention.weights(x, cross_state, padding_mask)
-        x, cross_state = read, after
-    if block.feed_forward is not None:
-        x = block.feed_forward(x, padding_mask, last)
-        x, last = x if block.feed_forward.config.token_shift else (x, None)
-    return x, BlockState(mixer_state, cross_state, last), weights
+BlockStep = Block  # what Block.step() returns

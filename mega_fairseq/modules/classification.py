@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.dropout_switch import DropoutSwitch
+from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.precision import at_least_float32
 

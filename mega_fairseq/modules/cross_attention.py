@@ -1,29 +1,20 @@
 """Gated cross attention, from a translation decoder to the encoder's output (released code; paper, section 4.3)."""
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mega_fairseq.modules.attend import TabledBias, attend, biased_weights, check_attention
-from mega_fairseq.modules.checks import (
-    check_padding_mask,
-    check_sequence,
-    check_state_shape,
-    check_state_type,
-)
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.description import Description
-from mega_fairseq.modules.dropout_switch import DropoutSwitch
-from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
-from mega_fairseq.modules.position_bias import POSITION_BIASES
-from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.layer import Layer, check_padding_mask
+from mega_fairseq.modules.normalization import BATCH_NORMS
+from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
+from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
-from mega_fairseq.ops.dropout import dropped, keep_mask
-from mega_fairseq.ops.gates import activated_linear, gated_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
@@ -85,33 +76,30 @@ class CrossAttentionState(NamedTuple):
         return state._replace(keys=keys, values=values, padding=padding, packed=packed)
 
 
-class GatedCrossAttention(nn.Module):
+class GatedCrossAttention(Layer):
     """Target x (B, n, D), source (B, m, D') -> (B, n, D): `y, state = module(x, source, state, ...)`.
 
     Y = u silu(W_h (r O)) + (1 - u) X. The gates u, r and the queries are projections of the (normed) target, keys and
     values of the source. The relative bias depends on target position minus source position; pads are not counted.
-    A state contains the projected source, so `source` may then be None. `project_source` returns a first state. It may
-    have fewer sources than there are targets: consecutive targets then share a source.
+    A state contains the projected source, so `source` is given in the first call only. `project_source` returns a first
+    state. It may have fewer sources than there are targets: consecutive targets then share a source.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
-        super().__init__()
-        self.config = c = config
-        self.norm = SequenceNorm(c.norm, c.dim, affine=c.norm_affine)
+        super().__init__(config)
+        c = config
         self.queries = linear(c.dim, c.shared_dim, c.init)
         self.gates = linear(c.dim, 2 * c.dim, c.init)  # update, reset
         self.keys = linear(c.source_dim, c.shared_dim, c.init)
         self.values = linear(c.source_dim, c.dim, c.init)
         self.hidden = linear(c.dim, c.dim, c.init)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
-        self.dropout_module = DropoutSwitch()
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:
         """Keys and values of the encoder's output, computed once per translation."""
-        check_sequence("source", source, self.config.source_dim, self.keys.weight)
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
         source, _, source_padding_mask = to_front(source, source_padding_mask, self.longest)
-        values = activated_linear(source, self.values.weight, self.values.bias, self.config.activation)
+        values = activated(self.values, source, self.config.activation)
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
     def forward(
@@ -121,58 +109,46 @@ class GatedCrossAttention(nn.Module):
         state: Optional[CrossAttentionState] = None,
         padding_mask: Optional[Padding] = None,
         source_padding_mask: Optional[Padding] = None,
-    ) -> Tuple[Tensor, CrossAttentionState]:
-        c = self.config
-        check_sequence("x", x, c.dim, self.queries.weight)
+        need_weights: bool = False,
+    ) -> Tuple:
+        """`need_weights` also returns the attention weights f(Q K^T / tau + b_rel), without dropout: (B, n, m)."""
+        c, sources = self.config, x.size(0)
         check_padding_mask(padding_mask, x)
-        check_state_type(state, CrossAttentionState)
-        if state is not None and source is not None:
-            raise ValueError("source was given and the state has another one already; leave one of them out")
-        if source_padding_mask is not None and source is None:
-            raise ValueError("source_padding_mask was given without source; give both, or neither if there is a state")
+        if (source is None) == (state is None) or (source is None and source_padding_mask is not None):
+            raise ValueError("give source, with its mask, in the first call and state in later ones")
         if state is None:
-            if source is None:
-                raise ValueError("source is None and there is no state; the first call needs the encoder's output")
-            if source.size(0) != x.size(0):
-                raise ValueError(
-                    f"x has {x.size(0)} sequences and source has {source.size(0)}; give each target its own source, or "
-                    "share sources with state=project_source(source)"
-                )
             state = self.project_source(source, source_padding_mask)
-        sources = state.keys.size(0)
-        if sources == 0 or x.size(0) % sources:
+        else:
+            sources = state.keys.size(0)
+        if state.keys.size(0) != sources or sources == 0 or x.size(0) % sources:
             raise ValueError(
-                f"x has {x.size(0)} sequences, not a multiple of the {sources} sources of the state; select the "
-                "same rows of both"
+                f"x has {x.size(0)} sequences and there are {state.keys.size(0)} sources; give each target its source, "
+                "or let equally many targets share one with state=project_source(source)"
             )
-        check_state_shape("state.keys", state.keys, (sources, "source length", c.shared_dim))
-        check_state_shape("state.values", state.values, (sources, state.keys.size(1), c.dim))
-        padding_mask = as_mask(padding_mask)
-        if padding_mask is not None:
-            x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+        padding = as_mask(padding_mask)
+        if padding is not None:
+            x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         residual = x
         if c.prenorm:
             x = self.norm(x)
-        queries, place, state = _by_position(self.queries(x), padding_mask, state)  # (B, n', z)
-        attended = self._attend(queries, state)
-        attended = place(attended)  # (B, n, D)
-        shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
-        keep, scale = keep_mask(shape, self.dropout_module.rate(c.dropout), x.device)
-        gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
-        y = gated_output(x, attended, residual, gates, hidden, c.activation, keep, scale)
+        queries, place, state = _by_position(self.queries(x), padding, state)  # (B, n', z)
+        attended = place(self._attend(queries, state))  # (B, n, D)
+        keep, scale = self.keep_mask(x, c.dropout)
+        y = gated_residual(x, attended, residual, self.gates, self.hidden, c.activation, keep, scale)
         if not c.prenorm:
             y = self.norm(y)
-        return (y if padding_mask is None else y.masked_fill(padding_mask.unsqueeze(-1), 0.0)), state
+        if padding is not None:
+            y = y.masked_fill(padding.unsqueeze(-1), 0.0)
+        if not need_weights:
+            return y, state
+        weights = place(self._weights(queries, state))
+        return y, state, weights if padding is None else weights.masked_fill(padding.unsqueeze(-1), 0.0)
 
-    def weights(self, x: Tensor, state: CrossAttentionState, padding_mask: Optional[Padding] = None) -> Tensor:
-        """f(Q K^T / tau + b_rel) for the tokens x after `state`, without dropout: (B, n, D) -> (B, n, m), 0 at pads."""
-        padding_mask = as_mask(padding_mask)
-        queries = self.queries(self.norm(x) if self.config.prenorm else x)
-        queries, place, state = _by_position(queries, padding_mask, state)
+    def _weights(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
+        """The weights of the last n positions, as outputs for values that form an identity matrix."""
         sources, length, _ = state.keys.shape
-        identity = torch.eye(length, dtype=x.dtype, device=x.device).expand(sources, -1, -1)
-        weights = place(self._attend(queries, state._replace(values=identity), drops=False))
-        return weights if padding_mask is None else weights.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+        identity = torch.eye(length, dtype=queries.dtype, device=queries.device).expand(sources, -1, -1)
+        return self._attend(queries, state._replace(values=identity), drops=False)
 
     @property
     def longest(self) -> Optional[int]:
@@ -191,12 +167,29 @@ class GatedCrossAttention(nn.Module):
 
         self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)
 
-    def takes_step(self, state: CrossAttentionState) -> bool:
-        """Whether a single token after `state` may go through `step()`: all rows are at one position."""
-        return state.lengths is None
+    def step(self) -> Callable[..., Tuple[Tensor, CrossAttentionState]]:
+        """The layer for one token at a time, with one projection for the queries and both gates, as of now."""
+        c, norm, position_bias = self.config, self.norm, TabledBias(self.position_bias)
+        activation = ACTIVATIONS[c.activation].forward
+        project, project_hidden = packed(self.queries, self.gates), packed(self.hidden)
 
-    def step(self) -> "CrossAttentionStep":
-        return CrossAttentionStep(self)
+        def step(x: Tensor, source: None, state: CrossAttentionState, *masks: None):
+            residual = x.squeeze(1)  # (R, D)
+            projected = project(norm(residual) if c.prenorm else residual)
+            queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
+            beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
+            weights = biased_weights(beams, state.keys, position_bias, state.position, c.attention, state.padding)
+            packed_values = _packed_values(state)
+            if packed_values is None:
+                attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)
+            else:
+                attended = torch.stack([product(rows) for product, rows in zip(packed_values, weights)])
+            hidden = project_hidden(F.silu(reset) * attended.reshape(residual.shape))
+            y = torch.lerp(residual, activation(hidden), torch.sigmoid(update))
+            y = y if c.prenorm else norm(y)
+            return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed_values)
+
+        return step
 
     def describe(self, most: int) -> Description:
         """Same as `Mixer.describe`."""
@@ -205,9 +198,8 @@ class GatedCrossAttention(nn.Module):
     def _attend(self, queries: Tensor, state: CrossAttentionState, drops: bool = True) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
         c, (targets, length, _) = self.config, queries.shape
-        rates = (c.hidden_dropout, c.attention_dropout) if drops else (0.0, 0.0)
-        hidden_dropout, dropout = map(self.dropout_module.rate, rates)
-        values = dropped(state.values, hidden_dropout, c.feature_dropout)
+        values = self.drop(state.values, c.hidden_dropout) if drops else state.values
+        dropout = self.dropout_module.rate(c.attention_dropout) if drops else 0.0
         keys, padding = state.keys, state.padding
         first = state.position - length
         if length == 1 and dropout == 0.0:
@@ -241,40 +233,8 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
     return laid_out, lambda out: align.back(out)[:, -new:], CrossAttentionState(*source, align.width, align.lengths)
 
 
-class CrossAttentionStep:
-    """Gated cross attention for one token at a time, with one projection for the queries and both gates.
-
-    It reads the weights when it is created.
-    """
-
-    def __init__(self, module: GatedCrossAttention):
-        self.config, self.norm = module.config, module.norm
-        self.activation = ACTIVATIONS[module.config.activation].forward
-        self.projection = side_by_side(module.queries, module.gates)
-        self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
-        self.position_bias = TabledBias(module.position_bias)
-
-    def __call__(
-        self, x: Tensor, source: None, state: CrossAttentionState, *masks: None
-    ) -> Tuple[Tensor, CrossAttentionState]:
-        c, residual = self.config, x.squeeze(1)  # (R, D)
-        projected = self.projection(self.norm(residual) if c.prenorm else residual)
-        queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
-        beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
-        weights = biased_weights(beams, state.keys, self.position_bias, state.position, c.attention, state.padding)
-        packed = _packed(state)
-        if packed is None:
-            attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)
-        else:
-            attended = torch.stack([product(rows) for product, rows in zip(packed, weights)])
-        hidden = self.hidden(F.silu(reset) * attended.reshape(residual.shape))
-        y = torch.lerp(residual, self.activation(hidden), torch.sigmoid(update))
-        y = y if c.prenorm else self.norm(y)
-        return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed)
-
-
-def _packed(state: CrossAttentionState) -> Optional[Tuple[Projection, ...]]:
+def _packed_values(state: CrossAttentionState) -> Optional[Tuple[Projection, ...]]:
     """The packed values of long sources."""
     if state.packed is not None or state.values.size(1) < LONG_SOURCE or not packing_runs(state.values):
         return state.packed
-    return tuple(ready_linear(of_sentence.t()) for of_sentence in state.values)
+    return tuple(ready_linear(values.t()) for values in state.values)

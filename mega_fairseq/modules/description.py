@@ -7,8 +7,6 @@ from typing import Callable, List, NamedTuple, Union
 
 from torch import Tensor
 
-from mega_fairseq.ops.ema.naive import log_decays
-
 DISTANCE, PLACE = "key minus query position", "position in the chunk"  # what a curve may be a function of
 
 
@@ -38,9 +36,3 @@ class RunningMemory(NamedTuple):
 
 
 Description = List[Union[Curves, Decays, RunningMemory]]
-
-
-def decays(alpha: Tensor, delta: Tensor) -> Description:
-    """The decays of an EMA with these logits, (1, D, N), or (2, D, N) for two directions."""
-    directions = ("",) if alpha.size(0) == 1 else ("forward", "backward")
-    return [Decays(name, log_decays(a, d), a.sigmoid(), d.sigmoid()) for name, a, d in zip(directions, alpha, delta)]

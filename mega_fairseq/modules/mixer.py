@@ -1,26 +1,24 @@
 """The token mixer interface, which blocks, decoders, beam search and `inspect` use.
 
-A mixer is one file in `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state of that mixer and, optionally,
-a faster `MixerStep` for single tokens. `mixers.MIXERS` lists them by name. Code outside a mixer's file does not use its
-fields. What is the same for all mixers is written here: norm, residual connection, token shift, pads.
+A mixer is one file in `mixers/`: a `MixerConfig`, the `Mixer` that it builds, the state of that mixer, some EXAMPLES
+for the tests and, optionally, a faster form for single tokens. `mixers.MIXERS` lists them by name. Code outside a
+mixer's file does not use its fields. What is the same for all mixers is written here: norm, residual connection, token
+shift, pads, chunks.
 """
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Dict, NamedTuple, Optional, Tuple, Type, Union
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
 from torch import Tensor, nn
 
-from mega_fairseq.modules.checks import check_padding_mask, check_sequence, check_state_shape, check_state_type
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.description import Description
-from mega_fairseq.modules.dropout_switch import DropoutSwitch
-from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, Shifted, Sliced, check_cache, tensor_at
-from mega_fairseq.modules.normalization import BATCH_NORMS, SequenceNorm
+from mega_fairseq.modules.layer import Layer, check_padding_mask
+from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, TokenShiftState, batch_size
+from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.ops.attention.chunks import Attend, KeyValues, causal_chunked, chunked
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.padding import Padding, to_front
-from mega_fairseq.ops.sequence_parallel import Slices
+from mega_fairseq.ops.padding import Alignment, Padding, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
 
 # ------------------------------------------------------------------------------------------- config
@@ -34,7 +32,6 @@ class MixerConfig(ModuleConfig):
     """
 
     causal: bool = setting(True, "use only the past, and carry a state")
-    chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
     token_shift: bool = setting(
         False, "replace half of each token's channels by those of the token before", "{side}_token_shift"
     )
@@ -43,8 +40,6 @@ class MixerConfig(ModuleConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_probability("hidden_dropout")
-        if self.chunk_size is not None:
-            self.check_positive("chunk_size")
         if self.causal and self.norm in BATCH_NORMS:
             raise ValueError(
                 f"{self.name('norm')} {self.norm!r} takes statistics over all positions, so a causal layer would see "
@@ -61,7 +56,29 @@ class MixerConfig(ModuleConfig):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class ChunkedConfig(MixerConfig):
+    """Options of mixers that attend in chunks."""
+
+    chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_size is not None:
+            self.check_positive("chunk_size")
+
+
 # ------------------------------------------------------------------------------------------- mixer
+
+
+class TokenShift(nn.Module):
+    """Replaces half of each token's channels by those of the token before; it has no parameters."""
+
+    def forward(
+        self, x: Tensor, last: Optional[Tensor] = None, lengths: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
+        """x (B, L, D) and half of the token before it (B, floor(D / 2)) -> (B, L, D), and the next `last`."""
+        return token_shift(x, last, lengths)
 
 
 class Batch(NamedTuple):
@@ -69,12 +86,15 @@ class Batch(NamedTuple):
 
     residual: Tensor  # (B, L, D) the input before the norm
     state: Optional[MixerState]
-    lengths: Optional[Tensor]  # (B,) if there are pads
+    align: Optional[Alignment]  # if there are pads
     padding: Optional[Tensor]  # (B, L) bool, True = pad
-    slices: Optional[Slices] = None  # if the input is a slice: then there is no padding, and `state` is before all
+
+    @property
+    def lengths(self) -> Optional[Tensor]:
+        return None if self.align is None else self.align.lengths
 
 
-class Mixer(nn.Module):
+class Mixer(Layer):
     """A token mixer with its norm and residual connection: (B, L, D) -> (B, L, D).
 
     Causal: `y, state = mixer(x, state, padding_mask)`; otherwise `y = mixer(x, padding_mask=padding_mask)`.
@@ -86,54 +106,137 @@ class Mixer(nn.Module):
     exports_step = True  # whether a step takes the same operations at every position, as torch.export needs
 
     def __init__(self, config: MixerConfig):
-        super().__init__()
-        self.config = config
-        self.norm = SequenceNorm(config.norm, config.dim, affine=config.norm_affine)
-        self.dropout_module = DropoutSwitch()
+        super().__init__(config)
+        self.token_shift = TokenShift() if config.token_shift else None
 
     def forward(
-        self,
-        x: Tensor,
-        state: Union[MixerState, Sliced, None] = None,
-        padding_mask: Optional[Padding] = None,
+        self, x: Tensor, state: Optional[MixerState] = None, padding_mask: Optional[Padding] = None
     ) -> Union[Tensor, Tuple[Tensor, MixerState]]:
-        c = self.config
-        check_sequence("x", x, c.dim, next(self.parameters(), None))
+        c, last = self.config, None
         check_padding_mask(padding_mask, x)
-        slices, state = state if isinstance(state, Sliced) else (None, state)
         if state is not None:
-            self.check_state(state, x)
-        last, state = state if isinstance(state, Shifted) else (None, state)
+            self._check_state(state, x)
+            last, state = state if c.token_shift else (None, state)
         x, align, padding = to_front(x, padding_mask, self.longest)
-        batch = Batch(x, state, None if align is None else align.lengths, padding, slices)
+        batch = Batch(x, state, None if align is None else align.done(), padding)
 
-        y = self.norm(x, padding) if c.prenorm else x
-        if c.token_shift:
-            y, last = token_shift(y, last, batch.lengths, slices)
+        y = self.normalize(x, batch) if c.prenorm else x
+        if self.token_shift is not None:
+            y, last = self.token_shift(y, last, batch.lengths)
         y, state = self.mix(y, batch)
         if not self.gated_residual:
-            y = x + dropped(y, self.rate(c.dropout), c.feature_dropout)
+            y = x + self.drop(y, c.dropout)
         if not c.prenorm:
-            y = self.norm(y, padding)
+            y = self.normalize(y, batch)
 
         if align is not None:
             y = align.back(y.masked_fill(padding.unsqueeze(-1), 0.0))
         if not c.causal:
             return y
-        return y, Shifted(last, state) if c.token_shift else state
+        return y, TokenShiftState(last, state) if c.token_shift else state
+
+    def normalize(self, x: Tensor, batch: Batch) -> Tensor:
+        """The norm before or after `mix`.
+
+        A mixer whose norm carries a state returns x here, and norms in `mix`, where it has its state.
+        """
+        return self.norm(x, batch.padding)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         """Maps the (normed, shifted) input x (B, L, D) to M(x), and the next state if causal."""
         raise NotImplementedError
+
+    def _check_state(self, state: MixerState, x: Tensor) -> None:
+        """Refuses states that would be misread; others fail where they are used."""
+        kind = TokenShiftState if self.config.token_shift else self.State
+        if not self.config.causal:
+            raise ValueError("state was given to a bidirectional layer; only a layer with causal=True has one")
+        if not isinstance(state, kind):
+            raise TypeError(f"state is a {type(state).__name__}, not a {kind.__name__} (give masks as padding_mask)")
+        if batch_size(state) != x.size(0):
+            raise ValueError(f"state has {batch_size(state)} rows and x has {x.size(0)}; continue the same sequences")
+
+    # What a mixer says of itself.
+
+    @property
+    def longest(self) -> Optional[int]:
+        """The longest sequence that it can process; None for any length."""
+        return None
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        """Shapes of a state's tensors, without the batch and token shift, by their path, such as "cache.keys"."""
+        raise NotImplementedError
+
+    def describe(self, most: int) -> Description:
+        """What it has learned about positions, for `inspect`; curves cover at most `most` positions."""
+        return []
+
+    def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
+        """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""
+        raise ValueError("this token mixer has no chunks; leave the chunk size out")
+
+    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
+        """Fits a checkpoint's tensors to this mixer's chunk size, in place; raises ValueError if that is impossible."""
+
+    # Single tokens.
+
+    def takes_step(self, state: Optional[MixerState]) -> bool:
+        """Whether a single token after `state` may go through `step()`: all rows must be at the same place."""
+        if isinstance(state, TokenShiftState):
+            state = state.mixer
+        return state is not None and all(not isinstance(f, KeyValues) or f.padding is None for f in state)
+
+    def step(self) -> Optional["MixerStep"]:
+        """A faster form for single tokens, or None to use `forward`."""
+        return None
+
+
+# Maps the (normed, shifted) token (R, D), its residual (R, D) and a state to M(x) (R, D) and the next state.
+MixToken = Callable[[Tensor, Tensor, MixerState], Tuple[Tensor, MixerState]]
+
+
+class MixerStep:
+    """A mixer for one token at a time: `y, state = step(x, state)` for x (R, 1, D), without gradients or dropout.
+
+    Whatever does not depend on the token is computed before, in `Mixer.step`, so a step is valid for one generation, in
+    which no weight may change.
+    """
+
+    def __init__(self, mixer: Mixer, mix: MixToken):
+        self.config, self.norm, self.gated_residual, self.mix = mixer.config, mixer.norm, mixer.gated_residual, mix
+
+    def __call__(self, x: Tensor, state: MixerState, padding_mask: None = None) -> Tuple[Tensor, MixerState]:
+        c, residual = self.config, x.squeeze(1)  # (R, D)
+        y = self.norm(residual) if c.prenorm else residual
+        if c.token_shift:
+            y, last = shifted_token(y, state.last)
+            state = state.mixer
+        y, state = self.mix(y, residual, state)
+        if not self.gated_residual:
+            y = residual + y
+        y = (y if c.prenorm else self.norm(y)).unsqueeze(1)
+        return y, TokenShiftState(last, state) if c.token_shift else state
+
+
+# ------------------------------------------------------------------------------------------- chunks
+
+
+class ChunkedMixer(Mixer):
+    """A mixer that attends in chunks, or to all tokens if `chunk_size` is None."""
 
     def in_chunks(
         self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: Optional[KeyValues], batch: Batch
     ) -> Tuple[Tensor, Optional[KeyValues]]:
         """`attend` in each chunk: q, k (B, L, z), v (B, L, e) -> (B, L, e), and the next cache if causal."""
         size = self.config.chunk_size
-        if self.config.causal:
-            return causal_chunked(attend, q, k, v, size, cache, batch.lengths)
-        return chunked(attend, q, k, v, size, batch.padding), None
+        if not self.config.causal:
+            return chunked(attend, q, k, v, size, batch.padding), None
+        if cache is not None and size is not None and cache.keys.size(1) >= size:
+            raise ValueError(
+                f"state has an unfinished chunk of {cache.keys.size(1)} tokens and chunk_size is {size}; use the "
+                "chunk_size that the state was made with"
+            )
+        return causal_chunked(attend, q, k, v, size, cache, batch.lengths)
 
     def in_open_chunk(
         self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, batch: Batch
@@ -148,91 +251,7 @@ class Mixer(nn.Module):
         length = "keys so far" if self.config.chunk_size is None else "up to chunk_size - 1"
         return {"cache.keys": (length, keys), "cache.values": (length, values)}
 
-    def rate(self, dropout: float) -> float:
-        return self.dropout_module.rate(dropout)
-
-    @property
-    def longest(self) -> Optional[int]:
-        """The longest sequence that it can process; None for any length."""
-        return None
-
-    def check_slices(self) -> None:
-        """Raises ValueError if processes cannot share a sequence, cut at borders of chunks.
-
-        By default nothing but the unfinished chunk may be carried. A mixer that carries more reads `Batch.slices`.
-        """
-        if self.config.chunk_size is None:
-            name = self.config.name("chunk_size")
-            raise ValueError(
-                f"{name} is {-1 if self.config.side else None}, and processes can share a sequence only if attention "
-                f"stays in chunks; give {name}, such as 2048, or one process for each sequence"
-            )
-
-    def state_shapes(self) -> Dict[str, Shape]:
-        """Shapes of a state's tensors, without the batch and token shift, by their path, such as "cache.keys"."""
-        raise NotImplementedError
-
-    def check_state(self, state: MixerState, x: Tensor) -> None:
-        """Raises an error for a state of another module or batch."""
-        if not self.config.causal:
-            raise ValueError("state was given to a bidirectional layer; only a layer with causal=True has one")
-        if self.config.token_shift:
-            check_state_type(state, Shifted)
-            check_state_shape("state.last", state.last, (x.size(0), x.size(2) // 2))
-            state = state.mixer
-        check_state_type(state, self.State)
-        for path, shape in self.state_shapes().items():
-            check_state_shape(f"state.{path}", tensor_at(state, path), (x.size(0), *shape))
-        for name, field in zip(state._fields, state):
-            if isinstance(field, KeyValues):
-                check_cache(f"state.{name}", field, self.config.chunk_size)
-
-    def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
-        """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""
+    def with_chunk(self, chunk_size: Optional[int]) -> "ChunkedMixer":
         twin = copy(self)
         twin.config = replace(self.config, chunk_size=chunk_size)
         return twin
-
-    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        """Fits a checkpoint's tensors to this mixer's chunk size, in place; raises ValueError if that is impossible."""
-
-    def takes_step(self, state: Optional[MixerState]) -> bool:
-        """Whether a single token after `state` may go through `step()`: all rows must be at the same place."""
-        if isinstance(state, Shifted):
-            state = state.mixer
-        return state is not None and all(not isinstance(f, KeyValues) or f.padding is None for f in state)
-
-    def step(self) -> Optional["MixerStep"]:
-        """A faster form for single tokens, or None to use `forward`."""
-        return None
-
-    def describe(self, most: int) -> Description:
-        """What it has learned about positions, for `inspect`; curves cover at most `most` positions."""
-        return []
-
-
-class MixerStep:
-    """A mixer for one token at a time: `y, state = step(x, state)` for x (R, 1, D).
-
-    Everything that does not depend on the token is computed when the step is created, so it is valid for one
-    generation, in which no weight may change.
-    """
-
-    def __init__(self, mixer: Mixer):
-        self.config, self.norm, self.gated_residual = mixer.config, mixer.norm, mixer.gated_residual
-
-    def __call__(self, x: Tensor, state: MixerState, padding_mask: None = None) -> Tuple[Tensor, MixerState]:
-        c, residual = self.config, x.squeeze(1)  # (R, D)
-        y = self.norm(residual) if c.prenorm else residual
-        if c.token_shift:
-            y, last = shifted_token(y, state.last)
-            state = state.mixer
-        y, state = self.mix(y, residual, state)
-        if not self.gated_residual:
-            y = residual + y
-        y = (y if c.prenorm else self.norm(y)).unsqueeze(1)
-        return y, Shifted(last, state) if c.token_shift else state
-
-    def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        """Maps the (normed, shifted) token x (R, D) to M(x), and the next state."""
-        raise NotImplementedError

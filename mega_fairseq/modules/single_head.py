@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import attend, check_attention
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.description import Description
-from mega_fairseq.modules.mixer import Mixer, MixerConfig
-from mega_fairseq.modules.position_bias import POSITION_BIASES, PositionBias
+from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
+from mega_fairseq.modules.position_bias import POSITION_BIASES, attend, check_attention
 from mega_fairseq.modules.projection import RELEASED_STD
 
 
 @dataclass(frozen=True)
-class SingleHeadConfig(MixerConfig):
+class SingleHeadConfig(ChunkedConfig):
     """Options of a mixer with single-head attention; subclasses add `attention`, its function."""
 
     shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
@@ -34,35 +33,28 @@ class SingleHeadConfig(MixerConfig):
         self.check_probability("attention_dropout")
 
 
-def position_bias(c: SingleHeadConfig) -> PositionBias:
-    return POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
-
-
-def initialize_scales(kappa: nn.Parameter, init: str) -> None:
-    if init == "released":
-        nn.init.normal_(kappa, 0.0, RELEASED_STD)
-    else:
-        nn.init.ones_(kappa)
-
-
-class SingleHeadMixer(Mixer):
+class SingleHeadMixer(ChunkedMixer):
     """A mixer with attention in chunks and a `position_bias`, which limits the chunk size if it is a table."""
 
-    kappa: nn.Parameter  # scales of Z, one row for each use of it: 0 are queries, 1 keys
-    mu: nn.Parameter  # its offsets
-    position_bias: PositionBias
     outer_scale = False  # see `attention`
 
-    def mapped(self, shared: Tensor, row: Optional[int] = None) -> Tensor:
-        """kappa_i * Z + mu_i (Mega's eq. 8-9) for row i, or for all rows together: (rows, B, L, z)."""
-        if row is None:
-            return torch.addcmul(self.mu[:, None, None], shared, self.kappa[:, None, None])
-        return torch.addcmul(self.mu[row], shared, self.kappa[row])
+    def add_attention(self, scales: int) -> None:
+        """Adds kappa and mu, with a row for each use of Z (0 are queries, 1 keys), and the position bias."""
+        c = self.config
+        self.kappa = nn.Parameter(torch.ones(scales, c.shared_dim))
+        self.mu = nn.Parameter(torch.zeros(scales, c.shared_dim))
+        if c.init == "released":
+            nn.init.normal_(self.kappa, 0.0, RELEASED_STD)
+        self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
+
+    def queries_keys(self, shared: Tensor) -> Tuple[Tensor, Tensor]:
+        """kappa_i * Z + mu_i (Mega's eq. 8-9): (B, L, z) each."""
+        return torch.addcmul(self.mu[:, None, None], shared, self.kappa[:, None, None])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within groups, with the last query at the position of the last key."""
         c = self.config
-        first_query, dropout = k.size(1) - q.size(1), self.rate(c.attention_dropout)
+        first_query, dropout = k.size(1) - q.size(1), self.dropout_module.rate(c.attention_dropout)
         return attend(
             q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout, self.outer_scale
         )
@@ -80,12 +72,12 @@ class SingleHeadMixer(Mixer):
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         self.position_bias.adapt(stored, f"{prefix}position_bias.", partial(self._beyond, self.config.chunk_size))
 
-    def _beyond(self, wanted: Optional[int], learned: int) -> str:
-        chunk_size, position_bias = self.config.name("chunk_size"), self.config.name("position_bias")
-        limit = "" if self.config.chunk_size else f" for up to {self.config.max_positions} positions"
+    def _beyond(self, chunk_size: Optional[int], learned: int) -> str:
+        c = self.config
+        limit = "" if c.chunk_size else f" for up to {c.max_positions} positions"
         return (
-            f"{chunk_size} is {self.config.written(wanted)}{limit} and this model's position bias 'simple' reaches "
-            f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {position_bias} rotary"
+            f"{c.name('chunk_size')} is {c.written(chunk_size)}{limit} and this model's position bias 'simple' reaches "
+            f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {c.name('position_bias')} rotary"
         )
 
     def describe(self, most: int) -> Description:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.description import DISTANCE, PLACE, Curves, Description
-from mega_fairseq.modules.mixer import Mixer, MixerConfig
+from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
 
 MOST_PLACES = 1_000_000  # larger tables are mistakes that would fill the memory
 
@@ -29,7 +29,7 @@ DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if cau
 
 
 @dataclass(frozen=True)
-class TimeConfig(MixerConfig):
+class TimeConfig(ChunkedConfig):
     """Options of mixers with heads and tables over the places of a window, which is a chunk."""
 
     heads: int = setting(8, "number of heads", "{side}_attention_heads")
@@ -38,15 +38,10 @@ class TimeConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tabled and self.chunk_size is None:
+        if self.tabled and not 0 < (self.chunk_size or 0) <= MOST_PLACES:
             raise ValueError(
-                f"{self.name('chunk_size')} is {self.written(None)} and this mixer learns tables over the places of a "
-                "chunk; give a number of tokens"
-            )
-        if self.tabled and self.chunk_size > MOST_PLACES:
-            raise ValueError(
-                f"{self.name('chunk_size')} is {self.chunk_size} and this mixer learns tables over the places of a "
-                f"chunk; give at most {MOST_PLACES:,}"
+                f"{self.name('chunk_size')} is {self.written(self.chunk_size)} and this mixer learns tables over the "
+                f"places of a chunk; give a number of tokens, up to {MOST_PLACES:,}"
             )
 
     @property
@@ -55,14 +50,14 @@ class TimeConfig(MixerConfig):
         return True
 
 
-class TimeMixer(Mixer):
+class TimeMixer(ChunkedMixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
 
     def at(self, table: Optional[Tensor], places: slice) -> Optional[Tensor]:
         """A part of a table that may be missing: (..., T) -> (..., n)."""
         return None if table is None else table[..., places]
 
-    def with_chunk(self, chunk_size: Optional[int]) -> Mixer:
+    def with_chunk(self, chunk_size: Optional[int]) -> "TimeMixer":
         if self.config.tabled and chunk_size != self.config.chunk_size:
             raise ValueError(self._other(chunk_size, self.config.chunk_size))
         return super().with_chunk(chunk_size)
@@ -71,8 +66,8 @@ class TimeMixer(Mixer):
         if not self.config.tabled:
             return
         for name in TABLES:
-            table, own = stored.get(f"{prefix}{name}"), getattr(self, name, None)
-            if table is not None and own is not None and table.shape != own.shape:
+            table, parameter = stored.get(f"{prefix}{name}"), getattr(self, name, None)
+            if table is not None and parameter is not None and table.shape != parameter.shape:
                 places = table.size(-1) if self.config.causal or name not in DISTANCES else (table.size(-1) + 1) // 2
                 raise ValueError(self._other(self.config.chunk_size, places))
 
@@ -88,10 +83,10 @@ class TimeMixer(Mixer):
         values = by_distance(table, causal, places, places)  # (H, 2 n - 1), from 1 - n on
         return Curves(TABLES[name], DISTANCE, 1 - places, values[:, :places] if causal else values)
 
-    def _other(self, wanted: Optional[int], learned: int) -> str:
+    def _other(self, chunk_size: Optional[int], learned: int) -> str:
         name = self.config.name("chunk_size")
         return (
-            f"{name} is {self.config.written(wanted)} and this model learned tables over the {learned} places "
+            f"{name} is {self.config.written(chunk_size)} and this model learned tables over the {learned} places "
             f"of a chunk; evaluate at chunks of {learned}"
         )
 

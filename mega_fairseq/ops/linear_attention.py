@@ -17,7 +17,6 @@ from torch import Tensor
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
-from mega_fairseq.ops.sequence_parallel import Slices, entering_sums
 
 TILE_TOKENS = 256  # of a row: on the CPU, their products with the memory are one tile
 
@@ -72,28 +71,6 @@ def chunk_memory(
         out, total = apply(q, k, v, quad, start, memory.tokens, lengths, chunk_size)
     whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
     return out, Memory(total, memory.tokens + (whole - whole % chunk_size))
-
-
-def chunk_memory_of_slice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chunk_size: int,
-    memory: Memory,
-    slices: Slices,
-    quad: Optional[Tensor] = None,
-) -> Tuple[Tensor, Memory]:
-    """`chunk_memory` of this process's slice, where `memory` is before all slices -> out, the memory after all slices.
-
-    The slice's own sum is one product; the state that enters is then like any other.
-    """
-    with without_autocast(q):
-        wide_k, wide_v = (t.to(at_least_float32(t.dtype)) for t in (k, v))
-        own = torch.bmm(wide_k.transpose(1, 2), wide_v)  # (B, s, e); only the last slice may have an unfinished chunk
-        entering, after = entering_sums(own, slices, memory.sum)
-    tokens = (memory.tokens + count * slices.width for count in (slices.rank, slices.group.size))
-    out, _ = chunk_memory(q, k, v, chunk_size, Memory(entering, next(tokens)), quad=quad)
-    return out, Memory(after, next(tokens))
 
 
 # ------------------------------------------------------------------------------------------- layout

@@ -7,9 +7,8 @@ an EMA with decay phi and slices of L tokens:
     h_r = sum over j < r of phi^(L (r - 1 - j)) own_j        enters slice r
 
 In backward, gradients of these states go back in one all-to-all. Both send the size of one state to each other process.
-
-The other operators that compose states are beside the definitions of these states. All of them read what was gathered
-in every process, the first one too: otherwise its backward would not take part, and the others would wait for it.
+All that compose states read what was gathered in every process, the first one too: otherwise its backward would not
+take part, and the others would wait for it. `modules/sequence_parallel.py` applies this to the layers of a block.
 """
 
 from contextlib import contextmanager
@@ -20,8 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.aft import Sums, as_token
 from mega_fairseq.ops.derivatives import once_differentiable
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.ema import EMACoefficients, final_state
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 
 class SequenceGroup:
@@ -38,11 +39,11 @@ class SequenceGroup:
         units = -(-length // unit)
         return Slices(self, length, -(-units // self.size) * unit)
 
-    def all_gather(self, own: Tensor) -> Tensor:
+    def all_gather(self, state: Tensor) -> Tensor:
         """(...) -> (S, ...), without gradients."""
-        every = own.new_empty(self.size, *own.shape)
+        every = state.new_empty(self.size, *state.shape)
         with self._exchange():
-            dist.all_gather(list(every), own.contiguous(), self.group)
+            dist.all_gather(list(every), state.contiguous(), self.group)
         return every
 
     def all_to_all(self, parts: Tensor) -> Tensor:
@@ -72,26 +73,26 @@ class Slices(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """How many slices are before this process's own."""
+        """How many slices are before that of this process."""
         return self.group.rank
 
     @property
-    def own(self) -> Tuple[int, int]:
+    def bounds(self) -> Tuple[int, int]:
         """Start and end of this process's slice."""
         start, stop = ((self.rank + i) * self.width for i in (0, 1))
         return min(start, self.length), min(stop, self.length)
 
-    def gather(self, own: Tensor) -> Tensor:
-        """What all slices have, (S, ...) in float32 or better; every process must use it in backward."""
-        return _Gather.apply(own.to(at_least_float32(own.dtype)), self.group)
+    def gather(self, state: Tensor) -> Tensor:
+        """The states of all slices, (S, ...) in float32 or better; every process must use them in backward."""
+        return _Gather.apply(state.to(at_least_float32(state.dtype)), self.group)
 
-    def join(self, own: Tensor) -> Tensor:
+    def join(self, columns: Tensor) -> Tensor:
         """Columns of this slice, (B, width of the slice, ...) -> columns of all slices, (B, length, ...).
 
-        All processes must compute the same loss from the result, so that the gradient of a process's own columns is
-        already complete there.
+        All processes must compute the same loss from the result, so that the gradient of a process's columns is already
+        complete there.
         """
-        return _Join.apply(own, self)
+        return _Join.apply(columns, self)
 
     def ages(self, count: int, like: Tensor) -> Tensor:
         """Tokens from the end of each of the first `count` slices to the end of the last of these: (count,)."""
@@ -100,9 +101,9 @@ class Slices(NamedTuple):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, own, group):
+    def forward(ctx, state, group):
         ctx.group = group
-        return group.all_gather(own)
+        return group.all_gather(state)
 
     @staticmethod
     @once_differentiable
@@ -112,28 +113,30 @@ class _Gather(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, own, slices):
+    def forward(ctx, columns, slices):
         ctx.slices = slices
-        missing = slices.width - own.size(1)
-        columns = F.pad(own, (0, 0) * (own.dim() - 2) + (0, missing))
+        missing = slices.width - columns.size(1)
+        columns = F.pad(columns, (0, 0) * (columns.dim() - 2) + (0, missing))
         return slices.group.all_gather(columns).transpose(0, 1).flatten(1, 2)[:, : slices.length].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        start, stop = ctx.slices.own
+        start, stop = ctx.slices.bounds
         return gradient[:, start:stop], None
 
+
+# ------------------------------------------------------------------------------------------- composition of states
 
 # In what follows, `before` is the state before all slices, the same in every process, and None for none. Results are
 # the state before this process's slice, and the one after all slices if the last of them has full width.
 
 
 def entering_sums(
-    own: Tensor, slices: Slices, before: Optional[Tensor] = None, log_decay: Optional[Tensor] = None
+    total: Tensor, slices: Slices, before: Optional[Tensor] = None, log_decay: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
-    """Sums that decay by log_decay (D, N) in each token, or not at all: own (B, D, N), each slice's sum from zero."""
-    every = slices.gather(own)  # (S, B, D, N)
+    """Sums that decay by log_decay (D, N) in each token, or not at all: (B, D, N), of each slice from zero."""
+    every = slices.gather(total)  # (S, B, D, N)
 
     def after(count: int) -> Tensor:
         if log_decay is None:
@@ -146,11 +149,11 @@ def entering_sums(
     return after(slices.rank), after(slices.group.size)
 
 
-def entering_window(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The last R inputs: own (B, D, R), those of each slice, zeros first if it has fewer."""
-    reach = own.size(-1)
-    every = slices.gather(own)[..., max(0, reach - slices.width) :]  # (S, B, D, up to R)
-    first = torch.zeros_like(own) if before is None else before
+def entering_window(window: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The last R inputs (B, D, R) of each slice, zeros first if it has fewer."""
+    reach = window.size(-1)
+    every = slices.gather(window)[..., max(0, reach - slices.width) :]  # (S, B, D, up to R)
+    first = torch.zeros_like(window) if before is None else before
 
     def after(count: int) -> Tensor:
         inputs = torch.cat([first, every[:count].permute(1, 2, 0, 3).flatten(2)], -1)
@@ -159,8 +162,42 @@ def entering_window(own: Tensor, slices: Slices, before: Optional[Tensor] = None
     return after(slices.rank), after(slices.group.size)
 
 
-def entering_last(own: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The last token: own (B, D), that of each slice."""
-    every = slices.gather(own).to(own.dtype)  # (S, B, D)
-    last = every[max(0, slices.rank - 1) : slices.rank].sum(0)  # zeros in the first process
-    return last if before is None or slices.rank else last + before, every[-1]
+def entering_last(last: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The last token (B, D) of each slice."""
+    every = slices.gather(last).to(last.dtype)  # (S, B, D)
+    entering = every[max(0, slices.rank - 1) : slices.rank].sum(0)  # zeros in the first process
+    return entering if before is None or slices.rank else entering + before, every[-1]
+
+
+def entering_ema(
+    x: Tensor, c: EMACoefficients, slices: Slices, before: Optional[Tensor] = None, truncation: Optional[int] = None
+) -> Tuple[Tensor, Tensor]:
+    """The states of an EMA whose inputs are slices x (B, L, D).
+
+    The state that a slice leaves is computed without its outputs, with N products for each input.
+    """
+    with without_autocast(x):
+        x = x.to(c.log_decay.dtype)
+        if not truncation:
+            return entering_sums(final_state(x, c, again=True), slices, before, c.log_decay)
+        reach = truncation - 1
+        window = F.pad(x, (0, 0, max(0, reach - x.size(1)), 0))
+        return entering_window(window[:, window.size(1) - reach :].transpose(1, 2), slices, before)
+
+
+def entering_memory(k: Tensor, v: Tensor, slices: Slices, before: Tensor) -> Tuple[Tensor, Tensor]:
+    """The sums of k (outer) v over whole chunks: k (B, L, s), v (B, L, e) -> (B, s, e).
+
+    Only the last slice may have an unfinished chunk, which then counts in the state after all slices.
+    """
+    with without_autocast(k):
+        k, v = (t.to(at_least_float32(t.dtype)) for t in (k, v))
+        return entering_sums(torch.bmm(k.transpose(1, 2), v), slices, before)
+
+
+def gather_aft(sums: Sums, k: Tensor, v: Tensor, slices: Slices) -> Tuple[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor]]:
+    """The sums of each slice as tokens of the same effect, and its last tokens k, v (B, m, D): keys and values each."""
+    tokens = torch.stack(as_token(sums), 1).unsqueeze(2)  # (B, 2, 1, D)
+    every = slices.gather(torch.cat([tokens, torch.stack([k, v], 1)], 2))  # (S, B, 2, 1 + m, D)
+    every = every.permute(2, 1, 0, 3, 4)  # (2, B, S, 1 + m, D)
+    return every[:, :, :, 0].unbind(), every[:, :, :, 1:].to(k.dtype).unbind()

@@ -5,21 +5,14 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.sequence_parallel import Slices, entering_last
 
-
-def token_shift(
-    x: Tensor, last: Optional[Tensor] = None, lengths: Optional[Tensor] = None, slices: Optional[Slices] = None
-) -> Tuple[Tensor, Tensor]:
+def token_shift(x: Tensor, last: Optional[Tensor] = None, lengths: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """x (B, L, D) -> [x_{t-1} in the first floor(D / 2) channels, x_t in the others], and the next `last`.
 
     `last` (B, floor(D / 2)) has the channels of the token before the first, None for zeros. `lengths` (B,) marks right
-    padding; a row without tokens keeps its `last`. With `slices`, x is this process's slice.
+    padding; a row without tokens keeps its `last`.
     """
     half = x.size(-1) // 2
-    if slices is not None:
-        last, after = entering_last(x[:, -1, :half], slices, last)
-        return token_shift(x, last)[0], after
     first = x.new_zeros(x.size(0), half) if last is None else last.to(x.dtype)
     moved = torch.cat([first.unsqueeze(1), x[..., :half]], 1)  # (B, 1 + L, D / 2), the token before each place
     shifted = torch.cat([moved[:, :-1], x[..., half:]], -1)

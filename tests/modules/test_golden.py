@@ -113,7 +113,7 @@ def test_cross_attention_gives_every_released_gradient(case):
 def test_cross_attention_weights_equal_the_released_ones(case):
     module, rows = golden.build(case), ~checks.wrong_rows(case)
     state = module.project_source(case.inputs["key"], case.padding)
-    weights = module.weights(case.inputs["query"], state)[rows]
+    weights = module(case.inputs["query"], None, state, need_weights=True)[2][rows]
     for name in ("attn_weights", "attn_weights_incremental"):
         if name in case.outputs:
             assert_outputs(weights, case.outputs[name][rows], name)

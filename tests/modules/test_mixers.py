@@ -35,23 +35,6 @@ def test_config_fields_have_help_texts_and_name_options_of_the_models(name):
         assert {option.format(side=side) for option in config.options().values()} <= options
 
 
-ONLY_WITH = [(name, field) for name, config in MIXERS.items() for field in config.ONLY_WITH]
-
-
-@pytest.mark.parametrize(("name", "field"), ONLY_WITH, ids=" ".join)
-def test_an_option_that_has_no_effect_is_refused_unless_it_has_its_default(name, field):
-    config = MIXERS[name]
-    defaults = {each.name: each.default for each in fields(config)}
-    other, values = config.ONLY_WITH[field]
-    choices = next(each.metadata["choices"] for each in fields(config) if each.name == other)
-    value = {None: 2, "outer": "inner"}.get(defaults[field], not defaults[field] or 2)
-    remedy = "leave it out" if defaults[field] is False else f"set it to {defaults[field]}"
-    for choice in set(choices) - set(values):
-        said = f"{field} is {value} and has no effect with {other} {choice}; {remedy}, or choose {' or '.join(values)}"
-        with pytest.raises(ValueError, match=f"^{said}$"):
-            config(DIM, **{other: choice, field: value})
-
-
 @pytest.mark.parametrize("name", MIXERS)
 @torch.no_grad()
 def test_a_state_has_the_tensors_and_shapes_of_state_shapes(name):
@@ -110,7 +93,7 @@ def test_descriptions_have_one_number_per_state_distance_or_place(name):
 
 
 def test_no_code_outside_a_mixer_uses_its_fields():
-    interface = {name for name in dir(Mixer) if not name.startswith("_")} | {"config", "norm"}
+    interface = {name for name in dir(Mixer) if not name.startswith("_")} | {"config", "norm", "token_shift"}
     common = {field.name for field in fields(MixerConfig)} | set(dir(MixerConfig))
     asked = []
     for path in PACKAGE.rglob("*.py"):

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mega_fairseq.modules import MIXERS, Block, BlockState, FeedForwardConfig
-from mega_fairseq.modules.mixer_state import Sliced
-from mega_fairseq.ops.ema import ema, ema_coefficients, ema_of_slice
+from mega_fairseq.modules.sequence_parallel import SequenceParallelState, check_shareable, share_sequences
 from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
 from tests.helpers.golden_models import PAD
 from tests.helpers.processes import in_processes
@@ -50,16 +49,15 @@ def stack(form: str) -> List[Block]:
     name, options = FORMS[form]
     shift = {"token_shift": options.get("token_shift", False)}
     made = [Block(MIXERS[name](DIM, **options), FeedForwardConfig(DIM, **shift)) for _ in range(LAYERS)]
+    for block in made:
+        share_sequences(block)
     return [randomise(block, seed) for seed, block in enumerate(made)]
 
 
 def run(blocks: List[Block], x: Tensor, states: List[BlockState], slices: Optional[Slices] = None) -> Tensor:
     """The stack on x after `states`, which become the states after it."""
     for i, block in enumerate(blocks):
-        state = states[i]
-        if slices is not None:
-            state = BlockState(Sliced(slices, state.mixer), None, Sliced(slices, state.feed_forward))
-        x, states[i] = block(x, state)
+        x, states[i] = block(x, states[i] if slices is None else SequenceParallelState(slices, states[i]))
     return x
 
 
@@ -85,7 +83,7 @@ def in_slices(blocks: List[Block], group: SequenceGroup) -> Dict[str, Tensor]:
     x, states, pieces = noise(2, sum(LENGTHS), DIM, grad=True), [BlockState(None)] * LAYERS, []
     for piece in x.split(LENGTHS, 1):
         slices = group.divide(piece.size(1), CHUNK)
-        start, stop = slices.own
+        start, stop = slices.bounds
         own = piece[:, start:stop] if start < stop else piece.new_zeros(2, 1, DIM)
         pieces.append(slices.join(run(blocks, own, states, slices)[:, : stop - start]))
     found = with_gradients(blocks, torch.cat(pieces, 1), x)
@@ -123,7 +121,7 @@ def compare_in_bfloat16() -> None:
     for form in FORMS:
         blocks = [block.bfloat16() for block in stack(form)]
         expected = run(blocks, x, [BlockState(None)] * LAYERS)
-        found = slices.join(run(blocks, x[:, slice(*slices.own)], [BlockState(None)] * LAYERS, slices))
+        found = slices.join(run(blocks, x[:, slice(*slices.bounds)], [BlockState(None)] * LAYERS, slices))
         assert found.dtype == torch.bfloat16
         assert relative_error(found, expected.double()) < 0.02, form
 
@@ -234,7 +232,7 @@ def bytes_sent(form: str, batch: int = 2) -> Dict[str, int]:
             patch.setattr(dist, name, counted(name, parts))
         blocks, x = [block.float() for block in stack(form)], noise(batch, 36, DIM, dtype=torch.float32)
         slices = group.divide(36, CHUNK)
-        own = x[:, slice(*slices.own)].requires_grad_()
+        own = x[:, slice(*slices.bounds)].requires_grad_()
         loss_of(run(blocks, own, [BlockState(None)] * LAYERS, slices)).backward()
     return sent
 
@@ -264,11 +262,13 @@ def test_what_crosses_a_border_is_the_state_alone():
 def kept_for_a_slice() -> List[int]:
     """Numbers kept for backward by an EMA of a slice, and by one of a sequence that follows a state."""
     x, slices = noise(2, 640, DIM, dtype=torch.float32, grad=True), SequenceGroup().divide(1280, 64)
-    parameters = [noise(DIM, 3, seed=i, dtype=torch.float32, grad=True) for i in range(4)]
-    state = noise(2, DIM, 3, dtype=torch.float32, grad=True)
-    c = ema_coefficients(*parameters)
-    calls = (lambda: ema_of_slice(x, c, slices, state), lambda: ema(x, c, state))
-    return [sum(kept_for_backward(call)) for call in calls]
+    shared = Block(MIXERS["mega"](DIM, ndim=3, chunk_size=64))
+    share_sequences(shared)
+    ema, state = shared.mixer.ema, noise(2, DIM, 3, dtype=torch.float32, grad=True)
+    kept = []
+    for ema.exchange.slices in (slices, None):
+        kept.append(sum(kept_for_backward(lambda: ema(x, state))))
+    return kept
 
 
 def test_reducing_a_slice_to_its_state_keeps_no_copy_of_the_slice():
@@ -284,12 +284,12 @@ def lose_a_process() -> str:
     group = SequenceGroup()
     x, slices = noise(2, 36, DIM), group.divide(36, CHUNK)
     blocks = stack("mega")
-    run(blocks[:1], x[:, slice(*slices.own)], [BlockState(None)], slices)
+    run(blocks[:1], x[:, slice(*slices.bounds)], [BlockState(None)], slices)
     if group.rank == 1:
         os._exit(1)
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="one of the 3 processes that share each sequence has ended"):
-        run(blocks, x[:, slice(*slices.own)], [BlockState(None)] * LAYERS, slices)
+        run(blocks, x[:, slice(*slices.bounds)], [BlockState(None)] * LAYERS, slices)
     return "in time" if time.monotonic() - started < 20 else "late"
 
 
@@ -305,4 +305,4 @@ def test_mixers_without_chunks_are_refused(form):
     name, options = FORMS[form]
     mixer = MIXERS[name](DIM, **{**options, "chunk_size": None}).build()
     with pytest.raises(ValueError, match="processes can share a sequence only if attention stays in chunks; give"):
-        mixer.check_slices()
+        check_shareable(mixer)

@@ -10,7 +10,7 @@ from mega_fairseq.modules import (
     GatedAttentionConfig,
     GatedCrossAttentionConfig,
     MegaBlock,
-    attend,
+    position_bias,
 )
 from mega_fairseq.modules.cross_attention import LONG_SOURCE
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -124,8 +124,8 @@ def test_a_step_reads_the_weights_when_it_is_created():
 @torch.no_grad()
 def test_steps_compute_few_rotations(monkeypatch):
     made, computed = block(position_bias="rope"), []
-    turns = attend.turns
-    monkeypatch.setattr(attend, "turns", lambda *args: computed.append(args) or turns(*args))
+    turns = position_bias.turns
+    monkeypatch.setattr(position_bias, "turns", lambda *args: computed.append(args) or turns(*args))
     state, _ = start(made)
     step = made.step()
     for token in torch.randn(100, SOURCES * BEAMS, 1, DIM):

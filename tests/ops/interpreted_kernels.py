@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import damped_ema
-from mega_fairseq.modules.damped_ema import DampedEMA
+from mega_fairseq.modules.mixers.mega import DampedEMA
 from mega_fairseq.ops import gates as gating
 from mega_fairseq.ops.ema import ema_coefficients, ema_naive
 from mega_fairseq.ops.ema import triton as ema_triton

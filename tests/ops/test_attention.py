@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mega_fairseq.modules import POSITION_BIASES
-from mega_fairseq.modules.attend import attend
+from mega_fairseq.modules.position_bias import attend
 from mega_fairseq.ops.attention import (
     ATTENTION_FUNCTIONS,
     attention,

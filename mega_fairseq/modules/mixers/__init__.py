@@ -1,8 +1,9 @@
-"""The token mixers by name, one file each. Options, property tests and `inspect` use this table."""
+"""The token mixers by name, one file each, and small examples of them; options, tests and `inspect` use both."""
 
 from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
+from mega_fairseq.modules.mixers import aft, flash, gau, gmlp, mega, multi_head, sparse
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.flash import FlashConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
@@ -19,4 +20,10 @@ MIXERS: Dict[str, Type[MixerConfig]] = {
     "gmlp": GatedMLPConfig,
     "aft": AFTConfig,
     "sparse": SparseConfig,
+}
+
+EXAMPLES: Dict[str, MixerConfig] = {
+    name: example
+    for module in (mega, gau, flash, multi_head, gmlp, aft, sparse)
+    for name, example in module.EXAMPLES.items()
 }

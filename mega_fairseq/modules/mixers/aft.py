@@ -10,7 +10,7 @@ For channel i of head h = floor(i H / d), with R = sigmoid(X W_r + b_r) and K, V
 """
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,14 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
-from mega_fairseq.ops.aft import Sums, aft, aft_last_row, as_token, no_sums, with_tokens
+from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, with_tokens
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.precision import at_least_float32
-from mega_fairseq.ops.sequence_parallel import Slices
 
 FORMS = ("window", "local", "simple")
+WeighToken = Callable[[Tensor, Tensor, MixerState], Tuple[Tensor, MixerState]]  # `weighted` for k, v (R, D)
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,13 @@ class AFTConfig(TimeConfig):
         return WindowedAFT(self) if self.form == "window" else LocalAFT(self)
 
 
+EXAMPLES = {
+    "aft": AFTConfig(8, heads=2, chunk_size=6, beta=True, gamma=True),
+    "aft, local": AFTConfig(8, form="local", reach=4, heads=2, token_shift=True),
+    "aft, simple": AFTConfig(8, form="simple"),
+}
+
+
 class AttentionFree(TimeMixer):
     """What all forms share: projections, gate and values."""
 
@@ -83,13 +88,28 @@ class AttentionFree(TimeMixer):
         self.output = linear(c.dim, c.dim, c.init)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
-        c = self.config
-        values = dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
+        values = self.drop(self.value(x), self.config.hidden_dropout)
         mixed, state = self.weighted(self.key(x), values, batch)
         return self.output(torch.sigmoid(self.receptance(x)) * mixed), state
 
     def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
         """gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D), and the next state."""
+        raise NotImplementedError
+
+    def step(self) -> MixerStep:
+        """AFT for one token, with one projection for R, K and V."""
+        project, output = packed(self.receptance, self.key, self.value), packed(self.output)
+        weigh = self.weigh_token()
+
+        def mix(x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
+            receptance, k, v = project(x).chunk(3, -1)
+            mixed, state = weigh(k, v, state)
+            return output(torch.sigmoid(receptance) * mixed), state
+
+        return MixerStep(self, mix)
+
+    def weigh_token(self) -> WeighToken:
+        """`weighted` for single tokens, with the weights of now."""
         raise NotImplementedError
 
 
@@ -129,8 +149,23 @@ class WindowedAFT(AttentionFree):
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.dim, self.config.dim)
 
-    def step(self) -> MixerStep:
-        return WindowStep(self)
+    def weigh_token(self) -> WeighToken:
+        dim, places, wide = self.config.dim, self.config.chunk_size, at_least_float32(self.log_weight.dtype)
+        weights = _of_channels(self.log_weight, dim).flip(0).to(wide)
+        beta = None if self.log_beta is None else _of_channels(self.log_beta, dim).to(wide)
+
+        def weigh(k: Tensor, v: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+            cache = state.cache.append(k.unsqueeze(1), v.unsqueeze(1), places)
+            tokens = cache.keys.size(1)
+            weight = weights[places - tokens :]
+            if beta is not None:
+                weight = weight + beta[:tokens]
+            mixed = aft_last_row(cache.keys, cache.values, weight)
+            if self.gamma is not None:
+                mixed = mixed * self.gamma[tokens - 1]
+            return mixed, OpenChunk(cache.unless_complete(places))
+
+        return weigh
 
 
 # ------------------------------------------------------------------------------------------- the whole past
@@ -159,8 +194,8 @@ class LocalAFT(AttentionFree):
                 self.log_weight -= self.log_weight[:, -1:].clone()
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        table, own = stored.get(f"{prefix}log_weight"), self.log_weight
-        if table is not None and own is not None and table.size(-1) != own.size(-1):
+        table = stored.get(f"{prefix}log_weight")
+        if table is not None and self.log_weight is not None and table.size(-1) != self.log_weight.size(-1):
             name = self.config.name("reach")
             learned = table.size(-1) if self.config.causal else (table.size(-1) + 1) // 2
             raise ValueError(
@@ -177,40 +212,12 @@ class LocalAFT(AttentionFree):
         weight = k.new_zeros(1, 1) if self.log_weight is None else self.log_weight
         if not self.config.causal:
             return aft(k, v, weight, False, None, batch.padding), None
-        queries, older, state, after = k.size(1), no_sums(k), batch.state, None
-        if batch.slices is not None:
-            state, after = self.entering(self.next_state(k, v, older, queries, None), batch.slices, state)
-        if state is not None:
-            cache, older = state
-            k, v = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)
-        mixed = aft(k, v, weight, True, queries, None, None if state is None else older)
-        return mixed, after or self.next_state(k, v, older, queries, batch.lengths)
-
-    def entering(self, own: LocalState, slices: Slices, before: Optional[LocalState]) -> Tuple[LocalState, LocalState]:
-        """The state before this process's slice, and after all slices, from the state of each slice from zero.
-
-        What is older in a slice goes to the others as one token with the same effect.
-        """
-        kept, lowest = min(self.remembered, slices.width), torch.finfo(own.older.largest.dtype).min
-        sums = torch.stack(as_token(own.older), 1).unsqueeze(2)  # (B, 2, 1, D)
-        every = slices.gather(torch.cat([sums, torch.stack(own.cache[:2], 1)], 2))  # (S, B, 2, reach, D)
-        every = every.permute(2, 1, 0, 3, 4)  # (2, B, S, reach, D)
-        of_older, last = every[:, :, :, 0], every[..., every.size(3) - kept :, :].to(own.cache.keys.dtype)
-
-        def after(count: int) -> LocalState:
-            k, v = last[:, :, :count].flatten(2, 3)  # (B, tokens, D) each
-            state = before or self.next_state(k[:, :0], v[:, :0], no_sums(k), 0, None)
-            # An absent token goes first, since there may be no other.
-            older_k, older_v = (F.pad(t[:, :count], (0, 0, 1, 0), value=x) for t, x in zip(of_older, (lowest, 0.0)))
-            older = with_tokens(state.older, older_k, older_v)
-            return self.next_state(
-                *(torch.cat(pair, 1) for pair in zip(state.cache[:2], (k, v))), older, k.size(1), None
-            )
-
-        return after(slices.rank), after(slices.group.size)
-
-    def check_slices(self) -> None:
-        """Any sequence can be shared: there are no chunks, and the state is constant."""
+        queries, older, sums = k.size(1), no_sums(k), None
+        if batch.state is not None:
+            cache, older = batch.state
+            k, v, sums = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1), older
+        mixed = aft(k, v, weight, True, queries, None, sums)
+        return mixed, self.next_state(k, v, older, queries, batch.lengths)
 
     def next_state(self, k: Tensor, v: Tensor, older: Sums, new: int, lengths: Optional[Tensor]) -> LocalState:
         """The state after k, v (B, m, D), the cached tokens if any and `new` ones, of which `lengths` are real."""
@@ -236,61 +243,13 @@ class LocalAFT(AttentionFree):
         tokens = {f"cache.{name}": (self.remembered, dim) for name in ("keys", "values")}
         return {**tokens, **{f"older.{name}": (dim,) for name in Sums._fields}}
 
-    def step(self) -> MixerStep:
-        return LocalStep(self)
+    def weigh_token(self) -> WeighToken:
+        weights = None if self.log_weight is None else _of_channels(self.log_weight, self.config.dim).flip(0)
 
+        def weigh(k: Tensor, v: Tensor, state: LocalState) -> Tuple[Tensor, LocalState]:
+            cache, older = state
+            k, v = torch.cat([cache.keys, k.unsqueeze(1)], 1), torch.cat([cache.values, v.unsqueeze(1)], 1)
+            mixed = aft_last_row(k, v, torch.zeros_like(k[0]) if weights is None else weights, older)
+            return mixed, LocalState(KeyValues(k[:, 1:], v[:, 1:]), with_tokens(older, k[:, :1], v[:, :1]))
 
-# ------------------------------------------------------------------------------------------- single tokens
-
-
-class AttentionFreeStep(MixerStep):
-    """AFT for one token, with one projection for R, K and V."""
-
-    def __init__(self, module: AttentionFree):
-        super().__init__(module)
-        self.projection = side_by_side(module.receptance, module.key, module.value)
-        self.output = ready_linear(module.output.weight, module.output.bias)
-
-    def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        receptance, k, v = self.projection(x).chunk(3, -1)
-        mixed, state = self.weighted(k, v, state)
-        return self.output(torch.sigmoid(receptance) * mixed), state
-
-    def weighted(self, k: Tensor, v: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        """`AttentionFree.weighted` for k, v (R, D)."""
-        raise NotImplementedError
-
-
-class WindowStep(AttentionFreeStep):
-    def __init__(self, module: WindowedAFT):
-        super().__init__(module)
-        dim = self.config.dim
-        wide = at_least_float32(module.log_weight.dtype)
-        self.weight = _of_channels(module.log_weight, dim).flip(0).to(wide)
-        self.beta = None if module.log_beta is None else _of_channels(module.log_beta, dim).to(wide)
-        self.gamma = module.gamma
-
-    def weighted(self, k: Tensor, v: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
-        places = self.config.chunk_size
-        cache = state.cache.append(k.unsqueeze(1), v.unsqueeze(1), places)
-        tokens = cache.keys.size(1)
-        weight = self.weight[places - tokens :]
-        if self.beta is not None:
-            weight = weight + self.beta[:tokens]
-        mixed = aft_last_row(cache.keys, cache.values, weight)
-        if self.gamma is not None:
-            mixed = mixed * self.gamma[tokens - 1]
-        return mixed, OpenChunk(cache.unless_complete(places))
-
-
-class LocalStep(AttentionFreeStep):
-    def __init__(self, module: LocalAFT):
-        super().__init__(module)
-        table = module.key.weight.new_zeros(1, 1) if module.log_weight is None else module.log_weight
-        self.weight = _of_channels(table, self.config.dim).flip(0)
-
-    def weighted(self, k: Tensor, v: Tensor, state: LocalState) -> Tuple[Tensor, LocalState]:
-        cache, older = state
-        k, v = (torch.cat([old, new.unsqueeze(1)], 1) for old, new in zip(cache[:2], (k, v)))
-        mixed = aft_last_row(k, v, self.weight, older)
-        return mixed, LocalState(KeyValues(k[:, 1:], v[:, 1:]), with_tokens(older, k[:, :1], v[:, :1]))
+        return weigh

@@ -5,18 +5,15 @@ from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mega_fairseq.modules.attend import TabledBias, biased_weights
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
+from mega_fairseq.modules.position_bias import TabledBias, biased_weights
+from mega_fairseq.modules.projection import activated, gated, linear, packed
+from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gates import activated_linear, gated_linear
-from mega_fairseq.ops.linear import ready_linear
 
 SCALES = ("outer", "inner")
 
@@ -39,11 +36,18 @@ class GAUConfig(SingleHeadConfig):
         return GatedAttentionUnit(self)
 
 
+EXAMPLES = {
+    "gau": GAUConfig(8, shared_dim=4, value_dim=6, chunk_size=6),
+    "gau, softmax": GAUConfig(8, shared_dim=4, value_dim=4, chunk_size=6, attention="softmax", position_bias="rope"),
+    "gau, unbounded": GAUConfig(8, shared_dim=4, value_dim=6, scale="inner", position_bias="rotary", token_shift=True),
+}
+
+
 class GatedAttentionUnit(SingleHeadMixer):
     """M(X) = (U * (A V)) W_o + b_o, attention and gated feed-forward layer in one."""
 
     State = OpenChunk
-    MAPS = 2  # queries and keys
+    SCALES = 2  # rows of kappa and mu: queries and keys
 
     def __init__(self, config: GAUConfig):
         super().__init__(config)
@@ -51,59 +55,35 @@ class GatedAttentionUnit(SingleHeadMixer):
         self.gate = linear(c.dim, c.value_dim, c.init)
         self.values = linear(c.dim, c.value_dim, c.init)
         self.shared = linear(c.dim, c.shared_dim, c.init)
-        self.kappa = nn.Parameter(torch.empty(self.MAPS, c.shared_dim))
-        self.mu = nn.Parameter(torch.zeros(self.MAPS, c.shared_dim))
         self.output = linear(c.value_dim, c.dim, c.init)
-        initialize_scales(self.kappa, c.init)
-        self.position_bias = position_bias(c)
+        self.add_attention(self.SCALES)
 
     @property
     def outer_scale(self) -> bool:
         return self.config.scale == "outer"
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        values, shared = self.values_and_shared(x)
-        queries, keys = self.mapped(shared)
+        values = self.drop(activated(self.values, x), self.config.hidden_dropout)  # V (B, L, e)
+        queries, keys = self.queries_keys(activated(self.shared, x))  # of Z (B, L, s)
         attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
-        return self.gated(x, attended), state
-
-    def gated(self, x: Tensor, attended: Tensor) -> Tensor:
-        """(U * O) W_o + b_o: O (B, L, e) -> (B, L, D)."""
-        gate, output = (self.gate.weight, self.gate.bias), (self.output.weight, self.output.bias)
-        return gated_linear(x, attended, gate, output)
-
-    def values_and_shared(self, x: Tensor) -> Tuple[Tensor, Tensor]:
-        """V (B, L, e) and Z (B, L, s)."""
-        c = self.config
-        values = activated_linear(x, self.values.weight, self.values.bias)
-        values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
-        return values, activated_linear(x, self.shared.weight, self.shared.bias)
+        return gated(x, attended, self.gate, self.output), state
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.shared_dim, self.config.value_dim)
 
     def step(self) -> MixerStep:
-        return GAUStep(self)
+        """The unit for one token, with one projection for U, V and Z."""
+        c, position_bias, outer = self.config, TabledBias(self.position_bias), self.outer_scale
+        project, output = packed(self.gate, self.values, self.shared), packed(self.output)
+        kappa, mu, widths = self.kappa.unsqueeze(1), self.mu.unsqueeze(1), (c.value_dim, c.value_dim, c.shared_dim)
 
+        def mix(x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+            gate, values, shared = F.silu(project(x)).split(widths, -1)
+            queries, keys = torch.addcmul(mu, shared, kappa).unsqueeze(2)  # (R, 1, s) each
+            cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
+            place = cache.keys.size(1) - 1
+            weights = biased_weights(queries, cache.keys, position_bias, place, c.attention, outer=outer)
+            y = output(gate * weighted_sum(weights, cache.values).squeeze(1))
+            return y, OpenChunk(cache.unless_complete(c.chunk_size))
 
-class GAUStep(MixerStep):
-    """The unit for one token, with one projection for U, V and Z."""
-
-    def __init__(self, module: GatedAttentionUnit):
-        super().__init__(module)
-        c = self.config
-        self.kappa, self.mu = module.kappa.unsqueeze(1), module.mu.unsqueeze(1)
-        self.projection = side_by_side(module.gate, module.values, module.shared)
-        self.widths = (c.value_dim, c.value_dim, c.shared_dim)
-        self.output = ready_linear(module.output.weight, module.output.bias)
-        self.position_bias, self.outer_scale = TabledBias(module.position_bias), module.outer_scale
-
-    def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
-        c = self.config
-        gate, values, shared = F.silu(self.projection(x)).split(self.widths, -1)
-        queries, keys = torch.addcmul(self.mu, shared, self.kappa).unsqueeze(2)  # (R, 1, s) each
-        cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
-        place = cache.keys.size(1) - 1
-        weights = biased_weights(queries, cache.keys, self.position_bias, place, c.attention, outer=self.outer_scale)
-        y = self.output(gate * weighted_sum(weights, cache.values).squeeze(1))
-        return y, OpenChunk(cache.unless_complete(c.chunk_size))
+        return MixerStep(self, mix)

@@ -11,12 +11,9 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
-from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.projection import activated, gated, linear, packed
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.attention.heads import weighted_sum_by_head
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.gates import activated_linear, gated_linear
-from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.toeplitz import toeplitz
 
 SMALL = 1e-3  # times 1 / T: the first weights beside a spatial bias of 1, so that training starts without mixing
@@ -42,6 +39,12 @@ class GatedMLPConfig(TimeConfig):
 
     def build(self) -> "GatedMLP":
         return GatedMLP(self)
+
+
+EXAMPLES = {
+    "gmlp": GatedMLPConfig(8, heads=2, chunk_size=6, alpha=True, beta=True, gamma=True),
+    "gmlp, paper": GatedMLPConfig(8, heads=2, chunk_size=6, value_norm=True, spatial_bias=True, token_shift=True),
+}
 
 
 class Weights(NamedTuple):
@@ -73,15 +76,13 @@ class GatedMLP(TimeMixer):
         self.spatial_bias = nn.Parameter(torch.ones(places)) if c.spatial_bias else None
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        c = self.config
-        values = activated_linear(x, self.value.weight, self.value.bias, "gelu")  # (B, L, E d)
+        values = activated(self.value, x, "gelu")  # (B, L, E d)
         if self.value_norm is not None:
             values = self.value_norm(values)
-        values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
+        values = self.drop(values, self.config.hidden_dropout)
         none = values[..., :0]  # no queries, no keys
         mixed, state = self.in_open_chunk(self.attend, none, none, values, batch)
-        gate, output = (self.receptance.weight, self.receptance.bias), (self.output.weight, self.output.bias)
-        return gated_linear(x, mixed, gate, output, "gelu"), state
+        return gated(x, mixed, self.receptance, self.output, "gelu"), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""
@@ -103,29 +104,21 @@ class GatedMLP(TimeMixer):
         return self.cache_shapes(0, self.config.width)
 
     def step(self) -> MixerStep:
-        return GatedMLPStep(self)
+        """gMLP for one token: the last row of a Toeplitz matrix, which reads the values of the chunk once."""
+        c, project, output = self.config, packed(self.receptance, self.value), packed(self.output)
 
+        def mix(x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+            gate, values = F.gelu(project(x)).chunk(2, -1)  # (R, E d) each
+            if self.value_norm is not None:
+                values = self.value_norm(values)
+            values = values.unsqueeze(1)
+            cache = state.cache.append(values[..., :0], values, c.chunk_size)
+            weight, rows, keys, bias = self.weights(1, cache.values.size(1))
+            for factor in (rows, keys):
+                weight = weight if factor is None else weight * factor  # (H, m)
+            mixed = weighted_sum_by_head(weight, cache.values)
+            if bias is not None:
+                mixed = mixed + bias.repeat_interleave(c.width // c.heads)
+            return output(gate * mixed), OpenChunk(cache.unless_complete(c.chunk_size))
 
-class GatedMLPStep(MixerStep):
-    """gMLP for one token: the last row of a Toeplitz matrix, which reads the values of the chunk once."""
-
-    def __init__(self, module: GatedMLP):
-        super().__init__(module)
-        self.projection = side_by_side(module.receptance, module.value)
-        self.output = ready_linear(module.output.weight, module.output.bias)
-        self.value_norm, self.weights = module.value_norm, module.weights
-
-    def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
-        c = self.config
-        gate, values = F.gelu(self.projection(x)).chunk(2, -1)  # (R, E d) each
-        if self.value_norm is not None:
-            values = self.value_norm(values)
-        values = values.unsqueeze(1)
-        cache = state.cache.append(values[..., :0], values, c.chunk_size)
-        weight, rows, keys, bias = self.weights(1, cache.values.size(1))
-        for factor in (rows, keys):
-            weight = weight if factor is None else weight * factor  # (H, m)
-        mixed = weighted_sum_by_head(weight, cache.values)
-        if bias is not None:
-            mixed = mixed + bias.repeat_interleave(c.width // c.heads)
-        return self.output(gate * mixed), OpenChunk(cache.unless_complete(c.chunk_size))
+        return MixerStep(self, mix)

@@ -1,28 +1,132 @@
-"""Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15)."""
+"""Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15), and its damped EMA."""
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.attend import TabledBias, biased_weights
-from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.damped_ema import DampedEMA, check_truncation
-from mega_fairseq.modules.description import Description, decays
+from mega_fairseq.modules.config import check_positive, setting
+from mega_fairseq.modules.description import Decays, Description
+from mega_fairseq.modules.layer import check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
-from mega_fairseq.modules.projection import linear, side_by_side
-from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer, initialize_scales, position_bias
+from mega_fairseq.modules.position_bias import TabledBias, biased_weights
+from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
+from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.dropout import dropped, keep_mask
-from mega_fairseq.ops.ema import ema, ema_window_step, window_taps
-from mega_fairseq.ops.gates import activated_linear, gated_output
-from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.backend import kernels_run
+from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients, ema_window_step, window_taps
+from mega_fairseq.ops.ema.naive import log_decays
+from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
+
+STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
+
+
+class DampedEMA(nn.Module):
+    """silu(EMA(x) + omega x) with a multi-dimensional damped EMA for each channel (eq. 3-5): (B, L, D) -> (B, L, D).
+
+    Causal: `y, state = module(x, state, padding_mask)`. Bidirectional: `y = module(x, padding_mask=...)`. The released
+    code has omega and silu, not the paper.
+    """
+
+    def __init__(self, dim: int, ndim: int = 16, bidirectional: bool = False, truncation: Optional[int] = None):
+        super().__init__()
+        check_positive(dim=dim, ndim=ndim)
+        check_truncation(truncation)
+        self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation or None
+        directions = 2 if bidirectional else 1
+        # Logits of alpha (input weight) and delta (damping); the released code has these two names swapped.
+        self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.delta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.beta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.eta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.omega = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.alpha, std=0.2)
+        nn.init.normal_(self.delta, std=0.2)
+        nn.init.normal_(self.beta, std=0.02)
+        with torch.no_grad():  # +1, -1, +1, ...: alternating signs in the hidden state
+            self.beta[..., 0::2] += 1.0
+            self.beta[..., 1::2] -= 1.0
+        nn.init.normal_(self.eta)
+        nn.init.normal_(self.omega)
+
+    def coefficients(self) -> List[EMACoefficients]:
+        """Those of the forward direction and, if bidirectional, of the backward one."""
+        both = ema_coefficients(self.alpha, self.delta, self.beta, self.eta)
+        return [EMACoefficients(*direction) for direction in zip(*(t.unbind() for t in both))]
+
+    def forward(
+        self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        check_padding_mask(padding_mask, x)
+        if state is not None:
+            self._check_state(state, x)
+        x, align, _ = to_front(x, padding_mask)
+        lengths = None if align is None else align.lengths
+        omega = self.omega.to(at_least_float32(self.omega.dtype))
+        if self.truncation is None and self.ndim <= STATES_IN_REGISTERS and kernels_run(x):
+            from mega_fairseq.ops.ema.triton import triton_ema  # here, since Triton may be missing
+
+            y, state = triton_ema(x, (self.alpha, self.delta, self.beta, self.eta), state, omega, lengths)
+        elif self.bidirectional:
+            y = bidirectional_ema(x, *self.coefficients(), omega, self.truncation, lengths)
+        else:
+            y, state = ema(x, *self.coefficients(), state, omega, self.truncation, lengths)
+        y = F.silu(y)
+        y = y if align is None else align.back(y)
+        return y if self.bidirectional else (y, state)
+
+    def _check_state(self, state: Tensor, x: Tensor) -> None:
+        """Refuses states that would be broadcast."""
+        if self.bidirectional:
+            raise ValueError("a bidirectional EMA has no state; build it with bidirectional=False to stream")
+        expected = (x.size(0), *self.state_shape())
+        if state.shape != expected:
+            raise ValueError(f"the EMA state has shape {tuple(state.shape)}; it must be {expected}")
+
+    def state_shape(self) -> Tuple[int, int]:
+        """The shape for one row: (D, N), or (D, T - 1) for the inputs that T taps still reach."""
+        return self.dim, self.truncation - 1 if self.truncation else self.ndim
+
+    def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
+        """The causal EMA for one token x (R, D) after a state, with the coefficients of now."""
+        (coefficients,) = self.coefficients()
+        omega = self.omega.to(at_least_float32(self.omega.dtype))
+        taps = window_taps(coefficients, self.truncation) if self.truncation else None
+
+        def step(x: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
+            if taps is not None:
+                y, state = ema_window_step(x, taps, state, omega)
+                return F.silu(y), state
+            y, state = ema(x.unsqueeze(1), coefficients, state, omega)
+            return F.silu(y.squeeze(1)), state
+
+        return step
+
+    def describe(self) -> Description:
+        """The decays in each direction."""
+        names = ("forward", "backward") if self.bidirectional else ("",)
+        logits = zip(names, self.alpha, self.delta)
+        return [Decays(name, log_decays(a, d), a.sigmoid(), d.sigmoid()) for name, a, d in logits]
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"
+
+
+def check_truncation(truncation: Optional[int], name: str = "truncation") -> None:
+    if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 0):
+        raise ValueError(f"{name} is {truncation!r}; give the number of kernel taps to keep, or 0 for all")
+
+
+# ------------------------------------------------------------------------------------------- mixer
 
 
 @dataclass(frozen=True)
@@ -49,6 +153,15 @@ class GatedAttentionConfig(SingleHeadConfig):
         return MovingAverageGatedAttention(self)
 
 
+EXAMPLES = {
+    "mega": GatedAttentionConfig(8, shared_dim=4, value_dim=6, ndim=3, chunk_size=6, position_bias="rotary"),
+    "mega, truncated": GatedAttentionConfig(8, shared_dim=4, value_dim=6, ndim=3, truncation=4, chunk_size=6),
+    "mega, unbounded": GatedAttentionConfig(
+        8, shared_dim=4, value_dim=6, ndim=3, token_shift=True, attention="laplace"
+    ),
+}
+
+
 class GatedAttentionState(NamedTuple):
     """The state of a causal layer: the EMA's, and the keys and values of the unfinished chunk."""
 
@@ -71,76 +184,51 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         self.shared = linear(c.dim, c.shared_dim, c.init)
         self.gates = linear(c.dim, c.dim + c.value_dim + c.dim, c.init)  # update, reset, candidate
         self.hidden = linear(c.value_dim, c.dim, c.init)  # U_h
-        self.kappa = nn.Parameter(torch.empty(2, c.shared_dim))
-        self.mu = nn.Parameter(torch.zeros(2, c.shared_dim))
-        initialize_scales(self.kappa, c.init)
-        self.position_bias = position_bias(c)
+        self.add_attention(scales=2)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
-        c, state = self.config, batch.state
-        values = activated_linear(x, self.values.weight, self.values.bias, c.activation)  # V (B, L, v), eq. 10
-        values = dropped(values, self.rate(c.hidden_dropout), c.feature_dropout)
+        c, (ema_state, cache) = self.config, batch.state or (None, None)
+        values = self.drop(activated(self.values, x, c.activation), c.hidden_dropout)  # V (B, L, v), eq. 10
 
-        averaged = self.ema.aligned(x, None if state is None else state.ema, batch.lengths, batch.slices)
+        averaged = self.ema(x, ema_state, batch.align)
         x, ema_state = averaged if c.causal else (averaged, None)
-        x = dropped(x, self.rate(c.dropout), c.feature_dropout)  # X' (B, L, D), eq. 6
-        shared = activated_linear(x, self.shared.weight, self.shared.bias)  # Z (B, L, z), eq. 7
-        queries, keys = self.mapped(shared)  # eq. 8-9
-
-        cache = None if state is None else state.cache
+        x = self.drop(x, c.dropout)  # X' (B, L, D), eq. 6
+        shared = activated(self.shared, x)  # Z (B, L, z), eq. 7
+        queries, keys = self.queries_keys(shared)  # eq. 8-9
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
 
-        shape = (x.size(0), 1, x.size(2)) if c.feature_dropout else x.shape
-        keep, scale = keep_mask(shape, self.rate(c.dropout), x.device)
-        gates, hidden = (self.gates.weight, self.gates.bias), (self.hidden.weight, self.hidden.bias)
-        y = gated_output(x, attended, batch.residual, gates, hidden, c.activation, keep, scale)  # Y, eq. 12-15
+        keep, scale = self.keep_mask(x, c.dropout)
+        y = gated_residual(x, attended, batch.residual, self.gates, self.hidden, c.activation, keep, scale)  # eq. 12-15
         return y, GatedAttentionState(ema_state, cache) if c.causal else None
 
     def state_shapes(self) -> Dict[str, Shape]:
         c = self.config
         return {"ema": self.ema.state_shape(), **self.cache_shapes(c.shared_dim, c.value_dim)}
 
-    def step(self) -> "GatedAttentionStep":
-        return GatedAttentionStep(self)
+    def step(self) -> MixerStep:
+        """Eq. 6-15 for one token, with one projection of X' for Z and all gates."""
+        c, position_bias = self.config, TabledBias(self.position_bias)
+        average, activation = self.ema.step(), ACTIVATIONS[c.activation].forward
+        project_values, project, project_hidden = (
+            packed(self.values),
+            packed(self.shared, self.gates),
+            packed(self.hidden),
+        )
+        kappa, mu, widths = self.kappa.unsqueeze(1), self.mu.unsqueeze(1), (c.shared_dim, c.dim, c.value_dim, c.dim)
+
+        def mix(x: Tensor, residual: Tensor, state: GatedAttentionState) -> Tuple[Tensor, GatedAttentionState]:
+            values = activation(project_values(x))  # V (R, v), eq. 10
+            x, ema_state = average(x, state.ema)  # X' (R, D), eq. 6
+            shared, update, reset, candidate = project(x).split(widths, -1)
+            queries, keys = torch.addcmul(mu, F.silu(shared), kappa).unsqueeze(2)  # (R, 1, z) each, eq. 7-9
+            cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
+            weights = biased_weights(queries, cache.keys, position_bias, cache.keys.size(1) - 1, c.attention)
+            attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
+            hidden = project_hidden(F.silu(reset) * attended)
+            y = torch.lerp(residual, activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
+            return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))
+
+        return MixerStep(self, mix)
 
     def describe(self, most: int) -> Description:
-        return [*decays(self.ema.alpha, self.ema.delta), *super().describe(most)]
-
-
-class GatedAttentionStep(MixerStep):
-    """Eq. 6-15 for one token, with one projection of X' for Z and all gates."""
-
-    def __init__(self, module: MovingAverageGatedAttention):
-        super().__init__(module)
-        c = self.config
-        self.kappa, self.mu = module.kappa, module.mu
-        self.activation = ACTIVATIONS[c.activation].forward
-        (self.coefficients,) = module.ema.coefficients()
-        self.taps = window_taps(self.coefficients, c.truncation) if c.truncation else None
-        self.omega = module.ema.omega.to(at_least_float32(module.ema.omega.dtype))
-        self.values = ready_linear(module.values.weight, module.values.bias)
-        self.projection = side_by_side(module.shared, module.gates)
-        self.hidden = ready_linear(module.hidden.weight, module.hidden.bias)
-        self.widths = (c.shared_dim, c.dim, c.value_dim, c.dim)
-        self.position_bias = TabledBias(module.position_bias)
-
-    def mix(self, x: Tensor, residual: Tensor, state: GatedAttentionState) -> Tuple[Tensor, GatedAttentionState]:
-        c = self.config
-        values = self.activation(self.values(x))  # V (R, v), eq. 10
-        if self.taps is not None:
-            x, ema_state = ema_window_step(x, self.taps, state.ema, self.omega)
-        else:
-            x, ema_state = ema(x.unsqueeze(1), self.coefficients, state.ema, self.omega)
-            x = x.squeeze(1)
-        projected = self.projection(F.silu(x))  # of X', eq. 6
-        shared, update, reset, candidate = projected.split(self.widths, -1)
-        shared = F.silu(shared)  # Z, eq. 7
-        queries, keys = torch.addcmul(self.mu.unsqueeze(1), shared, self.kappa.unsqueeze(1))  # eq. 8-9
-        cache = state.cache.append(keys.unsqueeze(1), values.unsqueeze(1), c.chunk_size)
-        weights = biased_weights(
-            queries.unsqueeze(1), cache.keys, self.position_bias, cache.keys.size(1) - 1, c.attention
-        )
-        attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
-        hidden = self.hidden(F.silu(reset) * attended)
-        y = torch.lerp(residual, self.activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
-        return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))
+        return [*self.ema.describe(), *super().describe(most)]

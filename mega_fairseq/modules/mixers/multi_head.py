@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.modules.time_tables import (
     TimeConfig,
     TimeMixer,
@@ -19,7 +19,6 @@ from mega_fairseq.modules.time_tables import (
     distance_table,
 )
 from mega_fairseq.ops.attention import Talking, attention
-from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.heads import (
     attend_at_one_position,
     head_weights_at_one_position,
@@ -29,8 +28,6 @@ from mega_fairseq.ops.attention.heads import (
     split_heads,
     weighted_sum_by_head,
 )
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.linear import ready_linear
 
 TIME_WEIGHTS = ("none", "before", "after")
 
@@ -69,6 +66,17 @@ class AttentionConfig(TimeConfig):
         return MultiHeadAttention(self)
 
 
+EXAMPLES = {
+    "attention": AttentionConfig(8, heads=2, rotary_dims=2, chunk_size=6),
+    "attention, unbounded": AttentionConfig(8, heads=2, rotary_dims=4),
+    "attention, before": AttentionConfig(8, heads=2, chunk_size=6, time_weight="before", beta=True, gamma=True),
+    "attention, after": AttentionConfig(
+        8, heads=2, chunk_size=6, time_weight="after", alpha=True, beta=True, token_shift=True
+    ),
+    "attention, talking heads": AttentionConfig(8, heads=2, chunk_size=6, time_weight="after", talking_heads=True),
+}
+
+
 class MultiHeadAttention(TimeMixer):
     """M(X) = (gamma * concat_h(P_h V_h)) W_o + b_o."""
 
@@ -81,8 +89,8 @@ class MultiHeadAttention(TimeMixer):
         self.output = linear(c.dim, c.dim, c.init)
         before, after = c.time_weight == "before", c.time_weight == "after"
 
-        def places(given: bool, value: float) -> Optional[nn.Parameter]:
-            return nn.Parameter(torch.full((c.heads, c.chunk_size), value)) if given else None
+        def places(learned: bool, value: float) -> Optional[nn.Parameter]:
+            return nn.Parameter(torch.full((c.heads, c.chunk_size), value)) if learned else None
 
         self.log_weight = distance_table(c, c.chunk_size, True) if before else None  # (H, T) or (H, 2 T - 1)
         self.log_beta = places(before and c.beta, 0.0)  # (H, T)
@@ -94,7 +102,7 @@ class MultiHeadAttention(TimeMixer):
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         c = self.config
         q, k, v = self.query(x), self.key(x), self.value(x)  # (B, L, d) each
-        v = dropped(v, self.rate(c.hidden_dropout), c.feature_dropout)
+        v = self.drop(v, c.hidden_dropout)
         # Keys are cached rotated, so that decoding rotates each of them once.
         first = 0 if batch.state is None else batch.state.cache.place
         q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
@@ -118,7 +126,7 @@ class MultiHeadAttention(TimeMixer):
             bias=self.distances(self.log_weight, queries, keys),
             columns=self.columns(q, keys),
             key_padding=None if padding is None else padding.repeat_interleave(c.heads, 0),
-            dropout=self.rate(c.attention_dropout),
+            dropout=self.dropout_module.rate(c.attention_dropout),
             multiplier=self.distances(self.time_weight, queries, keys),
             talking=talking,
         )
@@ -141,43 +149,36 @@ class MultiHeadAttention(TimeMixer):
         return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
-        return AttentionStep(self)
+        """Attention for one token, with one projection for queries, keys and values."""
+        c, project, output = self.config, packed(self.query, self.key, self.value), packed(self.output)
 
+        def mix(x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
+            place = state.cache.place
+            both, v = project(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
+            q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
+            cache = state.cache.append(k, v, c.chunk_size)
+            attended = self._attend_last(q.squeeze(1), cache.keys, cache.values)
+            if self.gamma is not None:
+                attended = attended * self.gamma[place]
+            return output(attended), OpenChunk(cache.unless_complete(c.chunk_size))
 
-class AttentionStep(MixerStep):
-    """Attention for one token, with one projection for queries, keys and values."""
+        return MixerStep(self, mix)
 
-    def __init__(self, module: MultiHeadAttention):
-        super().__init__(module)
-        self.module = module
-        self.projection = side_by_side(module.query, module.key, module.value)
-        self.output = ready_linear(module.output.weight, module.output.bias)
-
-    def mix(self, x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
-        c, module, place = self.config, self.module, state.cache.place
-        both, v = self.projection(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
-        q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
-        cache = state.cache.append(k, v, c.chunk_size)
-        attended = self.attend(q.squeeze(1), cache)
-        if module.gamma is not None:
-            attended = attended * module.gamma[place]
-        return self.output(attended), OpenChunk(cache.unless_complete(c.chunk_size))
-
-    def attend(self, q: Tensor, cache: KeyValues) -> Tensor:
+    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The query of the last place, q (R, d), against all keys: (R, d)."""
-        c, module, count = self.config, self.module, cache.keys.size(1)
-        bias = module.distances(module.log_weight, 1, count)  # (H, m)
-        if module.log_beta is not None:
-            bias = bias + module.log_beta[:, :count]
+        c, count = self.config, k.size(1)
+        bias = self.distances(self.log_weight, 1, count)  # (H, m)
+        if self.log_beta is not None:
+            bias = bias + self.log_beta[:, :count]
         if c.time_weight != "after" and not c.talking_heads:
-            return attend_at_one_position(q, cache.keys, cache.values, c.heads, bias)
-        weights = head_weights_at_one_position(q, cache.keys, c.heads, bias)  # (R, H, m)
+            return attend_at_one_position(q, k, v, c.heads, bias)
+        weights = head_weights_at_one_position(q, k, c.heads, bias)  # (R, H, m)
         for factor in (
-            module.distances(module.time_weight, 1, count),
-            module.at(module.alpha, slice(count - 1, count)),
-            module.at(module.beta, slice(0, count)),
+            self.distances(self.time_weight, 1, count),
+            self.at(self.alpha, slice(count - 1, count)),
+            self.at(self.beta, slice(0, count)),
         ):
             weights = weights if factor is None else weights * factor
-        if module.talking is not None:
-            weights = torch.matmul(module.talking.to(weights.dtype), weights)
-        return weighted_sum_by_head(weights, cache.values)
+        if self.talking is not None:
+            weights = torch.matmul(self.talking.to(weights.dtype), weights)
+        return weighted_sum_by_head(weights, v)

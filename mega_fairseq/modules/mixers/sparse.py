@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.mixer import Batch, Mixer, MixerConfig, MixerStep
+from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, side_by_side
+from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.ops.attention.chunks import Place
 from mega_fairseq.ops.attention.heads import attend_at_one_position, rotate_heads
-from mega_fairseq.ops.dropout import dropped
-from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.sparse import PATTERNS, Sparsity, alike_heads, sparse_attention
 from mega_fairseq.ops.sparse.summaries import Summarized, advance, restore, summarize
 
@@ -22,7 +20,7 @@ INIT_STD = 0.125  # times 1 / sqrt(fan in) (Child et al., section 6)
 
 
 @dataclass(frozen=True)
-class SparseConfig(MixerConfig):
+class SparseConfig(ChunkedConfig):
     """Options of sparse attention."""
 
     heads: int = setting(8, "number of heads", "{side}_attention_heads")
@@ -37,7 +35,7 @@ class SparseConfig(MixerConfig):
     subblocks: int = setting(1, "number of different summaries, of different heads", "{side}_sparse_subblocks")
     combine: str = setting(
         "merged",
-        "which of its two sets of keys attention sees: in turn by layer, both, or in turn by head",
+        "how its two sets of keys are combined: interleaved over layers, merged, or split over heads",
         "{side}_sparse_combine",
         choices=COMBINATIONS,
     )
@@ -55,14 +53,9 @@ class SparseConfig(MixerConfig):
         self.check_heads(self.dim, "width of the model")
         self.check_rotary()
         if self.pattern == "fixed" and self.summary * self.subblocks > self.stride:
-            given = f"{self.name('summary')} is {self.summary}"
-            if self.subblocks > 1:
-                given += f" times {self.subblocks} {self.name('subblocks')}"
-            most = self.stride // self.subblocks
-            remedy = f"a summary of at most {most}" if most else f"at most {self.stride} {self.name('subblocks')}"
             raise ValueError(
-                f"{given} and {self.name('stride')} {self.stride}, and summaries cannot be longer than their block; "
-                f"give {remedy}"
+                f"{self.name('summary')} is {self.summary} times {self.name('subblocks')} {self.subblocks}, more than "
+                f"{self.name('stride')} {self.stride}; summaries cannot be longer than their block"
             )
         if self.subblocks > self.heads:
             raise ValueError(
@@ -83,6 +76,14 @@ class SparseConfig(MixerConfig):
         return (SparseAttention if self.pattern == "strided" else FixedAttention)(self)
 
 
+EXAMPLES = {
+    "sparse": SparseConfig(8, heads=2, stride=3, summary=1, chunk_size=6),
+    "sparse, subblocks": SparseConfig(8, heads=2, stride=4, summary=1, subblocks=2, combine="heads", rotary_dims=2),
+    "sparse, interleaved": SparseConfig(8, heads=2, stride=4, summary=2, combine="interleaved", layer=1, layers=2),
+    "sparse, strided": SparseConfig(8, heads=2, pattern="strided", stride=3, rotary_dims=2, token_shift=True),
+}
+
+
 def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
     """`released`: N(0, 0.02) as in all mixers. `scaled`: the paper's initialisation, which depends on the depth.
 
@@ -94,7 +95,7 @@ def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
     return layer
 
 
-class SparseAttention(Mixer):
+class SparseAttention(ChunkedMixer):
     """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sets; the strided pattern."""
 
     State = OpenChunk  # with all keys of the window, since every column is visited
@@ -108,7 +109,7 @@ class SparseAttention(Mixer):
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         c = self.config
         q, k = self.query(x), self.key(x)  # (B, L, d)
-        v = dropped(self.value(x), self.rate(c.hidden_dropout), c.feature_dropout)
+        v = self.drop(self.value(x), c.hidden_dropout)
         first = 0 if batch.state is None else self.place(batch.state)
         q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
         out, state = self.mix_values(q, k, v, batch)
@@ -133,41 +134,38 @@ class SparseAttention(Mixer):
         """Attention within groups (G, n, d), with the last query at the place of the last key."""
         c = self.config
         q, k, v = (t.unflatten(-1, (c.heads, -1)) for t in (q, k, v))  # (G, n, H, z)
-        return sparse_attention(q, k, v, c.sparsity, padding, self.rate(c.attention_dropout), finished).flatten(2)
+        return sparse_attention(
+            q, k, v, c.sparsity, padding, self.dropout_module.rate(c.attention_dropout), finished
+        ).flatten(2)
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
-        return SparseStep(self)
+        """Sparse attention for one token, which takes its visible keys from the state.
 
+        Rows at different places see different columns; they use `forward`, whose cost grows with the window.
+        """
+        c, project, output = self.config, packed(self.query, self.key, self.value), packed(self.output)
+        classes = alike_heads(c.sparsity, c.heads)
 
-class SparseStep(MixerStep):
-    """Sparse attention for one token, which takes its visible keys from the state.
+        def mix(x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
+            place = self.place(state)
+            both, v = project(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
+            q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
+            state = self.append(state, k, v)
+            y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
+            for heads, sets, subblock in classes:
+                seen = (torch.cat(self.visible(state, t, place, sets, subblock), 1) for t in ("keys", "values"))
+                queries, keys, values = (t.unflatten(-1, (c.heads, -1))[:, :, heads] for t in (q, *seen))
+                if keys.size(1):
+                    attended = attend_at_one_position(
+                        queries.flatten(1), keys.flatten(2), values.flatten(2), queries.size(2)
+                    )
+                    y[:, heads] = attended.view(queries.squeeze(1).shape)
+            return output(y.flatten(1)), self.after(state, place + 1)
 
-    Rows at different places see different columns; they use `forward`, whose cost grows with the window.
-    """
-
-    def __init__(self, module: SparseAttention):
-        super().__init__(module)
-        self.projection = side_by_side(module.query, module.key, module.value)
-        self.output = ready_linear(module.output.weight, module.output.bias)
-        self.place = module.place
-        self.classes = alike_heads(self.config.sparsity, self.config.heads)
-
-    def mix(self, x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-        c, place = self.config, self.place(state)
-        both, v = self.projection(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
-        q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
-        state = self.append(state, k, v)
-        y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
-        for heads, sets, subblock in self.classes:
-            seen = (torch.cat(self.visible(state, t, place, sets, subblock), 1) for t in ("keys", "values"))
-            own_q, keys, values = (t.unflatten(-1, (c.heads, -1))[:, :, heads] for t in (q, *seen))
-            if keys.size(1):
-                own = attend_at_one_position(own_q.flatten(1), keys.flatten(2), values.flatten(2), own_q.size(2))
-                y[:, heads] = own.view(own_q.squeeze(1).shape)
-        return self.output(y.flatten(1)), self.after(state, place + 1)
+        return MixerStep(self, mix)
 
     def append(self, state: OpenChunk, k: Tensor, v: Tensor) -> OpenChunk:
         return OpenChunk(state.cache.append(k, v, self.config.chunk_size))
@@ -232,27 +230,6 @@ class FixedAttention(SparseAttention):
             "summaries.values": summaries,
         }
 
-    def check_state(self, state: MixerState, x: Tensor) -> None:
-        super().check_state(state, x)
-        own = state.mixer if self.config.token_shift else state
-        sizes, stride = (own.open.keys.size(1), own.summaries.keys.size(1)), self.config.stride
-        if sizes[0] >= stride or sizes[1] % self.kept:
-            raise ValueError(
-                f"state has {sizes[0]} places of an unfinished block and {sizes[1]} of summaries, and blocks have "
-                f"{stride} places with summaries of {self.kept}; continue with the module that made the state"
-            )
-
-    def step(self) -> MixerStep:
-        return FixedStep(self)
-
-
-class FixedStep(SparseStep):
-    """The same for the fixed pattern."""
-
-    def __init__(self, module: FixedAttention):
-        super().__init__(module)
-        self.layout, self.finished = module.layout, module.finished
-
     def append(self, state: Summarized, k: Tensor, v: Tensor) -> Summarized:
         return Summarized(state.open.append(k, v, self.config.stride), state.summaries)
 
@@ -260,10 +237,11 @@ class FixedStep(SparseStep):
         c, block, ends = self.config, getattr(state.open, name), getattr(state.summaries, name)
         if sets == "first":
             return [block]
-        blocks, kept = ends.size(1) // self.layout[1], self.layout[1]
         first = c.stride - c.summary * (subblock + 1)  # of the summary in its block
-        start = first - (c.stride - kept)
-        summaries = ends.unflatten(1, (blocks, kept))[:, :, start : start + c.summary].flatten(1, 2)
+        start = first - (c.stride - self.kept)
+        summaries = ends.unflatten(1, (ends.size(1) // self.kept, self.kept))[:, :, start : start + c.summary].flatten(
+            1, 2
+        )
         return [summaries, block if sets == "merged" else block[:, first : first + c.summary]]
 
     def after(self, state: Summarized, place: int) -> Summarized:

@@ -24,7 +24,6 @@ their lengths without padding. A state is the hidden state (B, D, N), or the las
 from typing import Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.ema.blocks import BLOCK, ema_scan, ema_scan_both, ema_window, ema_window_step, window_taps
@@ -43,7 +42,6 @@ from mega_fairseq.ops.ema.naive import (
 )
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import without_autocast
-from mega_fairseq.ops.sequence_parallel import Slices, entering_sums, entering_window
 
 __all__ = [
     "BLOCK",
@@ -54,7 +52,6 @@ __all__ = [
     "ema_fft",
     "ema_kernel",
     "ema_naive",
-    "ema_of_slice",
     "ema_scan",
     "ema_step",
     "ema_window",
@@ -96,30 +93,6 @@ def ema(
         if padding is not None:
             y = y.masked_fill(padding, 0.0)
     return y.to(dtype), end
-
-
-def ema_of_slice(
-    x: Tensor,
-    c: EMACoefficients,
-    slices: Slices,
-    state: Optional[Tensor] = None,
-    skip: Optional[Tensor] = None,
-    truncation: Optional[int] = None,
-) -> Tuple[Tensor, Tensor]:
-    """`ema` of this process's slice x (B, L, D), where `state` is before all slices -> y, the state after all slices.
-
-    The state that a slice leaves is computed without its outputs, with N products for each input.
-    """
-    with without_autocast(x):
-        wide = x.to(c.log_decay.dtype)
-        if truncation:
-            reach = truncation - 1
-            window = F.pad(wide, (0, 0, max(0, reach - x.size(1)), 0))
-            own = window[:, window.size(1) - reach :].transpose(1, 2)  # (B, D, T - 1)
-            state, after = entering_window(own, slices, state)
-        else:
-            state, after = entering_sums(final_state(wide, c, again=True), slices, state, c.log_decay)
-    return ema(x, c, state, skip, truncation)[0], after
 
 
 def bidirectional_ema(
