@@ -5,14 +5,13 @@ import json
 import subprocess
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mega_fairseq.cli.main import main
 from tests.helpers import classifiers as classifiers_of
-from tests.helpers.commands import MEGA, ON_CPUS, PLUGIN, TRAINING, fairseq, preprocess_pairs
+from tests.helpers.commands import ON_CPUS, trained
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
@@ -37,12 +36,9 @@ def sweep(sweep_folder, tmp_path, capsys):
 
 
 @pytest.fixture(scope="session")
-def translation(tmp_path_factory):
+def translation():
     """A translation model after three updates and one validation, and the output of its training."""
-    folder = tmp_path_factory.mktemp("inspected")
-    few = ["--source-lang=de", "--target-lang=en", "--max-update=3", f"--save-dir={folder}"]
-    said = fairseq("train", preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, *few)
-    return SimpleNamespace(last=folder / "checkpoint_last.pt", said=said)
+    return trained("translation")
 
 
 @pytest.fixture

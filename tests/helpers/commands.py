@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
@@ -190,6 +191,20 @@ def preprocess_pairs(folder: Path) -> Path:
     words = ("--source-lang=de", "--target-lang=en", "--joined-dictionary")
     shutil.copytree(_preprocessed(write_corpus, "", *words).name, folder, dirs_exist_ok=True)
     return folder / "bin"
+
+
+@functools.lru_cache(maxsize=None)
+def trained(kind: str) -> SimpleNamespace:
+    """A model after three updates, once per test process: "translation", or a language model with one of LM_HEADS."""
+    folder = tempfile.TemporaryDirectory()
+    if kind == "translation":
+        languages = ["--source-lang=de", "--target-lang=en"]
+        data, words = preprocess_pairs(Path(folder.name)), [*PLUGIN, *MEGA, *TRAINING, *languages]
+    else:
+        data, words = preprocess_text(Path(folder.name)), [*LM, *MEGA_LM, *LM_HEADS[kind], *LM_TRAINING]
+    said = fairseq("train", data, *words, "--max-update=3", "--save-dir", folder.name)
+    last = data.parent / "checkpoint_last.pt"
+    return SimpleNamespace(folder=folder, data=data, words=words, last=last, said=said)
 
 
 def fresh(*words: Any, cwd: Optional[Path] = None) -> str:

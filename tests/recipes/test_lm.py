@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 LM = EXAMPLES / "lm"
 SHIPPED = LM / "addresses/lm-sotu.tar.xz"
 SPLITS = ("train", "valid", "test")
+RECIPES = pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
 # The recipe's architecture, reduced so that an update takes a fraction of a second.
 SIZES = {"layers": 1, "embed-dim": 16, "hidden-dim": 32, "ffn-embed-dim": 32, "z-dim": 8, "chunk-size": 8}
 NARROW = [f"--decoder-{name}={size}" for name, size in SIZES.items()]
@@ -30,33 +31,24 @@ def trained_with(recipe):
 
 def scores(recipe, name):
     """The scores that evaluate.sh saved, by name; the number of tokens and their total bits, from fairseq's log."""
-    found = {key: float(value) for key, value in re.findall(r"(.+): +([\d.]+)", (recipe.results / name).read_text())}
+    values = {key: float(value) for key, value in re.findall(r"(.+): +([\d.]+)", (recipe.results / name).read_text())}
     said = (recipe.results / name).with_suffix(".log").read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
-    return found, tokens, tokens * float(re.search(r"Loss \(base 2\): ([\d.]+)", said).group(1))
+    return values, tokens, tokens * float(re.search(r"Loss \(base 2\): ([\d.]+)", said).group(1))
 
 
-def as_published(cfg, lr=5e-3):
-    """Checks the settings that all recipes share."""
-    adam = cfg["optimizer"]
+def assert_as_published(cfg, arch, segments, batch, updates, lr=5e-3):
+    """Checks the model's preset, segments, tokens per batch and batches per update, and the settings of all recipes."""
+    task, adam, schedule = cfg["task"], cfg["optimizer"], cfg["lr_scheduler"]
+    assert (task["_name"], cfg["criterion"]["_name"]) == ("mega_language_modeling", "mega_lm_cross_entropy")
     assert (adam["adam_betas"], adam["adam_eps"], adam["lr"]) == ("(0.9, 0.98)", 1e-8, [lr])
     assert (adam["weight_decay"], cfg["optimization"]["clip_norm"]) == (0.1, 0.25)
-    names = ("_name", "power", "end_learning_rate")
-    assert [cfg["lr_scheduler"][name] for name in names] == ["polynomial_decay", 1.0, 0.0]
-    assert (cfg["task"]["_name"], cfg["criterion"]["_name"]) == ("mega_language_modeling", "mega_lm_cross_entropy")
-
-
-def schedule(cfg):
-    return [cfg["lr_scheduler"]["warmup_updates"], cfg["lr_scheduler"]["total_num_update"]]
-
-
-def segments(cfg):
+    assert (schedule["_name"], schedule["power"], schedule["end_learning_rate"]) == ("polynomial_decay", 1.0, 0.0)
+    assert [schedule["warmup_updates"], schedule["total_num_update"]] == updates
+    assert cfg["model"]["_name"] == arch
     names = ("variant_block_multiple_min", "variant_block_multiple_max", "valid_block")
-    return [cfg["task"][name] for name in names]
-
-
-def tokens_per_update(cfg):
-    return [cfg["dataset"]["max_tokens"], *cfg["optimization"]["update_freq"]]
+    assert [task[name] for name in names] == segments
+    assert [cfg["dataset"]["max_tokens"], *cfg["optimization"]["update_freq"]] == batch
 
 
 # ------------------------------------------------------------------------------------------- the shipped corpus
@@ -74,25 +66,14 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def addresses_recipe(place, corpus, **variables):
-    return Recipe(LM / "addresses", place, CORPUS=corpus, VOCABULARY=120, **variables)
-
-
 @pytest.fixture
 def addresses(tmp_path, corpus):
     # The space in the path detects missing quotes.
-    return addresses_recipe(tmp_path / "a place", corpus)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory, corpus):
-    recipe = addresses_recipe(tmp_path_factory.mktemp("a place"), corpus, UNITS="bpe")
-    recipe.run("prepare.sh")
-    return recipe
+    return Recipe(LM / "addresses", tmp_path / "a place", CORPUS=corpus, VOCABULARY=120)
 
 
 @pytest.mark.parametrize("units", ["bytes", "bpe"])
-def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addresses, units, corpus):
+def test_the_shipped_corpus_goes_from_text_to_scores(addresses, units, corpus):
     addresses.variables["UNITS"] = units
     addresses.run("prepare.sh")
     recipe = {"UPDATES": 4, "WARMUP": 2, "SAVE": 1}
@@ -102,45 +83,28 @@ def test_the_shipped_corpus_goes_from_text_to_scores_per_byte_and_per_word(addre
         assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
         assert "num_updates: 4 >= max_update: 4" in said
     cfg = trained_with(addresses)
-    as_published(cfg, lr=1e-2)
-    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_small", [2, 4, "splits:1"])
+    assert_as_published(cfg, "mega_lm_small", [2, 4, "splits:1"], [4096, 1], [2, 4], lr=1e-2)
     faster = doctor.product_seconds("float32") / doctor.product_seconds("bfloat16")
     assert cfg["common"]["bf16"] == (faster >= doctor.WORTH_IT)
-    assert tokens_per_update(cfg) == [4096, 1]
 
     printed = addresses.run("evaluate.sh", STREAMS=3, CHUNK=4)
-    found, tokens, bits = scores(addresses, "test-chunk4-streams3.txt")
+    values, tokens, bits = scores(addresses, "test-chunk4-streams3.txt")
     assert (addresses.results / "test-chunk4-streams3.txt").read_text() in printed
     words = [line.split() for line in (corpus / "test.txt").read_text().splitlines()]
-    held = 1500 if units == "bytes" else sum(len(" ".join(line).encode()) + 1 for line in words)
-    assert found == {
-        "bits per byte": pytest.approx(bits / held, rel=1e-4),
+    size = 1500 if units == "bytes" else sum(len(" ".join(line).encode()) + 1 for line in words)
+    assert values == {
+        "bits per byte": pytest.approx(bits / size, rel=1e-4),
         "perplexity per word": pytest.approx(2 ** (bits / sum(len(line) + 1 for line in words)), rel=1e-3),
     }
     if units == "bytes":
         assert tokens == 1501
-        assert found["bits per byte"] < 8
-        last = addresses.checkpoints / "checkpoint_last.pt"
-        addresses.run("evaluate.sh", "--documents", "line", CHECKPOINT=last)
-        kept = scores(addresses, "test-chunk512-streams1-checkpoint_last-documents-line.txt")
-        assert kept[1] == 1501
+        assert values["bits per byte"] < 8
         addresses.run("sweep.sh", CHUNKS="32,64", STREAMS="2,1", SUBSET="valid")
         assert len(text(addresses.results / "sweep-valid.csv")) == 1 + 4
         assert (addresses.results / "sweep-valid.json").exists()
 
 
-def test_an_interrupted_preparation_resumes_and_gives_the_same_data(addresses, prepared):
-    addresses.kill_while_segmenting("valid", UNITS="bpe")
-    assert not (addresses.data / "bpe/text").exists()
-
-    said = addresses.run("prepare.sh", UNITS="bpe")
-    assert re.findall(r"have .*/(\w+)$", said, re.MULTILINE) == ["raw", "codes"]
-    assert re.findall(r"making .*/(\w+)$", said, re.MULTILINE) == ["text", "bin"]
-    assert files(addresses.data) == files(prepared.data)
-    assert "making" not in addresses.run("prepare.sh", UNITS="bpe")
-
-
-def test_a_text_that_a_full_disk_cuts_is_not_taken_as_complete(addresses, corpus):
+def test_a_text_that_a_full_disk_cuts_is_not_taken_as_complete(addresses):
     limit = addresses.place / "limit.sh"  # bash reads it first
     limit.write_text("ulimit -f 10")  # KiB: enough for the texts, but not for the numbers of 6,000 bytes
     process = addresses.start("prepare.sh", BASH_ENV=limit, PYTHONUNBUFFERED=1)
@@ -153,24 +117,16 @@ def test_a_text_that_a_full_disk_cuts_is_not_taken_as_complete(addresses, corpus
     assert len((addresses.data / "bytes/text/train.txt").read_text().split()) == 6000
 
 
-def test_data_made_with_other_settings_is_refused(prepared, corpus, tmp_path):
-    assert "VOCABULARY=120, not with VOCABULARY=130" in prepared.refusal("prepare.sh", VOCABULARY=130)
-    other = tmp_path / "other"
-    shutil.copytree(corpus, other)
-    write(other / "valid.txt", ["other"])
-    assert "name another folder with DATA=" in prepared.refusal("prepare.sh", CORPUS=other)
-
-
 def test_a_damaged_or_incomplete_corpus_is_refused(addresses, corpus):
     archive = addresses.place / "half.tar.xz"
     archive.write_bytes(half(SHIPPED))
-    assert "half.tar.xz is truncated or not an archive" in addresses.refusal("prepare.sh", CORPUS=archive)
+    assert archive.name in addresses.refusal("prepare.sh", CORPUS=archive)
     folder = addresses.place / "incomplete"
     shutil.copytree(corpus, folder)
     (folder / "valid.txt").write_text("")
-    assert f"valid.txt of {folder} is empty" in addresses.refusal("prepare.sh", CORPUS=folder)
+    assert "valid.txt" in addresses.refusal("prepare.sh", CORPUS=folder)
     (folder / "valid.txt").unlink()
-    assert f"valid.txt does not exist: {folder} is incomplete" in addresses.refusal("prepare.sh", CORPUS=folder)
+    assert "valid.txt" in addresses.refusal("prepare.sh", CORPUS=folder)
     assert not (addresses.data / "raw").exists()
 
 
@@ -179,52 +135,37 @@ def test_bytes_may_be_invalid_utf8_but_pieces_may_not(addresses):
     folder.mkdir(parents=True)
     for split in SPLITS:
         (folder / f"{split}.txt").write_bytes(b"two \xff\xfewords\n")
-    said = addresses.run("prepare.sh", CORPUS=folder)
-    assert said.count("12 bytes, 3 words and line ends") == 3
-    assert "Traceback" not in said
-    sentence = addresses.refusal("prepare.sh", CORPUS=folder, UNITS="bpe", VOCABULARY=20)
-    assert sentence == "the text is not UTF-8 (invalid start byte): convert it, with iconv for instance."
+    assert addresses.run("prepare.sh", CORPUS=folder).count("12 bytes, 3 words and line ends") == 3
+    assert "UTF-8" in addresses.refusal("prepare.sh", CORPUS=folder, UNITS="bpe", VOCABULARY=20)
 
 
-@pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
-def test_each_script_reports_the_script_to_run_first(tmp_path, recipe):
+@RECIPES
+def test_scripts_in_the_wrong_order_or_with_invalid_numbers_are_refused(tmp_path, recipe):
+    variables = {"addresses": ["VOCABULARY"], "enwik8": ["BYTES"], "wikitext103": []}[recipe]
     recipe = Recipe(LM / recipe, tmp_path)
+    recipe.refuses_invalid_numbers("prepare.sh", "WORKERS", *variables)
+    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "WARMUP")
+    recipe.refuses_invalid_numbers("evaluate.sh", "CHUNK", "STREAMS")
     for script in ("train.sh", "evaluate.sh", "sweep.sh"):
         assert "run prepare.sh first" in recipe.refusal(script)
     for units in ("bytes", "words"):
         (recipe.data / units / "bin").mkdir(parents=True)
     for script in ("evaluate.sh", "sweep.sh"):
-        assert "checkpoint_best.pt does not exist: run train.sh first" in recipe.refusal(script)
+        assert "run train.sh first" in recipe.refusal(script)
 
 
-def test_unknown_units_are_refused_with_the_allowed_ones(addresses):
-    assert "UNITS=words is unknown: use bytes or bpe" in addresses.refusal("prepare.sh", UNITS="words")
-
-
-def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(addresses):
-    sentence = addresses.refusal("prepare.sh", UNITS="bpe", VOCABULARY=8000)
-    assert re.fullmatch(r"a vocabulary of 8000 is too large for this text: give \d+ or less\.", sentence)
-
-
-@pytest.mark.parametrize("recipe", ["addresses", "enwik8", "wikitext103"])
-def test_an_invalid_number_is_refused_before_any_work(tmp_path, recipe):
-    own = {"addresses": ["VOCABULARY"], "enwik8": ["BYTES"], "wikitext103": []}[recipe]
-    save = ["SAVE"] if recipe == "addresses" else []
-    recipe = Recipe(LM / recipe, tmp_path)
-    recipe.refuses_invalid_numbers("prepare.sh", "WORKERS", *own)
-    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "MAX_TOKENS", "BATCH_TOKENS", "GPUS", "WARMUP", *save)
-    recipe.refuses_invalid_numbers("evaluate.sh", "CHUNK", "STREAMS")
+# ------------------------------------------------------------------------------------------------ files of scores
 
 
 @pytest.fixture
-def pretended(tmp_path):
+def evaluated(tmp_path):
     """A recipe that looks prepared and trained, on ten bytes; its fairseq-eval-lm prints the file `answers`."""
     recipe = Recipe(LM / "addresses", tmp_path, PYTHON=answering(tmp_path, "eval_lm"))
     write(recipe.data / "raw/test.txt", ["ten bytes"])
     (recipe.data / "bytes/bin").mkdir(parents=True)
-    for folder in ("checkpoints", "other"):
-        for name in ("best", "last"):
-            write(tmp_path / f"{folder}/checkpoint_{name}.pt", [])
+    for name in ("checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt", "other/checkpoint_best.pt"):
+        write(tmp_path / name, [])
+    say(recipe, 1)
     return recipe
 
 
@@ -232,77 +173,54 @@ def say(recipe, bits):
     write(recipe.place / "answers", ["Evaluated 10 tokens", f"Loss (base 2): {bits}, Perplexity: 1"])
 
 
-def test_score_files_are_named_after_the_settings_of_the_evaluation(pretended):
+def test_score_files_are_named_after_the_settings(evaluated):
     calls = {
         "": ([], {}),
         "-valid-block-size-7": (["--valid-block", "size:7"], {}),
         "-documents-line": (["--documents=line"], {}),
         "-checkpoint_last": ([], {"CHECKPOINT": "checkpoints/checkpoint_last.pt"}),
-        "-checkpoint_last-documents-line": (
-            ["--documents", "line"],
-            {"CHECKPOINT": pretended.checkpoints / "checkpoint_last.pt"},
-        ),
-        f"-{pretended.place}-other-checkpoint_best".replace("/", "-"): ([], {"CHECKPOINT": "other/checkpoint_best.pt"}),
+        f"-{evaluated.place}-other-checkpoint_best".replace("/", "-"): ([], {"CHECKPOINT": "other/checkpoint_best.pt"}),
     }
     for number, (arguments, variables) in enumerate(calls.values(), 1):
-        say(pretended, number)
-        pretended.run("evaluate.sh", *arguments, **variables)
+        say(evaluated, number)
+        evaluated.run("evaluate.sh", *arguments, **variables)
     for number, name in enumerate(calls, 1):
-        found, _, _ = scores(pretended, f"test-chunk512-streams1{name}.txt")
-        assert found["bits per byte"] == number
-    assert len(files(pretended.results)) == len(calls)
+        values, _, _ = scores(evaluated, f"test-chunk512-streams1{name}.txt")
+        assert values["bits per byte"] == number
+    assert len(files(evaluated.results)) == len(calls)
 
 
-def test_what_has_a_variable_is_refused_as_an_argument(pretended):
+def test_arguments_that_have_a_variable_are_refused(evaluated):
     for script in ("evaluate.sh", "sweep.sh"):
-        assert "name the subset with SUBSET=" in pretended.refusal(script, "--gen-subset", "valid")
-        assert "name the subset with SUBSET=" in pretended.refusal(script, "--subset=valid")
-    overrides = "--model-overrides={'decoder_chunk_size': 4}"
-    assert "give the chunk size with CHUNK=" in pretended.refusal("evaluate.sh", overrides)
+        assert "SUBSET=" in evaluated.refusal(script, "--gen-subset", "valid")
+    assert "CHUNK=" in evaluated.refusal("evaluate.sh", "--model-overrides={'decoder_chunk_size': 4}")
+    assert "UNITS=words" in evaluated.refusal("prepare.sh", UNITS="words")
 
 
-def test_a_result_is_not_written_by_two_evaluations_at_once(pretended):
-    write(pretended.results / "test-chunk512-streams1.log.tmp", [])
-    say(pretended, 1)
-    with locked(str(pretended.results / "test-chunk512-streams1.log.tmp")):
-        assert "test-chunk512-streams1.log.tmp: wait until it has finished" in pretended.refusal("evaluate.sh")
-        pretended.run("evaluate.sh", CHUNK=4)
-    pretended.run("evaluate.sh")
+def test_two_scripts_do_not_write_one_result_at_once(evaluated):
+    log = evaluated.results / "test-chunk512-streams1.log.tmp"
+    write(log, [])
+    with locked(str(log)):
+        assert str(log) in evaluated.refusal("evaluate.sh")
+        evaluated.run("evaluate.sh", CHUNK=4)
+    with locked(str(evaluated.checkpoints)):
+        assert str(evaluated.checkpoints) in evaluated.refusal("train.sh")
 
 
-def test_a_training_is_not_started_twice(pretended):
-    with locked(str(pretended.checkpoints)):
-        assert f"is writing to {pretended.checkpoints}: wait until it" in pretended.refusal("train.sh")
-
-
-def test_a_failed_evaluation_leaves_only_temporary_files(pretended):
-    pretended.results.mkdir()
-    (pretended.place / "answers").write_text("out of memory\n")
-    assert "fairseq-eval-lm gave no loss" in pretended.refusal("evaluate.sh")
-    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
+def test_a_failed_evaluation_leaves_no_scores(evaluated):
+    evaluated.run("evaluate.sh")
+    assert {path.suffix for path in evaluated.results.iterdir()} == {".txt", ".log"}
+    write(evaluated.place / "answers", ["out of memory"])
+    assert "fairseq-eval-lm" in evaluated.refusal("evaluate.sh")
+    assert {path.suffix for path in evaluated.results.iterdir()} == {".tmp"}
     # Counting words fails, after counting bytes.
-    say(pretended, 1)
-    python = pretended.variables["PYTHON"]
+    say(evaluated, 1)
+    python = evaluated.variables["PYTHON"]
     python.write_text(python.read_text().replace("\n", '\ncase $2 in *"line.split()"*) exit 1 ;; esac\n', 1))
-    process = pretended.start("evaluate.sh")
+    process = evaluated.start("evaluate.sh")
     process.communicate()
     assert process.returncode != 0
-    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
-    assert "tset.txt does not exist" in pretended.refusal("evaluate.sh", SUBSET="tset")
-
-
-def test_scores_of_an_earlier_evaluation_are_removed_when_the_next_one_begins(pretended):
-    say(pretended, 1)
-    pretended.run("evaluate.sh")
-    assert {path.suffix for path in pretended.results.iterdir()} == {".txt", ".log"}
-    (pretended.place / "answers").write_text("out of memory\n")
-    pretended.refusal("evaluate.sh")
-    assert {path.suffix for path in pretended.results.iterdir()} == {".tmp"}
-
-
-def test_the_licence_of_the_shipped_corpus_is_given():
-    with tarfile.open(SHIPPED) as archive:
-        assert b"CC0 1.0" in archive.extractfile("lm-sotu/LICENSE.txt").read()
+    assert {path.suffix for path in evaluated.results.iterdir()} == {".tmp"}
 
 
 # --------------------------------------------------------------------------------------------------- downloads
@@ -344,7 +262,7 @@ def enwik8(tmp_path, mirror):
     return Recipe(LM / "enwik8", tmp_path / "a place", MIRROR=f"file://{mirror}", BYTES=4000)
 
 
-def test_wikitext_is_downloaded_checked_trained_as_published_and_scored_by_words(wikitext, mirror):
+def test_wikitext_is_downloaded_trained_as_published_and_scored_by_words(wikitext, mirror):
     # An interrupted download.
     archive = mirror / "wikitext-103-v1.zip"
     (wikitext.data / "downloads").mkdir(parents=True)
@@ -355,57 +273,50 @@ def test_wikitext_is_downloaded_checked_trained_as_published_and_scored_by_words
 
     wikitext.run("train.sh", *NARROW, "--max-update=1", "--adaptive-softmax-cutoff=20,60", PRECISION="bf16")
     cfg = trained_with(wikitext)
-    as_published(cfg)
-    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_wt103", [2, 6, "splits:10"])
-    assert (schedule(cfg), tokens_per_update(cfg)) == ([24000, 400000], [6144, 24])
+    assert_as_published(cfg, "mega_lm_wt103", [2, 6, "splits:10"], [6144, 24], [24000, 400000])
     names = ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "adaptive_softmax_dropout")
     assert [cfg["model"][name] for name in names] == [0.3, 0.1, 0.1, 0.1, 0.2]
     assert cfg["common"]["bf16"]
 
-    printed = wikitext.run("evaluate.sh")
-    found, tokens, bits = scores(wikitext, "test-chunk2048-streams10.txt")
+    wikitext.run("evaluate.sh")
+    values, tokens, bits = scores(wikitext, "test-chunk2048-streams10.txt")
     assert str(tokens) == [row.split()[3] for row in text(mirror / "expected.txt") if row.startswith("test")][0]
-    assert found == {"perplexity per word": pytest.approx(2 ** (bits / tokens), rel=1e-3)}
-    assert "perplexity per word" in printed
+    assert values == {"perplexity per word": pytest.approx(2 ** (bits / tokens), rel=1e-3)}
 
 
-def test_enwik8_is_split_by_bytes_trained_as_published_and_scored_by_bytes(enwik8, mirror):
+def test_enwik8_is_split_trained_as_published_and_scored_by_bytes(enwik8, mirror):
     enwik8.run("prepare.sh")
     parts = [(enwik8.data / f"raw/{split}.txt").read_bytes() for split in SPLITS]
     assert [len(part) for part in parts] == [3600, 200, 200]
     with zipfile.ZipFile(mirror / "enwik8.zip") as archive:
         assert b"".join(parts) == archive.read("enwik8")
     assert bytes(map(int, text(enwik8.data / "bytes/text/test.txt")[0].split())) == parts[2]
-    assert "making" not in enwik8.run("prepare.sh")
 
     enwik8.run("train.sh", *NARROW, "--max-update=1")
     cfg = trained_with(enwik8)
-    as_published(cfg)
-    assert (cfg["model"]["_name"], segments(cfg)) == ("mega_lm_enwik8", [2, 4, "splits:50"])
-    assert (schedule(cfg), tokens_per_update(cfg)) == ([24000, 400000], [8192, 8])
+    assert_as_published(cfg, "mega_lm_enwik8", [2, 4, "splits:50"], [8192, 8], [24000, 400000])
     assert (cfg["model"]["dropout"], cfg["model"]["attention_dropout"]) == (0.1, 0.0)
 
     enwik8.run("evaluate.sh")
-    found, tokens, bits = scores(enwik8, "test-chunk4096-streams50.txt")
+    values, tokens, bits = scores(enwik8, "test-chunk4096-streams50.txt")
     assert tokens == 201
-    assert found == {"bits per byte": pytest.approx(bits / 200, rel=1e-3)}
+    assert values == {"bits per byte": pytest.approx(bits / 200, rel=1e-3)}
 
 
-def test_a_dead_link_is_reported_with_the_missing_file_and_its_folder(wikitext, enwik8, mirror):
+def test_a_missing_or_damaged_download_is_reported(wikitext, enwik8, mirror):
     for recipe, archive in ((wikitext, "wikitext-103-v1.zip"), (enwik8, "enwik8.zip")):
-        downloads = recipe.data / "downloads"
-        for dead in (f"file://{recipe.place}/nothing", "http://127.0.0.1:9"):
-            sentence = recipe.refusal("prepare.sh", MIRROR=dead)
-            assert f"could not download {archive}" in sentence
-            assert f"put it into {downloads}" in sentence
+        downloads, dead = recipe.data / "downloads", f"file://{recipe.place}/nothing"
+        sentence = recipe.refusal("prepare.sh", MIRROR=dead)
+        assert f"could not download {archive}" in sentence
+        assert str(downloads) in sentence
         # Files put into the folder by hand are checked like downloaded ones.
         damaged = bytearray((mirror / archive).read_bytes())
         damaged[100] ^= 255
         for content in (half(mirror / archive), damaged, b"<html>"):
             (downloads / archive).write_bytes(content)
-            assert f"{archive} is damaged, truncated or not an archive" in recipe.refusal("prepare.sh", MIRROR=dead)
+            assert f"{archive} is damaged" in recipe.refusal("prepare.sh", MIRROR=dead)
         pack(downloads / archive, {"something": "else"})
-        assert "replace it with the right archive" in recipe.refusal("prepare.sh", MIRROR=dead)
+        assert archive in recipe.refusal("prepare.sh", MIRROR=dead)
         assert not (recipe.data / "raw").exists()
 
 
@@ -426,19 +337,9 @@ def test_the_next_address_is_tried_after_a_dead_one(enwik8, mirror):
 
 
 def test_an_archive_with_unexpected_counts_is_refused(wikitext, enwik8, mirror):
-    rows = [row.split() for row in text(mirror / "expected.txt")]
-    for name, column in (("lines of valid", 2), ("types of the dictionary", 1)):
-        wrong = [list(row) for row in rows]
-        (row,) = (row for row in wrong if row[0] == ("types" if "types" in name else "valid"))
-        right, row[column] = row[column], "1"
-        table = wikitext.place / f"wrong{column}.txt"
-        write(table, map(" ".join, wrong))
-        variables = {"EXPECTED": table, "DATA": wikitext.place / f"data{column}"}
-        assert f"{name}: found {right} where 1 are expected" in wikitext.refusal("prepare.sh", **variables)
-    assert "has 4000 bytes where 5000 are expected" in enwik8.refusal("prepare.sh", BYTES=5000)
-
-
-def test_the_expected_wikitext_counts_are_the_published_ones():
-    rows = {row.split()[0]: row.split()[1:] for row in text(LM / "wikitext103/expected.txt") if row[0] != "#"}
-    known = {"train": [1801350, 103227021], "valid": [3760, 217646], "test": [4358, 245569], "types": [267744]}
-    assert {name: [int(number) for number in row if number.isdigit()] for name, row in rows.items()} == known
+    for name, row in (("lines of valid", r"(valid \S+) \d+"), ("types of the dictionary", r"(types) \d+")):
+        table = wikitext.place / f"{name}.txt"
+        table.write_text(re.sub(row, r"\1 1", (mirror / "expected.txt").read_text()))
+        variables = {"EXPECTED": table, "DATA": wikitext.place / name}
+        assert re.search(f"{name}: .* 1 ", wikitext.refusal("prepare.sh", **variables))
+    assert "4000 bytes" in enwik8.refusal("prepare.sh", BYTES=5000)

@@ -1,6 +1,7 @@
 """All scripts of examples/: their help, their usage messages, their style."""
 
 import os
+import random
 import re
 import resource
 import runpy
@@ -17,7 +18,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from tests.helpers.recipes import EXAMPLES
 
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
-AVERAGE = EXAMPLES / "wmt16_en_de/average_checkpoints.py"
+AVERAGE, MOSES, SEGMENT = (EXAMPLES / f"wmt16_en_de/{name}.py" for name in ("average_checkpoints", "moses", "segment"))
 
 
 def call(*words, **options):
@@ -31,7 +32,7 @@ def named(path):
 
 
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "common.sh"], ids=named)
-def test_a_script_prints_its_help_without_doing_anything_else(script, tmp_path):
+def test_a_script_prints_its_help_and_does_nothing_else(script, tmp_path):
     copy = tmp_path / "examples"
     for path in (script, *EXAMPLES.rglob("common.sh")):
         (copy / named(path)).parent.mkdir(parents=True, exist_ok=True)
@@ -39,22 +40,20 @@ def test_a_script_prints_its_help_without_doing_anything_else(script, tmp_path):
     before = sorted(copy.rglob("*"))
     # Invalid variables do not matter.
     environment = {**os.environ, "PYTHON": "false", "BPE": "words", "UNITS": "words"}
-    for arguments in (["--help"], ["--max-update", "3", "-h"]):
-        code, said = call(copy / named(script), *arguments, cwd=tmp_path, env=environment)
-        assert code == 0, said
-        assert re.search(r"\nVariables: .*\n\nAll scripts: .*OMP_NUM_THREADS \(1:", said, re.DOTALL)
-        assert len(said.splitlines()) <= 15
-        assert "#" not in said
+    code, said = call(copy / named(script), "--max-update", "3", "--help", cwd=tmp_path, env=environment)
+    assert code == 0, said
+    assert "\nVariables: " in said
     assert sorted(copy.rglob("*")) == before
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=named)
-def test_a_script_stops_at_the_first_error_and_passes_shellcheck(script):
-    if script.name != "common.sh":
-        assert os.access(script, os.X_OK)
-        assert "\nset -euo pipefail\n" in script.read_text()
+def test_scripts_stop_at_errors_and_use_their_arguments():
+    for script in SCRIPTS:
+        if script.name != "common.sh":
+            assert os.access(script, os.X_OK)
+            assert "\nset -euo pipefail\n" in script.read_text()
+            assert re.search(r'"\$(@|{@:2})"', script.read_text()), script
     if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-x", str(script)], check=True, cwd=EXAMPLES.parent)
+        subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], check=True, cwd=EXAMPLES.parent)
 
 
 @pytest.fixture
@@ -97,26 +96,10 @@ def test_a_record_that_a_full_disk_left_empty_is_made_again(chosen, tmp_path):
     assert (tmp_path / "checkpoints/precision").read_text() == "bf16\n"
 
 
-def test_trainings_of_earlier_versions_stay_in_float32(chosen, tmp_path):
+def test_a_training_begun_without_a_record_stays_in_float32(chosen, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/checkpoint_last.pt").touch()
     assert chosen(True) == "fp32"
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        *["lm/unzip.py", "lra/curves.py", "lra/retrieval/pairs.py"],
-        *(f"speech_commands/{name}.py" for name in ("clips", "scaling")),
-        *(f"wmt16_en_de/{name}.py" for name in ("clean_pairs", "moses", "segment")),
-    ],
-)
-def test_a_program_without_arguments_prints_its_usage(program):
-    for arguments in ([], ["--help"]):
-        code, said = call(sys.executable, EXAMPLES / program, *arguments)
-        assert code == 1
-        assert os.path.basename(program) + " " in said
-        assert "Traceback" not in said
 
 
 def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
@@ -140,19 +123,11 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
 
 
-WITHOUT_ARGUMENTS = [path for path in SCRIPTS if 'no_arguments "$@"' in path.read_text()]
-
-
-def test_every_script_passes_its_arguments_on_or_refuses_them():
-    silent = [path for path in SCRIPTS if not re.search(r'"\$(@|{@:2})"', path.read_text())]
-    assert {path.name for path in silent} <= {"common.sh"}
-
-
-@pytest.mark.parametrize("script", WITHOUT_ARGUMENTS, ids=named)
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if 'no_arguments "$@"' in path.read_text()], ids=named)
 def test_a_script_without_arguments_refuses_them(script, tmp_path):
-    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)}
-    code, said = call(script, "--seed=2", env=environment)
-    assert (code, said) == (1, "error: --seed=2 is unknown: see --help.\n")
+    code, said = call(script, "--seed=2", env={**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)})
+    assert code == 1
+    assert said.startswith("error: --seed=2 ")
 
 
 @pytest.fixture
@@ -194,39 +169,30 @@ def test_different_arguments_have_different_results(shell):
     assert found == ["1-a", "1--a", "1-a", "n---x---1-", "n---x----1-"]
 
 
-def test_a_failed_learn_leaves_no_model_and_apply_without_one_says_so(tmp_path):
-    (tmp_path / "text").write_text("a few words\n")
-    segment, model = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model"
-    code, said = call(sys.executable, segment, "learn", "sentencepiece", model, 8000, 1.0, tmp_path / "text")
+@pytest.mark.parametrize("text", ["a few words\n", ""])
+def test_a_failed_segmentation_leaves_no_model(text, tmp_path):
+    (tmp_path / "text").write_text(text)
+    model = tmp_path / "pieces.model"
+    code, said = call(sys.executable, SEGMENT, "learn", "sentencepiece", model, 8000, 1.0, tmp_path / "text")
     assert code == 1
-    assert re.fullmatch(r"error: a vocabulary of 8000 is too large for this text: give \d+ or less\.\n", said)
+    assert said.startswith("error: ")
     assert not model.exists()
-    code, said = call(sys.executable, segment, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
+    code, said = call(sys.executable, SEGMENT, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
     assert code == 1
-    assert said == f"error: {model} does not exist: make it first, with segment.py learn\n"
+    assert said.startswith(f"error: {model} ")
 
 
 def test_pieces_hold_the_text_as_it_is(tmp_path):
     """Unicode's NFKC would change each of these characters. Any white space is a blank, also for fairseq's --bpe."""
-    segment, model, text = EXAMPLES / "wmt16_en_de/segment.py", tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
+    model, text = tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
     spaces = "".join(filter(str.isspace, map(chr, range(sys.maxunicode))))
     (tmp_path / "text").write_text(text)
-    assert call(sys.executable, segment, "learn", "sentencepiece", model, 17, 1.0, tmp_path / "text") == (0, "")
-    _, pieces = call(sys.executable, segment, "apply", "sentencepiece", model, input=text)
+    assert call(sys.executable, SEGMENT, "learn", "sentencepiece", model, 17, 1.0, tmp_path / "text") == (0, "")
+    _, pieces = call(sys.executable, SEGMENT, "apply", "sentencepiece", model, input=text)
     assert "\u2581" in pieces
-    assert call(sys.executable, segment, "undo", "sentencepiece", input=pieces) == (0, text)
+    assert call(sys.executable, SEGMENT, "undo", "sentencepiece", input=pieces) == (0, text)
     bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model)))
     assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
-
-
-def test_learning_from_an_empty_text_is_refused(tmp_path):
-    (tmp_path / "text").touch()
-    words = ["learn", "sentencepiece", tmp_path / "pieces.model", 20, 1.0, tmp_path / "text"]
-    code, said = call(sys.executable, EXAMPLES / "wmt16_en_de/segment.py", *words)
-    assert (code, said) == (1, "error: the text is empty.\n")
-
-
-MOSES = EXAMPLES / "wmt16_en_de/moses.py"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -234,18 +200,17 @@ def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path, workers):
     (tmp_path / "text").write_bytes(b"Hallo Welt\nGr\xfc\xdfe\n")
     with open(tmp_path / "text") as text:
         code, said = call(sys.executable, MOSES, "tokenize", "de", workers, stdin=text, timeout=60)
-    assert (code, said) == (
-        1, "error: the text is not UTF-8 (invalid start byte): convert it, with iconv for instance.\n"
-    )  # fmt: skip
+    assert code == 1
+    assert said.startswith("error: the text is not UTF-8")
 
 
 def test_tokenising_ends_with_an_error_if_a_worker_is_killed(tmp_path):
     (tmp_path / "sacremoses.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     code, said = call(sys.executable, MOSES, "tokenize", "de", 2, input="Ein Satz.\n", env=environment, timeout=60)
-    assert (code, said) == (
-        1, "error: a worker was killed, perhaps for lack of memory: run this again with fewer WORKERS.\n"
-    )  # fmt: skip
+    assert code == 1
+    assert said.startswith("error: ")
+    assert "WORKERS" in said
 
 
 def average(monkeypatch, *arguments):
@@ -256,38 +221,23 @@ def average(monkeypatch, *arguments):
     return end.value.code
 
 
-def test_averaging_explains_its_arguments(monkeypatch, capsys):
-    assert average(monkeypatch, "--help") == 0
-    assert "usage: average_checkpoints.py [-h] OUTPUT INPUT [INPUT ...]" in capsys.readouterr().out
-    assert average(monkeypatch) == 2
-    assert capsys.readouterr().err.endswith("error: the following arguments are required: OUTPUT, INPUT\n")
-
-
 def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
     models = {"narrow": {"w": torch.ones(2)}, "wide": {"w": torch.ones(3)}, "diverged": {"w": torch.full((2,), nan)}}
-    saved = {"empty": {}, **{name: {"model": model} for name, model in {**models, "list": [1, 2]}.items()}}
-    for name, content in saved.items():
+    for name, content in {"empty": {}, **{name: {"model": model} for name, model in models.items()}}.items():
         torch.save(content, tmp_path / f"{name}.pt")
     (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
-    (tmp_path / "nothing.pt").touch()
-    (tmp_path / "text.pt").write_text("hello")
-    (tmp_path / "folder.pt").mkdir()
     reasons = {
         "missing": "does not exist",
-        "wide": "and {narrow} have different architectures",
-        "empty": "has no parameters under 'model'",
+        "wide": "different architectures",
+        "empty": "has no parameters",
         "half": "is not a complete checkpoint",
-        "nothing": "is not a complete checkpoint",
-        "text": "is not a complete checkpoint",
-        "folder": "cannot be read (Is a directory)",
-        "list": "has no parameters under 'model'",
-        "diverged": "has parameters that are NaN or infinite",
+        "diverged": "NaN",
     }
     for name, reason in reasons.items():
         inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
         sentence = average(monkeypatch, tmp_path / "averaged.pt", *inputs)
-        assert sentence.startswith(f"error: {inputs[1]} {reason.format(narrow=inputs[0])}")
-        assert "\n" not in sentence
+        assert sentence.startswith(f"error: {inputs[1]} ")
+        assert reason in sentence
     assert not (tmp_path / "averaged.pt").exists()
 
 
@@ -298,3 +248,12 @@ def test_averaging_writes_the_whole_file_or_nothing(tmp_path):
     code, said = call(*words, preexec_fn=limit)
     assert (code, "averaged.pt was not written" in said, "Traceback" in said) == (1, True, False), said
     assert [path.name for path in tmp_path.iterdir()] == ["1.pt"]
+
+
+def test_to_bytes_writes_any_bytes_as_numbers(tmp_path):
+    data = bytes(range(256)) + bytes(random.Random(1).choices(range(256), k=70_000)) + b"\xc3"
+    (tmp_path / "data").write_bytes(data)
+    with open(tmp_path / "data") as file:
+        _, said = call(sys.executable, EXAMPLES / "lm/to_bytes.py", stdin=file)
+    assert bytes(map(int, said.split())) == data
+    assert [len(line.split()) for line in said.splitlines()] == [65_536, len(data) - 65_536]

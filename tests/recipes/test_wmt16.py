@@ -88,10 +88,8 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     assert re.search(r"BLEU\|nrefs:1\|case:mixed\|eff:no\|tok:13a\|.* = [\d.]+", scores)
     assert re.search(r"chrF2\|nrefs:1\|.* = [\d.]+", scores)
 
-    with_the_option = bible.refusal("generate.sh", "--remove-bpe=sentencepiece")
-    assert "--remove-bpe=sentencepiece would undo the segmentation twice: leave it out" in with_the_option
-
-    assert "--quiet hides the translations" in bible.refusal("generate.sh", "--quiet")
+    for option in ("--remove-bpe=sentencepiece", "--quiet"):
+        assert option in bible.refusal("generate.sh", option)
 
     # As if training had been resumed after averaging.
     os.utime(bible.checkpoints / "checkpoint_last.pt")
@@ -109,22 +107,6 @@ def test_an_interrupted_preparation_resumes_and_gives_the_same_data(bible, prepa
     assert "making" not in bible.run("prepare.sh")
 
 
-def test_data_made_with_other_settings_is_refused(prepared_bible, corpus, tmp_path):
-    sentence = prepared_bible.refusal("prepare.sh", VOCABULARY=310)
-    assert "VOCABULARY=300, not with VOCABULARY=310: name another folder with DATA=" in sentence
-    other = tmp_path / "other"
-    shutil.copytree(corpus, other)
-    write(other / "valid.en", text(corpus / "valid.en")[::-1])
-    assert "name another folder with DATA=" in prepared_bible.refusal("prepare.sh", CORPUS=other)
-
-
-def test_a_corpus_with_misaligned_languages_is_refused(bible, corpus):
-    broken = bible.place / "broken"
-    shutil.copytree(corpus, broken)
-    write(broken / "train.de", text(corpus / "train.de")[1:])
-    assert "train.de has 99 lines where 100 are expected" in bible.refusal("prepare.sh", CORPUS=broken)
-
-
 def test_a_last_line_without_a_newline_is_kept(bible, prepared_bible, corpus, tmp_path):
     cut = bible.place / "cut"
     shutil.copytree(corpus, cut)
@@ -138,43 +120,34 @@ def test_a_last_line_without_a_newline_is_kept(bible, prepared_bible, corpus, tm
     assert " = 100.00 " in bible.run("generate.sh", PYTHON=wrapper, CHECKPOINT=wrapper)
 
 
-def test_an_impossible_vocabulary_size_is_refused_with_a_possible_one(bible):
-    sentence = bible.refusal("prepare.sh", VOCABULARY=8000)
-    assert re.fullmatch(r"a vocabulary of 8000 is too large for this text: give \d+ or less\.", sentence)
-    sentence = bible.refusal("prepare.sh", VOCABULARY=10)
-    assert re.fullmatch(r"a vocabulary of 10 is too small for this text's characters: give \d+ or more\.", sentence)
-
-
-@pytest.mark.parametrize("folder", [WMT, BIBLE])
-def test_an_invalid_number_is_refused_before_any_work(folder, tmp_path):
-    recipe = Recipe(folder, tmp_path)
-    recipe.refuses_invalid_numbers("prepare.sh", "VOCABULARY", "WORKERS", "OMP_NUM_THREADS")
-    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "MAX_TOKENS", "BATCH_TOKENS", "GPUS", "WARMUP", "KEEP")
-    recipe.refuses_invalid_numbers("generate.sh", "MAX_TOKENS", "BEAM")
-    Recipe(WMT, tmp_path).refuses_invalid_numbers("average.sh", "LAST")
-
-
-def test_each_script_reports_the_script_to_run_first(bible):
-    assert "run prepare.sh first" in bible.refusal("train.sh")
-    assert "run average.sh first" in bible.refusal("generate.sh")
-    assert "does not exist" in bible.refusal("../average.sh", bible.checkpoints)
-    write(bible.checkpoints / "checkpoint1.pt", [])
-    assert "set LAST=1" in bible.refusal("../average.sh", bible.checkpoints, LAST=2)
-
-
-def test_an_unknown_value_is_refused_with_the_allowed_ones(bible, prepared_bible):
+def test_data_or_settings_that_do_not_fit_are_refused(bible, prepared_bible, corpus):
+    assert "VOCABULARY=310" in prepared_bible.refusal("prepare.sh", VOCABULARY=310)
+    other = bible.place / "other"
+    shutil.copytree(corpus, other)
+    write(other / "valid.en", text(corpus / "valid.en")[::-1])
+    assert "DATA=" in prepared_bible.refusal("prepare.sh", CORPUS=other)
+    write(other / "train.de", text(corpus / "train.de")[1:])
+    assert "train.de has 99 lines" in bible.refusal("prepare.sh", CORPUS=other)
+    assert re.search(r" 8000 .* \d+ or less", bible.refusal("prepare.sh", VOCABULARY=8000))
+    assert re.search(r" 10 .* \d+ or more", bible.refusal("prepare.sh", VOCABULARY=10))
     assert "use fp32 or bf16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
-    assert "use auto, fp32, fp16 or bf16" in prepared_bible.refusal("train.sh", PRECISION="half")
     assert "use sentencepiece, subword-nmt or fastbpe" in bible.refusal("prepare.sh", BPE="wordpiece")
     assert "cannot import fairseq" in bible.refusal("prepare.sh", PYTHON="false")
 
 
-def test_a_missing_module_is_reported_with_the_command_that_installs_it(bible, tmp_path):
-    (tmp_path / "fastBPE.py").write_text("raise ImportError")
-    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    sentence = bible.refusal("prepare.sh", BPE="fastbpe", PYTHONPATH=path)
-    assert "has no module 'fastBPE'" in sentence
-    assert "pip install --no-deps --no-build-isolation fastBPE" in sentence
+@pytest.mark.parametrize("folder", [WMT, BIBLE])
+def test_scripts_in_the_wrong_order_or_with_invalid_numbers_are_refused(folder, tmp_path):
+    recipe = Recipe(folder, tmp_path)
+    recipe.refuses_invalid_numbers("prepare.sh", "VOCABULARY", "WORKERS", "OMP_NUM_THREADS")
+    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "GPUS", "WARMUP")
+    recipe.refuses_invalid_numbers("generate.sh", "MAX_TOKENS", "BEAM")
+    average = WMT / "average.sh"
+    recipe.refuses_invalid_numbers(average, "LAST")
+    assert "run prepare.sh first" in recipe.refusal("train.sh")
+    assert "run average.sh first" in recipe.refusal("generate.sh")
+    assert "does not exist" in recipe.refusal(average, recipe.checkpoints)
+    write(recipe.checkpoints / "checkpoint1.pt", [])
+    assert "LAST=1" in recipe.refusal(average, recipe.checkpoints, LAST=2)
 
 
 # ------------------------------------------------------------------------------------------------------ WMT'16
@@ -250,7 +223,7 @@ def prepared(tmp_path_factory, mirror):
     return prepare
 
 
-def test_wmt_is_downloaded_cleaned_and_segmented_and_the_removed_pairs_are_reported(prepared, mirror):
+def test_wmt_is_downloaded_cleaned_and_segmented(prepared, mirror):
     wmt, said = prepared("subword-nmt")
     assert (wmt.data / "downloads/web.tgz").read_bytes() == (mirror / "web.tgz").read_bytes()
     assert "train: 104 pairs" in said
@@ -292,7 +265,7 @@ def knowing_the_reference(recipe, place):
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_translations_are_joined_to_words_in_the_order_of_the_reference(prepared, bpe, tmp_path):
+def test_translations_are_joined_and_sorted_like_the_reference(prepared, bpe, tmp_path):
     if bpe == "fastbpe":
         pytest.importorskip("fastBPE")
     wmt, _ = prepared(bpe)
@@ -307,8 +280,8 @@ def test_translations_are_joined_to_words_in_the_order_of_the_reference(prepared
     assert text(tmp_path / "reference.tok.split")[0].startswith("Arche ##AT##-##AT## Noah ")
 
     with locked(str(tmp_path)):
-        assert f"is writing to {tmp_path}: wait until it has finished" in wmt.refusal("generate.sh", **variables)
-    assert "name the subset with SUBSET=" in wmt.refusal("generate.sh", "--gen-subset", "valid", **variables)
+        assert str(tmp_path) in wmt.refusal("generate.sh", **variables)
+    assert "SUBSET=" in wmt.refusal("generate.sh", "--gen-subset", "valid", **variables)
 
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])
     assert "the number of translations differs" in wmt.refusal("generate.sh", **variables)
@@ -325,30 +298,18 @@ def test_fairseqs_fastbpe_can_read_the_codes_of_the_recipe(prepared):
     assert [bpe.decode(line) for line in pieces] == words
 
 
-def test_a_dead_link_is_reported_with_the_missing_file_and_its_folder(wmt, mirror):
+def test_a_missing_or_damaged_download_is_reported(wmt, mirror):
     downloads = wmt.data / "downloads"
-    for dead in (f"file://{wmt.place}/nothing", "http://127.0.0.1:9"):
-        sentence = wmt.refusal("prepare.sh", MIRROR=dead)
-        assert all(archive in sentence for archive in ARCHIVES)
-        assert f"put it into {downloads}" in sentence
+    dead = f"file://{wmt.place}/nothing"
+    sentence = wmt.refusal("prepare.sh", MIRROR=dead)
+    assert all(name in sentence for name in (*ARCHIVES, str(downloads)))
     # Files put into the folder by hand are checked like downloaded ones.
     for archive in ARCHIVES:
         shutil.copy(mirror / archive, downloads)
     (downloads / "web.tgz").write_bytes(half(mirror / "web.tgz"))
-    assert "web.tgz is truncated or not an archive: remove it" in wmt.refusal("prepare.sh", MIRROR=dead)
-    assert not (wmt.data / "raw").exists()
-
-
-def test_an_archive_with_an_unexpected_number_of_lines_is_refused(wmt, mirror):
+    assert "web.tgz is truncated" in wmt.refusal("prepare.sh", MIRROR=dead)
+    shutil.copy(mirror / "web.tgz", downloads)
     table = wmt.place / "sources.txt"
     table.write_text((mirror / "sources.txt").read_text().replace("train 44", "train 45"))
-    sentence = wmt.refusal("prepare.sh", SOURCES=table)
-    assert "has 44 lines where 45 are expected" in sentence
-    assert "web.tgz" in sentence
-
-
-def test_the_published_sources_are_the_4_5_million_pairs_of_the_paper():
-    rows = [line.split() for line in text(WMT / "sources.txt") if line and not line.startswith("#")]
-    assert all(len(row) == 5 for row in rows)
-    pairs = {split: sum(int(row[1]) for row in rows if row[0] == split) for split in BIBLE_PAIRS}
-    assert pairs == {"train": 4_562_102, "valid": 3000, "test": 3003}
+    assert "44 lines" in wmt.refusal("prepare.sh", SOURCES=table)
+    assert not (wmt.data / "raw").exists()
