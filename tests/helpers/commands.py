@@ -112,6 +112,12 @@ FORKS.set_forkserver_preload(
 )  # torch's optimizers import torch._dynamo
 
 
+@functools.lru_cache(maxsize=None)
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    """Where commands run: fairseq-train makes its folder of checkpoints before it checks anything."""
+    return tempfile.TemporaryDirectory()
+
+
 class Running:
     """A command in a separate process: fairseq-COMMAND, or mega-fairseq. The process calls `fault` first."""
 
@@ -121,7 +127,7 @@ class Running:
         output, self.output = tempfile.mkstemp()
         os.close(output)
         words = [command if command == "mega-fairseq" else f"fairseq-{command}", *map(str, arguments)]
-        self.process = FORKS.Process(target=_main, args=(words, str(cwd or ROOT), self.output, fault))
+        self.process = FORKS.Process(target=_main, args=(words, str(cwd or _scratch().name), self.output, fault))
         self.process.start()
 
     def wait(self) -> Tuple[Optional[int], str]:
