@@ -1,20 +1,19 @@
 """Training that is killed, or stopped by a full disk, gives the same model after running the command again.
 
-fairseq's commands refuse broken checkpoints and those of other models.
+Broken checkpoints and those of other models are refused.
 """
 
 import os
 import shutil
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models import MegaLanguageModel
 from tests.helpers import faults
 from tests.helpers.commands import (
-    CPU,
     LM,
     LM_HEADS,
     LM_TRAINING,
@@ -41,42 +40,32 @@ FIRST, SECOND, LAST, BEST = "checkpoint_1_6.pt", "checkpoint_1_12.pt", "checkpoi
 KILLED = -9
 
 
-# ------------------------------------------------------------------------------------------------ shared fixtures
-
-
 @pytest.fixture(scope="session")
-def translation(tmp_path_factory):
-    """An uninterrupted training of a translation model."""
-    place = tmp_path_factory.mktemp("translation")
-    words = [*PLUGIN, *MEGA, *TRAINING, "--lr=0.005", "--grouped-shuffling"]  # same batches after resuming
-    evaluate = ["generate", preprocess_pairs(place), *PLUGIN, *CPU, "--max-len-b=5"]
-    return trained(MegaTransformerModel, place, words, evaluate)
+def trained(tmp_path_factory):
+    """An uninterrupted training of a translation model or a language model."""
 
+    @lru_cache(maxsize=None)
+    def call(kind):
+        place = tmp_path_factory.mktemp(kind)
+        if kind == "translation":  # with the same batches after resuming
+            words = [preprocess_pairs(place), *PLUGIN, *MEGA, *TRAINING, "--lr=0.005", "--grouped-shuffling", *SAVING]
+        else:
+            words = [preprocess_text(place), *LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, *SAVING]
+        said = fairseq("train", *words, "--save-dir", place / "checkpoints")
+        return SimpleNamespace(words=words, data=words[0], folder=place / "checkpoints", said=said)
 
-@pytest.fixture(scope="session")
-def language_model(tmp_path_factory):
-    """An uninterrupted training of a language model."""
-    place = tmp_path_factory.mktemp("language_model")
-    words = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING]
-    evaluate = ["eval-lm", preprocess_text(place), *LM, "--gen-subset=valid"]
-    return trained(MegaLanguageModel, place, words, evaluate)
-
-
-@pytest.fixture(params=["translation", "language_model"])
-def training(request):
-    """Each of the two."""
-    return request.getfixturevalue(request.param)
+    return call
 
 
 # How fairseq saves and loads does not depend on the model, so most tests use one of the two.
-language_models = pytest.mark.parametrize("training", ["language_model"], indirect=True)
-translations = pytest.mark.parametrize("training", ["translation"], indirect=True)
+@pytest.fixture
+def translation(trained):
+    return trained("translation")
 
 
-def trained(model, place, words, evaluate):
-    words, folder = [place / "bin", *words, *SAVING], place / "checkpoints"
-    said = fairseq("train", *words, "--save-dir", folder)
-    return SimpleNamespace(model=model, data=words[0], words=words, evaluate=evaluate, folder=folder, said=said)
+@pytest.fixture
+def language_model(trained):
+    return trained("language model")
 
 
 def train(training, folder, *options, fault=None, code=0):
@@ -101,11 +90,12 @@ def broken(folder):
     return names
 
 
-def assert_refused_for(training, folder, complete, *options):
-    """Checks that the training does not start from a broken last checkpoint and names a complete one."""
+def assert_refused(training, folder, *options, path=LAST, remedy="--restore-file"):
+    """Checks that the training does not start from a broken checkpoint and names another one or an option."""
     line = failure("train", *training.words, "--save-dir", folder, *options)
-    assert line.startswith(f"ValueError: --restore-file is {folder / LAST}, which is not a complete checkpoint;")
-    assert f"give --restore-file {complete}," in line
+    assert line.startswith("ValueError: ")
+    assert str(folder / path) in line
+    assert str(remedy) in line
 
 
 def assert_ends_like(training, folder, after, *options):
@@ -117,181 +107,130 @@ def assert_ends_like(training, folder, after, *options):
         ours, theirs = checkpoint(folder / name), checkpoint(training.folder / name)
         for part in ("model", "last_optimizer_state"):
             torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
-    return said
 
 
-# ------------------------------------------------------------------------------------------------ killed
+# ------------------------------------------------------------------------------------------------ killed, full disk
 
 
-def test_a_killed_training_resumes_to_the_same_model(training, tmp_path):
-    said = train(training, tmp_path, fault=partial(faults.killed_in_update, 16), code=KILLED)
+@pytest.mark.parametrize("kind", ["translation", "language model"])
+def test_a_killed_training_resumes_to_the_same_model(trained, kind, tmp_path):
+    said = train(trained(kind), tmp_path, fault=partial(faults.killed_in_update, 16), code=KILLED)
     assert max(losses(said)) == 15
     assert broken(tmp_path) == []
-    assert_ends_like(training, tmp_path, after=12)
+    assert_ends_like(trained(kind), tmp_path, after=12)
 
 
-@language_models
-def test_a_half_written_checkpoint_is_not_used(training, tmp_path):
-    train(training, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
+def test_a_half_written_checkpoint_is_not_used(language_model, tmp_path):
+    train(language_model, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
     assert (tmp_path / f"{SECOND}.tmp").stat().st_size > 0
     assert broken(tmp_path) == []
-    assert "resuming" not in assert_ends_like(training, tmp_path, after=6)
+    assert_ends_like(language_model, tmp_path, after=6)
 
 
-@translations
-def test_a_half_copied_best_checkpoint_is_copied_again(training, tmp_path):
-    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
+def test_a_half_copied_best_checkpoint_is_copied_again(translation, tmp_path):
+    train(translation, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
     assert broken(tmp_path) == [BEST]
-    assert "resuming" not in assert_ends_like(training, tmp_path, after=6)
+    assert_ends_like(translation, tmp_path, after=6)
 
 
-@translations
-def test_a_half_copied_last_checkpoint_is_refused_naming_a_complete_one(training, tmp_path):
-    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
+def test_a_half_copied_last_checkpoint_is_refused_naming_a_complete_one(translation, tmp_path):
+    train(translation, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
     assert broken(tmp_path) == [LAST]
-    assert_refused_for(training, tmp_path, tmp_path / SECOND)
-    assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
+    assert_refused(translation, tmp_path, remedy=tmp_path / SECOND)
+    assert_ends_like(translation, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
-# ------------------------------------------------------------------------------------------------ full disk
-
-
-@language_models
-def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(training, tmp_path):
-    train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
-    said = train(training, tmp_path, fault=partial(faults.no_space, 100_000), code=1)
+def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(language_model, tmp_path):
+    train(language_model, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
+    said = train(language_model, tmp_path, fault=partial(faults.no_space, 100_000), code=1)
     assert f"Saving checkpoint to {tmp_path / SECOND}" in said
-    assert said.splitlines()[-1] == "OSError: [Errno 27] File too large"  # on a full disk, 28: No space left on device
+    assert said.splitlines()[-1].startswith("OSError: ")
     assert broken(tmp_path) == []
-    assert_ends_like(training, tmp_path, after=6)
+    assert_ends_like(language_model, tmp_path, after=6)
 
 
-# ------------------------------------------------------------------------------------------------ other starts
+# ------------------------------------------------------------------------------------------------ broken checkpoints
 
 
-def harmed(path, harm="half"):
-    """The content of a damaged checkpoint."""
+def half(path):
     content = path.read_bytes()
-    half = content[: len(content) // 2]
-    return {"half": half, "empty": b"", "failed save before": half + content}[harm]
+    return content[: len(content) // 2]
 
 
 @pytest.fixture
-def interrupted(training, tmp_path):
-    """A training, and a copy of its folder with a broken last checkpoint and two complete ones; the later of these has
-    the earlier file time."""
+def interrupted(language_model, tmp_path):
+    """A folder with a broken last checkpoint and two complete ones; the later of these has the earlier file time."""
     for name in (FIRST, SECOND):
-        shutil.copy(training.folder / name, tmp_path)
+        shutil.copy(language_model.folder / name, tmp_path)
     os.utime(tmp_path / SECOND, (0, 0))
-    (tmp_path / LAST).write_bytes(harmed(training.folder / LAST))
-    return training, tmp_path
+    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
+    return tmp_path
 
 
-@language_models
-@pytest.mark.parametrize("harm", ["empty", "failed save before"])
-@pytest.mark.parametrize("finetune", [False, True])
-def test_any_broken_last_checkpoint_is_refused_naming_the_newest_complete_one(interrupted, harm, finetune):
+@pytest.mark.parametrize(("harm", "finetune"), [("empty", False), ("a failed save before", True)])
+def test_a_broken_last_checkpoint_is_refused_naming_the_newest_complete_one(
+    language_model, interrupted, harm, finetune
+):
     """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
-    training, folder = interrupted
-    (folder / LAST).write_bytes(harmed(training.folder / LAST, harm))
-    (folder / "checkpoint_averaged.pt").write_bytes((training.folder / LAST).read_bytes())
-    options = ["--finetune-from-model", training.folder / LAST] if finetune else []
-    assert_refused_for(training, folder, folder / SECOND, *options)
+    last = language_model.folder / LAST
+    (interrupted / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
+    (interrupted / "checkpoint_averaged.pt").write_bytes(last.read_bytes())
+    options = ["--finetune-from-model", last] if finetune else []
+    assert_refused(language_model, interrupted, *options, remedy=interrupted / SECOND)
 
 
-@language_models
-def test_without_a_last_checkpoint_a_new_training_starts_with_a_warning_about_the_others(interrupted):
-    training, folder = interrupted
-    (folder / LAST).unlink()
-    said = train(training, folder, "--max-update=1")
-    assert losses(said) == {1: losses(training.said)[1]}
-    warning = (
-        f"starting a new training, since there is no {folder / LAST}: --restore-file {folder / SECOND} would resume"
-    )
-    assert warning in said
+def test_a_new_training_warns_about_other_checkpoints(language_model, interrupted):
+    (interrupted / LAST).unlink()
+    said = train(language_model, interrupted, "--max-update=1")
+    assert losses(said) == {1: losses(language_model.said)[1]}
+    assert f"--restore-file {interrupted / SECOND}" in said
 
 
-@language_models
-def test_checkpoints_with_a_suffix_are_left_to_fairseq(interrupted):
-    training, folder = interrupted
-    said = train(training, folder, "--checkpoint-suffix=-a", "--max-update=1")
-    assert losses(said) == {1: losses(training.said)[1]}
-    assert "resuming" not in said
+def test_checkpoints_with_a_suffix_are_left_to_fairseq(language_model, interrupted):
+    said = train(language_model, interrupted, "--checkpoint-suffix=-a", "--max-update=1")
+    assert losses(said) == {1: losses(language_model.said)[1]}
 
 
-@language_models
-def test_all_processes_refuse_the_broken_checkpoint_of_the_first(interrupted, tmp_path_factory):
+def test_all_processes_refuse_the_broken_checkpoint_of_the_first(language_model, interrupted, tmp_path_factory):
     """The second one has a folder without checkpoints."""
-    training, folder = interrupted
-    own = [["--save-dir", each] for each in (folder, tmp_path_factory.mktemp("empty"))]
-    for code, said in (each.wait() for each in start_processes(*training.words, own=own)):
+    folders = [["--save-dir", each] for each in (interrupted, tmp_path_factory.mktemp("empty"))]
+    for code, said in (each.wait() for each in start_processes(*language_model.words, own=folders)):
         assert code, said
-        assert f"give --restore-file {folder / SECOND}" in said.splitlines()[-1]
+        assert f"--restore-file {interrupted / SECOND}" in said.splitlines()[-1]
 
 
-def test_only_training_searches_for_other_checkpoints(training, tmp_path):
+def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_path):
     """The options of the checkpoint contain the folder of its training, which now has a broken last checkpoint."""
-    state = checkpoint(training.folder / LAST)
+    state = checkpoint(language_model.folder / LAST)
     state["cfg"]["checkpoint"]["save_dir"] = str(tmp_path)
     torch.save(state, tmp_path / "kept.pt")
     (tmp_path / LAST).write_bytes(b"")
-    fairseq(*training.evaluate, "--path", tmp_path / "kept.pt")
-    training.model.from_pretrained(str(tmp_path), "kept.pt", str(training.data))
+    fairseq("eval-lm", language_model.data, *LM, "--gen-subset=valid", "--path", tmp_path / "kept.pt")
+    MegaLanguageModel.from_pretrained(str(tmp_path), "kept.pt", str(language_model.data))
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, option, tmp_path):
+    (tmp_path / "half.pt").write_bytes(half(language_model.folder / LAST))
+    assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
 
 
-@pytest.mark.parametrize(
-    ("training", "option"),
-    [("translation", "--restore-file"), ("language_model", "--finetune-from-model")],
-    indirect=["training"],
-)
-def test_a_training_does_not_start_from_a_truncated_checkpoint(training, option, tmp_path):
-    (tmp_path / "half.pt").write_bytes(harmed(training.folder / LAST))
-    line = failure("train", *training.words, "--save-dir", tmp_path, option, tmp_path / "half.pt")
-    assert line.startswith(f"ValueError: {option} is {tmp_path}/half.pt, which is not a complete checkpoint")
-
-
-@language_models
-def test_a_training_does_not_resume_without_a_complete_checkpoint(training, tmp_path):
+def test_a_training_does_not_resume_without_a_complete_checkpoint(language_model, tmp_path):
     for name in (FIRST, LAST):
-        (tmp_path / name).write_bytes(harmed(training.folder / LAST))
-    line = failure("train", *training.words, "--save-dir", tmp_path)
-    assert f"--restore-file is {tmp_path / LAST}, which is not a complete checkpoint; remove it" in line
+        (tmp_path / name).write_bytes(half(language_model.folder / LAST))
+    assert_refused(language_model, tmp_path)
 
 
-def test_a_truncated_checkpoint_is_not_evaluated(training, tmp_path):
+def test_a_truncated_checkpoint_is_not_evaluated(language_model, tmp_path):
     """fairseq logs which file it reads, and torch raises the error."""
-    path = tmp_path / LAST
-    path.write_bytes(harmed(training.folder / LAST))
-    code, said = Running(*training.evaluate, "--path", path).wait()
+    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
+    code, said = Running("eval-lm", language_model.data, *LM, "--path", tmp_path / LAST).wait()
     assert code == 1
-    assert f"loading model(s) from {path}" in said
-    assert "failed reading zip archive: failed finding central directory" in said.splitlines()[-1]
+    assert str(tmp_path / LAST) in said
 
 
-@pytest.fixture(scope="session")
-def foreign(translation, tmp_path_factory):
-    """A checkpoint of fairseq's Transformer."""
-    folder = tmp_path_factory.mktemp("foreign")
-    fairseq("train", translation.data, *STOCK, *TRAINING, "--max-update=1", "--save-dir", folder)
-    return folder / LAST
-
-
-@pytest.mark.parametrize(
-    ("training", "option"),
-    [("language_model", "--restore-file"), ("translation", "--finetune-from-model")],
-    indirect=["training"],
-)
-def test_a_training_does_not_start_from_another_architecture(training, foreign, option, tmp_path):
-    line = failure("train", *training.words, "--save-dir", tmp_path, option, foreign)
-    assert line == (
-        f"Exception: Cannot load model parameters from checkpoint {foreign}; "
-        "please ensure that the architectures match."
-    )
-
-
-def test_a_translation_model_is_not_evaluated_as_a_language_model(language_model, foreign):
-    line = failure("eval-lm", language_model.data, *LM, "--path", foreign)
-    assert "--task mega_language_modeling carries state through streams, which TransformerModel cannot do" in line
+def test_checkpoints_of_another_architecture_are_refused(translation, language_model, tmp_path):
+    fairseq("train", translation.data, *STOCK, *TRAINING, "--max-update=1", "--save-dir", tmp_path)
+    words = [*language_model.words, "--save-dir", tmp_path / "new", "--restore-file", tmp_path / LAST]
+    assert str(tmp_path / LAST) in failure("train", *words)
+    assert "TransformerModel" in failure("eval-lm", language_model.data, *LM, "--path", tmp_path / LAST)

@@ -123,7 +123,7 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if 'no_arguments "$@"' in path.read_text()], ids=named)
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if '\nno_arguments "$@"\n' in path.read_text()], ids=named)
 def test_a_script_without_arguments_refuses_them(script, tmp_path):
     code, said = call(script, "--seed=2", env={**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)})
     assert code == 1
