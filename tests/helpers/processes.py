@@ -1,11 +1,12 @@
-"""Runs a function in several processes that can exchange tensors, with gloo on CPUs."""
+"""Runs a function in several processes that can exchange tensors, and compares trainings update by update."""
 
 import functools
 import os
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any, Callable, List, Optional
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -40,3 +41,23 @@ def _run(folder: str, count: int, function: Callable[..., Any], arguments: Any, 
     except BaseException:
         Path(folder, f"{rank}.failure").write_text(f"process {rank} of {count}:\n{traceback.format_exc()}")
         raise
+
+
+def course(folder: Path) -> Dict[int, SimpleNamespace]:
+    """Metrics and model in the checkpoint of each update.
+
+    fairseq rounds metrics when it prints them. Metrics of validation are sums over all validations so far.
+    """
+    updates = {}
+    for path in folder.glob("checkpoint*[0-9].pt"):
+        state = torch.load(path, weights_only=True)
+        meters = {
+            source: {name: meter for _, name, _, meter in listed if "val" in meter}
+            for source, listed in state["extra_state"]["metrics"].items()
+        }
+        updates[state["optimizer_history"][-1]["num_updates"]] = SimpleNamespace(
+            train={name: float(meter["val"]) for name, meter in meters["train"].items()},
+            valid={name: (float(meter["sum"]), float(meter["count"])) for name, meter in meters["valid"].items()},
+            model=state["model"],
+        )
+    return updates

@@ -33,7 +33,7 @@ from tests.helpers.commands import (
     start_processes,
     train_in_processes,
 )
-from tests.helpers.courses import course
+from tests.helpers.processes import course
 from tests.helpers.small_models import sources, targets, translation_model
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from tests.helpers.commands import (
     succeed,
     train_in_processes,
 )
-from tests.helpers.courses import course
+from tests.helpers.processes import course
 from tests.helpers.small_models import language_model
 
 pytestmark = pytest.mark.slow
