@@ -84,9 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
 
-    sweep = add(
-        "sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths", "sweep.command"
-    )
+    sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")
     sweep.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_lm that fairseq-train or convert wrote")
     sweep.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess --only-source wrote")
     sweep.add_argument(

@@ -11,7 +11,7 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from benchmarks import contenders_lm, eval_lm, extrapolation, models, quality_lm, quality_seed, runs
-from mega_fairseq.cli.sweep.record import Point
+from mega_fairseq.cli.sweep import Point
 from tests.helpers.commands import preprocess_text
 from tests.helpers.forking import benchmark, python
 

@@ -1,22 +1,36 @@
-"""`mega-fairseq sweep` gives the numbers of fairseq-eval-lm, and reports points that it cannot evaluate."""
+"""`mega-fairseq sweep` gives the numbers of fairseq-eval-lm, keeps them in files, and resumes from these."""
 
+import csv
 import io
+import json
+import multiprocessing
 import os
 import re
+import shutil
+import signal
 import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
-from mega_fairseq.cli.split import load_split
-from mega_fairseq.cli.sweep import evaluate
-from tests.helpers.commands import Running, fairseq, free_port
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli import sweep as module
+from mega_fairseq.cli.split import load_split, unit_of
+from mega_fairseq.cli.sweep import Point, Record, figure
+from mega_fairseq.data import StreamDataset
+from tests.helpers.commands import Running, fairseq, free_port, refused_by
+from tests.helpers.faults import killed_after_a_point, killed_while_writing
 from tests.helpers.mixer_checkpoints import language_checkpoint
 from tests.helpers.sweeps import CHUNK, TASK, points
 
 pytestmark = pytest.mark.slow
+
+refused = partial(refused_by, "sweep")
+ORIGIN = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
+POINT = Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu")
 
 
 def eval_lm(folder, chunk, cut, model="rotary.pt", *more):
@@ -36,9 +50,9 @@ def as_printed(point):
 
 def test_numbers_equal_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
     assert sweep("--chunks=4,8,500", "--streams=1,3,50")[0] == 0
-    found = points(tmp_path / "out.json")
-    assert len(found) == 9
-    compared = [found[chunk, f"splits:{streams}"] for chunk, streams in ((4, 3), (8, 50), (500, 1))]
+    measured = points(tmp_path / "out.json")
+    assert len(measured) == 9
+    compared = [measured[chunk, f"splits:{streams}"] for chunk, streams in ((4, 3), (8, 50), (500, 1))]
     for point in compared:
         assert eval_lm(sweep_folder, point["chunk"], point["cut"]) == as_printed(point)
     bits = sorted(point["bits"] for point in compared)
@@ -47,11 +61,29 @@ def test_numbers_equal_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
 
 def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
     assert sweep("--chunks=8", "--contexts=7,100000")[0] == 0
-    found = points(tmp_path / "out.json")
-    short, whole = found[8, "size:7"], found[8, "size:100000"]
+    measured = points(tmp_path / "out.json")
+    short, whole = measured[8, "size:7"], measured[8, "size:100000"]
     assert (short["context"], short["streams"]) == (7, -(-short["tokens"] // 7))
     assert (whole["context"], whole["streams"]) == (whole["tokens"], 1)
     assert eval_lm(sweep_folder, 8, "size:7") == as_printed(short)
+
+
+@pytest.mark.parametrize("documents", ["line", "blank"])
+def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
+    assert sweep("--chunks=8", f"--documents={documents}")[0] == 0
+    (point,) = points(tmp_path / "out.json").values()
+    assert point["streams"] > 1
+    assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(point)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("aft local", [-1]), ("flash", [4, 8, 500])])
+def test_other_mixers_are_swept(sweep_folder, sweep, tmp_path, name, chunks):
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
+    words = [] if chunks == [-1] else ["--chunks=" + ",".join(map(str, chunks))]
+    assert sweep("--contexts=19", *words, model=path)[0] == 0
+    measured = points(tmp_path / "out.json")
+    assert len({point["bits"] for point in measured.values()}) == len(chunks)
+    assert eval_lm(sweep_folder, chunks[0], "size:19", path) == as_printed(measured[chunks[0], "size:19"])
 
 
 def started_by_torchrun(rank, port):
@@ -63,140 +95,104 @@ def started_by_torchrun(rank, port):
 def test_streams_are_shared_by_the_processes_of_torchrun(sweep_folder, tmp_path):
     port, words = free_port(), [sweep_folder / "rotary.pt", sweep_folder / "data", "--streams=1,3", "--cpu"]
     for name, faults in (("one", [None]), ("two", [partial(started_by_torchrun, rank, port) for rank in (0, 1)])):
-        words_of_run = ["sweep", *words, "--chunks=4,8", f"--out={tmp_path / name}"]
-        ends = [process.wait() for process in [Running("mega-fairseq", *words_of_run, fault=each) for each in faults]]
+        command = ["sweep", *words, "--chunks=4,8", f"--out={tmp_path / name}"]
+        ends = [process.wait() for process in [Running("mega-fairseq", *command, fault=each) for each in faults]]
         assert [code for code, _ in ends] == [0] * len(faults), ends
-        assert ["perplexity" in said for _, said in ends] == [True, False][
-            : len(faults)
-        ]  # the first process alone reports
+        assert ["perplexity" in said for _, said in ends] == [True, False][: len(faults)]  # the first alone reports
     one, two = (points(tmp_path / f"{name}.json") for name in ("one", "two"))
     assert {at: point["bits"] for at, point in two.items()} == {
         at: pytest.approx(point["bits"], abs=1e-6) for at, point in one.items()
     }
 
 
-@pytest.mark.parametrize("documents", ["line", "blank"])
-def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
-    assert sweep("--chunks=8", f"--documents={documents}")[0] == 0
-    (found,) = points(tmp_path / "out.json").values()
-    assert found["streams"] > 1
-    assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(found)
-
-
-def test_the_default_is_one_stream_and_the_chunk_size_of_the_model(sweep, tmp_path):
-    assert sweep("--chunks=4,4")[0] == 0
-    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
-    assert sweep()[0] == 0
-    assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (CHUNK, "splits:1")]
-
-
-def test_contexts_of_a_model_without_chunks_are_swept(sweep_folder, sweep, tmp_path):
-    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "aft.pt", "aft local")
-    code, out, _ = sweep("--contexts=7,19", model=path)
-    assert code == 0
-    assert [row.split()[0] for row in out.splitlines()[1:3]] == ["none", "none"]
-    found = points(tmp_path / "out.json")
-    assert as_printed(found[-1, "size:7"]) == eval_lm(sweep_folder, -1, "size:7", path)
-    assert found[-1, "size:7"]["bits"] != found[-1, "size:19"]["bits"]
-
-
-def test_chunks_of_flash_are_swept(sweep_folder, sweep, tmp_path):
-    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "flash.pt", "flash")
-    assert sweep("--chunks=4,8,500", model=path)[0] == 0
-    found = points(tmp_path / "out.json")
-    assert len({point["bits"] for point in found.values()}) == 3
-    assert eval_lm(sweep_folder, 4, "splits:1", path) == as_printed(found[4, "splits:1"])
-
-
 @pytest.mark.parametrize("limit", ["--max-tokens=40", "--batch-size=2"])
 def test_numbers_do_not_depend_on_the_batch_size(sweep, tmp_path, monkeypatch, limit):
-    from mega_fairseq.data import StreamDataset
-
     sizes, collate = [], StreamDataset.collater
     monkeypatch.setattr(StreamDataset, "collater", lambda self, rows: sizes.append(len(rows)) or collate(self, rows))
-    cut = ["--chunks=8", "--contexts=19"]
-    sweep(*cut)
+    sweep("--chunks=8", "--contexts=19")
     (one,), batches = points(tmp_path / "out.json").values(), len(sizes)
-    sweep(*cut, limit, "--force")
+    sweep("--chunks=8", "--contexts=19", limit, "--force")
     (other,) = points(tmp_path / "out.json").values()
     assert one["bits"] == pytest.approx(other["bits"], rel=1e-6)
-    assert batches == 1
-    assert set(sizes[1:-1]) == {2}
+    assert (batches, set(sizes[1:-1])) == (1, {2})
 
 
-# -------------------------------------------------------------------------------------------- points without numbers
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_computes_the_same_numbers(sweep, tmp_path):
+    arguments = ["--chunks=4,64", "--streams=1,3", "--force"]
+    assert sweep(*arguments)[0] == 0
+    cpu = points(tmp_path / "out.json")
+    assert sweep(*arguments, device=())[0] == 0
+    for key, point in points(tmp_path / "out.json").items():
+        assert point["device"] == torch.cuda.get_device_name()
+        assert point["bits"] == pytest.approx(cpu[key]["bits"], abs=1e-3)
+
+
+def test_all_parts_of_a_training_split_are_swept(sweep_folder, sweep, tmp_path):
+    shutil.copytree(sweep_folder / "data", tmp_path / "data")
+    for name in ("train", "train1", "test1"):
+        for end in ("bin", "idx"):
+            shutil.copy(tmp_path / f"data/test.{end}", tmp_path / f"data/{name}.{end}")
+    tokens = []
+    for subset in ("test", "train"):
+        assert sweep("--chunks=8", "--force", f"--subset={subset}", data=tmp_path / "data")[0] == 0
+        tokens.append(json.loads((tmp_path / "out.json").read_text())["points"][0]["tokens"])
+    assert tokens[1] == 2 * tokens[0]
+
+
+# ------------------------------------------------------------------------- points without numbers
 
 
 def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep_folder, sweep, tmp_path):
     code, out, err = sweep(f"--chunks={2 * CHUNK},{CHUNK},{CHUNK // 2}", "--streams=3", model="simple.pt")
     assert code == 0, err
-    found = points(tmp_path / "out.json")
-    beyond = found.pop((2 * CHUNK, "splits:3"))
+    measured = points(tmp_path / "out.json")
+    beyond = measured.pop((2 * CHUNK, "splits:3"))
     assert (beyond["bits"], beyond["perplexity"]) == (None, None)
-    assert f"reaches {CHUNK} tokens" in beyond["refused"]
-    assert f"not evaluated: {beyond['refused']}" in out
-    assert len(found) == 2
+    assert beyond["refused"] in out
     chunk, cut = CHUNK // 2, "splits:3"
-    assert eval_lm(sweep_folder, chunk, cut, "simple.pt") == as_printed(found[chunk, cut])
-
-
-def test_the_command_fails_if_no_point_can_be_evaluated(sweep):
-    code, out, err = sweep("--chunks=9,10", model="simple.pt")
+    assert eval_lm(sweep_folder, chunk, cut, "simple.pt") == as_printed(measured[chunk, cut])
+    code, out, err = sweep(f"--chunks={3 * CHUNK}", model="simple.pt")
     assert (code, out) == (1, "")
-    assert "no point could be evaluated" in err.splitlines()[-1]
-    assert sweep("--chunks=8,10", model="simple.pt")[0] == 0
+    assert "no point could be evaluated" in err
 
 
 @pytest.mark.parametrize("name", ["attention before", "gmlp", "aft"])
-def test_tables_over_places_are_evaluated_at_the_chunk_size_of_training_only(sweep_folder, sweep, tmp_path, name):
+def test_tables_over_places_are_evaluated_at_the_chunk_size_of_training(sweep_folder, sweep, tmp_path, name):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "tables.pt", name)
-    sentence = (
-        f"--decoder-chunk-size is 4 and this model learned tables over the {CHUNK} places of a chunk; evaluate at "
-        f"chunks of {CHUNK}"
-    )
-    code, out, err = sweep("--chunks=4", model=path)
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1] == f"mega-fairseq sweep: no point could be evaluated; the last one: {sentence}"
     code, out, _ = sweep(f"--chunks=4,{CHUNK}", model=path)
     assert code == 0
-    assert f"chunk 4, splits:1 was not evaluated: {sentence}" in out
+    assert "--decoder-chunk-size is 4" in out
     assert points(tmp_path / "out.json")[CHUNK, "splits:1"]["bits"] > 0
 
 
-def test_a_point_that_ran_out_of_gpu_memory_is_tried_again(sweep, tmp_path, monkeypatch):
-    score = evaluate.score
+def test_a_point_that_ran_out_of_gpu_memory_is_tried_again(sweep, monkeypatch):
+    score = module.score
 
     def full(model, *rest):
         if model.decoder.cfg.decoder_chunk_size == 8:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return score(model, *rest)
 
-    monkeypatch.setattr(evaluate, "score", full)
+    monkeypatch.setattr(module, "score", full)
     code, out, _ = sweep("--chunks=8,4")
     assert code == 0
-    assert "not evaluated: the GPU ran out of memory; give a smaller --max-tokens" in out
+    assert "--max-tokens" in out
     monkeypatch.undo()
     assert "not evaluated" not in sweep("--chunks=8,4")[1]
 
 
-def test_a_diverged_model_is_refused(sweep_folder, sweep, tmp_path):
-    content = torch.load(sweep_folder / "rotary.pt", weights_only=False)
-    content["model"]["decoder.layers.0.mixer.kappa"].fill_(float("nan"))
-    torch.save(content, tmp_path / "diverged.pt")
-    code, out, err = sweep("--chunks=8", model=tmp_path / "diverged.pt")
+def test_a_diverged_model_is_refused(sweep_folder, sweep, edited, tmp_path):
+    def diverge(content):
+        content["model"]["decoder.layers.0.mixer.kappa"].fill_(float("nan"))
+
+    code, out, err = sweep("--chunks=8", model=edited(sweep_folder / "rotary.pt", diverge))
     assert (code, out) == (1, "")
-    assert "nan bits" in err.splitlines()[-1]
+    assert "nan bits" in err
     assert "NaN" not in (tmp_path / "out.json").read_text()
 
 
 # -------------------------------------------------------------------------------------------- progress
-
-
-def test_each_point_is_printed_without_a_terminal(sweep):
-    err = sweep("--chunks=4,8")[2].splitlines()
-    for number, (chunk, line) in enumerate(zip((4, 8), err), 1):
-        assert re.fullmatch(rf"point {number} of 2: chunk {chunk}, splits:1: [\d.]+ bits, perplexity [\d.]+", line), err
-    assert len(err) == 2
 
 
 def test_a_terminal_shows_a_progress_bar(sweep, monkeypatch):
@@ -213,24 +209,204 @@ def test_a_terminal_shows_a_progress_bar(sweep, monkeypatch):
 
 def test_progress_counts_the_pieces_of_a_stream(sweep_folder):
     split = load_split(str(sweep_folder / "data"), "test")
-    model, _ = evaluate.load_model(str(sweep_folder / "rotary.pt"), split)
+    model, _ = module.load_model(str(sweep_folder / "rotary.pt"), split)
     model.decoder.cfg.piece_tokens = 40
-    heard, streams = [], split.streams("splits:1")
+    counts, streams = [], split.streams("splits:1")
     batches = streams.batch_by_size(streams.ordered_indices())
-    evaluate.score(model, streams, batches, SimpleNamespace(update=heard.append))
-    assert sum(heard) == len(split.corpus)
-    assert max(heard) <= 40
+    module.score(model, streams, batches, SimpleNamespace(update=lambda count: counts.append(count) or True))  # as tqdm
+    assert sum(counts) == len(split.corpus)
+    assert max(counts) <= 40
 
 
-# -------------------------------------------------------------------------------------------- devices
+# -------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_computes_the_same_numbers(sweep, tmp_path):
-    arguments = ["--chunks=4,64", "--streams=1,3", "--force"]
-    assert sweep(*arguments)[0] == 0
-    cpu = points(tmp_path / "out.json")
-    assert sweep(*arguments, device=())[0] == 0
-    for key, point in points(tmp_path / "out.json").items():
-        assert point["device"] == torch.cuda.get_device_name()
-        assert point["bits"] == pytest.approx(cpu[key]["bits"], abs=1e-3)
+def test_json_csv_table_and_figure_agree(sweep, tmp_path):
+    code, out, err = sweep("--chunks=4,8", "--streams=1,3")
+    assert code == 0, err
+    measured = points(tmp_path / "out.json")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert len(measured) == len(rows) == out.count("\n") - 2 == 4
+    for row, line in zip(rows, out.splitlines()[1:]):
+        point = measured[int(row["chunk"]), row["cut"]]
+        assert {name: "" if value is None else str(value) for name, value in point.items()} == row
+        assert line.split()[:2] == [row["chunk"], row["streams"]]
+        assert f"{point['bits']:.4f}" in line
+        assert point["perplexity"] == 2 ** point["bits"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def evaluated(chunk, context, bits):
+    return Point(chunk, f"size:{context}", 1, context, 5000, bits, 2**bits, 1.0, "cpu")
+
+
+def test_the_figure_has_lines_by_chunk_and_by_context(drawn):
+    sizes = {(512, 100): 4.0, (512, 5000): 2.0, (1024, 100): 3.0, (1024, 5000): 1.0}
+    measured = [evaluated(*size, bits) for size, bits in sizes.items()]
+    figure([*measured, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")], "token")
+    assert drawn["plot"] == [
+        ("512", (100, 5000), (16.0, 4.0)),
+        ("1,024", (100, 5000), (8.0, 2.0)),
+        ("100", (512, 1024), (16.0, 8.0)),
+        ("5,000", (512, 1024), (4.0, 2.0)),
+    ]
+    assert drawn["set_ylabel"][-1] == ("perplexity",)
+    drawn["plot"].clear()
+    figure([evaluated(-1, 100, 1.0), evaluated(64, 100, 1.5), evaluated(512, 100, 1.2)], "byte")
+    assert drawn["plot"] == [("100", (64, 512, 1024), (1.5, 1.2, 1.0))]  # without chunks: right of the largest
+    assert drawn["set_ylabel"][-1] == ("bits per byte",)
+
+
+@pytest.mark.parametrize(("unit", "least"), [("byte", 0.1), ("token", 0.29)])
+def test_small_differences_do_not_fill_the_figure(drawn, unit, least):
+    figure([evaluated(512, 100, 2.0806), evaluated(1024, 100, 2.0827)], unit)  # perplexity 4.230 to 4.236
+    low, high = drawn["set_ylim"][-1][0]
+    assert high - low > least
+    figure([evaluated(512, 100, 1.0), evaluated(1024, 100, 3.0)], unit)
+    low, high = drawn["set_ylim"][-1][0]
+    assert high - low < 1.2 * (8 - 2 if unit == "token" else 2)
+
+
+@pytest.mark.parametrize(("symbols", "unit"), [(["32", "255"], "byte"), (["32", "256"], "token"), (["a"], "token")])
+def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    dictionary.finalize()  # adds fairseq's filler
+    assert unit_of(dictionary) == unit
+
+
+# -------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
+    arguments = ["--chunks=4,8", "--streams=3,1"]
+    files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu"]
+    process = Running("mega-fairseq", "sweep", *files, *arguments, fault=killed_after_a_point)
+    assert process.wait()[0] == -signal.SIGKILL
+    before = points(tmp_path / "out.json")
+    assert list(before) == [(4, "splits:3")]
+    code, _, err = sweep(*arguments)
+    assert code == 0
+    assert "point 3 of 3" in err
+    after = points(tmp_path / "out.json")
+    assert len(after) == 4
+    assert after[4, "splits:3"] == before[4, "splits:3"]  # its seconds too
+    files_before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    process = Running("mega-fairseq", "sweep", *files, "--chunks=16", fault=killed_while_writing)
+    assert process.wait()[0] == -signal.SIGKILL
+    assert {name: (tmp_path / name).read_bytes() for name in files_before} == files_before
+
+
+def test_an_interrupted_sweep_says_how_to_resume(sweep, tmp_path, monkeypatch):
+    measure = module.measure
+
+    def stop(model, split, chunk, *rest, **more):
+        if chunk == 8:
+            raise KeyboardInterrupt
+        return measure(model, split, chunk, *rest, **more)
+
+    monkeypatch.setattr(module, "measure", stop)
+    code, out, err = sweep("--chunks=4,8")
+    assert (code, out) == (1, "")
+    assert "the same command continues" in err.splitlines()[-1]
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
+
+
+@pytest.mark.parametrize("other", ["--subset=valid", "simple.pt"])
+def test_results_of_another_sweep_are_kept_unless_forced(sweep, tmp_path, other):
+    sweep("--chunks=8")
+    before = (tmp_path / "out.json").read_bytes()
+    words, how = ([other], {}) if other.startswith("--") else ([], {"model": other})
+    refused(sweep("--chunks=8", *words, **how), "--force")
+    assert (tmp_path / "out.json").read_bytes() == before
+    assert sweep("--chunks=4", *words, "--force", **how)[0] == 0
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
+
+
+def test_later_sweeps_of_copies_add_to_the_same_files(sweep_folder, sweep, edited, tmp_path):
+    sweep("--chunks=4")
+    copy = edited(sweep_folder / "rotary.pt", lambda content: content.update(last_optimizer_state=None))
+    code, _, err = sweep(f"--chunks=4,{CHUNK}", model=copy, data=f"../{sweep_folder.name}/data")
+    assert code == 0
+    assert "1 of 2 points are in" in err
+    assert "1 of 1 points are in" in sweep()[2]  # by default the chunk size of the model
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (CHUNK, "splits:1")]
+
+
+def add_two(prefix, chunk):
+    record = Record(prefix, ORIGIN)
+    for point in (POINT._replace(chunk=chunk), POINT._replace(chunk=chunk + 1)):
+        record.add(point)
+
+
+def test_concurrent_sweeps_keep_each_others_points(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.map(partial(add_two, str(tmp_path / "out")), range(1, 101, 2), chunksize=1)
+    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == set(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"chunk": "x"}, {"context": None}, {"other": 1}, {"bits": None}, {"bits": float("nan")}, {"seconds": None}],
+)
+def test_points_that_a_sweep_cannot_have_written_are_refused(tmp_path, wrong):
+    Record(str(tmp_path / "out"), ORIGIN).add(POINT)
+    content = json.loads((tmp_path / "out.json").read_text())
+    content["points"].append({**content["points"][0], **wrong})
+    (tmp_path / "out.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="out.json"):
+        Record(str(tmp_path / "out"), ORIGIN)
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--chunks=0"], "--chunks is '0'"),
+        (["--chunks=8,x"], "--chunks is '8,x'"),
+        (["--chunks=10000000000"], "--chunks is"),
+        (["--chunks="], "--chunks is ''"),
+        (["--streams=2,0"], "--streams is '2,0'"),
+        (["--streams=999999"], "--streams has 999,999"),
+        (["--contexts=1.5"], "--contexts is '1.5'"),
+        (["--max-tokens=0"], "--max-tokens is 0"),
+        (["--batch-size=-2"], "--batch-size is -2"),
+        (["--subset=none"], "none.bin"),
+        (["--out="], "--out is ''"),
+        (["--out=missing/out"], "folder missing"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_work(sweep, tmp_path, arguments, words):
+    refused(sweep(*arguments), words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_files_are_not_overwritten(sweep, tmp_path):
+    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]"), ("out.json", "precious")):
+        (tmp_path / name).write_text(content)
+        refused(sweep("--chunks=8"), name, "--out")
+        assert (tmp_path / name).read_text() == content
+
+
+def test_missing_damaged_or_other_data_is_refused(sweep_folder, sweep, tmp_path):
+    refused(sweep("--chunks=8", data="nowhere"), "dict.txt")
+    for file in (sweep_folder / "data").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with open(tmp_path / "dict.txt", "a") as dictionary:
+        dictionary.write("more 1\n")
+    refused(sweep("--chunks=8", data=tmp_path), "dict.txt")
+    for name in ("test.idx", "dict.txt"):
+        (tmp_path / name).write_bytes(b"\xff\xfe damaged")
+        refused(sweep("--chunks=8", data=tmp_path), tmp_path, name)
+
+
+def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, translation, edited):
+    refused(sweep("--chunks=8", model=translation.last), "mega_transformer", "translation")
+    refused(sweep("--chunks=8", data=translation.last.parent / "bin"), "dict.txt")
+    for part, name in (("model", "transformer_lm"), ("task", "language_modeling")):
+        change = partial(lambda part, name, content: content["cfg"][part].update(_name=name), part, name)
+        refused(sweep("--chunks=8", model=edited(sweep_folder / "rotary.pt", change)), name, "mega_lm")

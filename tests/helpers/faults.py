@@ -83,7 +83,7 @@ def killed_while_writing() -> None:
 
 def killed_after_a_point() -> None:
     """Kills a sweep when its first point has been saved."""
-    from mega_fairseq.cli.sweep.record import Record
+    from mega_fairseq.cli.sweep import Record
 
     add = Record.add
 
