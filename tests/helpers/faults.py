@@ -1,12 +1,11 @@
 """Faults to inject into commands: each is called in the process before the command starts (`fault` of `Running`)."""
 
-import errno
 import io
 import os
 import resource
 import shutil
 import signal
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.trainer import Trainer
@@ -30,29 +29,18 @@ def killed_in_update(number: int) -> None:
     Trainer.clip_grad_norm = clip_or_die
 
 
-def _in_copy(source: str, target: str, fault: Callable[[], None]) -> None:
-    """Calls `fault` when half of the checkpoint `source` has been copied to `target`."""
+def killed_in_copy(source: str, target: str) -> None:
+    """Kills the process when half of the checkpoint `source` has been copied to `target`."""
     copy = shutil.copyfile
 
     def copy_or_die(src: str, dst: str, **options: Any) -> str:
         if (os.path.basename(src), os.path.basename(dst)) == (source, target):
             with open(src, "rb") as original, open(dst, "wb") as half:
                 half.write(original.read()[: os.path.getsize(src) // 2])
-            fault()
+            _kill()
         return copy(src, dst, **options)
 
     shutil.copyfile = copy_or_die
-
-
-def killed_in_copy(source: str, target: str) -> None:
-    _in_copy(source, target, _kill)
-
-
-def no_space_for_copy(source: str, target: str) -> None:
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    _in_copy(source, target, full)
 
 
 def killed_in_write(target: str) -> None:
