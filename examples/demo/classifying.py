@@ -13,9 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import benchmarks.transformer_classifier  # noqa: F401 - importing it registers fairseq's Transformer
-from mega_fairseq.cli.classify.command import classified, read_examples
-from mega_fairseq.cli.classify.figure import saliency
-from mega_fairseq.cli.classify.scores import Scores
+from mega_fairseq.cli.classify import Scores, classified, read_examples, saliency
 from mega_fairseq.cli.output import write_json
 from mega_fairseq.models import MegaClassifier
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_fairseq.cli.classify.classifier import load
-from mega_fairseq.cli.classify.figure import saliency
-from mega_fairseq.cli.classify.scores import Scores
+from mega_fairseq.cli.classify import Scores, load, saliency
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaClassifier
 from tests.helpers.classifiers import LABELS, OPTIONS
@@ -56,7 +54,7 @@ def assert_same(found, expected):
     assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1.1e-4)  # four decimals
 
 
-def test_a_split_is_classified_like_its_lines_in_any_batches_and_as_often_right_as_in_the_training(trained, classify):
+def test_a_split_is_classified_like_its_lines_in_any_batches(trained, classify):
     code, said, summary = classify(trained.last, trained.data, "--subset=valid")
     assert code == 0
     expected = records(trained.said, "valid")[-1]
@@ -96,7 +94,7 @@ def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_pat
     assert (code, summary) == (0, "")
     assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
     code, _, said = classify(trained.last, tmp_path, "--subset=new", f"--out={tmp_path}/x")
-    assert (code, "new has no labels, which --out needs" in said) == (1, True)
+    assert (code, "--out" in said) == (1, True)
 
 
 def test_tokens_without_labels_are_classified_too(classifiers, classify, edited, tmp_path):
@@ -108,7 +106,7 @@ def test_tokens_without_labels_are_classified_too(classifiers, classify, edited,
     assert (code, summary) == (0, "")
     assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
     code, _, said = classify(trained.last, tmp_path / "new", "--subset=valid")
-    assert (code, "there is no" in said, "label/dict.txt; run fairseq-preprocess" in said) == (1, True, True)
+    assert (code, "there is no" in said, "label/dict.txt" in said) == (1, True, True)
 
 
 def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path):
@@ -150,51 +148,48 @@ def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "typed", "said"),
+    ("data", "options", "typed", "words"),
     [
-        ("nowhere", [], b"", "cannot classify: there is no folder nowhere; give one with"),
-        ("{data}", ["--subset=other"], b"", "there is no {data}/other.npy; give the name of a split that exists"),
-        ("{data}", ["--batch-size=0"], b"", "--batch-size is 0; give a whole number from 1 to 1,000,000"),
-        ("{data}", ["--batch-size=9999999"], b"", "--batch-size is 9999999; give a whole number from 1 to"),
-        ("-", ["--out=x"], b"", "--out describes a split with labels; give a folder in place of -, or leave it out"),
-        ("-", [], b"1 2\n1 x\n", "in line 2: a word is not a number; give numbers, separated by blanks"),
-        ("-", [], b"1 1_0\n", "in line 1: a word is not a number; give numbers, separated by blanks"),
-        ("{data}", ["--out="], b"", "--out is ''; give the beginning of file names, such as result"),
-        ("-", [], b"1 256\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
-        ("-", [], b"1 0.5\n", "in line 1: numbers must be integers from 0 to 255, as in the training"),
-        ("-", [], b"1 2\n\n", "in line 2: input 1 is empty; leave it out"),
-        ("-", [], b"1 " * 21, "in line 1: 1 of 1 inputs in the list have more than 20 positions; the model takes no"),
+        ("nowhere", [], b"", ["nowhere"]),
+        ("{data}", ["--subset=other"], b"", ["other.npy"]),
+        ("{data}", ["--batch-size=0"], b"", ["--batch-size is 0"]),
+        ("{data}", ["--batch-size=9999999"], b"", ["--batch-size is 9999999"]),
+        ("{data}", ["--out="], b"", ["--out is ''"]),
+        ("-", ["--out=x"], b"", ["--out"]),
+        ("-", [], b"1 2\n1 x\n", ["line 2", "number"]),
+        ("-", [], b"1 1_0\n", ["line 1", "number"]),
+        ("-", [], b"1 256\n", ["line 1", "from 0 to 255"]),
+        ("-", [], b"1 0.5\n", ["line 1", "integers"]),
+        ("-", [], b"1 2\n\n", ["line 2", "empty"]),
+        ("-", [], b"1 " * 21, ["line 1", "more than 20 positions"]),
     ],
 )
-def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, options, typed, said):
+def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, options, typed, words):
     trained = classifiers("values")
     code, _, err = classify(trained.last, data.format(data=trained.data), *options, typed=typed)
-    assert code == 1
-    assert said.format(data=trained.data) in err
-    assert err.count("\n") == 1
+    assert (code, err.count("\n")) == (1, 1)
+    assert not [word for word in words if word not in err], err
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "words"),
     [
-        ("values", {"values_mean": "x"}, "has invalid task options (Value 'x'"),
-        ("values", {"shorten_method": "other"}, "has invalid task options ("),
-        ("values", {"values_deviation": "${x"}, "has invalid task options ("),
-        ("values", {"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
-        ("values", {"init_token": 0}, "--init-token is 0 and values have no tokens; leave it out"),
-        ("tokens", {"init_token": 10_000}, "--init-token is 10000; give a number below"),
+        ("values", {"values_mean": "x"}, "invalid task options (Value 'x'"),
+        ("values", {"shorten_method": "other"}, "invalid task options"),
+        ("values", {"values_deviation": "${x"}, "invalid task options"),
+        ("values", {"values_deviation": 0.0}, "--values-deviation is 0.0"),
+        ("values", {"init_token": 0}, "--init-token is 0"),
+        ("tokens", {"init_token": 10_000}, "--init-token is 10000"),
     ],
 )
-def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify, edited, kind, options, said):
+def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify, edited, kind, options, words):
     trained = classifiers(kind)
     path = edited(trained.last, lambda content: content["cfg"]["task"].update(options))
     code, _, err = classify(path, trained.data, "--subset=valid")
-    assert (code, said in err, err.count("\n")) == (1, True, 1), err
+    assert (code, words in err, err.count("\n")) == (1, True, 1), err
 
 
-def test_without_its_dictionary_a_model_with_a_first_token_needs_the_folder_of_its_training(
-    classifiers, classify, edited
-):
+def test_a_model_with_a_first_token_needs_its_dictionary(classifiers, classify, edited):
     def convert(content):  # `mega-fairseq convert` finds no dictionary in a released checkpoint
         content["cfg"]["task"].update(init_token=3, data="nowhere")
         content["task_state"] = {}
@@ -226,7 +221,7 @@ def test_lines_end_as_in_files(classifiers, classify, tmp_path):
 
 def test_a_typed_pad_is_refused(classifiers, classify):
     code, _, err = classify(classifiers("tokens").last, "-", typed=b"ba <pad> be\n")
-    assert (code, "in line 1: input 1 has the word <pad>; remove it" in err) == (1, True)
+    assert (code, "<pad>" in err) == (1, True)
 
 
 def of_type(number_type):
@@ -246,7 +241,7 @@ def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edit
     assert_same(parsed(classify(path, "-", typed=" ".join(map(str, row)).encode())[1]), expected)
     code, _, said = classify(edited(path, of_type(None)), "-", typed=b"1 2")
     assert code == 1
-    assert "in line 1: the checkpoint does not say whether it was trained on uint8, int16 or floats; give" in said
+    assert "uint8, int16 or floats" in said
 
 
 @pytest.mark.parametrize(
@@ -263,7 +258,7 @@ def test_a_model_of_pairs_needs_data_with_pairs(classifiers, classify, tmp_path)
     for name in ("valid.input", "valid.label"):
         (tmp_path / name).write_bytes((trained.data / name).read_bytes())
     code, _, err = classify(trained.last, tmp_path, "--subset=valid")
-    assert (code, f"the model classifies pairs, and {tmp_path} has one input for each label; give" in err) == (1, True)
+    assert (code, str(tmp_path) in err) == (1, True)
 
 
 def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifiers, classify, edited):
@@ -275,11 +270,11 @@ def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifier
     moved = edited(path, lambda content: content["cfg"]["task"].update(data="moved"))
     code, _, said = classify(moved, "-", typed=lines_of(trained))
     assert code == 1
-    assert "has 2 classes and the labels of the data 0; give the folder of its training as DATA" in said
+    assert "has 2 classes" in said
 
 
 @pytest.mark.parametrize("data", [True, False])
-def test_probabilities_that_are_nan_are_refused_by_the_number_of_the_example(classifiers, classify, edited, data):
+def test_probabilities_that_are_nan_are_refused_by_number(classifiers, classify, edited, data):
     def diverge(content):
         for name, tensor in content["model"].items():
             if name.endswith("out.weight"):
@@ -296,12 +291,12 @@ def test_probabilities_that_are_nan_are_refused_by_the_number_of_the_example(cla
 def test_names_of_classes_that_are_not_printable_are_refused(classifiers, classify, edited):
     path = edited(classifiers("values").last, lambda content: content["task_state"].update(classes=["a\x1b[31m", "b"]))
     code, _, err = classify(path, "-", typed=b"1 2\n")
-    assert (code, "names of classes with characters that are not printable; get the file again" in err) == (1, True)
+    assert (code, "not printable" in err) == (1, True)
 
 
 def test_a_language_model_is_refused(sweep_folder, classify):
     code, _, said = classify(sweep_folder / "rotary.pt", sweep_folder / "data")
-    assert (code, "rotary.pt contains the model mega_lm_small; give a mega_classifier" in said) == (1, True)
+    assert (code, "rotary.pt contains the model mega_lm_small" in said) == (1, True)
 
 
 def test_the_program_and_the_command_agree(trained, classify):

@@ -1,0 +1,354 @@
+"""`mega-fairseq classify`: labels and probabilities, for a split of a folder or for lines of standard input."""
+
+import argparse
+import math
+import re
+import sys
+import textwrap
+from dataclasses import fields
+from functools import partial
+from itertools import islice
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
+
+import numpy as np
+import torch
+from fairseq.models import MODEL_REGISTRY
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+from tqdm import tqdm
+
+from mega_fairseq.cli import UserError, errors_of
+from mega_fairseq.cli.checkpoint import trained
+from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.cli.output import check_prefix, plain, write_figure, write_json
+from mega_fairseq.data.classification.examples import ExampleDataset
+from mega_fairseq.data.classification.inputs import Scaling
+from mega_fairseq.data.classification.labels import class_numbers
+from mega_fairseq.data.stored import numbers_in
+from mega_fairseq.models import MegaClassifier
+from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
+from mega_fairseq.tasks.prediction import Classifier, Prediction
+
+TASKS = ("mega_classification", "sentence_prediction")
+LARGEST = 1_000_000  # batch
+SHOWN = 8  # examples in a row of the figure
+TITLE_WIDTH = 16  # characters of a line above an example, so that neighbours do not touch
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if not 1 <= arguments.batch_size <= LARGEST:
+        raise UserError(f"--batch-size is {arguments.batch_size}; give a whole number from 1 to {LARGEST:,}")
+    typed, prefix = arguments.data == "-", arguments.out
+    if typed and prefix:
+        raise UserError("--out describes a split with labels; give a folder in place of -, or leave it out")
+    if prefix is not None:
+        check_prefix(prefix, (".json", ".png"), "confusion")
+    with errors_of(arguments.checkpoint):
+        classifier = load(arguments.checkpoint, None if typed else arguments.data, arguments.cpu)
+    if typed:
+        for line in classified_lines(classifier, sys.stdin.buffer, 1 if sys.stdin.isatty() else arguments.batch_size):
+            print(line, flush=True)
+        return
+    examples = read_examples(classifier, arguments.subset)
+    if prefix and examples.classes is None:
+        raise UserError(f"{arguments.subset} has no labels, which --out needs; add them, or leave --out out")
+    probabilities = classified(classifier, examples, arguments.batch_size)
+    print(*(shown(classifier.prediction(row)) for row in probabilities), sep="\n")
+    if examples.classes is None:
+        return
+    scores = Scores(classifier.labels, torch.from_numpy(examples.classes), probabilities)
+    print(scores.summary(), file=sys.stderr)
+    if prefix:
+        origin = {"checkpoint": arguments.checkpoint, "data": arguments.data, "subset": arguments.subset}
+        write_json(prefix, {**origin, **scores.numbers()})
+        drawn = write_figure(f"{prefix}.png", partial(figure, classifier, examples, scores))
+        print("wrote", ", ".join([f"{prefix}.json", *drawn]), file=sys.stderr)
+
+
+# --------------------------------------------------------------------------------------- the classifier
+
+
+def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
+    """The model with its task, on a GPU if there is one; `data` is None for inputs that are not in a folder."""
+    checkpoint = trained.read(path)
+    if not issubclass(MODEL_REGISTRY.get(checkpoint.word("model"), object), MegaClassifier):
+        raise UserError(f"contains the model {checkpoint.word('model')}; give a mega_classifier")
+    if checkpoint.word("task") not in TASKS:
+        raise UserError(f"was trained with --task {checkpoint.word('task')}; give one of {' or '.join(TASKS)}")
+    model = fill(empty_model(checkpoint), checkpoint.tensors).float().eval()
+    task = _task(checkpoint, data)
+    _check(task, model)
+    classifier = Classifier(task, [model])
+    return classifier if cpu or not torch.cuda.is_available() else classifier.cuda()
+
+
+def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassificationTask:
+    stored = checkpoint.cfg["task"]
+    options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
+    if data is not None:
+        options["data"] = data
+    try:
+        cfg = OmegaConf.merge(MegaClassificationConfig(), {**options, "seed": 1})  # checks their types
+        task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
+        task.load_state_dict(_state(checkpoint.task_state))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"has invalid task options ({str(error).splitlines()[0]}); get it again from its source"
+        ) from None
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"cannot classify: {error}") from None
+    return task
+
+
+def _state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The names of classes and tokens, and the type of values, if they are that."""
+
+    def words(value: Any) -> Optional[List[str]]:
+        return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else None
+
+    if not "".join(words(stored.get("classes")) or []).isprintable():
+        raise UserError("has names of classes with characters that are not printable; get the file again")
+    number_type = stored.get("number_type")
+    known = number_type if number_type in Scaling.NUMBER_TYPES else None
+    return {**{name: words(stored.get(name)) for name in ("classes", "symbols")}, "number_type": known}
+
+
+def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
+    heads = list(model.classification_heads.values())
+    if len(heads) != 1:
+        raise UserError(f"has {len(heads)} classification heads; give a checkpoint with one")
+    types = None if model.encoder.dictionary is None else len(model.encoder.dictionary)
+    of_task = None if task.dictionary is None else len(task.dictionary)
+    classes = heads[0].out.out_features
+    if types != of_task:
+        known = "no dictionary" if of_task is None else f"a dictionary of {of_task:,} types"
+        needed = "takes values" if types is None else f"has {types:,} types"
+        raise UserError(f"{needed}, and there is {known}; give the folder of its training as DATA")
+    try:
+        task.check_first_token()
+    except ValueError as error:
+        raise UserError(f"cannot classify: {error}") from None
+    if classes != len(task.classes):
+        raise UserError(
+            f"has {classes} classes and the labels of the data {len(task.classes)}; give the folder of its training "
+            "as DATA"
+        )
+
+
+# ----------------------------------------------------------------------------------------------- inputs
+
+
+def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
+    """A split with its labels, if it has any."""
+    task, layout = classifier.task, classifier.task.layout
+    needs_pairs = classifier.models[0].cfg.pairs
+    if layout.pairs() != needs_pairs:
+        known, has = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
+        remedy = "give other data" if needs_pairs else "train with --task mega_classification and --pairs"
+        raise UserError(f"the model classifies {known}, and {task.cfg.data} has {has} for each label; {remedy}")
+    try:
+        numbers = None
+        if layout.labels_file(split).exists():
+            numbers = class_numbers(layout.labels(split), task.classes, str(layout.labels_file(split)))
+        examples = task.examples(layout.inputs(split), numbers)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from None
+    for inputs in examples.inputs:
+        if inputs.cut:
+            print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
+    return examples
+
+
+def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int) -> Tensor:
+    """The probabilities (N, classes) of all examples."""
+    result = torch.zeros(len(examples), len(classifier.labels))
+    with tqdm(total=len(examples), unit="example", disable=None) as bar:
+        try:
+            for rows, probabilities in classifier.probabilities(examples, batch_size):
+                result[rows] = probabilities
+                bar.update(len(rows))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    return result
+
+
+def shown(prediction: Prediction) -> str:
+    return f"{prediction.label}\t{prediction.probability:.4f}"
+
+
+def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size: int) -> Iterator[str]:
+    """A result for each line, several lines at a time; those before a line with an error have results too."""
+    numbered, cut = enumerate(lines, 1), 0
+    for batch in iter(lambda: list(islice(numbered, batch_size)), []):
+        inputs, refused = [], None
+        for number, line in batch:
+            try:
+                parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
+                cut += any(one.cut for one in classifier.examples([parsed]).inputs)
+                inputs.append(parsed)
+            except ValueError as error:
+                refused = f"in line {number}: {error}"
+                break
+        try:
+            yield from map(shown, classifier.predict(inputs, batch_size))
+        except ValueError as error:
+            raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
+        if refused:
+            raise UserError(refused)
+    if cut:
+        longest = classifier.task.longest
+        print(f"longer than {longest:,} positions and cut, as in the training: {cut:,} lines", file=sys.stderr)
+
+
+def _parsed(classifier: Classifier, line: bytes) -> Any:
+    """The input of a line, or both inputs of a pair, which a tab separates."""
+    parsers = {"bytes": bytes, "tokens": _text, "values": partial(_numbers, classifier.task.number_type)}
+    parse = parsers[str(classifier.task.cfg.input_kind)]
+    if not classifier.models[0].cfg.pairs:
+        return parse(line)
+    parts = line.split(b"\t")
+    if len(parts) != 2:
+        raise ValueError(f"the number of tabs is {len(parts) - 1}; give two inputs with one tab between them")
+    return tuple(map(parse, parts))
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("this is not UTF-8 text; convert it") from None
+
+
+def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:
+    """Numbers of the type of the training."""
+    if number_type is None:
+        raise ValueError(
+            "the checkpoint does not say whether it was trained on uint8, int16 or floats; give a folder in place of -"
+        )
+    try:
+        values = numbers_in(line, np.float64)
+    except ValueError:
+        raise ValueError("a word is not a number; give numbers, separated by blanks") from None
+    if number_type == "float" or not values.size:
+        return values
+    limits = np.iinfo(number_type)
+    if (values != values.round()).any() or values.min() < limits.min or values.max() > limits.max:
+        raise ValueError(f"numbers must be integers from {limits.min:,} to {limits.max:,}, as in the training")
+    return values.astype(number_type)
+
+
+# ----------------------------------------------------------------------------------------------- scores
+
+
+class Scores(NamedTuple):
+    """Accuracy, loss, and which classes are taken for which."""
+
+    labels: List[str]
+    truth: Tensor  # (N,) class numbers
+    probabilities: Tensor  # (N, classes)
+
+    @property
+    def predicted(self) -> Tensor:
+        return self.probabilities.argmax(1)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.predicted.eq(self.truth).double().mean())
+
+    @property
+    def confusion(self) -> Tensor:
+        """(classes, classes): examples of the class of a row that are predicted as that of a column."""
+        classes = len(self.labels)
+        return torch.bincount(classes * self.truth + self.predicted, minlength=classes**2).view(classes, classes)
+
+    def numbers(self) -> Dict[str, Any]:
+        chosen = self.probabilities.double().gather(1, self.truth[:, None]).clamp_min(1e-30)
+        return {
+            "examples": len(self.truth),
+            "accuracy": self.accuracy,
+            "bits": abs(float(chosen.log2().mean())),  # not -0.0
+            "classes": self.labels,
+            "confusion": self.confusion.tolist(),
+        }
+
+    def summary(self) -> str:
+        count, accuracy = len(self.truth), self.accuracy
+        error = math.sqrt(accuracy * (1 - accuracy) / count)
+        largest = int(torch.bincount(self.truth, minlength=len(self.labels)).max()) / count
+        return (
+            f"accuracy {accuracy:.1%} of {count:,} examples (standard error {error:.1%}; the most frequent class has "
+            f"{largest:.1%}), loss {self.numbers()['bits']:.3f} bits"
+        )
+
+
+# ----------------------------------------------------------------------------------------------- figure
+
+
+def figure(classifier: Classifier, examples: ExampleDataset, scores: Scores) -> Any:
+    """Which classes are taken for which, and for values the first examples and the most confident mistakes."""
+    from matplotlib.figure import Figure
+
+    rows: Dict[str, List[int]] = {}
+    if classifier.task.dictionary is None:
+        wrong = scores.predicted.ne(scores.truth)
+        confident = torch.where(wrong, scores.probabilities.max(1).values, torch.tensor(-1.0)).argsort(descending=True)
+        mistakes = confident[: min(SHOWN, int(wrong.sum()))].tolist()
+        rows = {"first": list(range(min(SHOWN, len(wrong)))), "mistakes": mistakes}
+    drawing = Figure(figsize=(4.5 + (SHOWN if rows else 0), 4.5), layout="constrained")
+    grid = drawing.add_gridspec(4, 4 + SHOWN if rows else 4)
+    _confusion(drawing.add_subplot(grid[:, :4]), scores)
+    for place, (title, numbers) in enumerate(rows.items()):
+        for column, number in enumerate(numbers):
+            x = examples[number]["inputs"][0]
+            above, below = (drawing.add_subplot(grid[2 * place + i, 4 + column]) for i in (0, 1))
+            _example(above, x.numpy(), "gray")
+            _example(below, saliency(classifier, x), "magma")
+            _title(above, scores, number)
+            if column == 0:
+                above.set_ylabel(title, fontsize=8)
+    return drawing
+
+
+def saliency(classifier: Classifier, x: Tensor) -> np.ndarray:
+    """(L,) -> how much each number changes the score of the predicted class: the gradient's absolute value."""
+    device = next(classifier.parameters()).device
+    x = x[None].to(device).requires_grad_()
+    with torch.enable_grad():
+        lengths = torch.tensor([x.size(1)], device=device)
+        scores = classifier.scores(classifier.models[0], {"src_tokens": x, "src_lengths": lengths})
+        (gradient,) = torch.autograd.grad(scores.log_softmax(-1).max(), x)
+    return gradient[0].abs().cpu().numpy()
+
+
+def _example(axis: Any, values: np.ndarray, colours: str) -> None:
+    """A square picture, or a curve of values that do not form one."""
+    side = math.isqrt(len(values))
+    if side**2 == len(values):
+        axis.imshow(values.reshape(side, side), cmap=colours)
+    else:
+        axis.plot(values, linewidth=0.5, color="black" if colours == "gray" else "tab:red")
+    axis.set(xticks=[], yticks=[])
+
+
+def _title(axis: Any, scores: Scores, number: int) -> None:
+    label, predicted = scores.labels[scores.truth[number]], scores.labels[scores.predicted[number]]
+    text = predicted if label == predicted else f"{label} as {predicted},"
+    text = plain(textwrap.fill(f"{text} {scores.probabilities[number].max():.2f}", TITLE_WIDTH))
+    axis.set_title(text, fontsize=7, pad=2, color="black" if label == predicted else "tab:red")
+
+
+def _confusion(axis: Any, scores: Scores) -> None:
+    counts = scores.confusion.numpy()
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    places, labels = range(len(scores.labels)), list(map(plain, scores.labels))
+    axis.set(xlabel="predicted", ylabel="label", title=f"accuracy {scores.accuracy:.1%} of {len(scores.truth):,}")
+    axis.set_xticks(places, labels, rotation=90 if max(map(len, scores.labels)) > 2 else 0, fontsize=7)
+    axis.set_yticks(places, labels, fontsize=7)
+    if len(scores.labels) <= 12:
+        for row in places:
+            for column in places:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                count = int(counts[row, column]) or ""
+                axis.text(column, row, count, ha="center", va="center", fontsize=7, color=color)

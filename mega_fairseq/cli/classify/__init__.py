@@ -1,1 +1,0 @@
-"""`mega-fairseq classify`: the classes of new inputs."""
