@@ -4,6 +4,7 @@ from typing import Callable, Dict, List
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,6 +53,9 @@ class Recorder(TorchDispatchMode):
         self.traffic = 0  # bytes that operations read and write
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in OPDEFS:  # an operator of this package: record what it does inside
+            with self:
+                return OPDEFS[func.name()]._init_fn(*args, **(kwargs or {}))
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         given = {_storage(t) for t in args if isinstance(t, Tensor)}

@@ -21,7 +21,7 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
-from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, with_tokens
+from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, of_channels, with_tokens
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -113,11 +113,6 @@ class AttentionFree(TimeMixer):
         raise NotImplementedError
 
 
-def _of_channels(table: Tensor, dim: int) -> Tensor:
-    """A table of heads by channels: (H, n) -> (n, D)."""
-    return table.t().repeat_interleave(dim // table.size(0), 1)
-
-
 # ------------------------------------------------------------------------------------------- windows
 
 
@@ -140,7 +135,7 @@ class WindowedAFT(AttentionFree):
         """The rows of q (G, n, 0) in groups of keys and values (G, m, D), the last at the place of the last key."""
         queries, keys = q.size(1), k.size(1)
         if self.log_beta is not None:
-            k = k.to(at_least_float32(k.dtype)) + _of_channels(self.log_beta[:, :keys], k.size(2))
+            k = k.to(at_least_float32(k.dtype)) + of_channels(self.log_beta[:, :keys], k.size(2))
         mixed = aft(k, v, self.log_weight, self.config.causal, queries, padding)
         if self.gamma is not None:
             mixed = mixed * self.gamma[keys - queries : keys].unsqueeze(1)
@@ -151,8 +146,8 @@ class WindowedAFT(AttentionFree):
 
     def weigh_token(self) -> WeighToken:
         dim, places, wide = self.config.dim, self.config.chunk_size, at_least_float32(self.log_weight.dtype)
-        weights = _of_channels(self.log_weight, dim).flip(0).to(wide)
-        beta = None if self.log_beta is None else _of_channels(self.log_beta, dim).to(wide)
+        weights = of_channels(self.log_weight, dim).flip(0).to(wide)
+        beta = None if self.log_beta is None else of_channels(self.log_beta, dim).to(wide)
 
         def weigh(k: Tensor, v: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
             cache = state.cache.append(k.unsqueeze(1), v.unsqueeze(1), places)
@@ -244,7 +239,7 @@ class LocalAFT(AttentionFree):
         return {**tokens, **{f"older.{name}": (dim,) for name in Sums._fields}}
 
     def weigh_token(self) -> WeighToken:
-        weights = None if self.log_weight is None else _of_channels(self.log_weight, self.config.dim).flip(0)
+        weights = None if self.log_weight is None else of_channels(self.log_weight, self.config.dim).flip(0)
 
         def weigh(k: Tensor, v: Tensor, state: LocalState) -> Tuple[Tensor, LocalState]:
             cache, older = state

@@ -9,13 +9,14 @@ sums of older tokens, all with w = 0. Everything is in float32 or better.
 from typing import NamedTuple, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.aft.slabs import SLAB, in_slabs
-from mega_fairseq.ops.aft.tiles import log_weights
-from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.aft.tiles import TILE, aft_tiles
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
+
+PIECE = 512  # tokens that are summed together, since these fit into the cache of a CPU
 
 
 class Sums(NamedTuple):
@@ -45,13 +46,13 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
         largest = torch.maximum(sums.largest, real.amax(1).to(dtype))
         any_token = largest > lowest
         before = torch.exp(sums.largest - largest)
-        apply = _added if is_compiling() else _Added.apply
-        numerator, denominator = apply(k, v, largest, padding)
-        return Sums(
-            largest,
-            torch.addcmul(numerator * any_token, sums.numerator, before),
-            torch.addcmul(denominator * any_token, sums.denominator, before),
-        )
+        numerator, denominator = sums.numerator * before, sums.denominator * before
+        for start in range(0, k.size(1), PIECE):
+            piece = slice(start, start + PIECE)
+            e = torch.exp(k[:, piece].to(dtype) - largest.unsqueeze(1)) * any_token.unsqueeze(1)
+            e = e if padding is None else e.masked_fill(padding[:, piece], 0.0)
+            numerator, denominator = numerator + (e * v[:, piece].to(dtype)).sum(1), denominator + e.sum(1)
+        return Sums(largest, numerator, denominator)
 
 
 def as_token(sums: Sums) -> Tuple[Tensor, Tensor]:
@@ -60,39 +61,9 @@ def as_token(sums: Sums) -> Tuple[Tensor, Tensor]:
     return sums.largest + torch.log(denominator), sums.numerator / denominator
 
 
-def _shares(k: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tensor:
-    e = torch.exp(k.to(largest.dtype) - largest.unsqueeze(1))
-    return e if padding is None else e.masked_fill(padding, 0.0)
-
-
-def _added(k: Tensor, v: Tensor, largest: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    e = _shares(k, largest, padding)
-    return (e * v.to(e.dtype)).sum(1), e.sum(1)
-
-
-class _Added(torch.autograd.Function):
-    """`_added` of pieces that fit into the processor's cache; it saves nothing but its inputs for backward."""
-
-    @staticmethod
-    def forward(ctx, k, v, largest, padding):
-        ctx.save_for_backward(k, v, largest, padding)
-        size = max(1, SLAB // (k.size(0) * k.size(2))) if k.device.type == "cpu" else k.size(1)
-        total = [torch.zeros_like(largest), torch.zeros_like(largest)]
-        for start in range(0, k.size(1), size):
-            piece = slice(start, start + size)
-            of_piece = _added(k[:, piece], v[:, piece], largest, None if padding is None else padding[:, piece])
-            total = [a + b for a, b in zip(total, of_piece)]
-        return tuple(total)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dnumerator, ddenominator):
-        k, v, largest, padding = ctx.saved_tensors
-        with without_autocast(k):
-            e = _shares(k, largest, padding)
-            dv = e * dnumerator.unsqueeze(1)
-            dk = torch.addcmul(e * ddenominator.unsqueeze(1), dv, v.to(dv.dtype))
-        return dk.to(k.dtype), dv.to(v.dtype), None, None
+def of_channels(table: Tensor, dim: int) -> Tensor:
+    """A table of heads by channels: (H, n) -> (n, D)."""
+    return table.t().repeat_interleave(dim // table.size(0), 1)
 
 
 def aft_naive(
@@ -147,18 +118,19 @@ def aft(
     padding: Optional[Tensor] = None,
     older: Optional[Sums] = None,
 ) -> Tensor:
-    """`aft_naive` in tiles, with tensors of m x D entries; of these it keeps k, v, o and the denominators for backward.
-
-    On the CPU, results that this loses to rounding are computed again. On GPUs, where looking at them costs time, and
-    in compiled models they are NaN: rows after a very large key, if the table falls by more than 80 within 64 places.
-    At the start of training, tables fall by at most 1 per place.
-    """
-    queries = queries or k.size(1)
+    """`aft_naive` in tiles, with tensors of m x D entries; it keeps k, v, o and the denominators for backward."""
+    keys = k.size(1)
+    queries, zero = queries or keys, 0 if causal else weight.size(1) // 2
     with without_autocast(k):
-        if queries == 1:
-            w = log_weights(weight, causal, 0, k.size(1)).flip(1).repeat_interleave(k.size(2) // weight.size(0), 0)
-            return aft_last_row(k, v, w.t(), older).unsqueeze(1)
-        if padding is not None:
-            k = k.masked_fill(padding.unsqueeze(-1), torch.finfo(k.dtype).min)
         weight = weight.to(at_least_float32(weight.dtype))
-        return in_slabs(k, v, weight, *(older or (None, None, None)), causal, queries)
+        if queries == 1:
+            w = F.pad(weight[:, zero : zero + keys], (0, max(0, keys - weight.size(1) + zero)))
+            return aft_last_row(k, v, of_channels(w.flip(1), k.size(2)), older).unsqueeze(1)
+        if padding is not None:
+            k = k.to(weight.dtype).masked_fill(padding.unsqueeze(-1), torch.finfo(weight.dtype).min)
+        tables = [weight[:, zero:]] if causal else [weight[:, zero:], weight[:, : zero + 1].flip(1)]
+        if tables[0].size(1) >= keys:  # the 0 beyond the table could be much larger than all weights in use
+            tables = [torch.cat([w, w[:, -1:].detach().expand(-1, TILE)], 1) for w in tables]
+        tables = (*tables, None)[:2]
+        out, _ = aft_tiles(k, v, *tables, None if older is None else torch.stack(older), queries)
+    return out

@@ -1,302 +1,508 @@
-"""AFT in tiles of S places: products of Toeplitz matrices between pairs of tiles, with numbers that cannot overflow.
+"""AFT by matrix products, with numbers that cannot overflow.
 
-Channels come first: keys and values are (H, C, G, N, S), C channels of each of H heads, G sequences, N tiles. A pair
-of tiles j apart is one product with e^(w(jS + t - u) - omega_j), where omega_j is the largest w of the pair, and with
-E = e^(k - r), where r is the largest key of a tile. Numerators (E v) and denominators (E) go through it together. The
-sums of a row of tiles are relative to e^ref, the largest of r + omega_j, so that nothing exceeds 1. Tiles further
-apart than the table have w = 0: their sums run along the sequence, relative to the largest key so far.
+Keys of one tile of S places reach the rows of another one through a product with a Toeplitz matrix,
 
-A causal row whose own keys are all much smaller than a later one of its tile would be 0 / 0. Pairs up to `exact` apart
-are therefore computed entry by entry, relative to the largest entry of the row, and joined with the rest.
+    sum_u e^(w(t - u) - omega) e^(k_u - r) v_u        relative to e^(r + omega),
+
+where r is the largest key of the tile and omega the largest w between the tiles, so that nothing exceeds 1. Tiles that
+are further apart than the table have w = 0: their sums run along the sequence, relative to the largest key so far.
+
+Within a tile, a row could lose its own keys to a much larger one after it. Sequences and channels where that is
+possible are `divided`: a key and a later row of a tile are then in exactly one pair of neighbouring blocks of 1, 2, 4,
+.. places, all keys of which come before all rows. The other direction is the same, reversed.
+
+Tensors are (H, S, N, X): S places in each of N tiles, X sequences and channels of each head.
+
+The gradients are by hand: autograd would keep the products of every pair of tiles, n x n / S entries for each channel.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+import math
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
-LARGEST_FACTOR = 80.0  # exponents of e^(ref - log denominator) are below it wherever the tiles are accurate
-
-
-class Plan(NamedTuple):
-    """How to divide the work."""
-
-    size: int  # S places of a tile
-    near: int  # pairs of tiles up to this far apart have weights; beyond, w = 0
-    exact: int  # pairs up to this far apart are computed entry by entry; -1: none
-    causal: bool
-
-    def pairs(self) -> List[int]:
-        """The distances j between tiles of which products are made; tile i sees tile i - j."""
-        far = range(self.exact + 1, self.near + 1)
-        return [*far] if self.causal else sorted({*far, *(-j for j in far)})
+TILE, SMALL_TILE = 128, 32  # places at most, powers of 2; small ones where w is 0
+SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
+SAFE = 60.0  # a tile is one product if the smallest key of a row is at least e^-60 of the largest of its tile
 
 
-class Older(NamedTuple):
-    """Sums of tokens before the first, relative to e^largest, all with w = 0."""
+def _spread(x: Tensor) -> float:
+    """Between two tiles, w is at least omega less this: smaller weights would vanish, at 80 in float32.
 
-    largest: Tensor  # (H, C, G)
-    sums: Tensor  # (H, 2, C, G): numerator and denominator
-
-
-class Tiles(NamedTuple):
-    """Everything that the products need, from keys and values."""
-
-    x: Tensor  # (H, 2, C, G, N, S): E v and E
-    largest: Tensor  # r (H, C, G, N)
+    A row is inexact only if it needs such a weight: if the table rises or falls by more within two tiles.
+    """
+    return -math.log(torch.finfo(x.dtype).tiny) - 7.0
 
 
-def log_weights(weight: Tensor, causal: bool, first: int, count: int) -> Tensor:
-    """w at distances first, first + 1, ..: (H, count), 0 beyond the table, the lowest number for the future."""
-    zero, size = (0, weight.size(1)) if causal else (weight.size(1) // 2, weight.size(1))
-    start, stop = first + zero, first + zero + count
-    part = weight[:, min(size, max(0, start)) : min(size, max(0, stop))]
-    before = min(count, max(0, -start))
-    part = F.pad(part, (before, 0), value=torch.finfo(weight.dtype).min if causal else 0.0)
-    return F.pad(part, (0, count - part.size(1)))
+class Direction(NamedTuple):
+    """Weights of the keys before each row."""
+
+    weight: Tensor  # (H, R), by distance
+    own: bool  # whether a row sees its own key; otherwise the sequence is reversed
+
+    def at(self, start: int, count: int) -> Tensor:
+        """w at distances start, start + 1, ..: (H, count), minus infinity for keys that a row does not see."""
+        w = self.weight[:, max(0, start) : start + count]
+        w = F.pad(w, (0, count + min(0, start) - w.size(1)))
+        if start > 0:
+            return w
+        return torch.cat([w.new_full((w.size(0), -start + (not self.own)), -math.inf), w[:, not self.own :]], 1)
+
+    def matrix(self, first: int, size: int) -> Tuple[Tensor, Tensor]:
+        """e^(w - omega) of rows t and keys u with t - u = 0 at distance `first`: (H, s, s), and omega (H, 1, 1)."""
+        w = self.at(first - size + 1, 2 * size - 1)
+        omega = w.amax(1, keepdim=True)
+        e = torch.exp((w - omega).clamp_min(-_spread(w))).masked_fill(w == -math.inf, 0.0)
+        return toeplitz_matrix(e.flip(1), size, size), omega.unsqueeze(-1)
+
+    def add_gradient(self, dweight: Tensor, first: int, dmatrix: Tensor) -> None:
+        """Adds the gradient of w, from that of w in the matrix."""
+        start = first - dmatrix.size(1) + 1
+        d = diagonal_sums(dmatrix).flip(1)[:, max(0, -start) : max(0, dweight.size(1) - start)]
+        dweight[:, max(0, start) : max(0, start) + d.size(1)] += d
 
 
-def _pair_weights(weight: Tensor, plan: Plan, j: int) -> Tuple[Tensor, Tensor]:
-    """e^(w(jS + t - u) - omega_j) by u and t (H, S, S), and omega_j (H, 1, 1, 1)."""
-    size = plan.size
-    w = log_weights(weight, plan.causal, (j - 1) * size + 1, 2 * size - 1)
-    omega = w.detach().amax(1, keepdim=True)
-    return toeplitz_matrix(torch.exp(w - omega), size, size), omega.view(-1, 1, 1, 1)
+class Sums(NamedTuple):
+    """Numerators and denominators of all rows, relative to e^scale."""
+
+    scale: Tensor
+    numerator: Tensor
+    denominator: Tensor
 
 
-def make_tiles(k: Tensor, v: Tensor) -> Tiles:
-    largest = k.detach().amax(-1)
-    e = torch.exp(k - largest.unsqueeze(-1))
-    return Tiles(torch.stack([e * v, e], 1), largest)
+def _halves(x: Tensor, size: int) -> Tuple[Tensor, Tensor]:
+    """The first and the second block of each pair within a tile: (H, P, s, N X)."""
+    pairs = x.view(x.size(0), -1, 2, size, x.size(2) * x.size(3))
+    return pairs[:, :, 0], pairs[:, :, 1]
 
 
-def _spans(tiles: int, first: int, j: int) -> Tuple[slice, slice]:
-    """Of the pairs j apart: the rows of tiles, counted from `first` on, and the tiles that they see."""
-    start, stop = max(first, j), min(tiles, tiles + j)
-    stop = max(start, stop)
-    return slice(start - first, stop - first), slice(start - j, stop - j)
+def _sizes(x: Tensor) -> List[int]:
+    """Of blocks within a tile."""
+    return [1 << i for i in range(x.size(1).bit_length() - 1)]
 
 
-def _product(x: Tensor, w: Tensor) -> Tensor:
-    """(H, ..., S) times (H, S, S)."""
-    return torch.bmm(x.reshape(x.size(0), -1, x.size(-1)), w).view(x.shape)
+def _product(w: Tensor, x: Tensor) -> Tensor:
+    """w (H, s, s) times x (H, P, s, n)."""
+    w = w.unsqueeze(1).expand(-1, x.size(1), -1, -1).flatten(0, 1)
+    return torch.bmm(w, x.flatten(0, 1)).view(x.shape)
 
 
-# ------------------------------------------------------------------------------------------- running sums
+def _weighted(k: Tensor, v: Tensor, largest: Tensor) -> Tensor:
+    """e^(k - largest) v and e^(k - largest), side by side in the last dimension but one."""
+    x = k.new_empty(*k.shape[:-1], 2, k.size(-1))
+    e = torch.exp(torch.sub(k, largest, out=x[..., 1, :]), out=x[..., 1, :])
+    torch.mul(e, v, out=x[..., 0, :])
+    return x
 
 
-def running(decay: Tensor, u: Tensor, dim: int = -1) -> Tensor:
-    """c_i = decay_i c_{i-1} + u_i along a dimension, by doubling; c_{-1} is 0. `decay` broadcasts to u elsewhere."""
-    stride, count = 1, u.size(dim)
-    while stride < count:
-        before, after = u.narrow(dim, 0, count - stride), u.narrow(dim, stride, count - stride)
-        u = torch.cat(
-            [u.narrow(dim, 0, stride), torch.addcmul(after, decay.narrow(dim, stride, count - stride), before)], dim
-        )
-        both = decay.narrow(dim, stride, count - stride) * decay.narrow(dim, 0, count - stride)
-        decay = torch.cat([decay.narrow(dim, 0, stride), both], dim)
-        stride *= 2
-    return u
+# ------------------------------------------------------------------------------------------- pairs of tiles
 
 
 class _Past(NamedTuple):
     """The sums over all tiles more than `near` before each."""
 
-    largest: Tensor  # (H, C, G, N)
-    sums: Tensor  # (H, 2, C, G, N)
-    scale: Tensor  # (H, C, G, N): e^(r - largest) of each tile
-    decay: Tensor  # (H, C, G, N + 1): from the sums before a tile to those after it
+    largest: Tensor  # (H, N, X)
+    sums: Tensor  # (H, 2, N, X)
+    scale: Tensor  # (H, N, X): e^(r - largest) of each tile
+    decay: Tensor  # (H, N + 1, X): from the sums before a tile to those after it
     index: Tensor  # (N,): the tiles that belong to each sum, of N + 1
 
 
-def _past(tiles: Tiles, plan: Plan, first: int, older: Optional[Older]) -> _Past:
-    x, largest = tiles
-    totals = x.sum(-1)  # (H, 2, C, G, N)
+def _running(decay: Tensor, u: Tensor) -> Tensor:
+    """c_i = decay_i c_{i-1} + u_i over tiles, by doubling; c_{-1} is 0: decay (H, N, X), u (H, 2, N, X)."""
+    stride, count, decay = 1, u.size(2), decay.unsqueeze(1)
+    while stride < count:
+        now, before = slice(stride, None), slice(0, count - stride)
+        u = torch.cat([u[:, :, :stride], torch.addcmul(u[:, :, now], decay[:, :, now], u[:, :, before])], 2)
+        decay = torch.cat([decay[:, :, :stride], decay[:, :, now] * decay[:, :, before]], 2)
+        stride *= 2
+    return u
+
+
+def _past(x: Tensor, largest: Tensor, older: Optional[Tensor], near: int) -> _Past:
+    totals = x.sum(1).transpose(1, 2)  # (H, 2, N, X)
     if older is None:
-        start, zero = torch.full_like(largest[..., :1], torch.finfo(x.dtype).min), torch.zeros_like(totals[..., :1])
+        start, zero = torch.full_like(largest[:, :1], torch.finfo(x.dtype).min), torch.zeros_like(totals[:, :, :1])
     else:
-        start, zero = older.largest.unsqueeze(-1), older.sums.unsqueeze(-1)
-    so_far = torch.cat([start, largest], -1).cummax(-1).values  # (H, C, G, N + 1)
-    scale = torch.exp(largest - so_far[..., 1:])
-    decay = F.pad(torch.exp(so_far[..., :-1] - so_far[..., 1:]), (1, 0))
-    sums = running(decay.unsqueeze(1), torch.cat([zero, totals * scale.unsqueeze(1)], -1))
-    index = (torch.arange(first, largest.size(-1), device=x.device) - plan.near).clamp_min(0)
-    return _Past(so_far.index_select(-1, index), sums.index_select(-1, index), scale, decay, index)
+        start, zero = older[:, :1], older[:, 1:].unsqueeze(2)
+    so_far = torch.cat([start, largest], 1).cummax(1).values  # (H, N + 1, X)
+    scale = torch.exp(largest - so_far[:, 1:])
+    decay = F.pad(torch.exp(so_far[:, :-1] - so_far[:, 1:]), (0, 0, 1, 0))
+    sums = _running(decay, torch.cat([zero, totals * scale.unsqueeze(1)], 2))
+    index = (torch.arange(largest.size(1), device=x.device) - near).clamp_min(0)
+    return _Past(so_far.index_select(1, index), sums.index_select(2, index), scale, decay, index)
 
 
 def _past_backward(past: _Past, dsums: Tensor) -> Tuple[Tensor, Tensor]:
-    """The gradients of the totals of all tiles, and of the older sums."""
-    decay = F.pad(past.decay[..., 1:], (0, 1)).unsqueeze(1)
-    d = dsums.new_zeros(*dsums.shape[:-1], past.decay.size(-1)).index_add(-1, past.index, dsums)
-    d = running(decay.flip(-1), d.flip(-1)).flip(-1)
-    return d[..., 1:] * past.scale.unsqueeze(1), d[..., 0]
+    """The gradients (H, 2, N, X) of the totals of all tiles, and (H, 2, X) of the older sums."""
+    d = dsums.new_zeros(*dsums.shape[:2], past.decay.size(1), dsums.size(3)).index_add(2, past.index, dsums)
+    d = _running(F.pad(past.decay[:, 1:], (0, 0, 0, 1)).flip(1), d.flip(2)).flip(2)
+    return d[:, :, 1:] * past.scale.unsqueeze(1), d[:, :, 0]
 
 
-def _reversed(tiles: Tiles) -> Tiles:
-    return Tiles(tiles.x.flip(-2), tiles.largest.flip(-1))
+class _Tiles(NamedTuple):
+    """Pairs of tiles, with one reference for all keys of a row."""
+
+    x: Tensor  # (H, S, N, 2, X): e^(k - r) v and e^(k - r)
+    ref: Tensor  # (H, N, X)
+    pairs: List[Tuple[int, Tensor, Tensor]]  # how far apart, the matrix, and e^(r + omega - ref) (H, M, X)
+    past: Optional[Tuple[_Past, Tensor]]  # and e^(largest - ref)
 
 
-def _all_past(tiles: Tiles, plan: Plan, first: int, older: Optional[Older]) -> List[Tuple[_Past, bool]]:
-    """The sums before and, for bidirectional AFT, after the tiles near each tile; True: in reversed order."""
-    if tiles.largest.size(-1) - 1 <= plan.near and older is None:
-        return []
-    before = (_past(tiles, plan, first, older), False)
-    return [before] if plan.causal else [before, (_past(_reversed(tiles), plan, 0, None), True)]
-
-
-# ------------------------------------------------------------------------------------------- products of tiles
-
-
-class Products(NamedTuple):
-    """The sums of all that is not computed entry by entry."""
-
-    ref: Tensor  # (H, C, G, M) for the rows of tiles from `first` on
-    sums: Tensor  # (H, 2, C, G, M, S), relative to e^ref
-
-
-class _Factors(NamedTuple):
-    ref: Tensor
-    pairs: List[Tuple[int, slice, slice, Tensor, Tensor]]  # j, rows, columns, weights, factor
-    past: List[Tuple[_Past, bool, Tensor]]  # and its factor
-
-
-def _factors(tiles: Tiles, weight: Tensor, plan: Plan, first: int, older: Optional[Older]) -> _Factors:
-    largest = tiles.largest
-    count = largest.size(-1)
-    ref = torch.full_like(largest[..., first:], torch.finfo(largest.dtype).min)
-    pairs, past = [], _all_past(tiles, plan, first, older)
-    for j in plan.pairs():
-        rows, columns = _spans(count, first, j)
-        if rows.start < rows.stop:
-            w, omega = _pair_weights(weight, plan, j)
-            scale = largest[..., columns] + omega
-            pairs.append((j, rows, columns, w, scale))
-            ref[..., rows] = torch.maximum(ref[..., rows], scale)
-    for sums, reverse in past:
-        ref = torch.maximum(ref, sums.largest.flip(-1) if reverse else sums.largest)
-    return _Factors(
+def _tiles(k: Tensor, v: Tensor, direction: Direction, older: Optional[Tensor], nearest: int) -> Optional[_Tiles]:
+    """Pairs of tiles from `nearest` tiles apart."""
+    size, count = k.shape[1:3]
+    near = -(-(direction.weight.size(1) - 1) // size)  # tiles further apart have w = 0
+    if count == nearest and older is None:
+        return None
+    largest = k.amax(1)
+    x = _weighted(k, v, largest.unsqueeze(1))
+    ref = torch.full_like(largest, torch.finfo(k.dtype).min)
+    pairs, past = [], None
+    for j in range(nearest, min(near + 1, count)):
+        w, omega = direction.matrix(j * size, size)
+        scale = largest[:, : count - j] + omega
+        ref[:, j:] = torch.maximum(ref[:, j:], scale)
+        pairs.append((j, w, scale))
+    if count - 1 > near or older is not None:
+        past = _past(x, largest, older, near)
+        ref = torch.maximum(ref, past.largest)
+    return _Tiles(
+        x,
         ref,
-        [(j, rows, columns, w, torch.exp(scale - ref[..., rows])) for j, rows, columns, w, scale in pairs],
-        [(p, reverse, torch.exp((p.largest.flip(-1) if reverse else p.largest) - ref)) for p, reverse in past],
+        [(j, w, torch.exp(scale - ref[:, j:])) for j, w, scale in pairs],
+        None if past is None else (past, torch.exp(past.largest - ref)),
     )
 
 
-def products(tiles: Tiles, weight: Tensor, plan: Plan, first: int, older: Optional[Older]) -> Products:
-    f = _factors(tiles, weight, plan, first, older)
-    sums = torch.zeros_like(tiles.x[..., first:, :])
-    for _, rows, columns, w, factor in f.pairs:
-        sums[..., rows, :] += _product(tiles.x[..., columns, :] * factor[:, None, ..., None], w)
-    for past, reverse, factor in f.past:
-        of_past = past.sums.flip(-1) if reverse else past.sums
-        sums += (of_past * factor.unsqueeze(1)).unsqueeze(-1)
-    return Products(f.ref, sums)
+def _tile_sums(tiles: _Tiles) -> Tensor:
+    """(H, S, N, 2, X) relative to e^ref."""
+    count = tiles.ref.size(1)
+    sums = torch.zeros_like(tiles.x)
+    for j, w, factor in tiles.pairs:
+        x = tiles.x[:, :, : count - j] * factor[:, None, :, None]
+        sums[:, :, j:].flatten(2).baddbmm_(w, x.flatten(2))
+    if tiles.past is not None:
+        past, factor = tiles.past
+        sums += (past.sums * factor.unsqueeze(1)).transpose(1, 2).unsqueeze(1)
+    return sums
 
 
-def products_backward(
-    tiles: Tiles, weight: Tensor, plan: Plan, first: int, older: Optional[Older], y: Tensor, log_denominator: Tensor
-) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Gradients of x, of w and of the older sums, from y (H, 2, C, G, M, S), the gradient of numerators and
-    denominators relative to the e^log_denominator (H, C, G, M, S) of their rows."""
-    f = _factors(tiles, weight, plan, first, older)
-    y = y * torch.exp((f.ref.unsqueeze(-1) - log_denominator).clamp_max(LARGEST_FACTOR)).unsqueeze(1)
-    dx, dweight, dolder = torch.zeros_like(tiles.x), torch.zeros_like(weight), None
-    for j, rows, columns, w, factor in f.pairs:
-        factor, dy = factor[:, None, ..., None], y[..., rows, :]
-        dx[..., columns, :] += _product(dy, w.transpose(1, 2)) * factor
-        x = tiles.x[..., columns, :] * factor
-        heads = x.size(0)
-        dw = torch.bmm(x.reshape(heads, -1, plan.size).transpose(1, 2), dy.reshape(heads, -1, plan.size)) * w
-        _add_distances(dweight, diagonal_sums(dw), plan, (j - 1) * plan.size + 1)
-    for past, reverse, factor in f.past:
-        d = y.sum(-1) * factor.unsqueeze(1)
-        dtotals, dstart = _past_backward(past, d.flip(-1) if reverse else d)
-        dx += (dtotals.flip(-1) if reverse else dtotals).unsqueeze(-1)
-        dolder = dolder if reverse else dstart
-    return dx, dweight, dolder
+# ------------------------------------------------------------------------------------------- forward and backward
 
 
-def _add_distances(dweight: Tensor, d: Tensor, plan: Plan, first: int) -> None:
-    """Adds d (H, n), of distances first, first + 1, .., to the table's gradient; others have no entry in it."""
-    start = first + (0 if plan.causal else dweight.size(1) // 2)
-    low, high = max(0, start), min(dweight.size(1), start + d.size(1))
-    if low < high:
-        dweight[:, low:high] += d[:, low - start : high - start]
+def sums_before(k: Tensor, v: Tensor, direction: Direction, older: Optional[Tensor], divided: bool) -> Sums:
+    """The sums over the keys before each row, and its own."""
+    tiles = _tiles(k, v, direction, older, int(divided))
+    if not divided:
+        return Sums(tiles.ref.unsqueeze(1).expand_as(k), *_tile_sums(tiles).unbind(3))
+    own = k + direction.at(0, 1)[..., None, None] if direction.own else torch.full_like(k, torch.finfo(k.dtype).min)
+    scale = own.clone() if tiles is None else torch.maximum(own, tiles.ref.unsqueeze(1))
+    levels, largest = [], k
+    for size in _sizes(k):
+        w, omega = direction.matrix(size, size)
+        first, _ = _halves(largest, 1)
+        ref = first + omega.unsqueeze(1)  # (H, P, 1, N X)
+        _, rows = _halves(scale, size)
+        rows.copy_(torch.maximum(rows, ref))
+        levels.append((size, w, first, ref))
+        largest = largest.view(k.size(0), -1, 2, *k.shape[2:]).amax(2)
+    e = own.sub_(scale).exp_()
+    sums = Sums(scale, e * v, e)
+    for size, w, first, ref in levels:
+        (keys, _), (values, _) = _halves(k, size), _halves(v, size)
+        y = _product(w, _weighted(keys, values, first).flatten(3)).unflatten(3, (2, -1))
+        rows = [_halves(t, size)[1] for t in sums]
+        factor = torch.exp(ref - rows[0])
+        rows[1].addcmul_(y[..., 0, :], factor)
+        rows[2].addcmul_(y[..., 1, :], factor)
+    if tiles is not None:
+        factor, y = torch.exp(tiles.ref.unsqueeze(1) - scale), _tile_sums(tiles)
+        sums.numerator.addcmul_(y[:, :, :, 0], factor)
+        sums.denominator.addcmul_(y[:, :, :, 1], factor)
+    return sums
 
 
-# ------------------------------------------------------------------------------------------- entry by entry
+class Gradients(NamedTuple):
+    k: Tensor
+    v: Tensor
+    weight: Tensor
+    older: Optional[Tensor]  # (H, 3, X), 0 for the largest key, which is a reference
 
 
-def _extended(x: Tensor, plan: Plan, first: int, fill: float) -> Tensor:
-    """Each tile beside the tiles that it sees entry by entry: (..., N, S) -> (..., M, Q)."""
-    if plan.exact == 0:
-        return x[..., first:, :]
-    before, after = plan.exact, 0 if plan.causal else plan.exact
-    padded = F.pad(x, (0, 0, before, after), value=fill)
-    parts = [padded[..., i : i + x.size(-2), :] for i in range(before + after + 1)]
-    return torch.cat(parts, -1)[..., first:, :]
+def _factor(ref: Tensor, log_denominator: Tensor) -> Tensor:
+    return torch.exp((ref - log_denominator).clamp_max_(_spread(ref)))
 
 
-def _extended_backward(d: Tensor, plan: Plan, first: int) -> Tensor:
-    d = F.pad(d, (0, 0, first, 0))
-    if plan.exact == 0:
-        return d
-    before, after = plan.exact, 0 if plan.causal else plan.exact
-    total = d.new_zeros(*d.shape[:-2], d.size(-2) + before + after, plan.size)
-    for i in range(before + after + 1):
-        total[..., i : i + d.size(-2), :] += d[..., i * plan.size : (i + 1) * plan.size]
-    return total[..., before : before + d.size(-2), :]
+def _both(g: Tensor, go: Tensor, factor: Tensor) -> Tensor:
+    """g and -go times a factor, side by side in the last dimension but one."""
+    y = g.new_empty(*g.shape[:-1], 2, g.size(-1))
+    torch.mul(g, factor, out=y[..., 0, :])
+    torch.mul(go, factor, out=y[..., 1, :]).neg_()
+    return y
 
 
-def _distances(plan: Plan) -> range:
-    last = (plan.exact + 1) * plan.size - 1
-    return range(0 if plan.causal else -last, last + 1)
+def sums_before_backward(
+    k: Tensor,
+    v: Tensor,
+    log_denominator: Tensor,
+    g: Tensor,
+    go: Tensor,
+    direction: Direction,
+    older: Optional[Tensor],
+    divided: bool,
+) -> Gradients:
+    """The gradients in one direction: g is that of the outputs o, and go = g o."""
+    dweight, dolder = torch.zeros_like(direction.weight), None
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    if divided and direction.own:
+        share = torch.exp(k + direction.at(0, 1)[..., None, None] - log_denominator)
+        dv = share * g
+        dk = torch.addcmul(dv * v, share, go, value=-1.0)
+        dweight[:, 0] += dk.flatten(1).sum(1)
+    largest = k
+    for size in _sizes(k) if divided else []:
+        w, omega = direction.matrix(size, size)
+        first, _ = _halves(largest, 1)
+        largest = largest.view(k.size(0), -1, 2, *k.shape[2:]).amax(2)
+        keys, values, dkeys, dvalues = (_halves(t, size)[0] for t in (k, v, dk, dv))
+        rows = [_halves(t, size)[1] for t in (g, go, log_denominator)]
+        x = _weighted(keys, values, first)
+        y = _both(*rows[:2], _factor(first + omega.unsqueeze(1), rows[2])).flatten(3)
+        dx = _product(w.transpose(1, 2), y).unflatten(3, (2, -1))
+        dx.mul_(x[..., 1:, :])
+        dvalues.add_(dx[..., 0, :])
+        dkeys.add_(dx[..., 1, :]).addcmul_(dx[..., 0, :], values)
+        dw = torch.bmm(y.flatten(0, 1), x.flatten(3).flatten(0, 1).transpose(1, 2)).unflatten(0, (k.size(0), -1))
+        direction.add_gradient(dweight, size, dw.sum(1).mul_(w))
+    tiles = _tiles(k, v, direction, older, int(divided))
+    if tiles is not None:
+        count, size = tiles.ref.size(1), k.size(1)
+        y = _both(g, go, _factor(tiles.ref.unsqueeze(1), log_denominator))  # (H, S, N, 2, X)
+        dx = torch.zeros_like(y)
+        for j, w, factor in tiles.pairs:
+            rows = y[:, :, j:].flatten(2)
+            more = torch.bmm(w.transpose(1, 2), rows).view(dx[:, :, : count - j].shape)
+            factor = factor[:, None, :, None]
+            dx[:, :, : count - j].addcmul_(more, factor)
+            x = (tiles.x[:, :, : count - j] * factor).flatten(2)
+            direction.add_gradient(dweight, j * size, torch.bmm(rows, x.transpose(1, 2)).mul_(w))
+        if tiles.past is not None:
+            past, factor = tiles.past
+            dtotals, dstart = _past_backward(past, y.sum(1).transpose(1, 2) * factor.unsqueeze(1))
+            dolder = F.pad(dstart, (0, 0, 1, 0))
+            dx += dtotals.transpose(1, 2).unsqueeze(1)
+        dx.mul_(tiles.x[:, :, :, 1:])
+        dv += dx[:, :, :, 0]
+        dk += dx[:, :, :, 1]
+        dk.addcmul_(dx[:, :, :, 0], v)
+    return Gradients(dk, dv, dweight, dolder)
 
 
-def _places(plan: Plan, distance: int, width: int) -> Tuple[slice, slice]:
-    """Queries of a tile, and the keys at this distance among the `width` of the extended tile."""
-    base = plan.exact * plan.size
-    start, stop = max(0, distance - base), min(plan.size, width - base + distance)
-    return slice(start, stop), slice(base + start - distance, base + stop - distance)
+def to_divide(k: Tensor, direction: Direction) -> Tensor:
+    """Where a row may lose its own keys to a larger one of its tile: (H, X) bool."""
+    w = direction.at(0, k.size(1))
+    least = w.amax(1, keepdim=True) - w[:, int(not direction.own) :][:, :1] - SAFE  # (H, 1)
+    largest = k.amax(1)  # (H, N, X)
+    divided = (k.amin(1) - largest < least.unsqueeze(-1)).any(1)
+    if divided.any():  # perhaps because of pads, which do not count
+        real = k.masked_fill(k <= torch.finfo(k.dtype).min, math.inf)
+        divided = (real.amin(1) - largest < least.unsqueeze(-1)).any(1)
+    return divided
 
 
-def exact(k: Tensor, v: Tensor, weight: Tensor, plan: Plan, first: int) -> Tuple[Tensor, Tensor]:
-    """The largest entry of each row (H, C, G, M, S), and the sums (H, 2, C, G, M, S) relative to it."""
-    lowest = torch.finfo(k.dtype).min
-    k, v = _extended(k, plan, first, lowest), _extended(v, plan, first, 0.0)
-    distances, width = _distances(plan), k.size(-1)
-    w = log_weights(weight, plan.causal, distances[0], len(distances))[:, None, None, None, None]
-    shape = (*k.shape[:-1], plan.size)
-    largest = torch.full(shape, lowest, dtype=k.dtype, device=k.device)
-    for i, distance in enumerate(distances):
-        rows, keys = _places(plan, distance, width)
-        largest[..., rows] = torch.maximum(largest[..., rows], (k[..., keys] + w[..., i]).detach())
-    numerator, denominator = torch.zeros_like(largest), torch.zeros_like(largest)
-    for i, distance in enumerate(distances):
-        rows, keys = _places(plan, distance, width)
-        e = torch.exp(k[..., keys] + w[..., i] - largest[..., rows])
-        numerator[..., rows] += e * v[..., keys]
-        denominator[..., rows] += e
-    return largest, torch.stack([numerator, denominator], 1)
+# ------------------------------------------------------------------------------------------- slabs of channels
 
 
-def exact_backward(
-    k: Tensor, v: Tensor, weight: Tensor, plan: Plan, first: int, g: Tensor, go: Tensor, log_denominator: Tensor
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """Gradients of k, v and w, from those of the outputs g and go = g o (H, C, G, M, S)."""
-    dweight = torch.zeros_like(weight)
-    k, v = _extended(k, plan, first, torch.finfo(k.dtype).min), _extended(v, plan, first, 0.0)
-    distances, width = _distances(plan), k.size(-1)
-    w = log_weights(weight, plan.causal, distances[0], len(distances))[:, None, None, None, None]
-    dk, dv, dw = torch.zeros_like(k), torch.zeros_like(v), []
-    for i, distance in enumerate(distances):
-        rows, keys = _places(plan, distance, width)
-        share = torch.exp(k[..., keys] + w[..., i] - log_denominator[..., rows])
-        dv[..., keys] += share * g[..., rows]
-        d = share * (g[..., rows] * v[..., keys] - go[..., rows])
-        dk[..., keys] += d
-        dw.append(d.flatten(1).sum(1))
-    _add_distances(dweight, torch.stack(dw, 1), plan, distances[0])
-    return _extended_backward(dk, plan, first), _extended_backward(dv, plan, first), dweight
+def _tile_size(tokens: int, reach: int) -> int:
+    """Places of a tile, of which few are empty. Independent of the batch, since no row's digits may depend on it."""
+    size = TILE if reach > SMALL_TILE else SMALL_TILE
+    while size > SMALL_TILE and -tokens % size > tokens // 8:
+        size //= 2
+    return min(size, 1 << (tokens - 1).bit_length())
+
+
+class _Slab(NamedTuple):
+    """Channels of whole heads, or of a part of one head."""
+
+    channels: slice
+    heads: slice
+    size: int  # places of a tile
+    tokens: int
+
+    def tiles(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """(G, n, D), the last n tokens -> (H, S, N, G C)."""
+        x, heads = x[..., self.channels].to(at_least_float32(x.dtype)), self.heads.stop - self.heads.start
+        front, back = self.tokens - x.size(1), -self.tokens % self.size
+        if front or back:
+            x = F.pad(x, (0, 0, front, back), value=fill)
+        x = x.unflatten(2, (heads, -1)).unflatten(1, (-1, self.size))  # (G, N, S, H, C)
+        return x.permute(3, 2, 1, 0, 4).flatten(3).contiguous()
+
+    def put(self, x: Tensor, into: Tensor) -> None:
+        """The inverse of `tiles`: writes x (H, S, N, G C) to these channels of (G, n, D)."""
+        x = x.unflatten(3, (into.size(0), -1)).permute(3, 2, 1, 0, 4)  # (G, N, S, H, C)
+        x = x.reshape(x.size(0), -1, x.size(3) * x.size(4))
+        into[..., self.channels] = x[:, self.tokens - into.size(1) : self.tokens]
+
+    def older(self, older: Optional[Tensor]) -> Optional[Tensor]:
+        """(3, G, D) -> (H, 3, G C)."""
+        if older is None:
+            return None
+        return (
+            older[..., self.channels]
+            .unflatten(2, (self.heads.stop - self.heads.start, -1))
+            .permute(2, 0, 1, 3)
+            .flatten(2)
+        )
+
+    def put_older(self, x: Tensor, into: Tensor) -> None:
+        into[..., self.channels] = x.unflatten(2, (into.size(1), -1)).permute(1, 2, 0, 3).flatten(2)
+
+
+def _slabs(k: Tensor, ahead: Tensor) -> Iterator[_Slab]:
+    (groups, tokens, dim), heads = k.shape, ahead.size(0)
+    most = min(dim, max(1, SLAB // (groups * tokens))) if k.device.type == "cpu" else dim
+    width, size = dim // heads, _tile_size(tokens, ahead.size(1))
+    count = most // width * width or next(n for n in range(most, 0, -1) if width % n == 0)
+    for start in range(0, dim, count):
+        stop = min(dim, start + count)
+        yield _Slab(slice(start, stop), slice(start // width, max(start // width + 1, stop // width)), size, tokens)
+
+
+def _directions(slab: _Slab, ahead: Tensor, back: Optional[Tensor]) -> List[Direction]:
+    own = [Direction(ahead[slab.heads], True)]
+    return own if back is None else [*own, Direction(back[slab.heads], False)]
+
+
+def _flip(x: Tensor, direction: Direction) -> Tensor:
+    return x if direction.own else x.flip(1, 2)
+
+
+class _Columns(NamedTuple):
+    """Sequences and channels of a slab: which are divided. None for all."""
+
+    index: Optional[Tensor]
+    divided: bool
+
+    def of(self, x: Optional[Tensor]) -> Optional[Tensor]:
+        return x if x is None or self.index is None else x.index_select(-1, self.index)
+
+
+def _columns(k: Tensor, directions: Sequence[Direction]) -> List[_Columns]:
+    """A GPU would have to wait for the keys: there, all are divided."""
+    if k.device.type != "cpu":
+        return [_Columns(None, True)]
+    divided = torch.stack([to_divide(_flip(k, each), each) for each in directions]).flatten(0, 1).any(0)  # (X,)
+    if not divided.any():
+        return [_Columns(None, False)]
+    parts = [_Columns(part.nonzero().squeeze(1), way) for part, way in ((~divided, False), (divided, True))]
+    return [part for part in parts if part.index.numel()]
+
+
+def _together(parts: List[Tensor], columns: List[_Columns]) -> Tensor:
+    """The inverse of `_Columns.of` for all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, -1).index_select(-1, torch.cat([each.index for each in columns]).argsort())
+
+
+def _joined(one: Sums, other: Sums) -> Sums:
+    scale = torch.maximum(one.scale, other.scale)
+    a, b = (torch.exp(each.scale - scale) for each in (one, other))
+    return Sums(scale, one.numerator * a + other.numerator * b, one.denominator * a + other.denominator * b)
+
+
+@torch.library.custom_op("mega_fairseq::aft", mutates_args=())
+def aft_tiles(
+    k: Tensor, v: Tensor, ahead: Tensor, back: Optional[Tensor], older: Optional[Tensor], queries: int
+) -> Tuple[Tensor, Tensor]:
+    """`aft_naive` of keys and values (G, m, D) -> o (G, n, D) and the logarithms of its denominators.
+
+    `ahead` (H, R) are the weights by distance of keys before each row, `back` of those after it. `older` (3, G, D) is
+    `Sums`.
+    """
+    out = v.new_empty(v.size(0), queries, v.size(2))
+    log_denominators = torch.empty_like(out, dtype=ahead.dtype)
+    with without_autocast(k):
+        for slab in _slabs(k, ahead):
+            keys, values, before = slab.tiles(k, torch.finfo(ahead.dtype).min), slab.tiles(v), slab.older(older)
+            directions, results = _directions(slab, ahead, back), []
+            columns = _columns(keys, directions)
+            for part in columns:
+                own, sums = [part.of(t) for t in (keys, values)], []
+                for each in directions:
+                    found = sums_before(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
+                    sums.append(Sums(*(_flip(t, each) for t in found)))
+                total = sums[0] if len(sums) == 1 else _joined(*sums)
+                results.append((total.numerator / total.denominator, total.scale + torch.log(total.denominator)))
+            for target, parts in zip((out, log_denominators), zip(*results)):
+                slab.put(_together(parts, columns), target)
+    return out, log_denominators
+
+
+@aft_tiles.register_fake
+def _(k, v, ahead, back, older, queries):
+    out = v.new_empty(v.size(0), queries, v.size(2))
+    return out, torch.empty_like(out, dtype=ahead.dtype)
+
+
+@torch.library.custom_op("mega_fairseq::aft_backward", mutates_args=())
+def aft_tiles_backward(
+    k: Tensor,
+    v: Tensor,
+    ahead: Tensor,
+    back: Optional[Tensor],
+    older: Optional[Tensor],
+    out: Tensor,
+    log_denominators: Tensor,
+    dout: Tensor,
+) -> List[Tensor]:
+    """The gradients of k, v, both tables and the older sums."""
+    grads = [torch.zeros_like(t) for t in (k, v, ahead, back, older) if t is not None]
+    lowest, highest = torch.finfo(ahead.dtype).min, torch.finfo(ahead.dtype).max
+    # A row that sees pads alone has no gradient.
+    log_denominators = log_denominators.masked_fill(log_denominators < lowest / 2, highest)
+    with without_autocast(k):
+        for slab in _slabs(k, ahead):
+            keys, values, rows = slab.tiles(k, lowest), slab.tiles(v), slab.tiles(log_denominators, highest)
+            g = slab.tiles(dout)
+            every, before = (keys, values, rows, g, g * slab.tiles(out)), slab.older(older)
+            directions, results = _directions(slab, ahead, back), []
+            columns = _columns(keys, directions)
+            for part in columns:
+                own, total = [part.of(t) for t in every], None
+                for each, dweight in zip(directions, grads[2:]):
+                    d = sums_before_backward(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
+                    dweight[slab.heads] += d.weight
+                    keys_values = [_flip(t, each) for t in d[:2]]
+                    total = keys_values if total is None else [a.add_(b) for a, b in zip(total, keys_values)]
+                results.append([*total, *([] if older is None else [d.older])])
+            found = [_together(parts, columns) for parts in zip(*results)]
+            for x, into in zip(found[:2], grads):
+                slab.put(x, into)
+            if older is not None:
+                slab.put_older(found[2], grads[-1])
+    return grads
+
+
+@aft_tiles_backward.register_fake
+def _(k, v, ahead, back, older, out, log_denominators, dout):
+    return [torch.empty_like(t) for t in (k, v, ahead, back, older) if t is not None]
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:5], *output)
+
+
+def _differentiate(ctx, dout, _):
+    grads = iter(aft_tiles_backward(*ctx.saved_tensors, dout.contiguous()))
+    return (*(None if t is None else next(grads) for t in ctx.saved_tensors[:5]), None)
+
+
+aft_tiles.register_autograd(_differentiate, setup_context=_save)
