@@ -27,7 +27,7 @@ from benchmarks.gpu_checks import Finding, layers, models, search
 from benchmarks.gpu_commands import commands
 from benchmarks.gpu_measurements import MEASURED, Measurement
 from benchmarks.measure import chosen_names, machine
-from mega_fairseq.ops.backend import kernels_run
+from mega_fairseq.ops.backend import TRITON, backend
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -132,7 +132,7 @@ def main() -> None:
     deadline, missing = time.monotonic() + 60 * args.minutes, []
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         missing.append("training on two GPUs: there are not two")
-    if not kernels_run(torch.zeros(1, device=device)):
+    if backend(device) != TRITON:
         missing.append("Triton kernels: they do not run here")
     found: Dict[str, Any] = {"device": _name(device), "machine": machine(), "checks": {}, "measured": {}}
     found["missing"] = missing

@@ -14,7 +14,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Tuple
 
 import torch
 
@@ -24,9 +24,7 @@ from benchmarks import contenders as c
 from benchmarks.measure import chosen_names, in_fresh_process, machine, peak_mib, seconds, write_json
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.ema import blocks as ema_blocks
-from mega_fairseq.ops.ema import ema, ema_coefficients, ema_fft, ema_naive, ema_scan
-from mega_fairseq.ops.ema.blocks import ema_scan_both
-from mega_fairseq.ops.ema.fft import ema_fft_both
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
 
 TOKENS = 8192  # per step, or one sequence if it is longer
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -51,7 +49,7 @@ def gate() -> None:
     parameters = [p.double() for p in ema_parameters()]
     x = torch.randn(2, 300, c.DIM, dtype=torch.float64)
     ours, _ = ema(x, ema_coefficients(*parameters[:4]), skip=parameters[4])
-    torch.testing.assert_close(ours, c.textbook_ema(x, *parameters), rtol=0, atol=1e-8)
+    torch.testing.assert_close(ours, textbook(x, parameters), rtol=0, atol=1e-8)
     naive, _ = ema_naive(x, ema_coefficients(*parameters[:4]))
     torch.testing.assert_close(ours, naive + parameters[4] * x, rtol=0, atol=1e-10)
     print("correct: chunked = token by token, EMA = textbook = naive")
@@ -59,7 +57,7 @@ def gate() -> None:
 
 def ema_parameters() -> List[torch.Tensor]:
     module = DampedEMA(c.DIM, c.NDIM)
-    return [p.detach()[0] for p in (module.alpha, module.delta, module.beta, module.eta)] + [module.omega.detach()]
+    return [p.detach() for p in (module.alpha, module.delta, module.beta, module.eta)] + [module.omega.detach()]
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -124,6 +122,10 @@ def memory_table(lengths: List[int], tokens: int) -> List[Dict]:
     return rows
 
 
+def textbook(x: torch.Tensor, parameters: List[torch.Tensor]) -> torch.Tensor:
+    return c.textbook_ema(x, *(p[0] for p in parameters[:4]), parameters[4])
+
+
 def ema_steps(length: int, tokens: int) -> Dict[str, Callable[[], None]]:
     parameters = [p.requires_grad_() for p in ema_parameters()]
 
@@ -133,7 +135,7 @@ def ema_steps(length: int, tokens: int) -> Dict[str, Callable[[], None]]:
     batch = max(1, tokens // length)
     return {
         "ours": c.training_step(ours, batch, length),
-        "textbook": c.training_step(lambda x: c.textbook_ema(x, *parameters), batch, length),
+        "textbook": c.training_step(lambda x: textbook(x, parameters), batch, length),
     }
 
 
@@ -172,19 +174,13 @@ def forms_table(lengths: List[int], tokens: int, repeats: int) -> List[Dict]:
 
 def ema_forms(direction: str) -> Iterator[Tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
     *parameters, skip = (p.requires_grad_() for p in ema_parameters())
-    scan, fft = (
-        (ema_scan, ema_fft) if direction == "causal" else (ema_scan_both, partial(ema_fft_both, truncation=None))
-    )
+    directions = 1 if direction == "causal" else 2
 
-    def run(form: Callable, x: torch.Tensor, block: Optional[int] = None) -> torch.Tensor:
+    def run(x: torch.Tensor, block: int) -> torch.Tensor:
         ema_blocks.BLOCK = block
-        coefficients = ema_coefficients(*parameters)
-        if direction == "causal":
-            return form(x, coefficients, skip=skip)[0]
-        return form(x, coefficients, coefficients, skip)
+        return ema(x, ema_coefficients(*(p.expand(directions, -1, -1) for p in parameters)), skip=skip)[0]
 
-    yield from ((f"scan_{block}", partial(run, scan, block=block)) for block in (16, 32, 64, 128))
-    yield "fft", partial(run, fft)
+    yield from ((f"blocks_{block}", partial(run, block=block)) for block in (16, 32, 64, 128))
 
 
 def token_table(truncation: int, repeats: int) -> Dict:

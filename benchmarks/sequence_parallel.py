@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks.measure import chosen_names, machine, peak_mib, write_json
 from benchmarks.models import preset, task
 from mega_fairseq.models.mega_lm import MegaLanguageModel
-from mega_fairseq.ops.ema.blocks import BLOCK_GPU
+from mega_fairseq.ops.ema.blocks import BLOCK
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 TYPES = 256
@@ -110,7 +110,7 @@ def paper(quick: bool) -> Dict[str, Any]:
     # Multiplications and additions for a token: of all weights, then of what is between tokens. Backward has twice as
     # many. Causal attention computes half of the scores.
     in_chunk = c.decoder_chunk_size * (c.decoder_z_dim + c.decoder_hidden_dim)
-    in_ema = 2 * dim * (BLOCK_GPU + 2 * c.decoder_n_dim)
+    in_ema = 2 * dim * (BLOCK + 2 * c.decoder_n_dim)
     mega = 3 * (2 * parameters + layers * (in_chunk + in_ema))
     full = 3 * (2 * parameters + layers * TOKENS * 2 * dim)
     rows: List[Dict[str, Any]] = []

@@ -71,7 +71,7 @@ class SequenceParallelEMA(DampedEMA):
     def forward(self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None):
         if self.exchange.slices is None:
             return super().forward(x, state, padding_mask)
-        state, after = entering_ema(x, *self.coefficients(), self.exchange.slices, state, self.truncation)
+        state, after = entering_ema(x, self.coefficients(), self.exchange.slices, state, self.truncation)
         return super().forward(x, state)[0], after
 
 

@@ -1,39 +1,47 @@
-"""Whether Triton's kernels run for a tensor, and how they are launched."""
+"""Chooses the form in which operators run: their definition, plain torch, or Triton kernels."""
 
-import warnings
+import logging
+import os
 from functools import lru_cache
 from typing import Any, Optional, Tuple
 
 import torch
-from torch import Tensor
 
-from mega_fairseq.ops.precision import is_compiling
+logger = logging.getLogger(__name__)
 
+NAIVE, CPU, TRITON = BACKENDS = ("naive", "cpu", "triton")
 TESTED = (3, 6)  # of Triton, which came with torch 2.11
 CAPABILITY = (8, 0)  # the first GPUs that compute in bfloat16
 
 
-def kernels_run(x: Tensor) -> bool:
-    """On NVIDIA GPUs where Triton works, and not while torch.compile traces: it fuses the plain forms itself."""
-    return x.is_cuda and not is_compiling() and _work(x.device)
+@torch.compiler.assume_constant_result
+def backend(device: torch.device) -> str:
+    """Returns the form for tensors on this device: "triton" on NVIDIA GPUs where it works, otherwise "cpu".
 
-
-def launch(kernel: Any, grid: Tuple[int, int], *given: Any, **options: Any) -> None:
-    """Launches a kernel on the device of its first argument, a tensor. A product and a sum are one operation there."""
-    with torch.cuda.device_of(given[0]):
-        kernel[grid](*given, **options, enable_fp_fusion=True)
+    The environment variable MEGA_BACKEND overrides the choice, for debugging.
+    """
+    return _choose(device)
 
 
 @lru_cache(maxsize=None)
-def _work(device: torch.device) -> bool:
-    reason = why_no_kernels(device)
-    if reason is not None:
-        warnings.warn(f"Mega's layers are slower, since Triton's kernels do not run here: {reason}", stacklevel=2)
-    return reason is None
+def _choose(device: torch.device) -> str:
+    chosen = os.environ.get("MEGA_BACKEND")
+    if chosen:
+        if chosen not in BACKENDS:
+            raise ValueError(f"MEGA_BACKEND is {chosen!r}; use one of {', '.join(BACKENDS)}, or unset it")
+    elif device.type != "cuda":
+        chosen = CPU
+    else:
+        reason = why_no_kernels(device)
+        chosen = CPU if reason else TRITON
+        if reason:
+            logger.warning("Mega's layers are slower, since Triton's kernels do not run here: %s", reason)
+    logger.info("operators on %s run in the form %r", device, chosen)
+    return chosen
 
 
 def why_no_kernels(device: torch.device) -> Optional[str]:
-    """The reason why Triton's kernels do not run on this device, or None if they do, which is tried."""
+    """Returns why Triton cannot run on this device, or None; runs a kernel to find out."""
     if torch.version.hip is not None:
         return "they were not tested on AMD GPUs"
     try:
@@ -43,11 +51,20 @@ def why_no_kernels(device: torch.device) -> Optional[str]:
             return f"Triton {triton.__version__} is older than {'.'.join(map(str, TESTED))}"
         if torch.cuda.get_device_capability(device) < CAPABILITY:
             return f"the GPU is older than compute capability {'.'.join(map(str, CAPABILITY))}"
-        from mega_fairseq.ops.ema.triton import triton_ema
-
-        triton_ema(torch.zeros(1, 1, 1, device=device), torch.zeros(4, 1, 1, 1, device=device))
+        with torch.cuda.device(device):
+            triton.jit(_nothing)[(1,)]()
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # no Triton, no C compiler, or a GPU that it does not know
         return "{}: {}".format(type(error).__name__, str(error).strip().partition("\n")[0])
     return None
+
+
+def _nothing():
+    """A kernel without arguments, so that it also runs while torch.export replaces all tensors by fake ones."""
+
+
+def launch(kernel: Any, grid: Tuple[int, int], *args: Any, **options: Any) -> None:
+    """Launches a kernel on the device of its first argument, a tensor. A product and a sum are one operation there."""
+    with torch.cuda.device_of(args[0]):
+        kernel[grid](*args, **options, enable_fp_fusion=True)

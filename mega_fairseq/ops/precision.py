@@ -32,8 +32,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """float32, or a wider or complex dtype as it is."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def sums_in_half(x: Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.ops.aft import Sums, as_token
 from mega_fairseq.ops.derivatives import once_differentiable
@@ -177,11 +178,12 @@ def entering_ema(
     The state that a slice leaves is computed without its outputs, with N products for each input.
     """
     with without_autocast(x):
-        x = x.to(c.log_decay.dtype)
         if not truncation:
-            return entering_sums(final_state(x, c, again=True), slices, before, c.log_decay)
+            # Keeps no copy of x for backward.
+            state = checkpoint(final_state, x, c, use_reentrant=False, preserve_rng_state=False)
+            return entering_sums(state, slices, before, c.log_decay[0])
         reach = truncation - 1
-        window = F.pad(x, (0, 0, max(0, reach - x.size(1)), 0))
+        window = F.pad(x.to(c.log_decay.dtype), (0, 0, max(0, reach - x.size(1)), 0))
         return entering_window(window[:, window.size(1) - reach :].transpose(1, 2), slices, before)
 
 

@@ -103,7 +103,7 @@ def test_a_state_decays_to_half_after_its_half_life():
         ema.alpha.mul_(10)
         _, first = ema(torch.ones(1, 1, 3))
         _, later = ema(torch.zeros(1, steps, 3), first)
-        expected = 0.5 ** (steps / half_lives(ema.coefficients()[0].log_decay))
+        expected = 0.5 ** (steps / half_lives(ema.coefficients().log_decay[0]))
     np.testing.assert_allclose((later / first).flatten(), expected, rtol=1e-4)
 
 

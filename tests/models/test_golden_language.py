@@ -115,7 +115,7 @@ def test_final_states_equal_the_released_ones_except_for_decay_at_pads(case, chu
     pads = -last % chunk if last > chunk else 0
     name = f"seq_chunk{chunk}_nums{chunks}_row0_alone_final"
     for number, (layer, block) in enumerate(zip(model.decoder.layers, carried(model, tokens, size).blocks)):
-        decay = layer.mixer.ema.coefficients()[0].log_decay.exp()
+        decay = layer.mixer.ema.coefficients().log_decay[0].exp()
         released = {what: case.outputs.get(f"{name}.layer{number}.{what}") for what in ("prev_key", "prev_value")}
         assert_outputs(block.mixer.ema * decay**pads, case.outputs[f"{name}.layer{number}.ema_state"], "ema_state")
         if pads == 0:

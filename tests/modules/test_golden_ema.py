@@ -7,7 +7,7 @@ so that complete gradients can be compared. Our sub-layer has zeros at pads and 
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.ops.ema import bidirectional_ema, ema, ema_kernel
+from mega_fairseq.ops.ema import ema, ema_kernel
 from tests.helpers import golden_cases as golden
 from tests.helpers import golden_checks as checks
 from tests.helpers.golden_checks import assert_outputs, assert_released_gradients, each
@@ -21,11 +21,7 @@ def is_extreme(case):
 def released_ema(case, module, x):
     """silu(EMA(x without its pads) + omega x), also at pads."""
     entering = x.masked_fill(~case.real.unsqueeze(-1), 0.0)
-    if module.bidirectional:
-        both = module.coefficients()
-        y = bidirectional_ema(entering, *both, truncation=module.truncation)
-    else:
-        y, _ = ema(entering, *module.coefficients(), truncation=module.truncation)
+    y, _ = ema(entering, module.coefficients(), truncation=module.truncation)
     return F.silu(y + module.omega * x)
 
 
@@ -53,7 +49,7 @@ def test_gradients_of_the_sub_layer_equal_the_released_ones_at_real_tokens(case)
 @each("ema", where=lambda case: "kernel" in case.outputs)
 def test_kernels_of_both_directions_equal_the_released_taps(case):
     module, released = golden.build(case), case.outputs["kernel"]
-    ours = torch.cat([ema_kernel(c, released.size(1)) for c in module.coefficients()])
+    ours = ema_kernel(module.coefficients(), released.size(1)).flatten(0, 1)
     known = released.isfinite()
     assert_outputs(ours[known], released[known], "kernel")
     assert ours.isfinite().all()
@@ -62,11 +58,9 @@ def test_kernels_of_both_directions_equal_the_released_taps(case):
 @each("ema", where=lambda case: {"p", "q"} <= set(case.outputs))
 def test_coefficients_equal_the_released_input_weights_and_decays(case):
     module = golden.build(case)
-    directions = module.coefficients()
-    decay = torch.cat([c.log_decay for c in directions]).exp()
-    expand = torch.cat([c.expand for c in directions])
-    assert_outputs(decay, case.outputs["q"].squeeze(-1), "q")
-    assert_outputs(expand, (case.outputs["p"] * case.parameters["beta"]).squeeze(-1), "p beta")
+    c = module.coefficients()
+    assert_outputs(c.log_decay.exp().flatten(0, 1), case.outputs["q"].squeeze(-1), "q")
+    assert_outputs(c.expand.flatten(0, 1), (case.outputs["p"] * case.parameters["beta"]).squeeze(-1), "p beta")
 
 
 @each("ema", where=lambda case: "step_raw" in case.outputs)
@@ -75,7 +69,7 @@ def test_the_ema_before_skip_and_activation_equals_the_released_one_with_its_fin
         golden.build(case, truncation=None),
         case.inputs["x"].masked_fill(~case.real.unsqueeze(-1), 0.0),
     )
-    y, state = ema(x, *module.coefficients())
+    y, state = ema(x, module.coefficients())
     assert_outputs(y, case.outputs["step_raw"], "step_raw")
     assert_outputs(state, case.outputs["step_raw_final_state"], "step_raw_final_state")
 
@@ -84,7 +78,7 @@ def test_the_ema_before_skip_and_activation_equals_the_released_one_with_its_fin
 def test_extreme_coefficients_give_the_released_recurrence_where_the_released_kernel_is_nan(case):
     """Deviation: from alpha = delta = 17 on the released kernel is NaN; its one-step form is finite."""
     module, x = golden.build(case, truncation=None), case.inputs["x"]
-    y, state = ema(x, *module.coefficients())
+    y, state = ema(x, module.coefficients())
     for name, ours in {"onestep_ema": y, "step_ema": y, "onestep_h": state, "step_h": state}.items():
         if name in case.outputs:
             known = case.outputs[name].isfinite()

@@ -6,13 +6,12 @@ On a GPU, `make gpu` compares all layers and models with the CPU.
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from mega_fairseq.ops import backend as kernels
+from mega_fairseq.ops import backend
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
 tl = pytest.importorskip("triton.language")
@@ -71,12 +70,12 @@ def compiled(kernel, constants, absent=(), capability=80):
 
 def of_the_ema():
     for gradient in (False, True):
-        yield ema_kernels.sums, {**ONE_WAY, "GRADIENT": gradient}, ()
+        yield ema_kernels.segment_sums, {**ONE_WAY, "GRADIENT": gradient}, ()
         yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("add", "end")
         yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("lengths", "skip", "before")
-    yield ema_kernels.scan, ONE_WAY, ("start",)
-    yield ema_kernels.gradients, ONE_WAY, ()
-    yield ema_kernels.gradients, ONE_WAY, ("lengths", "before", "after")
+    yield ema_kernels.scan_segments, ONE_WAY, ("start",)
+    yield ema_kernels.coefficient_gradients, ONE_WAY, ()
+    yield ema_kernels.coefficient_gradients, ONE_WAY, ("lengths", "before", "after")
 
 
 def of_tables_and_gates():
@@ -123,35 +122,41 @@ def test_the_other_kernels_compile():
 # ------------------------------------------------------------------------------------------- where they run
 
 
-def test_where_triton_does_not_work_one_warning_says_so_and_another_form_runs():
-    kernels._work.cache_clear()
-    with pytest.warns(UserWarning, match="Mega's layers are slower, since Triton's kernels do not run here: "):
-        assert not kernels._work(torch.device("cpu"))  # as on a GPU without a compiler
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not kernels._work(torch.device("cpu"))
-    kernels._work.cache_clear()
+@pytest.fixture
+def cuda(monkeypatch):
+    """A device that would be a GPU."""
+    backend._choose.cache_clear()
+    monkeypatch.delenv("MEGA_BACKEND", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    yield torch.device("cuda:0")
+    backend._choose.cache_clear()
 
 
-def test_an_older_triton_is_not_used(monkeypatch):
-    monkeypatch.setattr(triton, "__version__", "3.5.1")
-    assert kernels.why_no_kernels(torch.device("cpu")) == "Triton 3.5.1 is older than 3.6"
+def test_where_triton_does_not_work_one_warning_says_so(cuda, caplog):
+    for _ in range(2):
+        assert backend.backend(cuda) == "cpu"
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "Mega's layers are slower" in warnings[0].getMessage()
 
 
-def test_an_older_gpu_is_not_used(monkeypatch):
+def test_triton_is_chosen_where_its_kernels_run(cuda, monkeypatch):
+    monkeypatch.setattr(backend, "why_no_kernels", lambda device: None)
+    assert backend.backend(cuda) == "triton"
+    assert backend.backend(torch.device("cpu")) == "cpu"
+
+
+def test_older_versions_of_triton_and_gpus_are_not_used(cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert kernels.why_no_kernels(torch.device("cpu")) == "the GPU is older than compute capability 8.0"
+    assert backend.why_no_kernels(cuda) == "the GPU is older than compute capability 8.0"
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert backend.why_no_kernels(cuda) == "Triton 3.5.1 is older than 3.6"
 
 
-def test_a_lack_of_memory_is_no_reason_to_do_without_kernels_later(monkeypatch):
+def test_a_lack_of_memory_is_no_reason_to_do_without_kernels_later(cuda, monkeypatch):
     def fail(device):
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        kernels.why_no_kernels(torch.device("cpu"))
-
-
-def test_they_do_not_run_on_a_cpu_which_is_never_tried(monkeypatch):
-    monkeypatch.setattr(kernels, "_work", None)
-    assert not kernels.kernels_run(torch.zeros(1))
+        backend.backend(cuda)

@@ -1,7 +1,7 @@
 """Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15), and its damped EMA."""
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,10 @@ from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.backend import kernels_run
-from mega_fairseq.ops.ema import EMACoefficients, bidirectional_ema, ema, ema_coefficients, ema_window_step, window_taps
+from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
 from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
-
-STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
 
 
 class DampedEMA(nn.Module):
@@ -58,10 +55,8 @@ class DampedEMA(nn.Module):
         nn.init.normal_(self.eta)
         nn.init.normal_(self.omega)
 
-    def coefficients(self) -> List[EMACoefficients]:
-        """Those of the forward direction and, if bidirectional, of the backward one."""
-        both = ema_coefficients(self.alpha, self.delta, self.beta, self.eta)
-        return [EMACoefficients(*direction) for direction in zip(*(t.unbind() for t in both))]
+    def coefficients(self) -> EMACoefficients:
+        return ema_coefficients(self.alpha, self.delta, self.beta, self.eta)
 
     def forward(
         self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None
@@ -72,14 +67,7 @@ class DampedEMA(nn.Module):
         x, align, _ = to_front(x, padding_mask)
         lengths = None if align is None else align.lengths
         omega = self.omega.to(at_least_float32(self.omega.dtype))
-        if self.truncation is None and self.ndim <= STATES_IN_REGISTERS and kernels_run(x):
-            from mega_fairseq.ops.ema.triton import triton_ema  # here, since Triton may be missing
-
-            y, state = triton_ema(x, (self.alpha, self.delta, self.beta, self.eta), state, omega, lengths)
-        elif self.bidirectional:
-            y = bidirectional_ema(x, *self.coefficients(), omega, self.truncation, lengths)
-        else:
-            y, state = ema(x, *self.coefficients(), state, omega, self.truncation, lengths)
+        y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
         y = F.silu(y)
         y = y if align is None else align.back(y)
         return y if self.bidirectional else (y, state)
@@ -98,16 +86,12 @@ class DampedEMA(nn.Module):
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
         """The causal EMA for one token x (R, D) after a state, with the coefficients of now."""
-        (coefficients,) = self.coefficients()
-        omega = self.omega.to(at_least_float32(self.omega.dtype))
+        coefficients, omega = self.coefficients(), self.omega.to(at_least_float32(self.omega.dtype))
         taps = window_taps(coefficients, self.truncation) if self.truncation else None
 
         def step(x: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
-            if taps is not None:
-                y, state = ema_window_step(x, taps, state, omega)
-                return F.silu(y), state
-            y, state = ema(x.unsqueeze(1), coefficients, state, omega)
-            return F.silu(y.squeeze(1)), state
+            y, state = ema_token(x, coefficients, state, omega, taps)
+            return F.silu(y), state
 
         return step
 

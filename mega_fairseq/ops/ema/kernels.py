@@ -8,11 +8,11 @@ length are neither read nor computed. Arguments that all kernels share:
     T, K       steps of a segment, number of segments of a row
     N, PADDED  states of a channel, and the next power of two
     BACK       steps go from the last position to the first
-    GRADIENT   x are gradients of outputs: `expand` and `project` are exchanged, and what is carried from step to step
-               has its decay already, as the gradient of the state before has
-    tables     (3, N, D): log_decay, expand and project
+    GRADIENT   x are gradients of outputs, `expand` and `project` are exchanged by the caller, and what is carried from
+               step to step has its decay already, as the gradient of the state before has
+    log_decay, expand, project   (N, D)
 
-h = phi h + x is computed as h + less h + x with less = phi - 1, which keeps its precision for slow decays.
+h = phi h + x is computed as h + (phi - 1) h + x, which keeps its precision for slow decays.
 """
 
 import triton
@@ -88,44 +88,43 @@ def fetched(x, start, i, steps, stride, channel, D):
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def sums(
-    x, lengths, tables, found, L, T, D, K,
+def segment_sums(
+    x, lengths, log_decay, expand, sums, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """found (B, K, N, D): what the steps of each segment add to the state after it."""
+    """sums (B, K, N, D): what the steps of each segment add to the state after it."""
     row, segment = tl.program_id(0) // K, tl.program_id(0) % K
     channel = channels(C)
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    less = _expm1(load(tables, channel, D, N, PADDED))
-    h = tl.zeros_like(less)
+    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
+    h = tl.zeros_like(phi_minus_1)
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h += less * h + even.to(less.dtype)[None, :]
-        h += less * h + odd.to(less.dtype)[None, :]
+        h += phi_minus_1 * h + even.to(phi_minus_1.dtype)[None, :]
+        h += phi_minus_1 * h + odd.to(phi_minus_1.dtype)[None, :]
         even, odd = later_even, later_odd
     if steps % 2 == 1:
-        h += less * h + even.to(less.dtype)[None, :]
-    h *= load(tables + (2 if GRADIENT else 1) * N * D, channel, D, N, PADDED)
+        h += phi_minus_1 * h + even.to(phi_minus_1.dtype)[None, :]
+    h *= load(expand, channel, D, N, PADDED)
     if GRADIENT:
-        h += less * h
-    store(found + tl.program_id(0).to(tl.int64) * N * D, h, channel, D, N, PADDED)
+        h += phi_minus_1 * h
+    store(sums + tl.program_id(0).to(tl.int64) * N * D, h, channel, D, N, PADDED)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def scan(
-    sums, lengths, tables, start, before, end, L, T, D, K,
+def scan_segments(
+    sums, lengths, log_decay, start, before, end, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """before (B, K, N, D): what enters each segment, from `start` (B, N, D) on; end (B, N, D): what leaves the last."""
     row = tl.program_id(0)
     channel = channels(C)
-    log_decay = load(tables, channel, D, N, PADDED)
-    less_of_segment, rest_of_segment = _expm1(log_decay * T), tl.exp(log_decay * T)
-    h = tl.zeros_like(log_decay)
+    log_phi = load(log_decay, channel, D, N, PADDED)
+    h = tl.zeros_like(log_phi)
     if start is not None:
         h = load(start + row.to(tl.int64) * N * D, channel, D, N, PADDED)
     for k in range(K):
@@ -133,30 +132,28 @@ def scan(
         at = (row.to(tl.int64) * K + segment) * N * D
         store(before + at, h, channel, D, N, PADDED)
         steps = steps_of(lengths, row, segment, L, T)
-        less, rest = less_of_segment, rest_of_segment
-        if steps < T:
-            less, rest = _expm1(log_decay * steps), tl.exp(log_decay * steps)
+        decay, decay_minus_1 = tl.exp(log_phi * steps), _expm1(log_phi * steps)
         # What is left of a large state is small, and must not have the rounding errors of the large one.
-        h = tl.where(less > -0.5, h + less * h, rest * h)
+        h = tl.where(decay > 0.5, h + decay_minus_1 * h, decay * h)
         h += load(sums + at, channel, D, N, PADDED)
     store(end + row.to(tl.int64) * N * D, h, channel, D, N, PADDED)
 
 
 @triton.jit
-def output(x, decayed, less, expand, project, skip, add, y, at, inside):
+def output(x, decayed, phi_minus_1, expand, project, skip, add, y, at, inside):
     """Stores the output of a step; returns the state after it, as it is and decayed."""
-    new = x.to(less.dtype)
+    new = x.to(phi_minus_1.dtype)
     h = decayed + expand * new[None, :]
     out = tl.sum(project * h, 0) + skip * new
     if add is not None:
         out += tl.load(add + at, mask=inside, other=0.0)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-    return h, h + less * h
+    return h, h + phi_minus_1 * h
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def outputs(
-    x, lengths, tables, skip, before, add, y, end, L, T, D, K,
+    x, lengths, log_decay, expand, project, skip, before, add, y, end, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """y (B, L, D), with `add` added, zero after a row's length; end (B, N, D) for rows of a single segment."""
@@ -165,29 +162,29 @@ def outputs(
     inside = channel < D
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    less = _expm1(load(tables, channel, D, N, PADDED))
-    expand = load(tables + (2 if GRADIENT else 1) * N * D, channel, D, N, PADDED)
-    project = load(tables + (1 if GRADIENT else 2) * N * D, channel, D, N, PADDED)
-    direct = tl.zeros_like(tl.sum(less, 0))
+    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
+    weight_in, weight_out = load(expand, channel, D, N, PADDED), load(project, channel, D, N, PADDED)
+    omega = tl.zeros_like(tl.sum(phi_minus_1, 0))
     if skip is not None:
-        direct = tl.load(skip + channel, mask=inside, other=0.0)
-    h = tl.zeros_like(less)
+        omega = tl.load(skip + channel, mask=inside, other=0.0)
+    h = tl.zeros_like(phi_minus_1)
     if before is not None:
         h = load(before + tl.program_id(0).to(tl.int64) * N * D, channel, D, N, PADDED)
     decayed = h  # a gradient that enters has its decay already
     if not GRADIENT:
-        decayed += less * h
+        decayed += phi_minus_1 * h
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h, decayed = output(even, decayed, less, expand, project, direct, add, y, at + i * stride, inside)
-        h, decayed = output(odd, decayed, less, expand, project, direct, add, y, at + (i + 1) * stride, inside)
+        h, decayed = output(even, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, at + i * stride, inside)
+        next_at = at + (i + 1) * stride
+        h, decayed = output(odd, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, next_at, inside)
         even, odd = later_even, later_odd
     if steps % 2 == 1:
         last = at + (steps - 1) * stride
-        h, decayed = output(even, decayed, less, expand, project, direct, add, y, last, inside)
+        h, decayed = output(even, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, last, inside)
     if end is not None:
         store(end + row.to(tl.int64) * N * D, decayed if GRADIENT else h, channel, D, N, PADDED)
     past = first(row, segment, 0, channel, L, T, D, False)
@@ -196,45 +193,46 @@ def outputs(
 
 
 @triton.jit
-def gradient(x, dy, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand):
-    """One step of `gradients`."""
-    new, given = x.to(less.dtype), dy.to(less.dtype)
-    by_decay += h
-    by_decay += less * by_decay
-    h += less * h + expand * new[None, :]
-    by_expand += less * by_expand + new[None, :]
-    of_project += given[None, :] * h
-    sum_decay += given[None, :] * by_decay
-    sum_expand += given[None, :] * by_expand
-    return h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct + given * new
+def gradient(x, dy, h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega, phi_minus_1, expand):
+    """One step of `coefficient_gradients`."""
+    new, grad = x.to(phi_minus_1.dtype), dy.to(phi_minus_1.dtype)
+    dh_dlog_phi += h
+    dh_dlog_phi += phi_minus_1 * dh_dlog_phi
+    h += phi_minus_1 * h + expand * new[None, :]
+    dh_dexpand += phi_minus_1 * dh_dexpand + new[None, :]
+    d_eta += grad[None, :] * h
+    dy_dlog_phi += grad[None, :] * dh_dlog_phi
+    dy_dexpand += grad[None, :] * dh_dexpand
+    return h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega + grad * new
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "SEGMENTS"])
-def gradients(
-    x, dy, lengths, tables, before, after, found, of_skip, SEGMENTS, L, T, D, K,
+def coefficient_gradients(
+    x, dy, lengths, log_decay, expand, project, before, after, dtables, dskip, SEGMENTS, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """found (parts, 3, N, D): the gradients of tables, each part of every so many segments; of_skip (parts, D).
+    """dtables (parts, 3, N, D): gradients of log_decay, expand and project, a part for every so many segments;
+    dskip (parts, D).
 
     Within a segment, h is followed together with its derivatives by log phi and by `expand`. What they change later is
     known from `after` (B, K, N, D), the gradient of the state after each segment.
     """
     channel = channels(C)
     inside = channel < D
-    less = _expm1(load(tables, channel, D, N, PADDED))
-    expand, project = load(tables + N * D, channel, D, N, PADDED), load(tables + 2 * N * D, channel, D, N, PADDED)
-    of_decay, of_expand, of_project = tl.zeros_like(less), tl.zeros_like(less), tl.zeros_like(less)
-    direct = tl.sum(of_decay, 0)
+    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
+    weight_in, weight_out = load(expand, channel, D, N, PADDED), load(project, channel, D, N, PADDED)
+    d_log_phi, d_expand, d_eta = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
+    d_omega = tl.sum(d_log_phi, 0)
     stride = -D if BACK else D
     for turn in range(tl.cdiv(SEGMENTS - tl.program_id(0), tl.num_programs(0))):
         part = tl.program_id(0) + turn * tl.num_programs(0)
         row, segment = part // K, part % K
         steps = steps_of(lengths, row, segment, L, T)
         at = first(row, segment, steps, channel, L, T, D, BACK)
-        h, by_decay, by_expand = tl.zeros_like(less), tl.zeros_like(less), tl.zeros_like(less)
+        h, dh_dlog_phi, dh_dexpand = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
         if before is not None:
             h = load(before + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-        sum_decay, sum_expand = tl.zeros_like(less), tl.zeros_like(less)
+        dy_dlog_phi, dy_dexpand = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
         even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
         dy_even, dy_odd = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
         for i in range(0, steps - 1, 2):
@@ -242,28 +240,58 @@ def gradients(
             later_dy_even = fetched(dy, at, i + 2, steps, stride, channel, D)
             later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
             later_dy_odd = fetched(dy, at, i + 3, steps, stride, channel, D)
-            h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
+            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
+                even,
+                dy_even,
+                h,
+                dh_dlog_phi,
+                dh_dexpand,
+                d_eta,
+                dy_dlog_phi,
+                dy_dexpand,
+                d_omega,
+                phi_minus_1,
+                weight_in,
             )
-            h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                odd, dy_odd, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
+            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
+                odd,
+                dy_odd,
+                h,
+                dh_dlog_phi,
+                dh_dexpand,
+                d_eta,
+                dy_dlog_phi,
+                dy_dexpand,
+                d_omega,
+                phi_minus_1,
+                weight_in,
             )
             even, odd, dy_even, dy_odd = later_even, later_odd, later_dy_even, later_dy_odd
         if steps % 2 == 1:
-            h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct = gradient(
-                even, dy_even, h, by_decay, by_expand, of_project, sum_decay, sum_expand, direct, less, expand
+            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
+                even,
+                dy_even,
+                h,
+                dh_dlog_phi,
+                dh_dexpand,
+                d_eta,
+                dy_dlog_phi,
+                dy_dexpand,
+                d_omega,
+                phi_minus_1,
+                weight_in,
             )
-        of_decay += project * sum_decay
-        of_expand += project * sum_expand
+        d_log_phi += weight_out * dy_dlog_phi
+        d_expand += weight_out * dy_dexpand
         if after is not None:
             later = load(after + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-            of_decay += later * by_decay
-            of_expand += later * by_expand
-    out = found + tl.program_id(0).to(tl.int64) * 3 * N * D
-    store(out, of_decay, channel, D, N, PADDED)
-    store(out + N * D, of_expand, channel, D, N, PADDED)
-    store(out + 2 * N * D, of_project, channel, D, N, PADDED)
-    tl.store(of_skip + tl.program_id(0) * D + channel, direct, mask=inside)
+            d_log_phi += later * dh_dlog_phi
+            d_expand += later * dh_dexpand
+    out = dtables + tl.program_id(0).to(tl.int64) * 3 * N * D
+    store(out, d_log_phi, channel, D, N, PADDED)
+    store(out + N * D, d_expand, channel, D, N, PADDED)
+    store(out + 2 * N * D, d_eta, channel, D, N, PADDED)
+    tl.store(dskip + tl.program_id(0) * D + channel, d_omega, mask=inside)
 
 
 # ---------------------------------------------------------------------------------------------- coefficients
@@ -295,36 +323,36 @@ def coefficients(
     alpha, delta, beta, eta, tables, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """tables (directions, 3, N, D) of `ema_coefficients`."""
+    """tables (3, directions, N, D): log_decay, expand and project, as in `ema_coefficients_naive`."""
     channel = channels(C)
     wide: tl.constexpr = tables.dtype.element_ty
-    of_alpha, of_delta = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
-    a, b, s = odds(of_alpha, of_delta, LARGEST)
-    out = tables + tl.program_id(0) * 3 * N * D
+    a_logit, d_logit = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
+    a, b, s = odds(a_logit, d_logit, LARGEST)
+    out, table = tables + tl.program_id(0) * N * D, tl.num_programs(0) * N * D
     store(out, -_log1p(1.0 / s), channel, D, N, PADDED)
-    store(out + N * D, logit(beta, channel, D, N, PADDED, wide) / (1.0 + tl.exp(-of_alpha)), channel, D, N, PADDED)
-    store(out + 2 * N * D, logit(eta, channel, D, N, PADDED, wide) * SCALE, channel, D, N, PADDED)
+    store(out + table, logit(beta, channel, D, N, PADDED, wide) / (1.0 + tl.exp(-a_logit)), channel, D, N, PADDED)
+    store(out + 2 * table, logit(eta, channel, D, N, PADDED, wide) * SCALE, channel, D, N, PADDED)
 
 
 @triton.jit
 def coefficients_backward(
-    alpha, delta, beta, given, found, D,
+    alpha, delta, beta, dtables, dlogits, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """From the gradients `given` (directions, 3, N, D) of tables: found (directions, 4, N, D), those of the logits."""
+    """dlogits (4, directions, N, D): gradients of alpha, delta, beta and eta, from dtables (3, directions, N, D)."""
     channel = channels(C)
-    wide: tl.constexpr = given.dtype.element_ty
-    of_alpha, of_delta = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
-    a, b, s = odds(of_alpha, of_delta, LARGEST)
-    at = given + tl.program_id(0) * 3 * N * D
-    by_s = load(at, channel, D, N, PADDED) / (s * (1.0 + s))  # d log phi / d S
-    by_expand = load(at + N * D, channel, D, N, PADDED)
-    weight = 1.0 / (1.0 + tl.exp(-of_alpha))
-    by_alpha = tl.where(tl.abs(of_alpha) <= LARGEST, -by_s * a * (1.0 + b), 0.0)
-    by_alpha += by_expand * logit(beta, channel, D, N, PADDED, wide) * weight * (1.0 - weight)
-    out = found + tl.program_id(0) * 4 * N * D
-    store(out, by_alpha, channel, D, N, PADDED)
-    by_delta = tl.where(tl.abs(of_delta) <= LARGEST, -by_s * b * (1.0 + a), 0.0)
-    store(out + N * D, by_delta, channel, D, N, PADDED)
-    store(out + 2 * N * D, by_expand * weight, channel, D, N, PADDED)
-    store(out + 3 * N * D, load(at + 2 * N * D, channel, D, N, PADDED) * SCALE, channel, D, N, PADDED)
+    wide: tl.constexpr = dtables.dtype.element_ty
+    a_logit, d_logit = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
+    a, b, s = odds(a_logit, d_logit, LARGEST)
+    at, table = dtables + tl.program_id(0) * N * D, tl.num_programs(0) * N * D
+    d_s = load(at, channel, D, N, PADDED) / (s * (1.0 + s))  # d log phi / d S
+    d_expand = load(at + table, channel, D, N, PADDED)
+    weight = 1.0 / (1.0 + tl.exp(-a_logit))
+    d_alpha = tl.where(tl.abs(a_logit) <= LARGEST, -d_s * a * (1.0 + b), 0.0)
+    d_alpha += d_expand * logit(beta, channel, D, N, PADDED, wide) * weight * (1.0 - weight)
+    d_delta = tl.where(tl.abs(d_logit) <= LARGEST, -d_s * b * (1.0 + a), 0.0)
+    out = dlogits + tl.program_id(0) * N * D
+    store(out, d_alpha, channel, D, N, PADDED)
+    store(out + table, d_delta, channel, D, N, PADDED)
+    store(out + 2 * table, d_expand * weight, channel, D, N, PADDED)
+    store(out + 3 * table, load(at + 2 * table, channel, D, N, PADDED) * SCALE, channel, D, N, PADDED)

@@ -1,30 +1,28 @@
-"""The damped EMA by its definition: coefficients, powers of the decay, the kernel, one step, and a loop over steps."""
+"""The damped EMA by its definition: coefficients, one step, the kernel, and a loop over steps."""
 
 import math
 from typing import NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.derivatives import once_differentiable
-from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.ops.precision import at_least_float32
 
-INNER = 64  # C of the two-level powers: near the square root of common lengths
 # exp(-40) is less than the rounding error of 1, also in float64, and its square is still a float32.
 LARGEST_LOGIT = 40.0
 
 
 class EMACoefficients(NamedTuple):
-    """The coefficients of the recurrence, each (D, N) in float32 or float64."""
+    """The coefficients of the recurrence, each (R, D, N) in float32 or float64, with R = 1 or 2 directions."""
 
     log_decay: Tensor  # log phi, finite and <= 0
     expand: Tensor  # alpha . beta: from an input to the state
     project: Tensor  # eta: from the state to an output
 
 
-def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
-    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (..., N).
+def ema_coefficients_naive(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
+    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
 
     eta is scaled by sqrt(1/N).
     """
@@ -43,121 +41,63 @@ def log_decays(alpha: Tensor, delta: Tensor) -> Tensor:
 
 
 def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
-    """phi^t for t = first .. first + count - 1: (D, N) -> (D, N, count)."""
+    """phi^t for t = first .. first + count - 1: (..., N) -> (..., N, count)."""
     t = torch.arange(first, first + count, device=log_decay.device, dtype=log_decay.dtype)
     return torch.exp(log_decay.unsqueeze(-1) * t)
 
 
-def geometric_sum(weight: Tensor, log_decay: Tensor, length: int) -> Tensor:
-    """sum_n weight_n phi_n^t for t < length: weight (D, R, N), log_decay (D, N) -> (D, R, length).
-
-    phi^(aC+b) = (phi^C)^a phi^b: two short tables of powers, of length / C + C entries, and one small batched matrix
-    product replace a D x N x length tensor and as many exponentials.
-    """
-    inner = min(length, INNER)
-    outer = -(-length // inner)
-    coarse = powers(log_decay * inner, 0, outer).transpose(1, 2)  # (D, A, N)
-    rows = (weight.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (D, R A, N)
-    taps = torch.bmm(rows, powers(log_decay, 0, inner))  # (D, R A, C)
-    return taps.view(weight.size(0), weight.size(1), outer * inner)[..., :length]
-
-
-def ema_kernel(c: EMACoefficients, length: int) -> Tensor:
-    """The first `length` taps of the convolution kernel (eq. 25): (D, length)."""
-    return geometric_sum((c.expand * c.project).unsqueeze(1), c.log_decay, length).squeeze(1)
+def ema_kernel_naive(c: EMACoefficients, length: int) -> Tensor:
+    """The first `length` taps of the convolution kernel (eq. 25): (R, D, length)."""
+    return ((c.expand * c.project).unsqueeze(-1) * powers(c.log_decay, 0, length)).sum(-2)
 
 
 def ema_step(x: Tensor, c: EMACoefficients, state: Tensor) -> Tuple[Tensor, Tensor]:
-    """One token: x (B, D), state (B, D, N) -> y (B, D), next state."""
+    """One token of a causal EMA: x (B, D), state (B, D, N) -> y (B, D), next state."""
     state = torch.addcmul(c.expand * x.unsqueeze(-1), torch.exp(c.log_decay), state)
     return (state * c.project).sum(-1), state
 
 
-def ema_naive(x: Tensor, c: EMACoefficients, state: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The definition, step by step: x (B, L, D) -> y (B, L, D), final state (B, D, N)."""
-    h = zero_state(x, c) if state is None else state
-    ys = []
-    for t in range(x.size(1)):
-        y, h = ema_step(x[:, t], c, h)
-        ys.append(y)
-    return torch.stack(ys, 1), h
+def ema_window_step(x: Tensor, taps: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
+    """The same if truncated: taps (D, T), the oldest input's first, state (B, D, T - 1) -> y (B, D), next state."""
+    window = torch.cat([state, x.unsqueeze(-1)], -1)  # (B, D, T)
+    # Any other order of the factors, or a sum of products, takes the CPU four to twelve times as long.
+    return torch.bmm(taps.unsqueeze(1), window.permute(1, 2, 0)).squeeze(1).t(), window[..., 1:]
 
 
-def zero_state(x: Tensor, c: EMACoefficients) -> Tensor:
-    return c.expand.new_zeros(x.size(0), *c.expand.shape)
+def zero_state(x: Tensor, c: EMACoefficients, truncation: Optional[int] = None) -> Tensor:
+    _, dim, ndim = c.expand.shape
+    return c.expand.new_zeros(x.size(0), dim, truncation - 1 if truncation else ndim)
 
 
-def no_skip(c: EMACoefficients) -> Tensor:
-    return c.expand.new_zeros(c.expand.size(0))
-
-
-def collecting(c: EMACoefficients, steps: int) -> Tensor:
-    """The weights from each of `steps` inputs to the state after them: (D, C, N)."""
-    return (c.expand.unsqueeze(-1) * powers(c.log_decay, 0, steps)).flip(-1).transpose(1, 2)
-
-
-def spreading(c: EMACoefficients, steps: int) -> Tensor:
-    """The weights from a state to each of the next `steps` outputs: (D, N, C)."""
-    return c.project.unsqueeze(-1) * powers(c.log_decay, 1, steps)
-
-
-def final_state(
+def ema_naive(
     x: Tensor,
     c: EMACoefficients,
     state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
-    again: Optional[bool] = None,
-) -> Tensor:
-    """The state after each row's last token, without computing outputs, by the identity that `geometric_sum` uses.
-
-    With `again`, which is the default on GPUs, only the arguments are kept for backward, which computes it again.
-    """
-    again = x.device.type != "cpu" if again is None else again
-    if again and not is_compiling():
-        return _FinalState.apply(lengths, x, state, *c)
-    return _final_state(lengths, x, state, *c)
-
-
-class _FinalState(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *given):
-        ctx.save_for_backward(*given)
-        return _final_state(*given)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        lengths, *given = ctx.saved_tensors
-        with torch.enable_grad(), without_autocast(gradient):
-            leaves = [None if t is None else t.detach().requires_grad_() for t in given]
-            end = _final_state(lengths, *leaves)
-            found = torch.autograd.grad(end, [t for t in leaves if t is not None], gradient, allow_unused=True)
-        of_leaves = iter(found)
-        return None, *(None if t is None else next(of_leaves) for t in leaves)
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """`ema`, step by step. In the backward direction padding comes first, where it does not change a state of zeros."""
+    lengths = torch.full_like(x[:, 0, 0], x.size(1), dtype=torch.long) if lengths is None else lengths
+    inside = ~padding_from_lengths(lengths, x.size(1))  # (B, L)
+    xs = x.to(c.expand.dtype).masked_fill(~inside.unsqueeze(-1), 0.0)
+    y, end = _steps(xs, inside, EMACoefficients(*(t[:1] for t in c)), state, truncation)
+    if c.expand.size(0) == 2:
+        backward = EMACoefficients(*(t[1:] for t in c))
+        y, end = y + _steps(xs.flip(1), inside.flip(1), backward, None, truncation)[0].flip(1), None
+    if skip is not None:
+        y = y + skip * xs
+    return y.masked_fill(~inside.unsqueeze(-1), 0.0).to(x.dtype), end
 
 
-def _final_state(lengths: Optional[Tensor], x: Tensor, state: Optional[Tensor], *coefficients: Tensor) -> Tensor:
-    c = EMACoefficients(*coefficients)
-    x = x.to(c.log_decay.dtype)
-    batch, length, dim = x.shape
-    inner = min(length, INNER)
-    outer = -(-length // inner)
-    if lengths is not None:
-        x = end_aligned(x, lengths)
-    x = F.pad(x, (0, 0, outer * inner - length, 0))  # leading zeros do not change a zero state
-    blocks = x.reshape(-1, dim).t().reshape(dim, batch * outer, inner)  # (D, B A, C)
-    collect = collecting(c, inner)
-    collected = torch.bmm(blocks, collect).view(dim, batch, outer, -1)  # (D, B, A, N)
-    reach = powers(c.log_decay * inner, 0, outer).flip(-1).transpose(1, 2)  # (D, A, N)
-    end = (collected * reach.unsqueeze(1)).sum(2).transpose(0, 1)  # (B, D, N)
-    if state is None:
-        return end
-    steps = length if lengths is None else lengths.to(x.dtype).view(-1, 1, 1)
-    return torch.addcmul(end, torch.exp(c.log_decay * steps), state)
-
-
-def end_aligned(x: Tensor, lengths: Tensor) -> Tensor:
-    """Rolls each row so that its first `lengths` entries come last: (B, L, ...) -> (B, L, ...)."""
-    length = x.size(1)
-    at = torch.arange(length, device=x.device) + lengths.unsqueeze(1)  # (B, L)
-    return x.gather(1, (at % length).view(*at.shape, *[1] * (x.dim() - 2)).expand_as(x))
+def _steps(
+    x: Tensor, inside: Tensor, c: EMACoefficients, state: Optional[Tensor], truncation: Optional[int]
+) -> Tuple[Tensor, Tensor]:
+    state = zero_state(x, c, truncation) if state is None else state
+    taps = ema_kernel_naive(c, truncation)[0].flip(-1) if truncation else None
+    ys = []
+    for t in range(x.size(1)):
+        y, after = ema_window_step(x[:, t], taps, state) if truncation else ema_step(x[:, t], c, state)
+        state = torch.where(inside[:, t, None, None], after, state)
+        ys.append(y)
+    return torch.stack(ys, 1), state

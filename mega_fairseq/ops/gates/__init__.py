@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.backend import kernels_run
+from mega_fairseq.ops.backend import TRITON, backend
 from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, is_compiling, without_autocast
 
@@ -256,7 +256,7 @@ def gated_output(
     keep = None if keep is None else keep.expand(residual.shape).flatten(0, -2)
     with without_autocast(residual):
         given = (*rows, *_cast(rows[0], *gates, *hidden), keep, scale)
-        if activation == "silu" and kernels_run(residual):
+        if activation == "silu" and backend(residual.device) == TRITON:
             from mega_fairseq.ops.gates.triton import TritonGates  # here, since Triton may be missing
 
             y = TritonGates.apply(*given)
