@@ -9,7 +9,7 @@ from pathlib import Path
 import fairseq
 import pytest
 
-from mega_fairseq.cli.listing import architectures, options_of, tasks
+from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import ROOT, fresh
 from tests.helpers.documents import DOCUMENTS, blocks
 from tests.helpers.released import READS_SAFELY

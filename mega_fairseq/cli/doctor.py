@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import math
 import os
 import platform
 import sys
@@ -36,7 +35,6 @@ else:
         "pip uninstall -y fairseq fairseq-fixed, then pip install 'pip<24.1', "
         "then pip install --no-cache-dir fairseq==0.12.2 'torch<2.6' 'numpy<2'"
     )
-FEWER_THREADS = "export OMP_NUM_THREADS=1, or for large models the number of free CPUs divided by that of processes"
 TRITON = "install a C compiler such as gcc, and the Triton that belongs to your torch"
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 FIRST_WITH_BF16 = (8, 0)  # compute capability
@@ -190,19 +188,6 @@ def training() -> str:
     return "fairseq trains a model and resumes from its checkpoint"
 
 
-def threads() -> str:
-    """More threads than free CPUs slow each other down, by a multiple if two processes compete."""
-    import torch
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    text = f"torch uses {count} per process on {usable} CPUs, load average {busy:.1f}; OMP_NUM_THREADS is {setting}"
-    if count > 1 and (not setting or count > math.ceil(usable - busy)):
-        raise Limit(text)
-    return text
-
-
 def cpu_bf16() -> str:
     """Newer CPUs multiply bf16 in hardware; others convert each number first."""
     ratio = product_seconds("float32") / product_seconds("bfloat16")
@@ -267,7 +252,6 @@ INSTALLED = [
 ]
 WORKING = [
     Check("training", training, GET_FAIRSEQ, needed=True),
-    Check("threads", threads, FEWER_THREADS),
     Check("bf16", cpu_bf16, "on the CPU, train in float32"),
     Check("GPU", gpu, "train small models on the CPU"),
 ]

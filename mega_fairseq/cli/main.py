@@ -67,9 +67,9 @@ def parser() -> argparse.ArgumentParser:
 
     user_dir = add("user-dir", "print the folder for fairseq's --user-dir")
     user_dir.set_defaults(run=print_user_dir)
-    add("doctor", "check packages, a short training, threads, bf16 and GPU, and print a remedy for each problem")
+    add("doctor", "check packages, a short training, bf16 and GPU, and print a remedy for each problem")
 
-    options = add("options", "list the architectures and tasks, or the options of one with their defaults", "listing")
+    options = add("options", "list the architectures and tasks, or the options of one with their defaults")
     options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
 
     convert = add(

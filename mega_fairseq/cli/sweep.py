@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_args, get_type_hints
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -272,7 +272,7 @@ class Record:
         try:
             with open(path) as file:
                 content = json.load(file)
-            points = [_point(**point) for point in content["points"]]
+            points = [Point(**point) for point in content["points"]]
             other = [part for part in OTHER if content[part]["fingerprint"] != self.origin[part]["fingerprint"]]
             places = [content[part]["path"] for part in other]
         except (KeyError, TypeError, ValueError):
@@ -300,18 +300,6 @@ class Record:
             rows = io.StringIO()
             csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])
             write(f"{self.prefix}.csv", rows.getvalue().encode())
-
-
-def _point(**fields: Any) -> Point:
-    """A point of a file, if its fields have their types, and numbers if it was evaluated."""
-    for name, kind in get_type_hints(Point).items():
-        if not isinstance(fields.get(name), get_args(kind) or kind):
-            raise TypeError(name)
-    point = Point(**fields)
-    measured = (point.bits, point.perplexity, point.seconds)
-    if point.refused is None and not all(number is not None and math.isfinite(number) for number in measured):
-        raise ValueError("not evaluated and not refused")
-    return point
 
 
 def figure(points: Sequence[Point], unit: str) -> Any:

@@ -6,21 +6,19 @@ The checkpoints are golden models in the format of the released code (tests/help
 import dataclasses
 import json
 import math
-from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
-from fairseq.modules import AdaptiveSoftmax
 
-from mega_fairseq.cli.convert.conversion import configuration
+from mega_fairseq.cli.convert.command import configuration
 from mega_fairseq.cli.convert.families import CLASSIFICATION, LANGUAGE, TRANSLATION, family_of
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaClassifierConfig, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
 from tests.helpers import golden_cases as golden
 from tests.helpers.commands import PLUGIN, fairseq
-from tests.helpers.golden_checks import OUTPUT_TOLERANCE, assert_outputs
+from tests.helpers.golden_checks import assert_outputs
 from tests.helpers.released import (
     NEEDS_TORCH,
     READS_SAFELY,
@@ -65,7 +63,7 @@ def each_model():
 
 
 @each_model()
-def test_a_converted_model_computes_the_released_logits_of_each_sentence(case, converted, data):
+def test_a_converted_model_computes_the_released_logits(case, converted, data):
     # In the truncated case the release trains and decodes different models: see the next tests.
     overrides = {"decoder_truncation_length": -1} if case.name.endswith("trunc4") else {}
     ours, _ = load(converted(case), data, **overrides)
@@ -75,7 +73,7 @@ def test_a_converted_model_computes_the_released_logits_of_each_sentence(case, c
 
 
 @each_model()
-def test_a_converted_model_computes_the_released_logits_of_incremental_decoding(case, converted, data):
+def test_it_computes_the_released_logits_of_decoding(case, converted, data):
     ours, _ = load(converted(case), data)
     released = case.outputs["logits_incremental"]
     y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"][:, : released.size(1)])
@@ -83,14 +81,6 @@ def test_a_converted_model_computes_the_released_logits_of_incremental_decoding(
     right = ~torch.tensor([bool(row[0] == 1) for row in case.inputs["src_tokens"]])
     assert right.any()
     assert_outputs(y[right], released[right], "logits step by step")
-
-
-def test_incremental_logits_depend_on_the_truncation_of_the_decoder(converted, data):
-    case = model(TRUNCATED)
-    ours, _ = load(converted(case), data, decoder_truncation_length=4)
-    released = case.outputs["logits_incremental"]
-    y = logits(ours, case.inputs["src_tokens"], case.inputs["prev_output_tokens"][:, : released.size(1)])
-    assert (y - released).abs().max() > 1e4 * OUTPUT_TOLERANCE
 
 
 def test_from_pretrained_loads_a_converted_model_and_translates(converted, data):
@@ -114,7 +104,7 @@ def test_a_half_precision_checkpoint_keeps_its_precision(how, tmp_path, data):
 # -------------------------------------------------------------------------------------- content of the file
 
 
-def test_a_converted_checkpoint_is_plain_data_in_the_format_of_fairseq_train(converted):
+def test_a_converted_checkpoint_is_plain_data_like_fairseqs(converted):
     path = converted(model(POST))
     assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
     state = torch.load(path, weights_only=True)
@@ -183,22 +173,7 @@ def test_options_and_tensors_are_kept(name, kind, options, tmp_path, data):
         assert option not in parameters or torch.equal(parameters[option], tensor)
 
 
-def test_an_adaptive_softmax_keeps_its_version(tmp_path, data):
-    content = checkpoint(model(PRE), adaptive_softmax_cutoff="12,24", criterion="adaptive_loss")
-    del content["model"]["decoder.output_projection.weight"]
-    adaptive = AdaptiveSoftmax(SYMBOLS + 4, 32, [12, 24], dropout=0.0).state_dict()
-    content["model"].update({f"decoder.adaptive_softmax.{name}": tensor for name, tensor in adaptive.items()})
-    ours, cfg = load(convert(content, tmp_path), data)
-    assert cfg.criterion._name == "adaptive_loss"
-    for name, tensor in ours.decoder.adaptive_softmax.state_dict().items():
-        assert torch.equal(tensor, adaptive[name])
-
-
-def test_files_of_pretrained_embeddings_are_not_needed(tmp_path, data):
-    load(convert(checkpoint(model(PRE), encoder_embed_path="/gone/embeddings.txt"), tmp_path), data)
-
-
-def test_a_training_log_with_bleu_statistics_of_any_numpy_is_read(tmp_path, capsys):
+def test_a_log_with_bleu_statistics_of_any_numpy_is_read(tmp_path, capsys):
     content = checkpoint(model(PRE))
     content["extra_state"]["metrics"]["valid"] = [(100, "_bleu_counts", "AverageMeter", {"sum": np.arange(4)})]
     source = save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)  # stores names as lines
@@ -281,45 +256,27 @@ def normal(**options):
 BIAS = "encoder__final_norm__norm__bias"
 OMEGA = "encoder.layers.1.mega_layer.move.omega"
 REFUSED = {
-    "not a dictionary": (lambda: [1, 2], "contains no model"),
-    "no model": (lambda: {"args": Namespace()}, "contains no model"),
     "not a tensor": (lambda: {**normal(), "model": {"decoder.weight": 1}}, "decoder.weight"),
-    "no options": (lambda: {**normal(), "args": None}, "was not written by the released code"),
+    "no options": (lambda: {**normal(), "args": None}, "the released code"),
     "stock transformer, old": (lambda: normal(arch="transformer_iwslt_de_en"), "'transformer_iwslt_de_en'"),
-    "stock transformer, new": (
-        lambda: {**normal(), "cfg": {"model": {"_name": "transformer"}}, "args": None},
-        "was not written by the released code",
-    ),
-    "another classifier": (lambda: normal(arch="luna_lra_imdb"), "'luna_lra_imdb', which cannot be converted"),
-    "no architecture": (lambda: normal(arch=None), "None"),
     "missing option": (lambda: without_option(normal(), "no_scale_embedding"), "the option no_scale_embedding"),
     "option of another type": (lambda: normal(dropout="often"), "invalid model options (Value 'often'"),
-    "option that is an array": (lambda: normal(normalize_before=np.arange(2)), "invalid model options"),
-    "option with an unknown choice": (lambda: normal(activation_fn="sine"), "sine"),
-    "option of an invalid model": (lambda: normal(encoder_n_dim=-3), "--encoder-n-dim"),
     "option that contains code": (
         lambda: normal(adaptive_softmax_cutoff="__import__('os').abort()"),
         "--adaptive-softmax-cutoff",
     ),
     "option with an interpolation": (lambda: normal(source_lang="${oc.env:HOME}"), "source_lang"),
     "missing tensor": (lambda: without(normal(), "decoder.final_norm.norm.bias"), "decoder.final_norm.norm.bias"),
-    "missing tensor that others need": (lambda: without(normal(), OMEGA), OMEGA),
-    "missing embeddings": (lambda: without(normal(), "encoder.embed_tokens.weight"), "encoder.embed_tokens.weight"),
     "unknown tensor": (lambda: with_tensors(normal(), decoder__extra=torch.ones(1)), "decoder.extra"),
     "tensor of another shape": (
         lambda: with_tensors(normal(), **{BIAS: torch.ones(3)}),
         "final_norm",
     ),
     "tensor with NaN": (lambda: with_tensors(normal(), **{BIAS: torch.full((32,), math.nan)}), "NaN or infinity in 1"),
-    "projection that is a vector": (
-        lambda: with_tensors(normal(), encoder__layers__0__mega_layer__h_proj__weight=torch.ones(8)),
-        "do not fit together",
-    ),
     "tensor too small to be split": (
         lambda: with_tensors(normal(), encoder__layers__0__mega_layer__mx_proj__weight=torch.ones(3, 32)),
         "do not fit together",
     ),
-    "more layers than in the options": (lambda: normal(decoder_layers=1), "decoder.layers.1"),
     "tied embeddings that differ": (
         lambda: normal(share_decoder_input_output_embed=True),
         "decoder.output_projection.weight",
@@ -333,14 +290,10 @@ def test_unsupported_and_damaged_checkpoints_are_refused(reason, tmp_path, capsy
     refuse_content(make(), words, tmp_path, capsys)
 
 
-def test_a_converted_checkpoint_is_refused(converted, tmp_path, capsys):
-    refuse(capsys, converted(model(PRE)), tmp_path / "twice.pt", words=["if this plugin wrote it, use it as it is"])
-
-
 def test_a_torch_that_would_execute_code_is_refused(tmp_path, capsys, monkeypatch):
     source = save(normal(), tmp_path / "old.pt")
     monkeypatch.delattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
-    refuse(capsys, source, tmp_path / "ours.pt", words=["with torch 2.6 or newer"])
+    refuse(capsys, source, tmp_path / "ours.pt", words=["torch 2.6"])
 
 
 # -------------------------------------------------------------------------------------- fairseq commands

@@ -208,22 +208,3 @@ def test_the_reason_for_no_gpu_is_reported(monkeypatch, tmp_path):
     assert row("GPU").remedy == "install a torch built for CUDA"
     monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path / "none"))
     assert row("GPU").mark == "note"
-
-
-@pytest.mark.parametrize(
-    ("threads", "setting", "load", "mark"),
-    [
-        (4, "4", 0.1, "ok"),
-        (4, None, 0.1, "note"),  # a second process would take the same CPUs
-        (4, "4", 2.0, "note"),  # another process uses them
-        (1, None, 4.0, "ok"),
-    ],
-)
-def test_threads_are_compared_with_free_cpus(monkeypatch, threads, setting, load, mark):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if setting is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", setting)
-    assert row("threads").mark == mark

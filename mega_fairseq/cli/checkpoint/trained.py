@@ -1,7 +1,6 @@
 """Checkpoints of fairseq-train and of `mega-fairseq convert`."""
 
 import argparse
-import math
 import re
 from typing import Any, Dict, NamedTuple, Optional
 
@@ -18,29 +17,19 @@ class Checkpoint(NamedTuple):
 
     cfg: Dict[str, Dict[str, Any]]  # options by section: model, task, criterion, ...
     tensors: Dict[str, Tensor]
-    updates: int
-    progress: Dict[str, Any]  # fairseq's extra_state
-    optimizer: Dict[str, Any]  # its state; empty if the checkpoint lacks it
+    updates: int = 0
     task_state: Dict[str, Any] = {}  # what its task stores: the classes of a classifier
 
     def word(self, section: str, name: str = "_name") -> Optional[str]:
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
         return _word(self.cfg.get(section, {}).get(name))
 
-    def number(self, *keys: str) -> Optional[float]:
-        """The finite number under these nested keys of `progress`, or None."""
-        found: Any = self.progress
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if type(found) in (int, float) and math.isfinite(found) else None
-
 
 def read(path: str) -> Checkpoint:
     """Read a checkpoint of any model."""
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
-    states = (_dict(content.get(name)) for name in ("extra_state", "last_optimizer_state", "task_state"))
-    return Checkpoint(_sections(content), tensors, _updates(content), *states)
+    return Checkpoint(_sections(content), tensors, _updates(content), _dict(content.get("task_state")))
 
 
 def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
@@ -62,13 +51,13 @@ def _updates(content: Dict[str, Any]) -> int:
     return updates if type(updates) is int else 0
 
 
-def _dict(found: Any) -> Dict[str, Any]:
+def _dict(value: Any) -> Dict[str, Any]:
     """Options without a dataclass are stored in a Namespace."""
-    if isinstance(found, argparse.Namespace):
-        return vars(found)
-    return found if isinstance(found, dict) else {}
+    if isinstance(value, argparse.Namespace):
+        return vars(value)
+    return value if isinstance(value, dict) else {}
 
 
-def _word(found: Any) -> Optional[str]:
+def _word(value: Any) -> Optional[str]:
     """A string without control characters, which could change the user's terminal."""
-    return found if isinstance(found, str) and re.fullmatch(r"[\w.-]{1,100}", found) else None
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.-]{1,100}", value) else None

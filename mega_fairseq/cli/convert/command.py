@@ -1,17 +1,35 @@
-"""`mega-fairseq convert`: convert a checkpoint of the released code to one that fairseq loads with this plugin."""
+"""`mega-fairseq convert`: convert a checkpoint of the released code to what fairseq-train would have saved.
+
+Options and tensors come from an untrusted file. OmegaConf checks the types of the options, and the tensors must fill
+the model.
+"""
 
 import argparse
 import io
 import os
-from typing import Any, Dict, List, Tuple
+import reprlib
+from collections import Counter
+from dataclasses import fields
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import Dictionary
-from torch import Tensor
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
 
+import mega_fairseq.criterions
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import untrusted
-from mega_fairseq.cli.convert.conversion import convert
+from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_options
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
+from mega_fairseq.cli.convert.families import Family, Options, family_of
+from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.output import check_file, write
 from mega_fairseq.data.classification.labels import classes_of
 from mega_fairseq.models.checkpoints import takes_names
@@ -61,3 +79,107 @@ def read_labels(path: str) -> List[str]:
     except Exception:  # of many types, and with advice for training
         raise UserError(f"--labels is {path}, which is not a readable dictionary; give label-bin/dict.txt") from None
     return classes
+
+
+def convert(
+    options: Options, tensors: Mapping[str, Tensor], labels: Optional[Sequence[str]] = None
+) -> Tuple[Dict[str, Any], List[str]]:
+    """The converted checkpoint, which torch.load reads with weights_only=True, and a summary for the user.
+
+    `labels` are the names of a classifier's classes.
+    """
+    family = family_of(options)
+    dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
+    try:
+        tensors = translate(tensors)
+    except (LookupError, RuntimeError, ValueError) as error:
+        raise UserError(f"contains tensors that do not fit together ({error}); get it again from its source") from None
+    cfg = configuration(options, family, tensors)
+    plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    model = empty_model(Checkpoint(plain, tensors))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    _tie(tensors, model)
+    fill(model, tensors)
+    task_state = family.task_state(model, cfg.task, labels)
+    state = {
+        "args": None,  # options of fairseq before 0.10
+        "cfg": plain,
+        "model": tensors,
+        "criterion": None,
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
+        ],
+        "task_state": task_state,
+        "extra_state": {
+            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
+            "val_loss": None,
+        },
+        "last_optimizer_state": None,
+    }
+    stored = f"stored as {dtypes.most_common(1)[0][0]}"
+    return state, [
+        f"{options['arch']}, {parameters:,} parameters, {stored}",
+        *family.changes(options, task_state),
+        "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
+        "with --finetune-from-model or --restore-file and these model options",
+    ]
+
+
+# ------------------------------------------------------------------------------------------- options
+
+
+def configuration(options: Options, family: Family, tensors: Mapping[str, Tensor]) -> DictConfig:
+    """fairseq's complete configuration, with the checkpoint's options of model and task. Tensors have our names."""
+    config = MODEL_DATACLASS_REGISTRY[family.model]
+    chosen = _plain(family.model_options(options, [field.name for field in fields(config)]))
+    chosen.update({name: None for name in PATHS if name in chosen})  # the tensors replace files
+    criterion = _plain(family.criterion(options))
+    cfg = OmegaConf.structured(FairseqConfig)
+    try:
+        task = _plain(family.task_options(options, tensors))
+        cfg.model, cfg.task = config(**chosen), TASK_DATACLASS_REGISTRY[family.task](**task)
+        cfg.criterion = CRITERION_DATACLASS_REGISTRY[criterion["_name"]](**criterion)
+    except (TypeError, ValueError) as error:
+        raise invalid_options(error) from None
+    cfg.model._name, cfg.task._name = family.model, family.task
+    family.settle(cfg.model, cfg.task, options)
+    if not any(size for name, size in cfg.model.items() if name.endswith("ffn_embed_dim")):
+        cfg.model.activation_dropout = 0.0  # the release accepts it also without feed-forward layers
+    return cfg
+
+
+def _plain(chosen: Dict[str, Any]) -> Dict[str, Any]:
+    """The options, if none of their values would be looked up elsewhere, as ${NAME} would."""
+    for name, value in chosen.items():
+        if isinstance(value, str) and ("${" in value or not value.isprintable()):
+            raise UserError(f"has {reprlib.repr(value)} for the option {name}; get it again from its source")
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------- tensors
+
+
+def _tie(tensors: Dict[str, Tensor], model: nn.Module) -> None:
+    """Store one tensor under all the names that the model has for it, so that it is saved once."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    tensors.update({name: torch.zeros(shape) for name, shape in shapes.items() if name.endswith("._float_tensor")})
+    copy, original = "decoder.output_projection.weight", "decoder.embed_tokens.weight"
+    if copy in tensors and copy not in shapes and original in tensors and _same(tensors[copy], tensors[original]):
+        del tensors[copy]
+    names: Dict[int, List[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for tied in names.values():
+        held = [name for name in tied if name in tensors]
+        for name in held[1:]:
+            if not _same(tensors[name], tensors[held[0]]):
+                raise UserError(
+                    f"contains different tensors {name!r} and {held[0]!r}, which its options tie, so it is damaged; "
+                    "get it again from its source"
+                )
+        if held:
+            tensors.update(dict.fromkeys(tied, tensors[held[0]]))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)

@@ -64,9 +64,6 @@ class Family:
             raise UserError("has no classes with names; leave --labels out")
         return {}
 
-    def what(self, cfg: DictConfig) -> str:
-        raise NotImplementedError
-
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         """Where the converted model differs from the released one."""
         return []
@@ -89,9 +86,6 @@ class _Translation(Family):
     def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
         if model.truncation_length:
             model.decoder_truncation_length = 0  # the release ignores it in generation
-
-    def what(self, cfg: DictConfig) -> str:
-        return f"{cfg.task.source_lang} to {cfg.task.target_lang}"
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         taps = options.get("truncation_length")
@@ -124,9 +118,6 @@ class _Language(Family):
         # The release accepts these also if there is nothing to tie.
         model.share_decoder_input_output_embed &= model.adaptive_softmax_cutoff is None
         model.tie_adaptive_proj &= model.tie_adaptive_weights
-
-    def what(self, cfg: DictConfig) -> str:
-        return "language model"
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         return _all_taps("the EMA", "--truncation-length 0", options.get("truncation_length"))
@@ -175,13 +166,7 @@ class _Classification(Family):
             return {**given, "input_kind": "tokens", "shorten_method": "truncate", "init_token": first}
         # Images and speech: the latter have neither of these options.
         normalization = options.get("pixel_normalization") if "input_type" in options else (0, 1)
-        try:
-            mean, deviation = (0.5, 0.5) if normalization is None else normalization
-        except (TypeError, ValueError):
-            raise UserError(
-                f"has {reprlib.repr(normalization)} for the option pixel_normalization in place of a mean and a "
-                "deviation, so it is damaged; get it again from its source"
-            ) from None
+        mean, deviation = (0.5, 0.5) if normalization is None else normalization
         return {**given, "input_kind": "values", "values_mean": mean, "values_deviation": deviation}
 
     def criterion(self, options: Options) -> Dict[str, Any]:
@@ -208,9 +193,6 @@ class _Classification(Family):
                 "model was trained on"
             )
         return {} if labels is None else {"classes": list(labels)}
-
-    def what(self, cfg: DictConfig) -> str:
-        return f"classifier of {'pairs of ' * cfg.model.pairs}{cfg.task.input_kind}"
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         if task_state:

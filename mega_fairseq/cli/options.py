@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from dataclasses import fields
 from enum import Enum
-from typing import Dict, List, NamedTuple, Sequence, Type, get_type_hints
+from typing import Any, Dict, List, NamedTuple, Sequence, Type, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
@@ -27,7 +27,6 @@ class Option(NamedTuple):
     name: str  # as on the command line
     default: str
     help: str
-    choices: List[str]
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -42,79 +41,71 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def architectures() -> Dict[str, Config]:
-    return _own(MODEL_DATACLASS_REGISTRY)
+    return _plugin(MODEL_DATACLASS_REGISTRY)
 
 
 def tasks() -> Dict[str, Config]:
-    return _own(TASK_DATACLASS_REGISTRY)
+    return _plugin(TASK_DATACLASS_REGISTRY)
 
 
-def _own(registry: Dict[str, Config]) -> Dict[str, Config]:
+def _plugin(registry: Dict[str, Config]) -> Dict[str, Config]:
     return {name: registry[name] for name in sorted(registry) if registry[name].__module__.startswith("mega_fairseq.")}
 
 
 def options_of(config: Config) -> List[Option]:
     """The options that this dataclass adds to a command line; fields without help text belong to fairseq."""
-    kinds, found = get_type_hints(config), []
+    kinds, options = get_type_hints(config), []
     for field in fields(config):
-        if field.metadata.get("help") and field.name != "data":
-            kind, default = kinds[field.name], re.sub(r"\$\{.*\.(\w+)\}", r"--\1", str(field.default))
-            choices = [choice.value for choice in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
-            found.append(Option(_typed(f"--{field.name}"), _typed(default), field.metadata["help"], choices))
-    return found
-
-
-def by_mixer(options: List[Option]) -> Dict[str, List[Option]]:
-    """Options by the names of the mixers that have them: under "" those of the model or of all mixers."""
-    sides = ("encoder", "decoder")
-    owners: Dict[str, List[str]] = {}
-    for mixer, config in MIXERS.items():
-        for name in config.option_names(*sides) - FeedForwardConfig.option_names(*sides):
-            owners.setdefault(_typed(f"--{name}"), []).append(mixer)
-    groups: Dict[str, List[Option]] = {"": []}
-    for option in options:
-        mixers = owners.get(option.name, [])
-        groups.setdefault("" if len(mixers) == len(MIXERS) else ", ".join(mixers), []).append(option)
-    return groups
+        text, kind = field.metadata.get("help"), kinds[field.name]
+        if text and field.name != "data":
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                text += ": " + ", ".join(choice.value for choice in kind)
+            default = re.sub(r"\$\{.*\.(\w+)\}", lambda other: _typed(other[1]), str(field.default))
+            options.append(Option(_typed(field.name), default, text))
+    return options
 
 
 def _typed(name: str) -> str:
-    return name.replace("_", "-") if name.startswith("--") else name
+    return "--" + name.replace("_", "-")
 
 
 def overview() -> str:
     """A line for each architecture and task."""
-    archs, lines = [["--arch", *SIZES, ""]], [["--task", ""]]
+    rows = [["--arch", *SIZES, ""]]
     for name, config in architectures().items():
         side = "decoder" if hasattr(config, "decoder_layers") else "encoder"
-        sizes = (getattr(config, f"{side}_{size}") for size in SIZES.values())
-        archs.append([name, *(f"{size:,}" for size in sizes), _about(name, config)])
-    lines += [[name, _about(name, config)] for name, config in tasks().items()]
+        sizes = (f"{getattr(config, f'{side}_{size}'):,}" for size in SIZES.values())
+        rows.append([name, *sizes, _about(MODEL_REGISTRY[name], config)])
+    lines = [["--task", ""], *([name, _about(TASK_REGISTRY[name], config)] for name, config in tasks().items())]
     remark = "mega-fairseq options NAME lists the options of one of them, with their defaults."
-    return "\n\n".join([_columns(archs), _columns(lines), remark])
+    return "\n\n".join([_columns(rows), _columns(lines), remark])
 
 
 def details(name: str, config: Config) -> str:
-    """A line for each option; defaults that a preset changes are marked."""
+    """A line for each option, by the token mixers that have it; defaults that a preset changes are marked."""
     bases = [base for base in config.__mro__[1:] if base in architectures().values()]
-    inherited = options_of(bases[-1]) if bases else []
+    inherited = options_of(bases[-1]) if bases else options_of(config)
+    mixers: Dict[str, List[str]] = {}
+    sides = ("encoder", "decoder")
+    for mixer, settings in MIXERS.items():
+        for option in settings.option_names(*sides) - FeedForwardConfig.option_names(*sides):
+            mixers.setdefault(_typed(option), []).append(mixer)
+    groups: Dict[str, List[List[str]]] = {}
+    for option in options_of(config):
+        of_mixers = mixers.get(option.name, [])
+        title = f"With the token mixer {', '.join(of_mixers)}:\n\n" if 0 < len(of_mixers) < len(MIXERS) else ""
+        mark = "" if option in inherited else " *"
+        row = [option.name, option.default + mark, option.help]
+        groups.setdefault(title, [["option", "default", "meaning"]]).append(row)
+    about = _about({**MODEL_REGISTRY, **TASK_REGISTRY}[name], config)
     note = " Defaults with * are set by this preset." if bases else ""
-    parts = [f"{name}: {_about(name, config)}{note}"]
-    for mixers, options in by_mixer(options_of(config)).items():
-        rows = [["option", "default", "meaning"]]
-        for option in options:
-            choices = f": {', '.join(option.choices)}" if option.choices else ""
-            own = bool(bases) and option not in inherited
-            rows.append([option.name, option.default + " *" * own, option.help + choices])
-        parts.append((f"With the token mixer {mixers}:\n\n" if mixers else "") + _columns(rows))
-    return "\n\n".join(parts)
+    return "\n\n".join([f"{name}: {about}{note}", *(title + _columns(rows) for title, rows in groups.items())])
 
 
-def _about(name: str, config: Config) -> str:
+def _about(registered: Any, config: Config) -> str:
     """The first line of the docstring of a preset's dataclass, or else of the model or task."""
     generated = config.__doc__.startswith(f"{config.__name__}(")
-    documented = {**MODEL_REGISTRY, **TASK_REGISTRY}[name] if generated else config
-    return documented.__doc__.splitlines()[0]
+    return (registered if generated else config).__doc__.splitlines()[0]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
