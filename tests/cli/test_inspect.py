@@ -17,7 +17,8 @@ from mega_fairseq.modules import MIXERS, DampedEMA
 from mega_fairseq.ops.attention.position import rotate, t5_bucket
 from tests.helpers import released
 from tests.helpers.commands import MEGA_SIZES, as_words, fairseq, refused_by
-from tests.helpers.mixer_checkpoints import HEADS, MODELS, language_checkpoint, translation_checkpoint
+from tests.helpers.mixer_checkpoints import HEADS, language_checkpoint, translation_checkpoint
+from tests.helpers.small_models import mixer_of
 from tests.helpers.sweeps import CHUNK, TASK
 from tests.helpers.sweeps import SIZES as LM_SIZES
 from tests.helpers.sweeps import UPDATES as LM_UPDATES
@@ -230,16 +231,20 @@ def test_a_classifier_is_inspected(classifiers, inspect, kind, vocabulary):
 SCORES, W, F = "position scores", "time weight w(t - u)", "time weight f(t - u)"
 ALPHA, BETA, LOG_BETA = "query weight alpha(t)", "key weight beta(u)", "key weight log beta(u)"
 GAMMA, C = "output factor gamma(t)", "bias c(t)"
-# The parameter of each kind of curve. Tables over t - u appear by key minus query, so from their end.
+# The parameter of each kind of curve, by names of EXAMPLES. Tables over t - u appear from their end.
 PARAMETERS = {
     "mega": {SCORES: ""},
     "gau": {SCORES: ""},
     "flash": {SCORES: ""},
-    "attention before": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
-    "attention after": {F: "time_weight", ALPHA: "alpha", BETA: "beta", GAMMA: "gamma"},
-    "gmlp": {F: "time_weight", ALPHA: "alpha", BETA: "beta", GAMMA: "gamma", C: "spatial_bias"},
+    "attention": {},
+    "attention, before": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
+    "attention, after": {F: "time_weight", ALPHA: "alpha", BETA: "beta"},
+    "gmlp": {F: "time_weight", ALPHA: "alpha", BETA: "beta", GAMMA: "gamma"},
+    "gmlp, paper": {F: "time_weight", C: "spatial_bias"},
     "aft": {W: "log_weight", LOG_BETA: "log_beta", GAMMA: "gamma"},
-    "aft local": {W: "log_weight"},
+    "aft, local": {W: "log_weight"},
+    "aft, simple": {},
+    "sparse": {},
 }
 
 
@@ -256,23 +261,24 @@ def curves_of(numbers, name):
     return {curve["kind"]: curve for curve in numbers["curves"] if curve["name"] == name}
 
 
-def test_every_mixer_has_a_model():
-    assert {name.split()[0] for name in MODELS} == set(MIXERS)
+def test_every_mixer_is_inspected():
+    assert {mixer_of(name) for name in PARAMETERS} == set(MIXERS)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_curves_and_decays_are_those_of_the_parameters(name, sweep_folder, inspect, drawn, tmp_path):
-    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
+    options = {"rel_pos_bias": "rotary"} if SCORES in PARAMETERS[name] else {}
+    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name, **options)
     out, numbers = inspect(path)
-    assert numbers["architecture"]["decoder"]["mixer"] == name.split()[0]
+    assert numbers["architecture"]["decoder"]["mixer"] == mixer_of(name)
     lines = 0
     for layer in range(2):
         tensors, curves = (
             tensors_of(path, f"decoder.layers.{layer}.mixer."),
             curves_of(numbers, f"decoder layer {layer}"),
         )
-        assert list(curves) == list(PARAMETERS.get(name, {}))
-        for kind, parameter in PARAMETERS.get(name, {}).items():
+        assert list(curves) == list(PARAMETERS[name])
+        for kind, parameter in PARAMETERS[name].items():
             first, expected = expected_curve(tensors, kind, parameter)
             assert curves[kind]["first"] == first
             torch.testing.assert_close(torch.tensor(curves[kind]["values"]), expected, rtol=1e-5, atol=1e-5)
@@ -357,7 +363,8 @@ def expected_norms(path, tokens):
         layer.mixer.register_forward_pre_hook(lambda mixer, given, i=number: inputs.update({i: given[0]}))
     model.decoder.extract_features(tokens)
     for number, layer in enumerate(model.decoder.layers):
-        values, shared = layer.mixer.values_and_shared(layer.mixer.norm(inputs[number]))
+        x = layer.mixer.norm(inputs[number])
+        values, shared = (torch.nn.functional.silu(project(x)) for project in (layer.mixer.values, layer.mixer.shared))
         _, (keys, *_) = layer.mixer.linear_maps(shared, torch.arange(tokens.size(1)))
         ends = range(CHUNK, tokens.size(1) + 1, CHUNK)
         norms.append([(keys[:end].t() @ values[0, :end]).norm().item() / end for end in ends])

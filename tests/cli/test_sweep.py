@@ -75,7 +75,7 @@ def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
     assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(point)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("aft local", [-1]), ("flash", [4, 8, 500])])
+@pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 8, 500])])
 def test_other_mixers_are_swept(sweep_folder, sweep, tmp_path, name, chunks):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     words = [] if chunks == [-1] else ["--chunks=" + ",".join(map(str, chunks))]
@@ -156,7 +156,7 @@ def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep_folder, swee
     assert "no point could be evaluated" in err
 
 
-@pytest.mark.parametrize("name", ["attention before", "gmlp", "aft"])
+@pytest.mark.parametrize("name", ["attention, before", "gmlp", "aft"])
 def test_tables_over_places_are_evaluated_at_the_chunk_size_of_training(sweep_folder, sweep, tmp_path, name):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "tables.pt", name)
     code, out, _ = sweep(f"--chunks=4,{CHUNK}", model=path)

@@ -1,5 +1,6 @@
 """Small translation models, language models and classifiers with random weights, and inputs for them."""
 
+from dataclasses import fields
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -13,6 +14,7 @@ from mega_fairseq.models import (
     MegaTransformerConfig,
     MegaTransformerModel,
 )
+from mega_fairseq.modules import EXAMPLES, MIXERS
 from tests.helpers.golden_models import PAD, classification, task
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
@@ -30,6 +32,21 @@ def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
         for name, parameter in model.named_parameters():
             parameter.add_((adaptive if "adaptive" in name else scale) * torch.randn_like(parameter))
     return model.eval()
+
+
+def mixer_of(name: str) -> str:
+    """The name in MIXERS of EXAMPLES[name]."""
+    return next(mixer for mixer, config in MIXERS.items() if type(EXAMPLES[name]) is config)
+
+
+def mixer_options(name: str, *sides: str) -> Dict[str, Any]:
+    """The options of a model that give the mixers of these sides the settings of EXAMPLES[name], but for its width."""
+    options = {}
+    for f in fields(EXAMPLES[name]):
+        option, value = f.metadata.get("option"), getattr(EXAMPLES[name], f.name)
+        if option and f.name != "dim" and (value != f.default or f.name == "chunk_size"):
+            options.update({option.format(side=side): -1 if value is None else value for side in sides})
+    return options
 
 
 # ------------------------------------------------------------------------------------------------ translation
