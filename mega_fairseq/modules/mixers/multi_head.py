@@ -6,6 +6,7 @@ from typing import Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
@@ -18,7 +19,7 @@ from mega_fairseq.modules.time_tables import (
     curves,
     distance_table,
 )
-from mega_fairseq.ops.attention import Talking, attention
+from mega_fairseq.ops.attention import attention, attention_weights, weighted_sum
 from mega_fairseq.ops.attention.heads import (
     attend_at_one_position,
     head_weights_at_one_position,
@@ -28,6 +29,8 @@ from mega_fairseq.ops.attention.heads import (
     split_heads,
     weighted_sum_by_head,
 )
+from mega_fairseq.ops.dropout import keep_mask
+from mega_fairseq.ops.precision import cast_dtype, product_dtype, without_autocast
 
 TIME_WEIGHTS = ("none", "before", "after")
 
@@ -115,26 +118,65 @@ class MultiHeadAttention(TimeMixer):
         places = slice(keys - queries, keys)
         alpha, beta = self.at(self.alpha, places), self.at(self.beta, slice(0, keys))  # (H, n), (H, m)
         q, k, v = (split_heads(t, c.heads) for t in (q, k, v))
-        talking = None if self.talking is None else Talking(self.talking, alpha, beta)
-        if talking is None and beta is not None:
-            v = scale_places(v, beta)
-        out = attention(
-            q,
-            k,
-            v,
-            causal=c.causal,
-            bias=self.distances(self.log_weight, queries, keys),
-            columns=self.columns(q, keys),
-            key_padding=None if padding is None else padding.repeat_interleave(c.heads, 0),
-            dropout=self.dropout_module.rate(c.attention_dropout),
-            multiplier=self.distances(self.time_weight, queries, keys),
-            talking=talking,
-        )
-        factors = [None if talking else alpha, self.at(self.gamma, places)]
+        bias, multiplier = (self.distances(table, queries, keys) for table in (self.log_weight, self.time_weight))
+        padding = None if padding is None else padding.repeat_interleave(c.heads, 0)
+        dropout = self.dropout_module.rate(c.attention_dropout)
+        if self.talking is not None:
+            out = self.talk(q, k, v, bias, multiplier, alpha, beta, padding, dropout)
+            alpha = None
+        else:
+            out = attention(
+                q,
+                k,
+                v if beta is None else scale_places(v, beta),
+                causal=c.causal,
+                bias=bias,
+                columns=self.columns(q, keys),
+                key_padding=padding,
+                dropout=dropout,
+                multiplier=multiplier,
+            )
+        factors = [alpha, self.at(self.gamma, places)]
         factors = [factor for factor in factors if factor is not None]
         if factors:
             out = scale_places(out, math.prod(factors).expand(c.heads, -1))
         return merge_heads(out, c.heads)
+
+    def talk(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Optional[Tensor],
+        multiplier: Optional[Tensor],
+        alpha: Optional[Tensor],
+        beta: Optional[Tensor],
+        padding: Optional[Tensor],
+        dropout: float,
+    ) -> Tensor:
+        """Attention with talking heads: every head reads a mixture of the weights of all heads.
+
+        The weights, (G H, n, m), are computed again in backward.
+        """
+        dtype, scale = product_dtype(q.device.type, cast_dtype(q)), 1.0
+        if self.log_beta is not None:
+            columns = self.columns(q, k.size(1))
+            q = torch.cat([q * q.size(-1) ** -0.5, columns[0].expand(q.size(0), -1, -1)], -1)
+            k = torch.cat([k, columns[1].to(k.dtype).repeat(k.size(0) // self.config.heads, 1, 1)], -1)
+        else:
+            q = q * q.size(-1) ** -0.5
+        keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
+
+        def mixture(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            weights = attention_weights(q, k, "softmax", self.config.causal, bias, padding, multiplier)
+            weights = weights.unflatten(0, (-1, self.config.heads))
+            weights = weights if alpha is None else weights * alpha.unsqueeze(-1)
+            weights = weights if beta is None else weights * beta.unsqueeze(-2)
+            weights = torch.einsum("hg,bgnm->bhnm", self.talking.to(weights.dtype), weights).flatten(0, 1)
+            return weighted_sum(weights if keep is None else weights * keep * scale, v)
+
+        with without_autocast(q):
+            return checkpoint(mixture, *(t.to(dtype) for t in (q, k, v)), use_reentrant=False).to(cast_dtype(v))
 
     def distances(self, table: Optional[Tensor], queries: int, keys: int) -> Optional[Tensor]:
         return None if table is None else by_distance(table, self.config.causal, queries, keys)

@@ -14,7 +14,7 @@ relu(q k / sqrt(z) + b)^2 / N: scores and bias are divided by sqrt(N), so that n
 
 Four implementations of the same function:
 
-    attention_naive   whole matrices and autograd: the reference for tests, and the form for compilers
+    attention_naive   whole matrices and autograd: the definition
     one position      queries that see the same keys at the same distances, as in decoding: `weights_at_one_position`
     fused             torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
     tiled             tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile but
@@ -42,23 +42,22 @@ from mega_fairseq.ops.attention.scores import (
     weighted_sum,
     weights_of,
 )
-from mega_fairseq.ops.attention.tiles import TILE_SCORES, Talking, tiled_attention
+from mega_fairseq.ops.attention.tiles import TILE_SCORES, tiled_attention
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import (
     at_least_float32,
     cast_dtype,
-    is_compiling,
     product_dtype,
     without_autocast,
 )
 
 __all__ = [
     "ATTENTION_FUNCTIONS",
-    "Talking",
     "attention",
     "attention_fused",
     "attention_naive",
+    "attention_weights",
     "fused_kernel_runs",
     "laplace",
     "needs_mask",
@@ -83,12 +82,28 @@ def attention_naive(
     scale: float = 1.0,
     multiplier: Optional[Tensor] = None,
     after: Optional[Tensor] = None,
-    talking: Optional[Talking] = None,
 ) -> Tensor:
     """Attention by its definition, for q already divided by tau; `keep` (G, n, m) and `scale` are for dropout.
 
     `after` (G, n, 1) is the `outer_factor`.
     """
+    weights = attention_weights(q, k, function, causal, bias, key_padding, multiplier, after)
+    if keep is not None:
+        weights = weights * keep * scale
+    return torch.bmm(weights.to(v.dtype), v)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    function: str,
+    causal: bool = False,
+    bias: Optional[Tensor] = None,
+    key_padding: Optional[Tensor] = None,
+    multiplier: Optional[Tensor] = None,
+    after: Optional[Tensor] = None,
+) -> Tensor:
+    """The weights of `attention_naive`, without dropout: (G, n, m), in float32 or better."""
     (_, queries, _), keys = q.shape, k.size(1)
     scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
     if bias is not None:
@@ -103,16 +118,7 @@ def attention_naive(
         weights = weights.masked_fill(~visible, 0.0)  # a row without any key
     if multiplier is not None:
         weights = _with_vectors(torch.mul, weights, _by_index(multiplier, queries, keys))
-    if talking is not None:
-        by_head = weights.unflatten(0, (-1, talking.mixing.size(0)))  # (G / H, H, n, m)
-        if talking.rows is not None:
-            by_head = by_head * talking.rows.unsqueeze(-1)
-        if talking.keys is not None:
-            by_head = by_head * talking.keys.unsqueeze(-2)
-        weights = torch.einsum("hg,bgnm->bhnm", talking.mixing.to(by_head.dtype), by_head).flatten(0, 1)
-    if keep is not None:
-        weights = weights * keep * scale
-    return torch.bmm(weights.to(v.dtype), v)
+    return weights
 
 
 def _by_index(vectors: Tensor, queries: int, keys: int) -> Tensor:
@@ -265,7 +271,6 @@ def attention(
     dropout: float = 0.0,
     multiplier: Optional[Tensor] = None,
     outer: bool = False,
-    talking: Optional[Talking] = None,
 ) -> Tensor:
     """Attention in the fastest form for these inputs: q (G, n, z), k (G, m, z), v (G, m, e) -> (G, n, e).
 
@@ -277,33 +282,29 @@ def attention(
     dtype = cast_dtype(q)
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
-        if q.size(1) == 1 and columns is None and talking is None and dropout == 0.0 and not torch.is_grad_enabled():
+        if q.size(1) == 1 and columns is None and dropout == 0.0 and not torch.is_grad_enabled():
             return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer), v).to(
                 dtype
             )
-        bias, multiplier = _with_heads(q, bias, multiplier, talking)
+        bias, multiplier = _with_heads(q, bias, multiplier)
         masked = needs_mask(q.size(1), k.size(1), causal, key_padding, bias)
         extra = 0 if columns is None else columns[0].size(-1)
         fused = fused_kernel_runs(q, v, function, extra, dropout, masked)
-        if multiplier is not None or talking is not None or _is_learned_on_cpu(bias):
+        if multiplier is not None or _is_learned_on_cpu(bias):
             fused = False
         if not _mask_fits(q, k, causal, bias, key_padding):
             fused = False
-        tiled = not fused and not is_compiling()
         factor = one_over_tau(q, k, function, causal, key_padding, outer)
         after = outer_factor(q, k, function, outer, causal, key_padding)
-        q, rest = scaled_queries(q, factor, apart=tiled and columns is None)
+        q, rest = scaled_queries(q, factor, apart=not fused and columns is None)
         if columns is not None:
             q, k = (_with_columns(t, c) for t, c in zip((q, k), columns))
         if fused:
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
-        shared = (q, k, v, function, causal, bias, key_padding, keep, scale, multiplier)
-        if tiled:
-            out = tiled_attention(*shared, rest=rest, after=after, talking=talking)
-        else:
-            out = attention_naive(*shared, after=after, talking=talking)
-    return out.to(dtype)
+        return tiled_attention(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, rest, after).to(
+            dtype
+        )
 
 
 def _with_columns(x: Tensor, columns: Tensor) -> Tensor:
@@ -316,12 +317,11 @@ def _with_columns(x: Tensor, columns: Tensor) -> Tensor:
 
 
 def _with_heads(
-    q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor], talking: Optional[Talking]
+    q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor]
 ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """Expands both to (H, n + m - 1), where H is the larger number of heads."""
     given = {"bias": bias, "multiplier": multiplier}
-    mixing = None if talking is None else talking.mixing
-    heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in (bias, multiplier, mixing))
+    heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in (bias, multiplier))
     for name, t in given.items():
         if t is not None and t.dim() == 2 and (t.size(0) not in (1, heads) or q.size(0) % heads):
             raise ValueError(

@@ -5,7 +5,7 @@ half-precision inputs, products are in half precision and everything else is in 
 gradients, and sums over tiles.
 """
 
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from mega_fairseq.ops.attention.scores import (
     weights_backward,
     weights_of,
 )
-from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
@@ -24,17 +23,6 @@ TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a co
 TILE_SCORES_GPU = 1 << 26  # 256 MiB
 # Rows of a tile at most. With few rows, a causal tile computes few scores of the future; each tile is some 30 launches.
 TILE_ROWS, TILE_ROWS_GPU = 256, 1024
-
-
-class Talking(NamedTuple):
-    """Talking heads: the weights of head h become sum_g mixing[h, g] rows[g, i] keys[g, j] weights_g[i, j].
-
-    Without `mixing`, factors of rows and keys are cheaper on outputs and values.
-    """
-
-    mixing: Tensor  # (H, H)
-    rows: Optional[Tensor] = None  # (H, n)
-    keys: Optional[Tensor] = None  # (H, m)
 
 
 class _Tile(NamedTuple):
@@ -55,9 +43,112 @@ class _Inputs(NamedTuple):
     keep: Optional[Tensor]
     rest: Optional[Tensor]  # (G, n, 1)
     after: Optional[Tensor]  # (G, n, 1)
-    mixing: Optional[Tensor]  # (H, H), and the other parts of `Talking`
-    row_factor: Optional[Tensor]
-    key_factor: Optional[Tensor]
+
+
+@torch.library.custom_op("mega_fairseq::tiled_attention", mutates_args=())
+def _forward(
+    v: Tensor,
+    q: Tensor,
+    k: Tensor,
+    bias: Optional[Tensor],
+    multiplier: Optional[Tensor],
+    key_padding: Optional[Tensor],
+    keep: Optional[Tensor],
+    rest: Optional[Tensor],
+    after: Optional[Tensor],
+    function: str,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after)
+    out = v.new_empty(q.size(0), q.size(1), v.size(2))
+    with without_autocast(q):
+        for tile in _tiles(inputs, causal):
+            _, weights = _tile_weights(inputs, function, causal, tile)
+            if multiplier is not None:
+                _by_head(weights, tile).mul_(_matrices(multiplier, inputs, tile))
+            if keep is not None:
+                weights.mul_(keep[tile[:3]]).mul_(scale)
+            _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
+    return out
+
+
+@_forward.register_fake
+def _(v, q, *_):
+    return v.new_empty(q.size(0), q.size(1), v.size(2))
+
+
+# By hand, since autograd would keep the weights of all tiles, n x m numbers for each group.
+@torch.library.custom_op("mega_fairseq::tiled_attention_backward", mutates_args=())
+def _backward(
+    dout: Tensor,
+    v: Tensor,
+    q: Tensor,
+    k: Tensor,
+    bias: Optional[Tensor],
+    multiplier: Optional[Tensor],
+    key_padding: Optional[Tensor],
+    keep: Optional[Tensor],
+    rest: Optional[Tensor],
+    after: Optional[Tensor],
+    function: str,
+    causal: bool,
+    scale: float,
+) -> List[Tensor]:
+    """The gradients of v, q, k, and of bias and multiplier if given."""
+    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after)
+    dq = torch.empty_like(q)
+    dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
+    dbias, dmultiplier = (
+        None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (bias, multiplier)
+    )
+    with without_autocast(q):
+        for tile in _tiles(inputs, causal):
+            groups, rows, keys, _ = tile
+            # The first tile of a group covers every key, so it initialises the sums of dk and dv.
+            first = rows.stop == q.size(1)
+            scores, weights = _tile_weights(inputs, function, causal, tile)
+            grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
+            kept = weights
+            if keep is not None:
+                grad.mul_(keep[tile[:3]]).mul_(scale)
+                kept = weights * keep[tile[:3]] * scale
+            if multiplier is not None:
+                factors = _matrices(multiplier, inputs, tile)
+                kept = (_by_head(kept, tile) * factors).view_as(kept)
+                _add_vectors(dmultiplier, _by_head(grad * weights, tile).sum(0), inputs, tile)
+                _by_head(grad, tile).mul_(factors)
+            _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
+            dscores = weights_backward(grad, scores, weights, function)
+            if after is not None:
+                dscores.mul_(after[groups, rows])
+            if bias is not None:
+                _add_vectors(dbias, _by_head(dscores, tile).sum(0), inputs, tile)
+            if rest is not None:
+                dscores.mul_(rest[groups, rows])
+            _multiply(dscores, k[groups, keys], dq[groups, rows])
+            _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
+    results = ((dv, v), (dq, q), (dk, k), (dbias, bias), (dmultiplier, multiplier))
+    return [grad.to(t.dtype) for grad, t in results if t is not None]
+
+
+@_backward.register_fake
+def _(dout, v, q, k, bias, multiplier, *_):
+    return [torch.empty_like(t) for t in (v, q, k, bias, multiplier) if t is not None]
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:9])
+    ctx.options = inputs[9:]
+
+
+def _differentiate(ctx, dout):
+    tensors = ctx.saved_tensors
+    grads = iter(_backward(dout, *tensors, *ctx.options))
+    return (*(None if t is None else next(grads) for t in tensors[:5]), *(None,) * 7)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def tiled_attention(
@@ -73,81 +164,9 @@ def tiled_attention(
     multiplier: Optional[Tensor] = None,
     rest: Optional[Tensor] = None,
     after: Optional[Tensor] = None,
-    talking: Optional[Talking] = None,
 ) -> Tensor:
     """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
-    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after, *(talking or (None, None, None)))
-    return _Tiled.apply(v, scale, function, causal, *inputs)
-
-
-class _Tiled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v, scale, function, causal, *inputs):
-        inputs = _Inputs(*inputs)
-        q, keep = inputs.q, inputs.keep
-        out = v.new_empty(q.size(0), q.size(1), v.size(2))
-        for tile in _tiles(inputs, causal):
-            _, weights = _tile_weights(inputs, function, causal, tile)
-            factors = _factors(inputs, tile)
-            if factors is not None:
-                _by_head(weights, tile).mul_(factors)
-            if inputs.mixing is not None:
-                weights = _mixed(inputs.mixing, weights, tile)
-            if keep is not None:
-                weights.mul_(keep[tile[:3]]).mul_(scale)
-            _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
-        ctx.save_for_backward(v, *inputs)
-        ctx.scale, ctx.function, ctx.causal = scale, function, causal
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout):
-        v, *inputs = ctx.saved_tensors  # read once, as torch.utils.checkpoint requires
-        inputs = _Inputs(*inputs)
-        q, k, keep, rest, after, mixing = (getattr(inputs, n) for n in ("q", "k", "keep", "rest", "after", "mixing"))
-        dq = torch.empty_like(q)
-        dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
-        sums = {
-            name: torch.zeros_like(t, dtype=at_least_float32(t.dtype))
-            for name, t in zip(inputs._fields, inputs)
-            if t is not None and name in ("bias", "multiplier", "mixing", "row_factor", "key_factor")
-        }
-        with without_autocast(q):
-            for tile in _tiles(inputs, ctx.causal):
-                groups, rows, keys, _ = tile
-                # The first tile of a group covers every key, so it initialises the sums of dk and dv.
-                first = rows.stop == q.size(1)
-                scores, weights = _tile_weights(inputs, ctx.function, ctx.causal, tile)
-                grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
-                kept, factors = weights, _factors(inputs, tile)
-                if keep is not None:
-                    grad.mul_(keep[tile[:3]]).mul_(ctx.scale)
-                if factors is not None:
-                    kept = (_by_head(weights, tile) * factors).view_as(weights)
-                if mixing is not None:
-                    alone, kept = kept, _mixed(mixing, kept, tile)
-                    sums["mixing"] += torch.einsum(
-                        "bgx,bhx->gh", *(_by_head(t, tile).flatten(2) for t in (grad, alone))
-                    )
-                    grad = _mixed(mixing.t(), grad, tile)
-                if factors is not None:
-                    _add_factors(sums, grad * weights, inputs, tile)
-                    _by_head(grad, tile).mul_(factors)
-                if keep is not None:
-                    kept = kept * keep[tile[:3]] * ctx.scale
-                _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
-                dscores = weights_backward(grad, scores, weights, ctx.function)
-                if after is not None:
-                    dscores.mul_(after[groups, rows])
-                if inputs.bias is not None:
-                    _add_vectors(sums["bias"], _by_head(dscores, tile).sum(0), inputs, tile)
-                if rest is not None:
-                    dscores.mul_(rest[groups, rows])
-                _multiply(dscores, k[groups, keys], dq[groups, rows])
-                _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
-        grads = {"q": dq, "k": dk.to(k.dtype), **{name: t.to(getattr(inputs, name).dtype) for name, t in sums.items()}}
-        return dv.to(v.dtype), None, None, None, *(grads.get(name) for name in inputs._fields)
+    return _forward(v, q, k, bias, multiplier, key_padding, keep, rest, after, function, causal, scale)
 
 
 def tile_size(x: Tensor) -> int:
@@ -157,12 +176,12 @@ def tile_size(x: Tensor) -> int:
 def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
     """Tiles that cover the scores, the last rows of a group first."""
     (groups, queries, _), keys = inputs.q.shape, inputs.k.size(1)
-    heads = max(1 if t is None else t.size(0) for t in (inputs.bias, inputs.multiplier, inputs.mixing))
+    heads = max(1 if t is None else t.size(0) for t in (inputs.bias, inputs.multiplier))
     most = TILE_ROWS if inputs.q.device.type == "cpu" else TILE_ROWS_GPU
     rows = min(queries, max(1, tile_size(inputs.q) // keys), most)
-    if inputs.mixing is not None:  # a tile has all heads
-        rows = min(rows, max(1, tile_size(inputs.q) // (keys * heads)))
-    together = max(1 if inputs.mixing is None else heads, tile_size(inputs.q) // (rows * keys))
+    together = max(
+        1, tile_size(inputs.q) // (rows * keys)
+    )  # groups: each is a product of its own, with the same digits
     if together >= heads:
         together -= together % heads
     else:
@@ -176,7 +195,7 @@ def _tiles(inputs: _Inputs, causal: bool) -> Iterator[_Tile]:
 
 def _tile_weights(inputs: _Inputs, function: str, causal: bool, tile: _Tile) -> Tuple[Tensor, Tensor]:
     """Scores and f(scores), (G', T, keys) each."""
-    q, k, bias, _, key_padding, _, rest, after = inputs[:8]
+    q, k, bias, _, key_padding, _, rest, after = inputs
     groups, rows, keys, _ = tile
     scores = torch.bmm(q[groups, rows], k[groups, keys].transpose(1, 2)).to(at_least_float32(q.dtype))
     if rest is not None:
@@ -223,45 +242,6 @@ def _matrices(vectors: Tensor, inputs: _Inputs, tile: _Tile) -> Tensor:
 def _add_vectors(target: Tensor, grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
     """The transpose of `_matrices`: grad (H', T, keys) into target (H, n + m - 1)."""
     target[tile.heads, _distances(inputs, tile)] += diagonal_sums(grad)
-
-
-# --------------------------------------------------------------------------------------- factors of weights
-
-
-def _factors(inputs: _Inputs, tile: _Tile) -> Optional[Tensor]:
-    """The product of the factors of distances, rows and keys: (H', T, keys)."""
-    factors = None if inputs.multiplier is None else _matrices(inputs.multiplier, inputs, tile)
-    for factor in _factors_of_places(inputs, tile):
-        if factor is not None:
-            factors = factor if factors is None else factors * factor
-    return factors
-
-
-def _factors_of_places(inputs: _Inputs, tile: _Tile) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    rows, keys = inputs.row_factor, inputs.key_factor
-    rows = None if rows is None else rows[:, tile.rows].unsqueeze(-1)  # (H, T, 1)
-    return rows, None if keys is None else keys[:, tile.keys].unsqueeze(-2)  # (H, 1, keys)
-
-
-def _add_factors(sums: Dict[str, Tensor], grad: Tensor, inputs: _Inputs, tile: _Tile) -> None:
-    """The transpose of `_factors`, from the gradient (G', T, keys) of their product."""
-    grad = _by_head(grad, tile).sum(0)  # (H', T, keys)
-    rows, keys = _factors_of_places(inputs, tile)
-    if "multiplier" in sums:
-        of_distance = grad if rows is None else grad * rows
-        _add_vectors(sums["multiplier"], of_distance if keys is None else of_distance * keys, inputs, tile)
-        if rows is not None or keys is not None:
-            grad = grad * _matrices(inputs.multiplier, inputs, tile)
-    if rows is not None:
-        sums["row_factor"][:, tile.rows] += (grad if keys is None else grad * keys).sum(-1)
-    if keys is not None:
-        sums["key_factor"][:, tile.keys] += (grad if rows is None else grad * rows).sum(-2)
-
-
-def _mixed(mixing: Tensor, weights: Tensor, tile: _Tile) -> Tensor:
-    """Each head's mixture of the weights (G', T, keys) of all heads."""
-    by_head = _by_head(weights, tile).flatten(2)  # (G' / H, H, T keys)
-    return torch.matmul(mixing.to(weights.dtype), by_head).view_as(weights)
 
 
 # --------------------------------------------------------------------------------------- products
