@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE_TOKENS = 256  # of a row: on the CPU, their products with the memory are one tile
 
@@ -67,8 +66,7 @@ def chunk_memory(
     """
     with without_autocast(q):
         start = memory.sum.to(at_least_float32(q.dtype))
-        apply = _in_chunks if is_compiling() else _ChunkMemory.apply
-        out, total = apply(q, k, v, quad, start, memory.tokens, lengths, chunk_size)
+        out, total = _in_chunks(q, k, v, quad, start, memory.tokens, lengths, chunk_size)
     whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
     return out, Memory(total, memory.tokens + (whole - whole % chunk_size))
 
@@ -105,7 +103,7 @@ def _one_over(tokens: Tensor, chunks: int, size: int, dtype: torch.dtype) -> Ten
 def _tiles(q: Tensor) -> List[Tuple[slice, slice]]:
     """Rows and chunks that are computed together: everything, or what fits into the cache on the CPU."""
     rows, chunks, size, _ = q.shape
-    if q.device.type != "cpu" or is_compiling():
+    if q.device.type != "cpu":
         return [(slice(0, rows), slice(0, chunks))]
     together = max(1, TILE_TOKENS // size)
     return [
@@ -132,6 +130,7 @@ def _after_each(dsums: Tensor, dafter: Tensor) -> Tensor:
     return torch.cat([dsums[:, 1:], dafter.unsqueeze(1)], 1).flip(1).cumsum_(1).flip(1)
 
 
+@torch.library.custom_op("mega_fairseq::chunk_memory", mutates_args=())
 def _in_chunks(
     q: Tensor,
     k: Tensor,
@@ -151,50 +150,73 @@ def _in_chunks(
         queries = q[rows, chunks] * factor[rows, chunks]
         out[rows, chunks] = (queries @ sums[:, : queries.size(1)]).to(out.dtype)  # (R, G, c, e)
     out = out.flatten(1, 2)[:, before : before + new]
-    return out if quad is None else out.add_(quad), running
+    return (out if quad is None else out.add_(quad)).contiguous(), running
 
 
-class _ChunkMemory(torch.autograd.Function):
-    """`_in_chunks`, whose backward computes the sums again."""
+@_in_chunks.register_fake
+def _(q, k, v, quad, memory, tokens, lengths, size):
+    return v.new_empty(v.size(0), q.size(1), v.size(2)), torch.empty_like(memory)
 
-    @staticmethod
-    def forward(ctx, q, k, v, quad, memory, tokens, lengths, size):
-        ctx.save_for_backward(q, k, v, memory, tokens, lengths)
-        ctx.size = size
-        return _in_chunks(q, k, v, quad, memory, tokens, lengths, size)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout, dmemory):
-        q, k, v, memory, tokens, lengths = ctx.saved_tensors
-        size, new, total, dtype = ctx.size, q.size(1), k.size(1), memory.dtype
-        before, whole = total - new, total // size
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-        with without_autocast(q):
-            queries, keys, values = _split(q, k, v, size, lengths)
-            padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
-            factor = _one_over(tokens, queries.size(1), size, dtype)
-            dqueries = torch.empty_like(queries)
-            for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
-                grad = padded[rows, chunks].to(dtype)
-                dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
-            # The gradient of each chunk's sums, then of its product: that of all later sums.
-            dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
-            dafter = dmemory.clone()
-            for rows, chunks in reversed(_tiles(queries)):
-                dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
-                dproducts = _after_each(dsums, dafter[rows])
-                finished = slice(chunks.start, min(chunks.stop, whole))
-                some = dproducts[:, : finished.stop - finished.start]
-                dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
-                dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
-                dafter[rows] = dproducts[:, 0] + dsums[:, 0]
-            for t, chunks in ((dk, dkeys), (dv, dvalues)):
-                t[:, whole * size :] = 0.0
-                if lengths is not None:
-                    chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
-        dq = dqueries.flatten(1, 2)[:, before : before + new]
-        return dq, dk, dv, dout if ctx.needs_input_grad[3] else None, dafter, None, None, None
+# By hand: autograd would keep the memories of all chunks, n / c x s x e numbers.
+@torch.library.custom_op("mega_fairseq::chunk_memory_backward", mutates_args=())
+def _backward(
+    dout: Tensor,
+    dmemory: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: Tensor,
+    tokens: Tensor,
+    lengths: Optional[Tensor],
+    size: int,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and the first memory; all sums are computed again."""
+    new, total, dtype = q.size(1), k.size(1), memory.dtype
+    before, whole = total - new, total // size
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    with without_autocast(q):
+        queries, keys, values = _split(q, k, v, size, lengths)
+        padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
+        factor = _one_over(tokens, queries.size(1), size, dtype)
+        dqueries = torch.empty_like(queries)
+        for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
+            grad = padded[rows, chunks].to(dtype)
+            dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
+        # The gradient of each chunk's sums, then of its product: that of all later sums.
+        dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
+        dafter = dmemory.clone()
+        for rows, chunks in reversed(_tiles(queries)):
+            dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
+            dproducts = _after_each(dsums, dafter[rows])
+            finished = slice(chunks.start, min(chunks.stop, whole))
+            some = dproducts[:, : finished.stop - finished.start]
+            dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
+            dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
+            dafter[rows] = dproducts[:, 0] + dsums[:, 0]
+        for t, chunks in ((dk, dkeys), (dv, dvalues)):
+            t[:, whole * size :] = 0.0
+            if lengths is not None:
+                chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
+    return dqueries.flatten(1, 2)[:, before : before + new].contiguous(), dk, dv, dafter
+
+
+@_backward.register_fake
+def _(dout, dmemory, q, k, v, memory, tokens, lengths, size):
+    return tuple(torch.empty_like(t) for t in (q, k, v, memory))
+
+
+def _save(ctx, inputs, output):
+    q, k, v, quad, *others, ctx.size = inputs
+    ctx.save_for_backward(q, k, v, *others)
+
+
+def _differentiate(ctx, dout, dmemory):
+    dq, dk, dv, dstart = _backward(dout, dmemory, *ctx.saved_tensors, ctx.size)
+    return dq, dk, dv, dout if ctx.needs_input_grad[3] else None, dstart, None, None, None
+
+
+_in_chunks.register_autograd(_differentiate, setup_context=_save)
 
 
 # ------------------------------------------------------------------------------------------- bidirectional

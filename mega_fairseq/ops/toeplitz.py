@@ -10,19 +10,17 @@ The fast form multiplies blocks of rows of a head's matrix, which all groups sha
 Nothing of size n x m outlives its block; backward computes the blocks again.
 """
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import scaled_rows
-from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import (
     at_least_float32,
     cast_dtype,
-    is_compiling,
     product_dtype,
     without_autocast,
 )
@@ -38,7 +36,7 @@ def toeplitz_naive(
     bias: Optional[Tensor] = None,
     causal: bool = False,
 ) -> Tensor:
-    """`toeplitz` with whole matrices and autograd: the form for compilers."""
+    """`toeplitz` with whole matrices and autograd: the definition."""
     heads, m = weight.size(0), v.size(1)
     n = weight.size(1) - m + 1
     matrix = toeplitz_matrix(weight.to(at_least_float32(weight.dtype)), n, m)  # (H, n, m)
@@ -64,12 +62,10 @@ def toeplitz(
     dtype = cast_dtype(v)
     v = v.to(product_dtype(v.device.type, dtype))
     with without_autocast(v):
-        if is_compiling():
-            return toeplitz_naive(v, weight, rows, keys, bias, causal).to(dtype)
         if causal:  # the weights of later keys have no effect and no gradient
             queries = weight.size(1) - v.size(1) + 1
             weight = F.pad(weight[:, : v.size(1)], (0, queries - 1))
-        return _Toeplitz.apply(v, weight, rows, keys, bias, causal).to(dtype)
+        return _forward(v, weight, rows, keys, bias, causal).to(dtype)
 
 
 # ------------------------------------------------------------------------------------------- blocks
@@ -116,43 +112,73 @@ def _blocks(v: Tensor, weight: Tensor, causal: bool) -> Iterator[_Block]:
             yield _Block(head, slice(head * width, (head + 1) * width), slice(start, stop), slice(0, seen), distances)
 
 
-class _Toeplitz(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v, weight, rows, keys, bias, causal):
-        ctx.save_for_backward(v, weight, rows, keys, bias)
-        ctx.causal = causal
-        matrices = _Matrices(weight, rows, keys)
-        y = v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
+@torch.library.custom_op("mega_fairseq::toeplitz", mutates_args=())
+def _forward(
+    v: Tensor, weight: Tensor, rows: Optional[Tensor], keys: Optional[Tensor], bias: Optional[Tensor], causal: bool
+) -> Tensor:
+    matrices = _Matrices(weight, rows, keys)
+    y = v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
+    with without_autocast(v):
         for b in _blocks(v, weight, causal):
             out = y[:, b.rows, b.channels]
             _multiply(matrices.block(b), v[:, b.keys, b.channels], out)
             if bias is not None:
                 out += bias[b.head, b.rows].unsqueeze(1).to(out.dtype)
-        return y
+    return y
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        v, weight, *others = ctx.saved_tensors
-        rows, keys, bias = others
-        matrices = _Matrices(weight, rows, keys)
-        dv = torch.empty_like(v, dtype=at_least_float32(v.dtype))
-        sums = [None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (weight, *others)]
-        dweight, drows, dkeys, dbias = sums
-        with without_autocast(v):
-            for b in _blocks(v, weight, ctx.causal):
-                grad = dy[:, b.rows, b.channels]  # (G, r, w)
-                if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
-                    values = _channels_together(v[:, :, b.channels])  # (m, G w)
-                    _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
-                else:
-                    _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
-                dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
-                _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
-                if dbias is not None:
-                    dbias[b.head, b.rows] += grad.sum((0, 2), dtype=dbias.dtype)
-        grads = (None if t is None else s.to(t.dtype) for t, s in zip((weight, *others), sums))
-        return (dv.to(v.dtype), *grads, None)
+
+@_forward.register_fake
+def _(v, weight, rows, keys, bias, causal):
+    return v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
+
+
+# By hand, since autograd would keep the matrices of all heads and the sums of dv by blocks.
+@torch.library.custom_op("mega_fairseq::toeplitz_backward", mutates_args=())
+def _backward(
+    dy: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    rows: Optional[Tensor],
+    keys: Optional[Tensor],
+    bias: Optional[Tensor],
+    causal: bool,
+) -> List[Tensor]:
+    """The gradients of all tensors that are given."""
+    matrices, inputs = _Matrices(weight, rows, keys), (weight, rows, keys, bias)
+    dv = torch.empty_like(v, dtype=at_least_float32(v.dtype))
+    sums = [None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in inputs]
+    dweight, drows, dkeys, dbias = sums
+    with without_autocast(v):
+        for b in _blocks(v, weight, causal):
+            grad = dy[:, b.rows, b.channels]  # (G, r, w)
+            if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
+                values = _channels_together(v[:, :, b.channels])  # (m, G w)
+                _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+            else:
+                _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+            dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
+            _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
+            if dbias is not None:
+                dbias[b.head, b.rows] += grad.sum((0, 2), dtype=dbias.dtype)
+    return [dv.to(v.dtype), *(s.to(t.dtype) for t, s in zip(inputs, sums) if t is not None)]
+
+
+@_backward.register_fake
+def _(dy, v, weight, rows, keys, bias, causal):
+    return [torch.empty_like(t) for t in (v, weight, rows, keys, bias) if t is not None]
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:5])
+    ctx.causal = inputs[5]
+
+
+def _differentiate(ctx, dy):
+    grads = iter(_backward(dy, *ctx.saved_tensors, ctx.causal))
+    return (*(None if t is None else next(grads) for t in ctx.saved_tensors), None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _add_gradients(

@@ -129,22 +129,6 @@ def test_gradients_are_those_of_finite_differences_also_with_dropout(pattern, se
 
 
 @each_pattern
-@each_set
-@each_direction
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_the_form_for_compilers_equals_the_tiles(pattern, sets, causal, dropout, monkeypatch):
-    def attend(q, k, v):
-        torch.manual_seed(2)
-        return sparse_attention(q, k, v, PATTERNS[pattern]._replace(sets=sets, causal=causal), dropout=dropout)
-
-    for length in (3, 13):
-        truth = with_gradients(attend, qkv(length, length))
-        with monkeypatch.context() as patched:
-            patched.setattr(sparse_parts, "is_compiling", lambda: True)
-            assert_same(with_gradients(attend, qkv(length, length)), truth)
-
-
-@each_pattern
 @torch.no_grad()
 def test_dropout_drops_weights_and_preserves_their_mean(pattern):
     torch.manual_seed(0)
@@ -184,9 +168,7 @@ def test_large_scores_are_not_rounded_in_bfloat16(pattern):
 
 
 @each_pattern
-@pytest.mark.parametrize("compiling", [False, True])
-def test_weights_and_gradients_are_exact_beside_scores_of_any_size(pattern, compiling, monkeypatch):
-    monkeypatch.setattr(sparse_parts, "is_compiling", lambda: compiling)
+def test_weights_and_gradients_are_exact_beside_scores_of_any_size(pattern):
     # Each query has the same score for all keys, exactly: a single product, since sums depend on their order.
     inputs = {name: 1e4 * t.detach().expand(-1, 29, -1, -1) for name, t in qkv(1, 1, width=1).items()}
     inputs["v"] = noise(2, 29, HEADS, 1, seed=3)

@@ -149,13 +149,13 @@ def _attend_alike(
             sources.append(Source((Band if band else Block)(blocks), 0))
         if pattern == "strided" and (sets == "second" or (sets == "merged" and band)):
             # Merged, the column leaves out the places 0 and 1 blocks away, which are in the band.
-            sources.append(Source(Column(blocks, 2 if sets == "merged" else 0), 0))
+            sources.append(Source(Column(blocks._replace(gap=2 if sets == "merged" else 0)), 0))
     if pattern == "fixed" and sets != "first":
         summaries = _summaries(keys, sparsity, subblock, finished)
         if summaries.k.size(1) > 0:
             past = 0 if finished is None else finished[0].size(1)
-            first = stride - summary * (subblock + 1) if sets == "second" else None
-            part = Summaries(blocks._replace(size=stride, skipped=skipped + past), summary, first)
+            first = stride - summary * (subblock + 1) if sets == "second" else -1
+            part = Summaries(blocks._replace(size=stride, skipped=skipped + past, summary=summary, first=first))
             sources.append(Source(part, len(read)))
             read.append(summaries)
     out = attend_parts(_by_head(q, before, after), read, sources, dropout)

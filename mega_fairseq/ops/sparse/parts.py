@@ -8,6 +8,7 @@ again. It keeps both numbers, since the logarithm of the sum would be lost besid
 """
 
 import math
+from itertools import chain, repeat
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import MASKED
 from mega_fairseq.ops.attention.tiles import TILE_SCORES_GPU
-from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.dropout import keep_mask
-from mega_fairseq.ops.precision import at_least_float32, is_compiling, without_autocast
+from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
 TILE_SCORES = 2**17  # scores of a tile on the CPU, so that these and their gradients stay in the L2 cache
 ROWS = 64  # of a tile; few, so that most keys after its rows are left out
@@ -44,6 +44,9 @@ class Blocks(NamedTuple):
     skipped: int  # blocks of keys before the first block of queries
     causal: bool
     front: int = 0  # blocks of zeros before the first key
+    gap: int = 0  # of a column: how many blocks away its first key is
+    summary: int = 0  # places of a summary
+    first: int = -1  # the place of a block's summary in the block, if queries see that of their own block
 
 
 class Part:
@@ -114,11 +117,7 @@ class Band(Part):
 
 
 class Column(Part):
-    """The places at a multiple of the block's size from the query, but those less than `gap` blocks away."""
-
-    def __init__(self, blocks: Blocks, gap: int):
-        super().__init__(blocks)
-        self.gap = gap
+    """The places at a multiple of the block's size from the query, but those less than a gap away."""
 
     def queries(self, x: Tensor) -> Tensor:
         return super().queries(x).transpose(1, 2)
@@ -128,26 +127,26 @@ class Column(Part):
         return blocks[:, b.front :][:, : b.skipped + b.queries].transpose(1, 2)
 
     def seen(self, rows: slice, count: int) -> slice:
-        return slice(0, max(1, self.blocks.skipped + rows.stop - self.gap) if self.blocks.causal else count)
+        return slice(0, max(1, self.blocks.skipped + rows.stop - self.blocks.gap) if self.blocks.causal else count)
 
     def hide(self, scores: Tensor, rows: slice, keys: slice, groups: slice) -> None:
         own = self.blocks.skipped + rows.start  # of the first row
         if self.blocks.causal:
-            _hide_after(scores, own - self.gap)
-        elif self.gap:
+            _hide_after(scores, own - self.blocks.gap)
+        elif self.blocks.gap:
             near = scores.new_full(scores.shape[-2:], MASKED)
-            scores += near.triu_(own - self.gap + 1).tril_(own + self.gap - 1)
+            scores += near.triu_(own - self.blocks.gap + 1).tril_(own + self.blocks.gap - 1)
 
 
 class Summaries(Part):
     """The summaries of all blocks, `summary` places each.
 
-    That of a query's own block is seen only if `first`, its place in the block, is given.
+    That of a query's own block is seen only if `first` is its place in the block.
     """
 
-    def __init__(self, blocks: Blocks, summary: int, first: Optional[int]):
+    def __init__(self, blocks: Blocks):
         super().__init__(blocks)
-        self.summary, self.first, self.own = summary, first, first is not None
+        self.summary, self.first, self.own = blocks.summary, blocks.first, blocks.first >= 0
 
     def queries(self, x: Tensor) -> Tensor:
         return x.unsqueeze(1)
@@ -197,9 +196,24 @@ def _hide_before(scores: Tensor) -> None:
 # ------------------------------------------------------------------------------------------- attention
 
 
+KINDS = (Block, Band, Column, Summaries)
+
+
 class Source(NamedTuple):
     part: Part
     number: int  # of the keys that it reads
+
+    def encode(self) -> List[int]:
+        """Everything about it as an operator of torch takes it."""
+        return [KINDS.index(type(self.part)), self.number, *map(int, self.part.blocks)]
+
+
+def _decode(code: List[int]) -> List[Source]:
+    sources = []
+    for start in range(0, len(code), 10):
+        kind, number, *blocks = code[start : start + 10]
+        sources.append(Source(KINDS[kind](Blocks(*blocks)), number))
+    return sources
 
 
 def attend_parts(q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], dropout: float = 0.0) -> Tensor:
@@ -210,39 +224,11 @@ def attend_parts(q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], dro
     for part, number in sources:
         shape = (*part.queries(q).shape[:3], part.keys(keys[number].k).size(2))
         mask, scale = keep_mask(shape, dropout, q.device)
-        keep.append(mask)
+        keep += [] if mask is None else [mask]
+    padding = [each.padding for each in keys if each.padding is not None]  # of all keys or of none
+    code = [number for source in sources for number in source.encode()]
     with without_autocast(q):
-        if is_compiling():
-            return _whole(q, keys, sources, keep, scale)
-        return _Parts.apply(sources, scale, q, len(keys), *(t for each in keys for t in each), *keep)
-
-
-def _whole(
-    q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], keep: Sequence[Optional[Tensor]], scale: float
-) -> Tensor:
-    """`attend_parts` without tiles, by autograd: for compilers."""
-    tops, sums, outputs = [], [], []
-    for (part, number), kept in zip(sources, keep):
-        rows, (k, v) = part.queries(q), (part.keys(t) for t in keys[number][:2])
-        scores = (rows @ k.transpose(2, 3)).to(at_least_float32(q.dtype))
-        part.hide(scores, slice(0, rows.size(2)), slice(0, k.size(2)), slice(0, rows.size(1)))
-        if keys[number].padding is not None:
-            hidden = part.keys(keys[number].padding).transpose(2, 3)
-            scores = scores.masked_fill(hidden, MASKED)
-        top = scores.detach().amax(-1, keepdim=True)  # the result does not depend on it
-        weights = torch.exp((scores - top) * LOG_2)
-        dropped = weights if kept is None else weights * kept * scale
-        for found, values in (
-            (tops, top),
-            (sums, weights.sum(-1, keepdim=True)),
-            (outputs, (dropped.to(v.dtype) @ v).to(scores.dtype)),
-        ):
-            found.append(values.new_empty(q.size(0), q.size(1), values.size(-1)))
-            part.queries(found[-1]).copy_(values)
-    top = torch.stack(tops).amax(0)
-    factors = [torch.exp((own - top) * LOG_2) for own in tops]
-    joined = sum(map(torch.mul, factors, outputs)) / sum(map(torch.mul, factors, sums))
-    return joined.masked_fill(top < MASKED / 2, 0.0).to(q.dtype)
+        return _forward(q, [each.k for each in keys], [each.v for each in keys], padding, keep, code, scale)[0]
 
 
 class _Tile(NamedTuple):
@@ -310,73 +296,120 @@ def add_to_keys(views: List[Tensor], tile: _Tile, grad: Tensor) -> None:
         first = last
 
 
-class _Parts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, sources, scale, q, count, *rest):
-        keys, keep = _keys_and_masks(count, rest)
-        dtype = at_least_float32(q.dtype)
-        out = q.new_empty(*q.shape[:2], keys[0].v.size(2), dtype=dtype)
-        top = q.new_empty(*q.shape[:2], 1, dtype=dtype)  # the highest score of a query
-        total = torch.empty_like(top)  # the sum of 2^(score - top)
-        for place, ((part, number), kept) in enumerate(zip(sources, keep)):
+@torch.library.custom_op("mega_fairseq::sparse_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: List[Tensor],
+    v: List[Tensor],
+    padding: List[Tensor],
+    keep: List[Tensor],
+    code: List[int],
+    scale: float,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """The result, and for each query its highest score and the sum of 2^(score - highest)."""
+    sources, keys = _decode(code), _keys(k, v, padding)
+    dtype = at_least_float32(q.dtype)
+    out = q.new_empty(*q.shape[:2], keys[0].v.size(2), dtype=dtype)
+    top = q.new_empty(*q.shape[:2], 1, dtype=dtype)  # the highest score of a query
+    total = torch.empty_like(top)  # the sum of 2^(score - top)
+    for place, ((part, number), kept) in enumerate(zip(sources, keep or repeat(None))):
+        views = _Views(part, q, keys[number], kept)
+        outs, tops, totals = (part.queries(t) for t in (out, top, total))
+        for tile in views.tiles():
+            weights = views.scores(of_rows(views.q, tile), of_keys(views.k, tile), tile)
+            highest = weights.amax(-1, keepdim=True)
+            sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+            v = of_keys(views.v, tile)
+            y = torch.bmm(views.drop(weights, tile, scale).to(v.dtype), v).to(dtype)
+            own_out, own_top, own_total = (t[tile[:3]] for t in (outs, tops, totals))
+            y, sums, highest = y.view(own_out.shape), sums.view(own_top.shape), highest.view(own_top.shape)
+            if place == 0:
+                own_out.copy_(y)
+                own_total.copy_(sums)
+                own_top.copy_(highest)
+                continue
+            joined = torch.maximum(own_top, highest)
+            before, more = torch.exp2(own_top - joined), torch.exp2(highest - joined)
+            own_out.mul_(before).add_(y.mul_(more))
+            own_total.mul_(before).add_(sums.mul_(more))
+            own_top.copy_(joined)
+    blind = top < MASKED / 2
+    out = out.div_(total).masked_fill_(blind, 0.0).to(q.dtype)
+    top.masked_fill_(blind, float("inf"))  # 2^(score - top) is 0 for every score
+    return out, top, total
+
+
+@_forward.register_fake
+def _(q, k, v, padding, keep, code, scale):
+    top = q.new_empty(*q.shape[:2], 1, dtype=at_least_float32(q.dtype))
+    return q.new_empty(*q.shape[:2], v[0].size(2)), top, torch.empty_like(top)
+
+
+# By hand, since autograd would keep the weights of all tiles, n x M numbers for each part.
+@torch.library.custom_op("mega_fairseq::sparse_attention_backward", mutates_args=())
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: List[Tensor],
+    v: List[Tensor],
+    padding: List[Tensor],
+    keep: List[Tensor],
+    out: Tensor,
+    top: Tensor,
+    total: Tensor,
+    code: List[int],
+    scale: float,
+) -> List[Tensor]:
+    """The gradients of q and of all k and v."""
+    sources, keys = _decode(code), _keys(k, v, padding)
+    dtype, dout = total.dtype, (dout / total).to(q.dtype)  # in place of dividing the weights
+    with without_autocast(q):
+        dq = torch.empty_like(q, dtype=dtype)
+        grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
+        mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
+        for place, ((part, number), kept) in enumerate(zip(sources, keep or repeat(None))):
             views = _Views(part, q, keys[number], kept)
-            outs, tops, totals = (part.queries(t) for t in (out, top, total))
+            douts, tops, means, dqs = (part.queries(t) for t in (dout, top, mean, dq))
+            dk, dv = (part.apart(t) for t in grads[number][:2])
             for tile in views.tiles():
-                weights = views.scores(of_rows(views.q, tile), of_keys(views.k, tile), tile)
-                highest = weights.amax(-1, keepdim=True)
-                sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
-                v = of_keys(views.v, tile)
-                y = torch.bmm(views.drop(weights, tile, scale).to(v.dtype), v).to(dtype)
-                own_out, own_top, own_total = (t[tile[:3]] for t in (outs, tops, totals))
-                y, sums, highest = y.view(own_out.shape), sums.view(own_top.shape), highest.view(own_top.shape)
-                if place == 0:
-                    own_out.copy_(y)
-                    own_total.copy_(sums)
-                    own_top.copy_(highest)
-                    continue
-                joined = torch.maximum(own_top, highest)
-                before, more = torch.exp2(own_top - joined), torch.exp2(highest - joined)
-                own_out.mul_(before).add_(y.mul_(more))
-                own_total.mul_(before).add_(sums.mul_(more))
-                own_top.copy_(joined)
-        blind = top < MASKED / 2
-        out = out.div_(total).masked_fill_(blind, 0.0).to(q.dtype)
-        top.masked_fill_(blind, float("inf"))  # 2^(score - top) is 0 for every score
-        ctx.save_for_backward(q, out, top, total, *rest)
-        ctx.sources, ctx.scale, ctx.count = sources, scale, count
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout):
-        q, out, top, total, *rest = ctx.saved_tensors
-        keys, keep = _keys_and_masks(ctx.count, rest)
-        dtype, dout = total.dtype, (dout / total).to(q.dtype)  # in place of dividing the weights
-        with without_autocast(q):
-            dq = torch.empty_like(q, dtype=dtype)
-            grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
-            mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
-            for place, ((part, number), kept) in enumerate(zip(ctx.sources, keep)):
-                views = _Views(part, q, keys[number], kept)
-                douts, tops, means, dqs = (part.queries(t) for t in (dout, top, mean, dq))
-                dk, dv = (part.apart(t) for t in grads[number][:2])
-                for tile in views.tiles():
-                    own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
-                    weights = views.scores(own_q, k, tile).sub_(of_rows(tops, tile)).exp2_()
-                    own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
-                    dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, ctx.scale)
-                    dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
-                    weights = views.drop(weights, tile, ctx.scale).to(q.dtype)
-                    add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
-                    own_dq = dqs[tile[:3]]
-                    more = torch.bmm(dscores, k).view(own_dq.shape)
-                    own_dq.copy_(more) if place == 0 else own_dq.add_(more)
-                    add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), own_q))
-            for t in (dq, *(each.k for each in grads)):
-                t.mul_(LOG_2)
-        found = (t for each, own in zip(grads, keys) for t in (each.k.to(own.k.dtype), each.v.to(own.v.dtype), None))
-        return (None, None, dq.to(q.dtype), None, *found, *(None for _ in keep))
+                own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
+                weights = views.scores(own_q, k, tile).sub_(of_rows(tops, tile)).exp2_()
+                own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
+                dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, scale)
+                dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
+                weights = views.drop(weights, tile, scale).to(q.dtype)
+                add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
+                own_dq = dqs[tile[:3]]
+                more = torch.bmm(dscores, k).view(own_dq.shape)
+                own_dq.copy_(more) if place == 0 else own_dq.add_(more)
+                add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), own_q))
+        for t in (dq, *(each.k for each in grads)):
+            t.mul_(LOG_2)
+    return [dq.to(q.dtype), *(each.k.to(q.dtype) for each in grads), *(each.v.to(q.dtype) for each in grads)]
 
 
-def _keys_and_masks(count: int, rest: Sequence[Optional[Tensor]]) -> Tuple[List[Keys], Sequence[Optional[Tensor]]]:
-    return [Keys(*rest[i : i + 3]) for i in range(0, 3 * count, 3)], rest[3 * count :]
+@_backward.register_fake
+def _(dout, q, k, v, *_):
+    return [torch.empty_like(t) for t in (q, *k, *v)]
+
+
+def _save(ctx, inputs, output):
+    q, *lists, ctx.code, ctx.scale = inputs
+    ctx.counts = [len(each) for each in lists]
+    ctx.save_for_backward(*output, q, *chain(*lists))
+
+
+def _differentiate(ctx, dout, *_):
+    out, top, total, q, *rest = ctx.saved_tensors
+    rest = iter(rest)
+    lists = [[next(rest) for _ in range(count)] for count in ctx.counts]
+    dq, *grads = _backward(dout, q, *lists, out, top, total, ctx.code, ctx.scale)
+    count, _, pads, masks = ctx.counts
+    return dq, grads[:count], grads[count:], [None] * pads, [None] * masks, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _keys(k: List[Tensor], v: List[Tensor], padding: List[Tensor]) -> List[Keys]:
+    return [Keys(*each) for each in zip(k, v, padding or repeat(None))]

@@ -1,0 +1,59 @@
+"""The operators of torch that fast forms are: fake forms and gradients, for compilers, meta tensors and export."""
+
+import pytest
+import torch
+
+from mega_fairseq.ops.attention import attention
+from mega_fairseq.ops.linear_attention import Memory, chunk_memory
+from mega_fairseq.ops.sparse import Sparsity, sparse_attention
+from mega_fairseq.ops.toeplitz import toeplitz
+from tests.ops.helpers import noise
+
+
+def attend(x):
+    return attention(x, x, x, "relu2", True, bias=x[0, :, :1].flatten().repeat(2)[:-1])
+
+
+def remember(x):
+    memory = Memory(x.new_zeros(2, 4, 4), torch.zeros(2, dtype=torch.long, device=x.device))
+    return chunk_memory(x, x, x, 3, memory)[0]
+
+
+def attend_sparsely(x):
+    heads = x.unflatten(-1, (2, 2))
+    return sparse_attention(heads, heads, heads, Sparsity("strided", "merged", 3), dropout=0.0).flatten(2)
+
+
+def multiply(x):
+    return toeplitz(x, x[0].t().repeat(1, 2)[:2, :-1], causal=True)
+
+
+OPERATORS = [attend, remember, attend_sparsely, multiply]
+
+
+@pytest.mark.parametrize("function", OPERATORS)
+def test_a_compiled_operator_equals_the_eager_one_with_gradients(function):
+    torch._dynamo.reset()
+    results = []
+    for run in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        x = noise(2, 8, 4, grad=True)
+        y = run(x)
+        results.append((y, *torch.autograd.grad((y * y).sum(), x)))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("function", OPERATORS)
+def test_an_operator_runs_on_meta_tensors_with_gradients(function):
+    x = torch.empty(2, 8, 4, device="meta", requires_grad=True)
+    y = function(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape
+
+
+@pytest.mark.parametrize("function", OPERATORS)
+def test_second_derivatives_are_refused(function):
+    x = noise(2, 8, 4, grad=True)
+    (grad,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()
