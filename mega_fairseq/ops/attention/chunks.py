@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.padding import Alignment, padding_from_lengths
-from mega_fairseq.ops.precision import is_compiling
 
 MIN_SPARE = 8  # minimum spare capacity of a new buffer, in tokens; small, since every row allocates it
 
 # (queries, keys, values, key padding) of whole groups -> outputs; if causal, the last query is at the last key
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
 Place = Union[int, Tensor]  # in a chunk; (B, 1) if rows are at different places
+
+
+def _in_place() -> bool:
+    """Whether states may change in place: neither autograd nor a compiled graph sees changes of earlier states."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 def writable(tensor: Tensor) -> bool:
@@ -70,7 +74,7 @@ class KeyValues(NamedTuple):
         """Appends n tokens: (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
         buffer, total = self.buffer, self.keys.size(1) + keys.size(1)
         temporary = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not the next state
-        if torch.is_grad_enabled() or is_compiling() or temporary:
+        if not _in_place() or temporary:
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         if buffer is None or not buffer.holds(self.keys, self.values) or buffer.keys.size(1) < total:
             capacity = total + max(MIN_SPARE, total // 2)  # grows geometrically, so that copies are rare
@@ -87,11 +91,11 @@ class KeyValues(NamedTuple):
 
     def select(self, order: Tensor) -> "KeyValues":
         """Replaces row i by row order[i]."""
-        if self.buffer is not None and not (torch.is_grad_enabled() or is_compiling()):
+        if self.buffer is not None and _in_place():
             buffer = Buffer(len(order), self.keys, self.values, self.buffer.keys.size(1))
             return KeyValues(*buffer.fill(self.keys, self.values, order), None, buffer)
         chosen = KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
-        if chosen.padding is None or is_compiling():
+        if chosen.padding is None or not _in_place():
             return chosen
         counts = chosen.place
         if not bool((counts == counts[:1]).all()):
