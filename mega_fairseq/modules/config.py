@@ -1,7 +1,7 @@
 """The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Dict, Iterable, Optional, Sequence, Set, Tuple
+from typing import Any, ClassVar, Dict, Optional, Sequence, Set, Tuple
 
 from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.modules.projection import INITS
@@ -29,12 +29,14 @@ class ModuleConfig:
     """Options of one module, checked when the config is created."""
 
     dim: int = field(metadata={"help": "width of the model", "option": "{side}_embed_dim", "symbol": "D"})
-    norm: str = setting("layernorm", "kind of norm", "normalization_type")
+    norm: str = setting("layernorm", "kind of norm", "normalization_type", choices=NORMS)
     prenorm: bool = setting(True, "normalise the input instead of the output", "normalize_before")
     norm_affine: bool = setting(True, "learned scale and offset in the norm")
     dropout: float = setting(0.0, "dropout on the output", "dropout")
     feature_dropout: bool = setting(False, "drop whole channels instead of single entries", "feature_dropout")
-    init: str = setting("released", "weight initialisation: released, or scaled to the input width", "init")
+    init: str = setting(
+        "released", "weight initialisation: released, or scaled to the input width", "init", choices=INITS
+    )
     # "encoder" or "decoder" for a config made from a model's options, which errors then name.
     side: str = field(default="", repr=False, compare=False)
 
@@ -43,12 +45,12 @@ class ModuleConfig:
 
     def __post_init__(self) -> None:
         self.check_positive("dim")
-        self.check_choice("norm", NORMS)
-        self.check_choice("init", INITS)
-        self.check_probability("dropout")
         for f in fields(self):
-            if f.metadata.get("choices"):
-                self.check_choice(f.name, f.metadata["choices"])
+            choices, value = f.metadata.get("choices"), getattr(self, f.name)
+            if choices and value not in choices:
+                raise ValueError(f"{self.name(f.name)} is {value!r}; choose one of {', '.join(choices)}")
+            if f.type is float:
+                self.check_probability(f.name)
         for name in filter(self.is_unused, self.ONLY_WITH):
             self._check_default(name, *self.ONLY_WITH[name])
 
@@ -80,18 +82,12 @@ class ModuleConfig:
     def check_positive(self, *names: str) -> None:
         check_positive(**{self.name(name): getattr(self, name) for name in names})
 
-    def check_choice(self, name: str, choices: Iterable[str]) -> None:
+    def check_probability(self, name: str) -> None:
         value = getattr(self, name)
-        if value not in choices:
-            raise ValueError(f"{self.name(name)} is {value!r}; choose one of {', '.join(choices)}")
-
-    def check_probability(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-                raise ValueError(
-                    f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
-                )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+            raise ValueError(
+                f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
+            )
 
     def check_heads(self, width: int, what: str) -> None:
         """Checks that the field `heads` divides a width."""

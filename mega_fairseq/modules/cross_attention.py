@@ -14,7 +14,7 @@ from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
 from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import weighted_sum
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
@@ -27,10 +27,10 @@ class GatedCrossAttentionConfig(ModuleConfig):
 
     shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
     source_dim: int = setting(0, "width of the encoder's output")  # 0: dim
-    attention: str = setting("softmax", "attention function", "attention_activation_fn")
-    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")
+    attention: str = setting("softmax", "attention function", "attention_activation_fn", choices=ATTENTION_FUNCTIONS)
+    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias", choices=POSITION_BIASES)
     max_positions: int = setting(1024, "reach of position bias simple")
-    activation: str = setting("silu", "activation of values and candidate", "activation_fn")
+    activation: str = setting("silu", "activation of values and candidate", "activation_fn", choices=ACTIVATIONS)
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
 
@@ -39,9 +39,7 @@ class GatedCrossAttentionConfig(ModuleConfig):
         self.set_default("shared_dim", self.dim // 4)
         self.set_default("source_dim", self.dim)
         check_attention(self)
-        self.check_choice("activation", ACTIVATIONS)
         self.check_positive("source_dim")
-        self.check_probability("attention_dropout", "hidden_dropout")
         if self.norm in BATCH_NORMS:
             raise ValueError(
                 f"{self.name('norm')} {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or "

@@ -22,7 +22,13 @@ class FeedForwardConfig(ModuleConfig):
     """Options of the normalised feed-forward layer."""
 
     hidden_dim: int = setting(0, "width of feed-forward layers", "{side}_ffn_embed_dim")  # 0: twice dim
-    activation: str = setting("silu", "activation of the hidden layer", "ffn_activation_fn", fallback="activation_fn")
+    activation: str = setting(
+        "silu",
+        "activation of the hidden layer",
+        "ffn_activation_fn",
+        fallback="activation_fn",
+        choices=FEED_FORWARD_ACTIVATIONS,
+    )
     activation_dropout: float = setting(0.0, "dropout inside feed-forward layers", "activation_dropout")
     token_shift: bool = setting(
         False, "replace half of each token's channels by those of the token before", "{side}_token_shift"
@@ -32,8 +38,6 @@ class FeedForwardConfig(ModuleConfig):
         super().__post_init__()
         self.set_default("hidden_dim", 2 * self.dim)
         self.check_positive("hidden_dim")
-        self.check_choice("activation", FEED_FORWARD_ACTIVATIONS)
-        self.check_probability("activation_dropout")
 
 
 class NormalizedFeedForward(Layer):

@@ -39,7 +39,6 @@ class MixerConfig(ModuleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_probability("hidden_dropout")
         if self.causal and self.norm in BATCH_NORMS:
             raise ValueError(
                 f"{self.name('norm')} {self.norm!r} takes statistics over all positions, so a causal layer would see "

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.description import DISTANCE, Curves, Description
-from mega_fairseq.ops.attention import (
-    ATTENTION_FUNCTIONS,
-    attention,
-    fused_kernel_runs,
-    needs_mask,
-    weights_at_one_position,
-)
+from mega_fairseq.ops.attention import attention, fused_kernel_runs, needs_mask, weights_at_one_position
 from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.position import turned, turns
 from mega_fairseq.ops.precision import at_least_float32
@@ -158,8 +152,6 @@ POSITION_BIASES: Dict[str, Type[PositionBias]] = {
 def check_attention(config: ModuleConfig) -> None:
     """Checks the options that single-head self-attention and cross attention share."""
     config.check_positive("shared_dim", "max_positions")
-    config.check_choice("attention", ATTENTION_FUNCTIONS)
-    config.check_choice("position_bias", POSITION_BIASES)
     if config.position_bias in ("rotary", "rope") and config.shared_dim % 2:
         width = config.name("shared_dim")
         raise ValueError(

@@ -20,7 +20,9 @@ class SingleHeadConfig(ChunkedConfig):
 
     shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
     value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
-    position_bias: str = setting("simple", "relative position bias", "rel_pos_bias")  # b_rel of eq. 11
+    position_bias: str = setting(
+        "simple", "relative position bias", "rel_pos_bias", choices=POSITION_BIASES
+    )  # b_rel of eq. 11
     max_positions: int = setting(1024, "reach of position bias simple without chunks")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
 
@@ -30,7 +32,6 @@ class SingleHeadConfig(ChunkedConfig):
         self.set_default("value_dim", 2 * self.dim)
         check_attention(self)
         self.check_positive("value_dim")
-        self.check_probability("attention_dropout")
 
 
 class SingleHeadMixer(ChunkedMixer):

@@ -3,6 +3,7 @@
 import os
 import time
 from copy import deepcopy
+from dataclasses import replace
 from typing import Dict, List, Optional
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mega_fairseq.modules import MIXERS, Block, BlockState, FeedForwardConfig
+from mega_fairseq.modules import EXAMPLES, MIXERS, Block, BlockState, FeedForwardConfig, MixerConfig
 from mega_fairseq.modules.sequence_parallel import SequenceParallelState, check_shareable, share_sequences
 from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
 from tests.helpers.golden_models import PAD
@@ -22,33 +23,28 @@ from tests.properties.layers import randomise
 
 pytestmark = pytest.mark.slow
 
-DIM, CHUNK, LAYERS = 8, 6, 2
-GATED = {"shared_dim": 4, "value_dim": 6, "chunk_size": CHUNK}
-HEADS = {"heads": 2, "chunk_size": CHUNK}
-FORMS = {
-    "mega": ("mega", {**GATED, "position_bias": "rotary", "ndim": 3}),
-    "mega, truncated": ("mega", {**GATED, "ndim": 3, "truncation": 4}),
-    "mega, truncated beyond a slice": ("mega", {**GATED, "ndim": 3, "truncation": 20}),
-    "mega, token shift": ("mega", {**GATED, "ndim": 3, "token_shift": True}),
-    "gau": ("gau", GATED),
-    "flash": ("flash", {**GATED, "position_bias": "rope"}),
-    "attention": ("attention", {**HEADS, "rotary_dims": 2}),
-    "attention, time weighting": ("attention", {**HEADS, "time_weight": "after", "token_shift": True}),
-    "gmlp": ("gmlp", HEADS),
-    "aft": ("aft", HEADS),
-    "aft, local": ("aft", {"form": "local", "reach": 4, "heads": 2}),
-    "aft, local beyond a slice": ("aft", {"form": "local", "reach": 20, "heads": 2}),
-    "aft, simple": ("aft", {"form": "simple"}),
-    "sparse": ("sparse", {"heads": 2, "stride": 3, "summary": 1, "chunk_size": CHUNK}),
-}
+DIM, CHUNK, LAYERS = 4, 6, 2
+
+
+def shareable(config: MixerConfig) -> bool:
+    try:
+        check_shareable(config.build())
+    except ValueError:
+        return False
+    return True
+
+
+FORMS = {name: example for name, example in EXAMPLES.items() if shareable(example)}
+FORMS["mega, truncated beyond a slice"] = replace(EXAMPLES["mega, truncated"], truncation=20)
+FORMS["mega, token shift"] = replace(EXAMPLES["mega"], token_shift=True)
+FORMS["aft, local beyond a slice"] = replace(EXAMPLES["aft, local"], reach=20)
 # Tokens of two pieces, each divided into slices. All slices of the first are equal, since a state follows it.
 LENGTHS = (24, 31)
 
 
 def stack(form: str) -> List[Block]:
-    name, options = FORMS[form]
-    shift = {"token_shift": options.get("token_shift", False)}
-    made = [Block(MIXERS[name](DIM, **options), FeedForwardConfig(DIM, **shift)) for _ in range(LAYERS)]
+    config = FORMS[form]
+    made = [Block(config, FeedForwardConfig(DIM, token_shift=config.token_shift)) for _ in range(LAYERS)]
     for block in made:
         share_sequences(block)
     return [randomise(block, seed) for seed, block in enumerate(made)]
@@ -131,7 +127,7 @@ def test_slices_in_half_precision_are_as_good_as_whole_sequences():
 
 
 def test_every_mixer_is_compared():
-    assert {name for name, _ in FORMS.values()} == set(MIXERS)
+    assert {type(config) for config in FORMS.values()} == set(MIXERS.values())
 
 
 class NothingBefore(SequenceGroup):
@@ -170,8 +166,8 @@ def reject_in_all_forms_with_a_state() -> List[str]:
 
 
 def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
-    alone = ["gau", "attention", "gmlp", "aft", "sparse"]  # attention in chunks needs nothing of other slices
-    assert in_processes(2, reject_in_all_forms_with_a_state) == [[form for form in FORMS if form not in alone]] * 2
+    recurrent = [form for form in FORMS if numbers_exchanged(form)]
+    assert in_processes(2, reject_in_all_forms_with_a_state) == [recurrent] * 2
 
 
 # ------------------------------------------------------------------------------------------------ language models
@@ -241,21 +237,21 @@ def bytes_of_all_forms() -> Dict[str, List[int]]:
     return {form: list(bytes_sent(form).values()) for form in FORMS}
 
 
+def numbers_exchanged(form: str) -> int:
+    """Numbers of a row's state that cross a border in each layer: nothing for attention in chunks."""
+    c = FORMS[form]
+    shift = 2 * (DIM // 2) if c.token_shift else 0  # half of a token, for the mixer and the feed-forward layer
+    if form.startswith("mega"):
+        return shift + DIM * (c.truncation - 1 if c.truncation else c.ndim)  # states, or the inputs that taps reach
+    if form.startswith("flash"):
+        return shift + c.shared_dim * c.value_dim
+    if form.startswith("aft") and c.form != "window":
+        return shift + 2 * DIM * (c.reach or 1)  # a key and a value of each token, and of all older ones together
+    return shift
+
+
 def test_what_crosses_a_border_is_the_state_alone():
-    """4 B D N bytes in a layer of Mega and direction, and nothing for attention in chunks."""
-    floats = {
-        "mega": DIM * 3,
-        "mega, truncated": DIM * 3,  # the inputs that taps reach
-        "mega, truncated beyond a slice": DIM * 19,
-        "mega, token shift": DIM * 3 + 2 * (DIM // 2),  # and half of a token, for the mixer and the feed-forward layer
-        "flash": 4 * 6,
-        "attention, time weighting": 2 * (DIM // 2),
-        "aft, local": 2 * DIM * (3 + 1),  # a key and a value for each token, and for all older ones together
-        "aft, local beyond a slice": 2 * DIM * (19 + 1),
-        "aft, simple": 2 * DIM,
-        "aft, ema": 2 * DIM * 3,
-    }
-    expected = {form: [4 * 2 * LAYERS * floats.get(form, 0)] * 2 for form in FORMS}
+    expected = {form: [4 * 2 * LAYERS * numbers_exchanged(form)] * 2 for form in FORMS}
     assert in_processes(3, bytes_of_all_forms) == [expected] * 3
 
 
@@ -302,7 +298,13 @@ def test_if_a_process_ends_in_the_exchange_the_others_end_with_one_sentence():
 
 @pytest.mark.parametrize("form", ["mega", "gau", "attention", "sparse"])
 def test_mixers_without_chunks_are_refused(form):
-    name, options = FORMS[form]
-    mixer = MIXERS[name](DIM, **{**options, "chunk_size": None}).build()
-    with pytest.raises(ValueError, match="processes can share a sequence only if attention stays in chunks; give"):
+    config = replace(FORMS[form], chunk_size=None)
+    with pytest.raises(ValueError, match="chunk_size is None"):
+        check_shareable(config.build())
+
+
+def test_a_recurrence_without_a_twin_is_refused():
+    mixer = FORMS["gau"].build()
+    mixer.state_shapes = lambda: {"running mean": (DIM,)}
+    with pytest.raises(ValueError, match="running mean"):
         check_shareable(mixer)

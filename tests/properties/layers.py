@@ -3,40 +3,34 @@
 Parameters are far from their initial values, because layers with weights near zero hide most mistakes.
 """
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mega_fairseq.modules import (
+    EXAMPLES,
     MIXERS,
-    POSITION_BIASES,
     Block,
     BlockState,
     DampedEMA,
     FeedForwardConfig,
     GatedCrossAttention,
     GatedCrossAttentionConfig,
+    MixerConfig,
     NormalizedFeedForward,
 )
-from mega_fairseq.modules.mixers.gau import SCALES
-from mega_fairseq.modules.mixers.multi_head import TIME_WEIGHTS
-from mega_fairseq.modules.mixers.sparse import COMBINATIONS
+from mega_fairseq.modules.config import ModuleConfig
+from mega_fairseq.modules.normalization import BATCH_NORMS
 from tests.properties.contracts import Layer
 
 DIM, SOURCE_DIM = 4, 5
 REACH = 64  # of the simple bias: more than any sequence here, padded or not
-FUNCTIONS = ("softmax", "relu2", "laplace")
-BIASES = tuple(POSITION_BIASES)
-HEADS = (1, 2, 4)
-CHUNKS = (None, 1, 2, 3, 5, 8, 40)
-TRUNCATIONS = (None, 0, 1, 2, 3, 7, 40)
-CAUSAL_NORMS = ("layernorm", "scalenorm", "rmsnorm")
-NORMS = (*CAUSAL_NORMS, "batchnorm", "syncbatchnorm")
-ACTIVATIONS = ("silu", "relu", "gelu", "gelu_fast", "gelu_sigmoid", "linear")
+LENGTHS = (None, 0, 1, 2, 3, 5, 7, 8, 40)  # chunks, truncations and the like
+WIDTHS = (1, 2, 3, 4, 8)
 
 CAUSAL = ("ema", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
 BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXERS), "bidirectional_block")
@@ -98,7 +92,7 @@ class Recipe:
     """A description of a module that is readable when hypothesis reports a failure."""
 
     kind: str
-    options: Dict[str, Any]
+    options: Dict[str, Any]  # arguments of the module
     seed: int
 
     def module(self) -> nn.Module:
@@ -118,21 +112,11 @@ class Recipe:
         return with_state(module) if causal else stateless(module)
 
     def _module(self) -> nn.Module:
-        o = self.options
-        if self.kind in ("ema", "bidirectional_ema"):
-            return DampedEMA(DIM, bidirectional=self.kind != "ema", **o)
-        if self.kind.replace("bidirectional_", "") in MIXERS:
-            return MIXERS[self.kind.replace("bidirectional_", "")](**o).build()
-        if self.kind == "cross_attention":
-            return GatedCrossAttention(GatedCrossAttentionConfig(**o))
-        if self.kind == "feed_forward":
-            return NormalizedFeedForward(FeedForwardConfig(**o))
-        mixer, cross = o["mixer"], o["cross"]
-        return Block(
-            MIXERS[mixer["name"]](**mixer["options"]),
-            FeedForwardConfig(**o["feed_forward"]) if o["feed_forward"] else None,
-            GatedCrossAttentionConfig(**cross) if cross else None,
-        )
+        kind = self.kind.replace("bidirectional_", "")
+        if kind in MIXERS:
+            return self.options["config"].build()
+        makers = {"ema": DampedEMA, "cross_attention": GatedCrossAttention, "feed_forward": NormalizedFeedForward}
+        return makers.get(kind, Block)(**self.options)
 
 
 # ------------------------------------------------------------------------------------------- strategies
@@ -140,167 +124,61 @@ class Recipe:
 seeds = st.integers(0, 2**20)
 
 
-def _layer(norms: Sequence[str]) -> Dict[str, st.SearchStrategy]:
-    """Options of every layer."""
-    return {
-        "dim": st.just(DIM),
-        "norm": st.sampled_from(norms),
-        "norm_affine": st.booleans(),
-        "prenorm": st.booleans(),
-    }
-
-
-# Options of single-head attention. With equal widths the fused kernel is used too.
-SINGLE_HEAD = {
-    "shared_dim": st.sampled_from((2, 4)),
-    "attention": st.sampled_from(FUNCTIONS),
-    "position_bias": st.sampled_from(BIASES),
-    "max_positions": st.just(REACH),
-}
-
-
-def _ema_options() -> st.SearchStrategy:
-    return st.fixed_dictionaries({"ndim": st.integers(1, 3), "truncation": st.sampled_from(TRUNCATIONS)})
-
-
-def _gau_options(**more: st.SearchStrategy) -> st.SearchStrategy:
-    wide = {**SINGLE_HEAD, "value_dim": st.sampled_from((4, 8)), "scale": st.sampled_from(SCALES), **more}
-    drawn = st.fixed_dictionaries(wide)
-    return drawn.map(lambda found: found if found["attention"] == "relu2" else {**found, "scale": "outer"})
-
-
-_SPARSE = {
-    "heads": st.sampled_from((1, 2)),
-    "rotary_dims": st.sampled_from((0, 2)),
-    "combine": st.sampled_from(COMBINATIONS),
-    "layer": st.integers(0, 1),
-}
-_STRIDED = {**_SPARSE, "pattern": st.just("strided"), "stride": st.sampled_from((1, 2, 3, 5, 8))}
-_FIXED = {
-    **_SPARSE,
-    "pattern": st.just("fixed"),
-    "stride": st.sampled_from((4, 5, 7)),
-    "summary": st.integers(1, 2),
-}
-_SUBBLOCKS = {**_FIXED, "heads": st.just(2), "subblocks": st.just(2)}
-
-
 @st.composite
-def _attention_options(draw: Callable[[st.SearchStrategy], Any]) -> Dict[str, Any]:
-    time_weight, heads, gamma = draw(st.sampled_from(TIME_WEIGHTS)), draw(st.sampled_from(HEADS)), draw(st.booleans())
-    return {
-        "time_weight": time_weight,
-        "heads": heads,
-        "gamma": gamma,
-        "alpha": time_weight == "after" and draw(st.booleans()),
-        "beta": time_weight != "none" and draw(st.booleans()),
-        "talking_heads": heads > 1 and draw(st.booleans()),
-        "rotary_dims": draw(st.sampled_from(range(0, DIM // heads + 1, 2))),
-        "chunk_size": draw(st.sampled_from(CHUNKS[1:] if gamma or time_weight != "none" else CHUNKS)),
-    }
+def varied(draw: Callable[[st.SearchStrategy], Any], config: ModuleConfig) -> ModuleConfig:
+    """A config with other values of its fields, as far as it accepts them: all choices, switches and sizes."""
+    for f in fields(config):
+        if f.name in ("dim", "causal", "side", "init", "max_positions", "source_dim") or f.type is float:
+            continue
+        values = {bool: (True, False), int: WIDTHS, Optional[int]: LENGTHS}.get(f.type, f.metadata["choices"])
+        value = draw(st.sampled_from(values))
+        with suppress(ValueError):  # not with the values of other fields
+            config = replace(config, **{f.name: value})
+    return config
 
 
-_AFT_WINDOW = {
-    "form": st.just("window"),
-    "chunk_size": st.sampled_from(CHUNKS[1:]),
-    "heads": st.sampled_from((1, 2, DIM)),
-    "beta": st.booleans(),
-    "gamma": st.booleans(),
-}
-_UNBOUNDED = {"chunk_size": st.none()}
-_AFT_LOCAL = {
-    **_UNBOUNDED,
-    "form": st.just("local"),
-    "heads": st.sampled_from((1, 2, DIM)),
-    "reach": st.sampled_from((1, 2, 3, 8, 40)),
-}
-_AFT = [_AFT_WINDOW, _AFT_LOCAL, {**_UNBOUNDED, "form": st.just("simple")}]
-
-# Each mixer's own options, or a strategy for them where they depend on each other. Tests fail for a mixer that is
-# missing here.
-MIXER_OPTIONS: Dict[str, Union[Dict[str, st.SearchStrategy], st.SearchStrategy]] = {
-    "mega": {
-        **SINGLE_HEAD,
-        "activation": st.sampled_from(ACTIVATIONS),
-        "value_dim": st.sampled_from((4, 8)),
-        "ndim": st.integers(1, 3),
-        "truncation": st.sampled_from(TRUNCATIONS),
-    },
-    "gau": _gau_options(),
-    "flash": _gau_options(chunk_size=st.sampled_from(CHUNKS[1:])),
-    "sparse": st.one_of(*map(st.fixed_dictionaries, (_STRIDED, _FIXED, _SUBBLOCKS))),
-    "attention": _attention_options(),
-    "aft": st.one_of([st.fixed_dictionaries(form) for form in _AFT]),
-    "gmlp": {
-        "heads": st.sampled_from(HEADS),
-        "expansion": st.integers(1, 2),
-        "chunk_size": st.sampled_from(CHUNKS[1:]),
-        **{name: st.booleans() for name in ("alpha", "beta", "gamma", "value_norm", "spatial_bias")},
-    },
-}
+def mixer_configs(name: str, causal: bool) -> st.SearchStrategy[MixerConfig]:
+    """Configs of a mixer, causal or not."""
+    examples = [replace(e, dim=DIM, causal=causal) for e in EXAMPLES.values() if type(e) is MIXERS[name]]
+    examples = [replace(e, max_positions=REACH) if hasattr(e, "max_positions") else e for e in examples]
+    return st.sampled_from(examples).flatmap(varied)
 
 
-def mixer_options(name: str, causal: bool) -> st.SearchStrategy:
-    """The options of a mixer, causal or not."""
-    common = {
-        **_layer(CAUSAL_NORMS if causal else NORMS),
-        "causal": st.just(causal),
-        "token_shift": st.booleans(),
-        "chunk_size": st.sampled_from(CHUNKS),
-    }
-    own = MIXER_OPTIONS[name]
-    if isinstance(own, dict):
-        return st.fixed_dictionaries({**common, **own})
-    return st.builds(lambda shared, options: {**shared, **options}, st.fixed_dictionaries(common), own)
+def feed_forward_configs(causal: bool, token_shift: Sequence[bool] = (True, False)) -> st.SearchStrategy:
+    drawn = varied(FeedForwardConfig(DIM, hidden_dim=6))
+    allowed = drawn.map(lambda c: replace(c, norm="rmsnorm") if causal and c.norm in BATCH_NORMS else c)
+    return st.builds(lambda c, shift: replace(c, token_shift=shift), allowed, st.sampled_from(token_shift))
 
 
-def _any_mixer(causal: bool) -> st.SearchStrategy:
-    drawn = (st.fixed_dictionaries({"name": st.just(n), "options": mixer_options(n, causal)}) for n in MIXERS)
-    return st.one_of(*drawn)
-
-
-def _cross_options() -> st.SearchStrategy:
-    own = {"activation": st.sampled_from(ACTIVATIONS), "source_dim": st.just(SOURCE_DIM)}
-    return st.fixed_dictionaries({**_layer(CAUSAL_NORMS), **SINGLE_HEAD, **own})
-
-
-def _feed_forward_options(norms: Sequence[str], shift: st.SearchStrategy) -> st.SearchStrategy:
+def block_options(causal: bool, cross: bool) -> st.SearchStrategy:
     return st.fixed_dictionaries(
         {
-            **_layer(norms),
-            "hidden_dim": st.just(6),
-            "activation": st.sampled_from((*ACTIVATIONS, "geglu")),
-            "token_shift": shift,
+            "mixer": st.one_of([mixer_configs(name, causal) for name in MIXERS]),
+            "feed_forward": st.one_of(feed_forward_configs(causal), st.none()),
+            "cross_attention": varied(CROSS) if cross else st.none(),
         }
     )
 
 
-def _block_options(causal: bool, cross: bool) -> st.SearchStrategy:
-    feed_forward = _feed_forward_options(CAUSAL_NORMS if causal else NORMS, st.booleans())
-    return st.fixed_dictionaries(
-        {
-            "mixer": _any_mixer(causal),
-            "feed_forward": st.one_of(feed_forward, st.none()),
-            "cross": _cross_options() if cross else st.none(),
-        }
-    )
+CROSS = GatedCrossAttentionConfig(DIM, shared_dim=2, source_dim=SOURCE_DIM, max_positions=REACH)
 
 
-OPTIONS: Dict[str, Callable[[], st.SearchStrategy]] = {
-    "ema": _ema_options,
-    "bidirectional_ema": _ema_options,
-    **{name: partial(mixer_options, name, True) for name in MIXERS},
-    **{f"bidirectional_{name}": partial(mixer_options, name, False) for name in MIXERS},
-    "cross_attention": _cross_options,
-    "feed_forward": lambda: _feed_forward_options(CAUSAL_NORMS, st.just(False)),
-    "block": lambda: _block_options(True, False),
-    "decoder_block": lambda: _block_options(True, True),
-    "bidirectional_block": lambda: _block_options(False, False),
-}
+def options_of(kind: str) -> st.SearchStrategy:
+    name, causal = kind.replace("bidirectional_", ""), kind in CAUSAL
+    if name == "ema":
+        sizes = {"ndim": st.integers(1, 3), "truncation": st.sampled_from(LENGTHS)}
+        return st.fixed_dictionaries({"dim": st.just(DIM), "bidirectional": st.just(not causal), **sizes})
+    if name.endswith("block"):
+        return block_options(causal, name == "decoder_block")
+    if name == "cross_attention":
+        return st.fixed_dictionaries({"config": varied(CROSS)})
+    if name == "feed_forward":
+        return st.fixed_dictionaries({"config": feed_forward_configs(True, (False,))})
+    return st.fixed_dictionaries({"config": mixer_configs(name, causal)})
 
 
 def recipes(kind: str) -> st.SearchStrategy:
-    return st.builds(Recipe, kind=st.just(kind), options=OPTIONS[kind](), seed=seeds)
+    return st.builds(Recipe, kind=st.just(kind), options=options_of(kind), seed=seeds)
 
 
 @st.composite

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.modules import GatedAttentionConfig, MovingAverageGatedAttention
+from mega_fairseq.modules import POSITION_BIASES, GatedAttentionConfig, MovingAverageGatedAttention
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from tests.properties import reference
 from tests.properties.contracts import (
     check_batch_independence,
@@ -11,15 +12,15 @@ from tests.properties.contracts import (
     check_split_anywhere,
     gradients,
 )
-from tests.properties.layers import BIASES, DIM, FUNCTIONS, random_input, randomise, stateless, with_state
+from tests.properties.layers import DIM, random_input, randomise, stateless, with_state
 
 CHUNK = 3
 EDGES = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 11]
 SEED = 6  # relu2 then has positive scores with every bias
 DIRECTIONS = {"causal": True, "bidirectional": False}
 
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
-every_bias = pytest.mark.parametrize("bias", BIASES)
+every_function = pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+every_bias = pytest.mark.parametrize("bias", POSITION_BIASES)
 every_chunk = pytest.mark.parametrize("chunk_size", [None, 1, CHUNK, 50])
 
 

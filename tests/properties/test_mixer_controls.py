@@ -1,11 +1,12 @@
 """Negative controls of the token mixers other than Mega: the checks reject mistakes that public code makes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from mega_fairseq.modules import MIXERS, Mixer
+from mega_fairseq.modules import EXAMPLES, Mixer
 from tests.properties import broken_mixers, reference, reference_mixers
 from tests.properties.broken_mixers import broken
 from tests.properties.contracts import (
@@ -19,36 +20,28 @@ from tests.properties.contracts import (
     check_state_is_a_value,
 )
 from tests.properties.controls import LEFT, OTHER, RIGHT, ROWS, TAILS, X, rejects
-from tests.properties.layers import DIM, randomise, stateless, with_state
+from tests.properties.layers import randomise, stateless, with_state
 
 CHUNK = 4
-OPTIONS = {
-    "mega": {"shared_dim": 2, "value_dim": 8, "ndim": 2, "chunk_size": CHUNK},
-    "gau": {"shared_dim": 4, "value_dim": 8, "max_positions": 32},
-    "flash": {"shared_dim": 2, "value_dim": 8, "position_bias": "rope", "chunk_size": CHUNK},
-    "attention": {"heads": 2, "chunk_size": CHUNK, "gamma": True},
-    "gmlp": {"heads": 2, "chunk_size": CHUNK, "alpha": True},
-    "aft": {"heads": 2, "chunk_size": 16},
-    "sparse": {"heads": 2, "pattern": "strided", "stride": 3},
-}
 
 
 def made(name: str, **options: Any) -> Mixer:
-    return randomise(MIXERS[name](DIM, **{**OPTIONS[name], **options}).build(), 5)
+    """An example of a mixer with other options."""
+    return randomise(replace(EXAMPLES[name], **options).build(), 5)
 
 
 # ------------------------------------------------------------------------------------------- divisors
 
 
 def test_a_divisor_that_counts_later_tokens_is_rejected():
-    healthy = made("gau")
+    healthy = made("gau", chunk_size=None, shared_dim=4, value_dim=8, max_positions=32)
     twin = with_state(broken(healthy, broken_mixers.DividesByTheLength))
     rejects(check_nothing_from_the_future, with_state(healthy), twin, X, OTHER, 4, saying="before 4 without the rest")
     rejects(check_split_anywhere, with_state(healthy), twin, X, [4, 5], saying="outputs over pieces")
 
 
 def test_a_memory_divided_by_the_size_of_a_chunk_is_rejected_in_the_third_chunk():
-    healthy = made("flash")
+    healthy = made("flash", chunk_size=CHUNK)
     twin = with_state(broken(healthy, broken_mixers.DividesByTheChunk))
     slow = reference.per_sequence(reference_mixers.flash, healthy)
     check_equals_reference(twin, slow, X[:, : 2 * CHUNK])
@@ -57,7 +50,7 @@ def test_a_memory_divided_by_the_size_of_a_chunk_is_rejected_in_the_third_chunk(
 
 @torch.no_grad()
 def test_outputs_of_flash_do_not_grow_with_the_number_of_chunks():
-    healthy = made("flash", position_bias="none", norm_affine=False)
+    healthy = made("flash", position_bias="none", norm_affine=False, chunk_size=CHUNK)
     x = X[:, :CHUNK].repeat(1, 100, 1)
 
     def largest(mixer):
@@ -77,7 +70,7 @@ def test_pads_in_a_divisor_are_rejected():
 
 
 def test_one_count_of_tokens_for_rows_of_different_lengths_is_rejected():
-    healthy = made("flash")
+    healthy = made("flash", chunk_size=CHUNK)
     twin = with_state(broken(healthy, broken_mixers.CountsTheTokensOfTheFirstRow))
     check_split_anywhere(twin, X, [5, 4])
     masks = [RIGHT, torch.zeros(2, 2, dtype=torch.bool)]
@@ -89,13 +82,13 @@ def test_one_count_of_tokens_for_rows_of_different_lengths_is_rejected():
 
 
 def test_a_table_over_the_places_of_a_piece_is_rejected_unless_cut_at_the_edge_of_a_chunk():
-    healthy = made("attention")
+    healthy = made("attention", chunk_size=CHUNK, gamma=True)
     twin = with_state(broken(healthy, broken_mixers.CountsPlacesInThePiece))
     check_split_anywhere(twin, X, [4, 5])
     rejects(check_split_anywhere, with_state(healthy), twin, X, [5, 4], saying="outputs over pieces")
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_token_shift_that_forgets_the_piece_before_is_rejected(name):
     healthy = made(name, token_shift=True)
     twin = broken_mixers.forgets_the_token_before(healthy)
@@ -103,13 +96,13 @@ def test_a_token_shift_that_forgets_the_piece_before_is_rejected(name):
 
 
 def test_a_memory_that_is_changed_in_place_is_rejected():
-    healthy = made("flash")
+    healthy = made("flash", chunk_size=CHUNK)
     twin = broken_mixers.adds_to_its_memory(healthy)
     rejects(check_state_is_a_value, with_state(healthy), twin, X, OTHER, 5, saying="a state that was passed on")
 
 
 def test_weights_of_places_kept_across_a_change_of_parameters_are_rejected():
-    config = MIXERS["gmlp"](DIM, **OPTIONS["gmlp"])
+    config = EXAMPLES["gmlp"]
     check_nothing_is_stale(lambda: config.build().double(), with_state, X)
     with pytest.raises(AssertionError, match="output or gradient after"):
         check_nothing_is_stale(lambda: broken_mixers.KeepsItsWeights(config).double(), with_state, X)
@@ -120,7 +113,7 @@ def test_weights_of_places_kept_across_a_change_of_parameters_are_rejected():
 
 @pytest.mark.parametrize("kind", [broken_mixers.TakesNoMaximum, broken_mixers.TakesTheMaximumOfLaterKeys])
 def test_sums_of_exponentials_without_the_maximum_of_what_a_row_sees_are_rejected(kind):
-    healthy = made("aft")
+    healthy = made("aft", chunk_size=16, beta=False, gamma=False)
     twin = with_state(broken(healthy, kind))
     check_equals_reference(twin, reference.per_sequence(reference_mixers.aft, healthy), X)  # right for small keys
     with torch.no_grad():
@@ -129,7 +122,7 @@ def test_sums_of_exponentials_without_the_maximum_of_what_a_row_sees_are_rejecte
 
 
 def test_a_key_of_two_sets_that_counts_twice_is_rejected_from_a_stride_on():
-    healthy = made("sparse")
+    healthy = made("sparse, strided", rotary_dims=0, token_shift=False)
     twin = with_state(broken(healthy, broken_mixers.SeesOneKeyTwice))
     slow = reference.per_sequence(reference_mixers.sparse, healthy)
     check_equals_reference(twin, slow, X[:, :3])

@@ -70,9 +70,9 @@ class AFTConfig(TimeConfig):
 
 
 EXAMPLES = {
-    "aft": AFTConfig(8, heads=2, chunk_size=6, beta=True, gamma=True),
-    "aft, local": AFTConfig(8, form="local", reach=4, heads=2, token_shift=True),
-    "aft, simple": AFTConfig(8, form="simple"),
+    "aft": AFTConfig(4, heads=2, chunk_size=6, beta=True, gamma=True),
+    "aft, local": AFTConfig(4, form="local", reach=4, heads=2, token_shift=True),
+    "aft, simple": AFTConfig(4, form="simple"),
 }
 
 

@@ -38,8 +38,8 @@ class FlashConfig(GAUConfig):
 
 
 EXAMPLES = {
-    "flash": FlashConfig(8, shared_dim=4, value_dim=6, chunk_size=6, position_bias="rope"),
-    "flash, laplace": FlashConfig(8, shared_dim=4, value_dim=6, chunk_size=6, attention="laplace", token_shift=True),
+    "flash": FlashConfig(4, shared_dim=2, value_dim=6, chunk_size=6, position_bias="rope"),
+    "flash, laplace": FlashConfig(4, shared_dim=2, value_dim=6, chunk_size=6, attention="laplace", token_shift=True),
 }
 
 

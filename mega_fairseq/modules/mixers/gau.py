@@ -37,9 +37,9 @@ class GAUConfig(SingleHeadConfig):
 
 
 EXAMPLES = {
-    "gau": GAUConfig(8, shared_dim=4, value_dim=6, chunk_size=6),
-    "gau, softmax": GAUConfig(8, shared_dim=4, value_dim=4, chunk_size=6, attention="softmax", position_bias="rope"),
-    "gau, unbounded": GAUConfig(8, shared_dim=4, value_dim=6, scale="inner", position_bias="rotary", token_shift=True),
+    "gau": GAUConfig(4, shared_dim=2, value_dim=6, chunk_size=6),
+    "gau, softmax": GAUConfig(4, shared_dim=4, value_dim=4, chunk_size=6, attention="softmax", position_bias="rope"),
+    "gau, unbounded": GAUConfig(4, shared_dim=2, value_dim=6, scale="inner", position_bias="rotary", token_shift=True),
 }
 
 

@@ -42,8 +42,8 @@ class GatedMLPConfig(TimeConfig):
 
 
 EXAMPLES = {
-    "gmlp": GatedMLPConfig(8, heads=2, chunk_size=6, alpha=True, beta=True, gamma=True),
-    "gmlp, paper": GatedMLPConfig(8, heads=2, chunk_size=6, value_norm=True, spatial_bias=True, token_shift=True),
+    "gmlp": GatedMLPConfig(4, heads=2, chunk_size=6, alpha=True, beta=True, gamma=True),
+    "gmlp, paper": GatedMLPConfig(4, heads=2, chunk_size=6, value_norm=True, spatial_bias=True, token_shift=True),
 }
 
 

@@ -16,7 +16,7 @@ from mega_fairseq.modules.position_bias import TabledBias, biased_weights
 from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import weighted_sum
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
 from mega_fairseq.ops.ema.naive import log_decays
@@ -124,12 +124,15 @@ class GatedAttentionConfig(SingleHeadConfig):
         "{side}_truncation_length",
         fallback="truncation_length",
     )
-    attention: str = setting("softmax", "attention function", "attention_activation_fn")  # f of eq. 11
-    activation: str = setting("silu", "activation of values and candidate, not of the gates", "activation_fn")
+    attention: str = setting(  # f of eq. 11
+        "softmax", "attention function", "attention_activation_fn", choices=ATTENTION_FUNCTIONS
+    )
+    activation: str = setting(
+        "silu", "activation of values and candidate, not of the gates", "activation_fn", choices=ACTIVATIONS
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choice("activation", ACTIVATIONS)
         self.check_positive("ndim")
         check_truncation(self.truncation, self.name("truncation"))
 
@@ -138,10 +141,10 @@ class GatedAttentionConfig(SingleHeadConfig):
 
 
 EXAMPLES = {
-    "mega": GatedAttentionConfig(8, shared_dim=4, value_dim=6, ndim=3, chunk_size=6, position_bias="rotary"),
-    "mega, truncated": GatedAttentionConfig(8, shared_dim=4, value_dim=6, ndim=3, truncation=4, chunk_size=6),
+    "mega": GatedAttentionConfig(4, shared_dim=2, value_dim=6, ndim=3, chunk_size=6, position_bias="rotary"),
+    "mega, truncated": GatedAttentionConfig(4, shared_dim=2, value_dim=6, ndim=3, truncation=4, chunk_size=6),
     "mega, unbounded": GatedAttentionConfig(
-        8, shared_dim=4, value_dim=6, ndim=3, token_shift=True, attention="laplace"
+        4, shared_dim=2, value_dim=6, ndim=3, token_shift=True, attention="laplace"
     ),
 }
 

@@ -55,7 +55,6 @@ class AttentionConfig(TimeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_probability("attention_dropout")
         self.check_heads(self.dim, "width of the model")
         self.check_rotary()
         if self.talking_heads and self.heads == 1:
@@ -70,13 +69,13 @@ class AttentionConfig(TimeConfig):
 
 
 EXAMPLES = {
-    "attention": AttentionConfig(8, heads=2, rotary_dims=2, chunk_size=6),
-    "attention, unbounded": AttentionConfig(8, heads=2, rotary_dims=4),
-    "attention, before": AttentionConfig(8, heads=2, chunk_size=6, time_weight="before", beta=True, gamma=True),
+    "attention": AttentionConfig(4, heads=2, rotary_dims=2, chunk_size=6),
+    "attention, unbounded": AttentionConfig(4, heads=2, rotary_dims=2),
+    "attention, before": AttentionConfig(4, heads=2, chunk_size=6, time_weight="before", beta=True, gamma=True),
     "attention, after": AttentionConfig(
-        8, heads=2, chunk_size=6, time_weight="after", alpha=True, beta=True, token_shift=True
+        4, heads=2, chunk_size=6, time_weight="after", alpha=True, beta=True, token_shift=True
     ),
-    "attention, talking heads": AttentionConfig(8, heads=2, chunk_size=6, time_weight="after", talking_heads=True),
+    "attention, talking heads": AttentionConfig(4, heads=2, chunk_size=6, time_weight="after", talking_heads=True),
 }
 
 

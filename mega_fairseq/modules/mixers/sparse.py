@@ -49,7 +49,6 @@ class SparseConfig(ChunkedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("stride", "summary", "subblocks", "layers")
-        self.check_probability("attention_dropout")
         self.check_heads(self.dim, "width of the model")
         self.check_rotary()
         if self.pattern == "fixed" and self.summary * self.subblocks > self.stride:
@@ -77,10 +76,10 @@ class SparseConfig(ChunkedConfig):
 
 
 EXAMPLES = {
-    "sparse": SparseConfig(8, heads=2, stride=3, summary=1, chunk_size=6),
-    "sparse, subblocks": SparseConfig(8, heads=2, stride=4, summary=1, subblocks=2, combine="heads", rotary_dims=2),
-    "sparse, interleaved": SparseConfig(8, heads=2, stride=4, summary=2, combine="interleaved", layer=1, layers=2),
-    "sparse, strided": SparseConfig(8, heads=2, pattern="strided", stride=3, rotary_dims=2, token_shift=True),
+    "sparse": SparseConfig(4, heads=2, stride=3, summary=1, chunk_size=6),
+    "sparse, subblocks": SparseConfig(4, heads=2, stride=4, summary=1, subblocks=2, combine="heads", rotary_dims=2),
+    "sparse, interleaved": SparseConfig(4, heads=2, stride=4, summary=2, combine="interleaved", layer=1, layers=2),
+    "sparse, strided": SparseConfig(4, heads=2, pattern="strided", stride=3, rotary_dims=2, token_shift=True),
 }
 
 
@@ -221,14 +220,9 @@ class FixedAttention(SparseAttention):
         return state.summaries.place // self.kept * self.config.stride + state.open.place
 
     def state_shapes(self) -> Dict[str, Shape]:
-        width = self.layout[2]
-        open_shape, summaries = ("up to stride - 1", self.config.dim), ("summaries of finished blocks", width)
-        return {
-            "open.keys": open_shape,
-            "open.values": open_shape,
-            "summaries.keys": summaries,
-            "summaries.values": summaries,
-        }
+        length = "summaries so far" if self.config.chunk_size is None else "up to the summaries of a chunk"
+        shapes = {"open": ("up to stride - 1", self.config.dim), "summaries": (length, self.layout[2])}
+        return {f"{part}.{name}": shape for part, shape in shapes.items() for name in ("keys", "values")}
 
     def append(self, state: Summarized, k: Tensor, v: Tensor) -> Summarized:
         return Summarized(state.open.append(k, v, self.config.stride), state.summaries)

@@ -1,0 +1,184 @@
+"""Hooks, adapters, quantisation, copies, functional_call and torch.compile take effect on every block (contract 12)."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from mega_fairseq.modules import EXAMPLES, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
+from tests.properties.contracts import leaves
+
+DIM, LENGTH = 4, 13
+CROSS = "mega, cross attention"
+every_block = pytest.mark.parametrize("name", [*EXAMPLES, CROSS])
+
+
+def block(name):
+    """A block in eval mode, with large random parameters."""
+    torch.manual_seed(1)
+    cross = GatedCrossAttentionConfig(DIM, shared_dim=4) if name == CROSS else None
+    made = Block(EXAMPLES["mega" if name == CROSS else name], FeedForwardConfig(DIM, activation="geglu"), cross)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made.eval()
+
+
+def inputs(length=LENGTH):
+    return torch.randn(2, length, DIM, generator=torch.Generator().manual_seed(2))
+
+
+def start(made, dtype=torch.float32):
+    if made.cross_attention is None:
+        return BlockState(None)
+    return BlockState(None, made.cross_attention.project_source(inputs(5).to(dtype)))
+
+
+def outputs(made, x=None):
+    return made(inputs() if x is None else x, start(made))[0]
+
+
+@torch.no_grad()
+def generated(made):
+    """Outputs of single tokens after a prefix."""
+    x, steps = inputs(), []
+    _, state = made(x[:, :4], start(made))
+    step = made.step()
+    for t in range(4, LENGTH):
+        y, state = step(x[:, t : t + 1], state)
+        steps.append(y)
+    return torch.cat(steps, 1)
+
+
+def projections(made):
+    return {name: module for name, module in made.named_modules() if isinstance(module, nn.Linear)}
+
+
+def replace(made, name, module):
+    parent, _, child = name.rpartition(".")
+    setattr(made.get_submodule(parent), child, module)
+
+
+OF_SOURCE = {"cross_attention.keys", "cross_attention.values"}  # called once, before the first token
+
+
+@every_block
+@pytest.mark.parametrize("run", [outputs, generated])
+def test_a_forward_hook_on_every_projection_fires(name, run):
+    made, calls = block(name), set()
+    expected = run(made)
+    for path, module in projections(made).items():
+        module.register_forward_hook(lambda module, args, y, path=path: calls.add(path))
+    torch.testing.assert_close(run(made), expected)
+    assert calls == set(projections(made))
+
+
+@every_block
+def test_hooks_fire_in_single_tokens_and_not_only_in_the_prefix(name):
+    made, calls = block(name), set()
+    _, state = made(inputs(4), start(made))
+    for path, module in projections(made).items():
+        module.register_forward_pre_hook(lambda module, args, path=path: calls.add(path))
+    with torch.no_grad():
+        made.step()(inputs(1), state)
+    assert calls == set(projections(made)) - OF_SOURCE
+
+
+class LowRank(nn.Module):
+    """An adapter in the place of a projection, which holds it."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.down, self.up = nn.Linear(linear.in_features, 1, False), nn.Linear(1, linear.out_features, False)
+
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+
+
+@every_block
+def test_adapters_around_all_projections_change_outputs_and_get_gradients(name):
+    made = block(name)
+    before = generated(made)
+    adapters = {path: LowRank(module) for path, module in projections(made).items()}
+    for path, adapter in adapters.items():
+        replace(made, path, adapter)
+    y = outputs(made)
+    assert not torch.allclose(y[:, 4:], before, atol=1e-3)
+    torch.testing.assert_close(generated(made), y[:, 4:].detach(), atol=1e-4, rtol=1e-4)
+    y.square().sum().backward()
+    assert all(part.weight.grad.any() for adapter in adapters.values() for part in (adapter.up, adapter.down))
+
+
+class Scaled(nn.Module):
+    """An adapter as a parametrisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, weight):
+        return self.scale * weight
+
+
+@every_block
+def test_parametrised_projections_change_outputs_and_get_gradients(name):
+    made = block(name)
+    before = generated(made)
+    for module in projections(made).values():
+        nn.utils.parametrize.register_parametrization(module, "weight", Scaled())
+    y = outputs(made)
+    assert not torch.allclose(y[:, 4:], before, atol=1e-3)
+    torch.testing.assert_close(generated(made), y[:, 4:].detach(), atol=1e-4, rtol=1e-4)
+    y.square().sum().backward()
+    assert all(module.parametrizations.weight[0].scale.grad.any() for module in projections(made).values())
+
+
+@every_block
+@torch.no_grad()
+def test_dynamic_quantisation_of_projections_takes_effect(name):
+    made = block(name)
+    quantised = torch.ao.quantization.quantize_dynamic(made, {nn.Linear})
+    assert not projections(quantised)
+    for run in (outputs, generated):
+        error = (run(quantised) - run(made)).abs().max()
+        assert 1e-6 < error < 0.3 * run(made).abs().max()
+
+
+@every_block
+def test_a_copy_is_equal_and_independent(name):
+    made = block(name)
+    before, copied = outputs(made), deepcopy(made)
+    assert torch.equal(outputs(copied), before)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(outputs(made), before)
+
+
+@every_block
+def test_functional_call_uses_the_parameters_it_is_given(name):
+    made, other = block(name), block(name)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    state = start(other)
+    y, _ = torch.func.functional_call(made, dict(other.named_parameters()), (inputs(), state))
+    assert torch.equal(y, other(inputs(), state)[0])
+
+
+@pytest.mark.slow
+@every_block
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_compiled_block_has_the_same_values_states_and_gradients(name, training):
+    torch._dynamo.reset()
+    made, x = block(name).double().train(training), inputs().double().requires_grad_()
+    state, asked, results = start(made, torch.float64), [x, *made.parameters()], []
+    for run in (made, torch.compile(made, fullgraph=True, backend="eager")):
+        y, after = run(x, state)
+        gradients = torch.autograd.grad(y.square().sum(), asked, allow_unused=True, retain_graph=True)
+        results.append([y, *leaves(after), *gradients])
+    for eager, compiled in zip(*results):
+        if isinstance(eager, torch.Tensor):
+            torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=1e-9)
