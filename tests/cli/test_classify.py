@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import sys
 
 import numpy as np
@@ -97,18 +96,6 @@ def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_pat
     assert (code, "--out" in said) == (1, True)
 
 
-def test_tokens_without_labels_are_classified_too(classifiers, classify, edited, tmp_path):
-    trained = classifiers("tokens")
-    classes = load(str(trained.last), str(trained.data), cpu=True).labels
-    path = edited(trained.last, lambda content: content.update(task_state={"classes": classes}))
-    shutil.copytree(trained.data / "input0", tmp_path / "new/input0")
-    code, said, summary = classify(path, tmp_path / "new", "--subset=valid")
-    assert (code, summary) == (0, "")
-    assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
-    code, _, said = classify(trained.last, tmp_path / "new", "--subset=valid")
-    assert (code, "there is no" in said, "label/dict.txt" in said) == (1, True, True)
-
-
 def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path):
     trained = classifiers("values")
     path = edited(trained.last, lambda content: content["cfg"]["task"].update(shorten_method="truncate"))
@@ -189,15 +176,6 @@ def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify,
     assert (code, words in err, err.count("\n")) == (1, True, 1), err
 
 
-def test_a_model_with_a_first_token_needs_its_dictionary(classifiers, classify, edited):
-    def convert(content):  # `mega-fairseq convert` finds no dictionary in a released checkpoint
-        content["cfg"]["task"].update(init_token=3, data="nowhere")
-        content["task_state"] = {}
-
-    code, _, err = classify(edited(classifiers("tokens").last, convert), "-", typed=b"a\n")
-    assert (code, "give the folder of its training" in err) == (1, True), err
-
-
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
     trained = classifiers("values")
     good = lines_of(trained).splitlines(keepends=True)[:3]
@@ -206,22 +184,6 @@ def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
         code, said, err = classify(trained.last, "-", typed=b"".join([*good, bad, *good]))
         assert (code, said) == (1, expected)
         assert told in err
-
-
-def test_lines_end_as_in_files(classifiers, classify, tmp_path):
-    trained = classifiers("bytes")
-    for name in ("input", "input1"):
-        (tmp_path / f"new.{name}").write_bytes(b"ae\r\r\nae\r\nae\nae\r")
-    typed = b"ae\tae\r\r\nae\tae\r\nae\tae\nae\tae\r"
-    assert (
-        parsed(classify(trained.last, "-", typed=typed)[1])[1:]
-        == parsed(classify(trained.last, tmp_path, "--subset=new")[1])[1:]
-    )
-
-
-def test_a_typed_pad_is_refused(classifiers, classify):
-    code, _, err = classify(classifiers("tokens").last, "-", typed=b"ba <pad> be\n")
-    assert (code, "<pad>" in err) == (1, True)
 
 
 def of_type(number_type):
@@ -242,15 +204,6 @@ def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edit
     code, _, said = classify(edited(path, of_type(None)), "-", typed=b"1 2")
     assert code == 1
     assert "uint8, int16 or floats" in said
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [(b"ae\n", "in line 1: the number of tabs is 0; give two inputs"), (b"a\tb\tc\n", "tabs is 2")],
-)
-def test_typed_pairs_need_two_inputs(classifiers, classify, typed, said):
-    code, _, err = classify(classifiers("bytes").last, "-", typed=typed)
-    assert (code, said in err) == (1, True)
 
 
 def test_a_model_of_pairs_needs_data_with_pairs(classifiers, classify, tmp_path):
@@ -292,11 +245,6 @@ def test_names_of_classes_that_are_not_printable_are_refused(classifiers, classi
     path = edited(classifiers("values").last, lambda content: content["task_state"].update(classes=["a\x1b[31m", "b"]))
     code, _, err = classify(path, "-", typed=b"1 2\n")
     assert (code, "not printable" in err) == (1, True)
-
-
-def test_a_language_model_is_refused(sweep_folder, classify):
-    code, _, said = classify(sweep_folder / "rotary.pt", sweep_folder / "data")
-    assert (code, "rotary.pt contains the model mega_lm_small" in said) == (1, True)
 
 
 def test_the_program_and_the_command_agree(trained, classify):

@@ -21,7 +21,6 @@ import mega_fairseq
 from mega_fairseq.cli import main as command
 from mega_fairseq.cli import output as files
 from mega_fairseq.models import presets as data
-from mega_fairseq.modules import MIXERS, FeedForwardConfig
 from tests.helpers.commands import ROOT, Running, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
 from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
@@ -72,20 +71,6 @@ def test_output_that_a_full_disk_cuts_is_an_error(tmp_path, unbuffered):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
     assert (result.returncode, result.stderr) == (1, "mega-fairseq options: [Errno 27] File too large\n")
-
-
-def test_closed_streams_and_labels_that_stdout_cannot_encode_stop_nothing():
-    program = (
-        "import sys; from mega_fairseq.cli import main; from tqdm import tqdm\n"
-        "main.print_user_dir = lambda _: print('\\u00fc', len(sys.stdin.read()), *tqdm([1], disable=None))\n"
-        "print('done', file=sys.stderr) if main.main(['user-dir']) == 0 else None"
-    )
-    words = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    for closed in ("<&-", "2>&-", "<&- 2>&-"):
-        shell = ["bash", "-c", f'"$@" {closed}', "bash", *words]
-        result = subprocess.run(shell, cwd=ROOT, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
-        assert (result.returncode, result.stdout) == (0, b"\\xfc 0 1\n"), result.stderr
 
 
 def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
@@ -148,14 +133,6 @@ def test_options_are_grouped_by_the_mixers_that_have_them(capsys):
     common, of_gau = out.split("With the token mixer gau, flash:")[0], out.split("With the token mixer gau, flash:")[1]
     assert "--decoder-layers " in common
     assert "--decoder-gau-scale " in of_gau
-
-
-def test_an_option_that_several_mixers_have_is_the_same_for_all():
-    meanings = {}
-    for config in (*MIXERS.values(), FeedForwardConfig):
-        for setting in (setting for setting in fields(config) if setting.metadata.get("option")):
-            meaning = (setting.metadata["help"], setting.default, str(setting.type))
-            assert meanings.setdefault(setting.metadata["option"], meaning) == meaning, config
 
 
 def test_options_suggests_names_similar_to_an_unknown_one(capsys):

@@ -108,16 +108,16 @@ def _classes(data):
     return [word for word in words if not word.startswith("madeupword")]
 
 
-def test_with_labels_the_order_of_classes_in_the_data_does_not_matter(ours, other_order):
+def test_with_labels_the_order_of_classes_does_not_matter(ours, other_order):
     released, dictionary = recorded("listops"), FORK / "listops/data/label-bin/dict.txt"
     for options, same in ((["--labels", dictionary], True), ([], False)):
         found = evaluated(ours("listops/checkpoint_last.pt", *options), other_order)
         assert [np.array_equal(found[f"{split}/target"], released[f"{split}/target"]) for split in SPLITS] == [same] * 2
 
 
-def test_a_classifier_of_text_needs_its_dictionary_to_predict_and_says_so(ours):
+def test_a_classifier_of_text_needs_its_dictionary_to_predict(ours):
     path = ours("pair/checkpoint_last.pt")
-    with pytest.raises(ValueError, match=r"^the checkpoint has no names of classes and no dictionary, and .* give a"):
+    with pytest.raises(ValueError, match="no dictionary"):
         MegaClassifier.from_pretrained(str(path.parent), path.name)
     classifier = MegaClassifier.from_pretrained(str(path.parent), path.name, data_name_or_path=str(FORK / "pair/data"))
     larger, smaller = "[MAX 3 9 X", "[MIN 1 4 X"  # is the value of the first expression larger?

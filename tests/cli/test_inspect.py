@@ -17,7 +17,7 @@ from mega_fairseq.modules import MIXERS, DampedEMA
 from mega_fairseq.ops.attention.position import rotate, t5_bucket
 from tests.helpers import released
 from tests.helpers.commands import MEGA_SIZES, as_words, fairseq, refused_by
-from tests.helpers.mixer_checkpoints import HEADS, language_checkpoint, translation_checkpoint
+from tests.helpers.mixer_checkpoints import HEADS, language_checkpoint
 from tests.helpers.small_models import mixer_of
 from tests.helpers.sweeps import CHUNK, TASK
 from tests.helpers.sweeps import SIZES as LM_SIZES
@@ -129,14 +129,6 @@ def test_states_that_never_decay_have_infinite_half_lives(translation, sweep_fol
     assert sum(sum(row["counts"]) for row in numbers["half_lives"]["rows"]) == 0
 
 
-def test_without_chunks_no_share_beyond_the_chunk_is_reported(sweep_folder, inspect, edited, drawn):
-    path = edited(sweep_folder / "rotary.pt", lambda c: c["cfg"]["model"].update(decoder_chunk_size=-1))
-    out, numbers = inspect(path)
-    assert row(numbers, "decoder layer 1")["beyond_chunk"] is None
-    assert "no chunks" in out
-    assert not drawn["vlines"]
-
-
 # ------------------------------------------------------------------------- parameters, architecture
 
 
@@ -212,18 +204,6 @@ def test_converted_checkpoints_are_inspected(kind, name, inspect, tmp_path, caps
     reported = row(numbers, "decoder layer 0")
     assert (reported["min"], reported["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
     assert reported["delta"]["max"] == pytest.approx(delta.max().item())  # the paper's delta; the release swaps names
-
-
-@pytest.mark.parametrize(("kind", "vocabulary"), [("bytes", 260), ("values", None)])
-def test_a_classifier_is_inspected(classifiers, inspect, kind, vocabulary):
-    trained = classifiers(kind)
-    _, numbers = inspect(trained.last)
-    assert numbers["architecture"]["encoder"]["vocabulary"] == vocabulary
-    weights = torch.load(trained.last, weights_only=True)["model"]
-    buffers = sum(tensor.numel() for name, tensor in weights.items() if "running" in name or "tracked" in name)
-    assert numbers["parameters"]["unique"] == sum(tensor.numel() for tensor in weights.values()) - buffers
-    rows = [row["name"] for row in numbers["half_lives"]["rows"]]
-    assert rows == ["encoder layer 0 forward", "encoder layer 0 backward"]
 
 
 # -------------------------------------------------------------------------------------------- curves
@@ -320,26 +300,6 @@ def test_scores_of_other_biases(kind, sweep_folder, inspect, edited):
     buckets = t5_bucket(torch.arange(1 - CHUNK, 1), causal=True)
     expected = [[(layer + buckets).tolist()] for layer in range(LM_SIZES["layers"])] if kind == "t5" else []
     assert [curve["values"] for curve in numbers["curves"]] == expected
-
-
-def test_each_side_of_a_translation_model_has_curves(translation, inspect, tmp_path):
-    path = translation_checkpoint(
-        translation.last,
-        tmp_path / "model.pt",
-        encoder_token_mixer="aft",
-        decoder_token_mixer="attention",
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        max_source_positions=20,
-        max_target_positions=20,
-    )
-    _, numbers = inspect(path)
-    for layer in range(2):
-        (curve,) = curves_of(numbers, f"encoder layer {layer}").values()
-        expected = tensors_of(path, f"encoder.layers.{layer}.mixer.")["log_weight"].flip(1)
-        assert curve["first"] == 1 - CHUNK
-        torch.testing.assert_close(torch.tensor(curve["values"]), expected, rtol=1e-5, atol=1e-5)
-        assert list(curves_of(numbers, f"decoder layer {layer} cross attention")) == [SCORES]
 
 
 def test_quantiles_are_shown_of_many_heads(sweep_folder, inspect, tmp_path):

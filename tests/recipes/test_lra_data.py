@@ -135,33 +135,6 @@ def test_a_median_rounded_up_is_detected(monkeypatch):
     assert any(value(text) != label for text, label in draw_expressions(100, 50, 200))
 
 
-def test_operators_arguments_and_depth_are_those_of_the_task():
-    random, size = Random("uniform").random, 2000
-    operators, arguments, nodes = Counter(), Counter(), Counter()
-    for _ in range(size):
-        above = []
-        for symbol in listops.tree(random, 10**9).symbols:
-            if symbol == "]":
-                arguments[above.pop()] += 1
-                continue
-            nodes[len(above) < 9, symbol.startswith("[")] += 1
-            if above:
-                above[-1] += 1
-            if symbol.startswith("["):
-                operators[symbol] += 1
-                above.append(0)
-    total = sum(operators.values())
-    assert sorted(arguments) == list(range(2, 11))
-    assert nodes[False, True] == 0
-    inner = nodes[True, True] + nodes[True, False]
-    assert within(nodes[True, True] / inner, 1 / 4, (3 / 16 / inner) ** 0.5)
-    assert all(within(n / total, 1 / 4, (3 / 16 / total) ** 0.5) for n in operators.values())
-    assert all(within(n / total, 1 / 9, (8 / 81 / total) ** 0.5) for n in arguments.values())
-    kept = sum(bool(tree) and len(tree.symbols) > 500 for tree in (listops.tree(random, 1999) for _ in range(20_000)))
-    tried = PUBLISHED / KEPT  # trees behind the published share
-    assert within(kept / 20_000, KEPT, (KEPT * (1 - KEPT) * (1 / 20_000 + 1 / tried)) ** 0.5)
-
-
 def test_every_expression_occurs_once_and_seeds_differ(tmp_path):
     words = ["--shortest=4", "--longest=4", "--valid=10", "--test=10"]  # only 400 trees have four symbols
     for seed in (1, 2):
@@ -409,13 +382,6 @@ def test_reviews_are_bytes_and_some_of_train_are_held_out(source, read):
     assert sorted(pairs["test"]) == sorted(expected["test"])
 
 
-def test_pairs_are_cut_and_their_labels_are_whole_numbers(source, read):
-    out = read("retrieval", source("retrieval"))
-    for split, rows in zip(SPLITS, published.pairs().values()):
-        columns = [lines(out / f"{split}.{name}") for name in ("label", "input", "input1")]
-        assert list(zip(*columns)) == [(row[0][:1], row[3][:4000], row[4][:4000]) for row in rows]
-
-
 def test_expressions_lose_their_parentheses_only(source, read):
     out = read("listops", source("listops"))
     for split, trees in zip(SPLITS, published.trees().values()):
@@ -470,40 +436,24 @@ CLIP = bytes(32_000)
     ("data", "name", "content", "words"),
     [
         ("text", "test/pos/7_*.txt", b" \t", "pos/7_.* is empty"),
-        ("text", "test/pos/7_*.txt", b"one\ntwo", "pos/7_.* line break"),
         ("text", "test/neg/3_*.txt", None, "29 reviews"),
         ("retrieval", "*.eval.tsv", b"1.0\ta\tb\ttext\ttext\n0.0\ta\tb\ttext\n", "row 2"),
-        ("retrieval", "*.eval.tsv", b"2.0\ta\tb\ttext\ttext\n", "row 1"),
-        ("retrieval", "*.eval.tsv", b"1.0\ta\tb\ttext\t\n", "row 1"),
-        ("retrieval", "*.eval.tsv", b"", "0 rows"),
-        ("retrieval", "*.eval.tsv", None, "does not exist"),
         ("retrieval", "*.train.tsv", b"1.0\ta\tb\ttext\ttext\n" * 39, "39 rows"),
         ("listops", "*_val.tsv", HEADER + b"( ( ( [MAX 2 ) 9 ) ] )\t8\n" * 5, "row 2"),
-        ("listops", "*_val.tsv", HEADER + b"( ( ( [SUM 2 ) 9 ) ] )\t8\n" * 5, "row 2"),
         ("listops", "*_val.tsv", HEADER + b"[SM ]\t0\n" * 5, "row 2"),
         ("listops", "*_val.tsv", HEADER + b"[MAX 2 9 ]\t9\n" * 4, "5 rows"),
-        ("listops", "*_val.tsv", b"[MAX 2 9 ]\t9\n" * 6, "header"),
-        ("image", "data_batch_2", published.batch(PIXELS[:19], NUMBERS[:19]), "not 20 images"),
-        ("image", "data_batch_2", published.batch(PIXELS, [10] * 20), "label"),
         ("image", "data_batch_2", published.batch(PIXELS, NUMBERS), "the same images"),
         ("image", "data_batch_2", published.batch(PIXELS, NUMBERS)[:-500], "not a batch"),
-        ("image", "data_batch_2", published.batch(np.asfortranarray(PIXELS), NUMBERS), "not a batch"),
         # Neither numbers a place in memory nor asks for bytes that it does not have.
         ("image", "data_batch_2", b"\x80\2Nr" + b"\xff\xff\xff\x7f.", "not a batch"),
         ("image", "data_batch_2", b"\x80\5\x96" + (1 << 40).to_bytes(8, "little"), "not a batch"),
         ("speech", "no/0001_*.wav", published.wav(CLIP, rate=8000), "0001_.* 1 channel"),
-        ("speech", "no/0001_*.wav", published.wav(CLIP + b"ab"), "0001_"),
         ("speech", "no/0001_*.wav", published.wav(CLIP)[:-2], "0001_"),
-        ("speech", "no/0001_*.wav", b"<html>", "0001_.* WAV"),
         ("speech", "no/0001_*.wav", None, "99 clips"),
-        ("pathfinder", "*/metadata/2.npy", b"imgs/2 sample_0.png 0\n" * 10, "column 4"),
         ("pathfinder", "*/metadata/2.npy", b"imgs/2 sample_0.png 0 2\n" * 10, "column 4"),
-        ("pathfinder", "*/metadata/2.npy", b"\x93NUMPY\x80\xff", "column 4"),
         ("pathfinder", "*/metadata/2.npy", None, "30 pictures"),
-        ("pathfinder", "*/imgs/2/sample_0.png", None, "sample_0.png"),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK), "sample_0.png is black"),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK + 1)[:-30], "sample_0.png"),
-        ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK + 1, "GIF"), "sample_0.png"),
         ("pathfinder", "*/imgs/2/sample_0.png", lambda: published.picture(BLACK[1:] + 1), "sample_0.png"),
     ],
 )
