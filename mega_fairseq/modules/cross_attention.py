@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
@@ -12,9 +11,10 @@ from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
-from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
+from mega_fairseq.modules.projection import gated_residual, linear, packed
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
+from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
@@ -97,7 +97,7 @@ class GatedCrossAttention(Layer):
         """Keys and values of the encoder's output, computed once per translation."""
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
         source, _, source_padding_mask = to_front(source, source_padding_mask, self.longest)
-        values = activated(self.values, source, self.config.activation)
+        values = ACTIVATIONS[self.config.activation].forward(self.values(source))
         return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
 
     def forward(
@@ -168,7 +168,6 @@ class GatedCrossAttention(Layer):
     def step(self) -> Callable[..., Tuple[Tensor, CrossAttentionState]]:
         """The layer for one token at a time, with one projection for the queries and both gates, as of now."""
         c, norm, position_bias = self.config, self.norm, TabledBias(self.position_bias)
-        activation = ACTIVATIONS[c.activation].forward
         project, project_hidden = packed(self.queries, self.gates), packed(self.hidden)
 
         def step(x: Tensor, source: None, state: CrossAttentionState, *masks: None):
@@ -182,8 +181,8 @@ class GatedCrossAttention(Layer):
                 attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)
             else:
                 attended = torch.stack([product(rows) for product, rows in zip(packed_values, weights)])
-            hidden = project_hidden(F.silu(reset) * attended.reshape(residual.shape))
-            y = torch.lerp(residual, activation(hidden), torch.sigmoid(update))
+            attended = attended.reshape(residual.shape)
+            y = gate_output(update, reset, None, attended, residual, project_hidden, c.activation)
             y = y if c.prenorm else norm(y)
             return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed_values)
 

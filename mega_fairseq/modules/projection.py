@@ -7,11 +7,9 @@ quantised layer in its place always takes effect: then the same formula calls th
 from typing import Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.gates import activated_linear, gated_linear, gated_output
+from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from mega_fairseq.ops.linear import Projection, ready_linear
 
 # N(0, 0.02) for all, including kappa, as in the release; or N(0, 1/in) with kappa = 1, so that scores start at order 1.
@@ -51,20 +49,6 @@ def packed(*layers: nn.Module) -> Projection:
     return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
 
 
-def activated(layer: nn.Module, x: Tensor, activation: str = "silu") -> Tensor:
-    """activation(x W^T + b): (B, L, D) -> (B, L, E)."""
-    if is_plain(layer):
-        return activated_linear(x, *_weights(layer), activation)
-    return ACTIVATIONS[activation].forward(layer(x))
-
-
-def gated(x: Tensor, attended: Tensor, gate: nn.Module, output: nn.Module, activation: str = "silu") -> Tensor:
-    """(activation(x W + b) * O) W_o + b_o: x (B, L, D), O (B, L, E) -> (B, L, D)."""
-    if is_plain(gate, output):
-        return gated_linear(x, attended, _weights(gate), _weights(output), activation)
-    return output(ACTIVATIONS[activation].forward(gate(x)) * attended)
-
-
 def gated_residual(
     x: Tensor,
     attended: Tensor,
@@ -78,12 +62,4 @@ def gated_residual(
     """`gated_output` (eq. 12-15), with gates of x: x, residual (B, L, D), O (B, L, v) -> (B, L, D)."""
     if is_plain(gates, hidden):
         return gated_output(x, attended, residual, _weights(gates), _weights(hidden), activation, keep, scale)
-    dim, width = residual.size(-1), attended.size(-1)
-    base = gates(x)
-    candidate = hidden(F.silu(base[..., dim : dim + width]) * attended)
-    if base.size(-1) > dim + width:
-        candidate = candidate + base[..., dim + width :]
-    candidate = ACTIVATIONS[activation].forward(candidate)
-    if keep is not None:
-        candidate = candidate * keep * scale
-    return residual + torch.sigmoid(base[..., :dim]) * (candidate - residual)
+    return gated_output_naive(x, attended, residual, gates, hidden, activation, keep, scale)

@@ -1,9 +1,11 @@
 """Tests of the Triton kernels in Triton's interpreter: `test_triton.py` runs them in a process of their own."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops import backend
@@ -188,11 +190,12 @@ def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped)
     }
     keep = (noise(2, rows, 2 * dim, seed=20) > -0.5)[..., ::2] if dropped else None
 
-    def by(function):
-        def run(gate_input, attended, residual, weight, bias, output, output_bias):
-            gates, hidden = (weight, bias), (output, output_bias)
-            return function(gate_input, attended, residual, gates, hidden, "silu", keep, 1.0 / math.sqrt(2))
+    def fused(gate_input, attended, residual, weight, bias, output, output_bias):
+        gates = ((weight, bias), (output, output_bias))
+        return gated_output(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
 
-        return run
+    def definition(gate_input, attended, residual, weight, bias, output, output_bias):
+        gates = (partial(F.linear, weight=w, bias=b) for w, b in ((weight, bias), (output, output_bias)))
+        return gated_output_naive(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
 
-    assert_same(with_gradients(by(gated_output), tensors), with_gradients(by(gated_output_naive), tensors))
+    assert_same(with_gradients(fused, tensors), with_gradients(definition, tensors))

@@ -13,13 +13,14 @@ from mega_fairseq.modules.layer import check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.position_bias import TabledBias, biased_weights
-from mega_fairseq.modules.projection import activated, gated_residual, linear, packed
+from mega_fairseq.modules.projection import gated_residual, linear, packed
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
 from mega_fairseq.ops.ema.naive import log_decays
+from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -175,12 +176,12 @@ class MovingAverageGatedAttention(SingleHeadMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
         c, (ema_state, cache) = self.config, batch.state or (None, None)
-        values = self.drop(activated(self.values, x, c.activation), c.hidden_dropout)  # V (B, L, v), eq. 10
+        values = self.drop(ACTIVATIONS[c.activation].forward(self.values(x)), c.hidden_dropout)  # V (B, L, v), eq. 10
 
         averaged = self.ema(x, ema_state, batch.align)
         x, ema_state = averaged if c.causal else (averaged, None)
         x = self.drop(x, c.dropout)  # X' (B, L, D), eq. 6
-        shared = activated(self.shared, x)  # Z (B, L, z), eq. 7
+        shared = F.silu(self.shared(x))  # Z (B, L, z), eq. 7
         queries, keys = self.queries_keys(shared)  # eq. 8-9
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
 
@@ -211,8 +212,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
             cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
             weights = biased_weights(queries, cache.keys, position_bias, cache.keys.size(1) - 1, c.attention)
             attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
-            hidden = project_hidden(F.silu(reset) * attended)
-            y = torch.lerp(residual, activation(candidate + hidden), torch.sigmoid(update))  # eq. 12-15
+            y = gate_output(update, reset, candidate, attended, residual, project_hidden, c.activation)  # eq. 12-15
             return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))
 
         return MixerStep(self, mix)

@@ -4,7 +4,7 @@ Base is X' (W_u, W_r, W_h) + b, its rows D + E + D wide, or D + E without W_h. E
 better; only what matrix products need is stored.
 """
 
-from typing import Any
+from typing import Any, List, Optional, Tuple
 
 import torch
 import triton
@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
-from mega_fairseq.ops.derivatives import once_differentiable
-from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.precision import at_least_float32
 
 BLOCK = 1024  # columns of a program
 WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -27,12 +26,25 @@ def _at(width, stride, offset, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def silu(x):
+    """silu(x) and its derivative."""
+    sigmoid = tl.sigmoid(x)
+    return x * sigmoid, sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
+@triton.jit
+def reset_gate(x):
+    """The activation of the reset gate, the same as RESET in naive.py, and its derivative."""
+    return silu(x)
+
+
+@triton.jit
 def reset(base, attended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """mixed = r O with r = silu(base[:, D : D + E])."""
+    """mixed = r O with r = reset_gate(base[:, D : D + E])."""
     at, at_base, inside = _at(E, stride, D, BLOCK)
-    r = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
+    r, _ = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
-    tl.store(mixed + at, (r * tl.sigmoid(r) * o).to(mixed.dtype.element_ty), mask=inside)
+    tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -41,11 +53,9 @@ def reset_backward(
 ):
     """From the gradient of mixed, those of base and O; and mixed again, for the gradient of U_h."""
     at, at_base, inside = _at(E, stride, D, BLOCK)
-    before = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
+    r, slope = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
     grad = tl.load(dmixed + at, mask=inside, other=0.0).to(WIDE)
-    sigmoid = tl.sigmoid(before)
-    r, slope = before * sigmoid, sigmoid * (1.0 + before * (1.0 - sigmoid))
     tl.store(dbase + at_base, (grad * o * slope).to(dbase.dtype.element_ty), mask=inside)
     tl.store(dattended + at, (grad * r).to(dattended.dtype.element_ty), mask=inside)
     tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
@@ -62,7 +72,7 @@ def update(
     if HIDDEN:
         c += tl.load(base + at_base + offset, mask=inside, other=0.0).to(WIDE)
         tl.store(before + at, c.to(before.dtype.element_ty), mask=inside)
-    h = c * tl.sigmoid(c)
+    h, _ = silu(c)
     if keep is not None:
         h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
@@ -81,55 +91,71 @@ def update_backward(
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
     grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)
     u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
-    sigmoid = tl.sigmoid(c)
-    h, dh = c * sigmoid, grad * u
+    h, slope = silu(c)
+    dh = grad * u
     tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
     if keep is not None:
         kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
         h, dh = h * kept, dh * kept
     tl.store(dbase + at_base, (grad * (h - x) * u * (1.0 - u)).to(dbase.dtype.element_ty), mask=inside)
-    dc = (dh * sigmoid * (1.0 + c * (1.0 - sigmoid))).to(dbefore.dtype.element_ty)
+    dc = (dh * slope).to(dbefore.dtype.element_ty)
     tl.store(dbefore + at, dc, mask=inside)
     if HIDDEN:
         tl.store(dbase + at_base + offset, dc, mask=inside)
 
 
-def _launch(kernel: Any, rows: int, width: int, like: Tensor, *given: Any, **options: Any) -> None:
+def _launch(kernel: Any, rows: int, width: int, like: Tensor, *args: Any, **options: Any) -> None:
     block = min(BLOCK, triton.next_power_of_2(width))
     wide = WIDE[at_least_float32(like.dtype)]
-    launch(kernel, (rows, triton.cdiv(width, block)), *given, **options, BLOCK=block, WIDE=wide)
+    launch(kernel, (rows, triton.cdiv(width, block)), *args, **options, BLOCK=block, WIDE=wide)
 
 
-class TritonGates(torch.autograd.Function):
-    """`gated_output` of rows, with silu. Matrix products are torch's."""
+def forward(
+    gate_input: Tensor,
+    attended: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    hidden_bias: Tensor,
+    keep: Optional[Tensor],
+    scale: float,
+    activation: str,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """As in tiles.py, with silu. Matrix products are torch's."""
+    attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+    base = torch.addmm(bias, gate_input, weight.t())
+    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+    mixed, y = torch.empty_like(attended), torch.empty_like(residual)
+    _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
+    before = torch.addmm(hidden_bias, mixed, hidden.t())
+    args = (base, before, residual, keep, y, stride, dim + width, dim)
+    _launch(update, rows, dim, residual, *args, HIDDEN=stride > dim + width, SCALE=scale)
+    return y, base, before
 
-    @staticmethod
-    def forward(ctx, gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale):
-        attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
-        base = torch.addmm(bias, gate_input, weight.t())
-        (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-        mixed, y = torch.empty_like(attended), torch.empty_like(residual)
-        _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
-        before = torch.addmm(hidden_bias, mixed, hidden.t())  # the candidate before its activation
-        ctx.options = {"HIDDEN": stride > dim + width, "SCALE": scale}
-        given = (base, before, residual, keep, y, stride, dim + width, dim)
-        _launch(update, rows, dim, residual, *given, **ctx.options)
-        ctx.save_for_backward(gate_input, attended, residual, weight, hidden, base, before, keep)
-        return y
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        gate_input, attended, residual, weight, hidden, base, before, keep = ctx.saved_tensors
-        (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-        dbase, dbefore, dresidual = (torch.empty_like(t) for t in (base, before, residual))
-        dattended, mixed = (torch.empty_like(attended) for _ in range(2))
-        with without_autocast(base):
-            given = (base, before, residual, keep, dy.contiguous(), dbase, dresidual, dbefore, stride, dim + width, dim)
-            _launch(update_backward, rows, dim, residual, *given, **ctx.options)
-            dmixed = torch.mm(dbefore, hidden)
-            given = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
-            _launch(reset_backward, rows, width, residual, *given)
-            of_gates = (torch.mm(dbase.t(), gate_input), dbase.sum(0))
-            of_hidden = (torch.mm(dbefore.t(), mixed), dbefore.sum(0))
-            return torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden, None, None
+def backward(
+    dy: Tensor,
+    gate_input: Tensor,
+    attended: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    hidden: Tensor,
+    keep: Optional[Tensor],
+    base: Tensor,
+    before: Tensor,
+    scale: float,
+    activation: str,
+) -> List[Tensor]:
+    attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
+    dbase, dbefore, dresidual = (torch.empty_like(t) for t in (base, before, residual))
+    dattended, mixed = (torch.empty_like(attended) for _ in range(2))
+    args = (base, before, residual, keep, dy.contiguous(), dbase, dresidual, dbefore, stride, dim + width, dim)
+    _launch(update_backward, rows, dim, residual, *args, HIDDEN=stride > dim + width, SCALE=scale)
+    dmixed = torch.mm(dbefore, hidden)
+    args = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
+    _launch(reset_backward, rows, width, residual, *args)
+    of_gates = (torch.mm(dbase.t(), gate_input), dbase.sum(0))
+    of_hidden = (torch.mm(dbefore.t(), mixed), dbefore.sum(0))
+    return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
