@@ -1,124 +1,163 @@
-"""The layers that are measured: ours, torch's Transformer layer, the textbook EMA, and mega-pytorch if installed."""
+"""The layers that are measured: every token mixer with its feed-forward layer, torch's Transformer layer, and the EMA.
+
+All have the parameters of torch's layer within 2%: the feed-forward layer is as wide as that takes. GAU and FLASH have
+none, so theirs are two layers.
+"""
 
 import math
-from typing import Any, Callable, Optional
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBlock, MovingAverageGatedAttention
+from benchmarks.measure import Step
+from mega_fairseq.modules import MIXERS, Block, DampedEMA, FeedForwardConfig
 
-DIM, SHARED, VALUES, NDIM, CHUNK = 512, 128, 1024, 16, 128  # widths of mega_transformer_base
-HEADS = 8
-EQUAL = 2144  # width of torch's feed-forward, with which its layer has the parameters of a Mega block, within 2%
+DIM, SHARED, VALUES, NDIM, HEADS = 512, 128, 1024, 16, 8  # widths of mega_transformer_base
+FEED_FORWARD = 2144  # width of the feed-forward part of torch's layer
+WINDOW, FLASH_CHUNK, STRIDE, REACH = 512, 256, 64, 32
+LONGEST_QUADRATIC = 8192  # beyond it, full attention takes minutes per step
 
-MEGA = {
-    "chunk128_causal_rotary": {"chunk_size": CHUNK, "causal": True, "position_bias": "rotary"},
-    "chunk128_bidir_simple": {"chunk_size": CHUNK, "causal": False, "position_bias": "simple"},
-    "full_causal_rotary": {"chunk_size": None, "causal": True, "position_bias": "rotary"},
-    "full_bidir_simple": {"chunk_size": None, "causal": False, "position_bias": "simple"},
+CAUSAL = {"mixer": "mega", "position_bias": "rotary", "shared_dim": SHARED, "value_dim": VALUES, "ndim": NDIM}
+BIDIRECTIONAL = {**CAUSAL, "causal": False, "position_bias": "simple", "max_positions": LONGEST_QUADRATIC}
+UNIT = {"position_bias": "rope", "shared_dim": SHARED, "value_dim": VALUES}
+ROPE = {"mixer": "attention", "heads": HEADS, "rotary_dims": 32}
+SPARSE = {"mixer": "sparse", "stride": STRIDE, "heads": HEADS, "rotary_dims": 32}
+
+# name -> mixer and its options
+MEGA: Dict[str, Dict[str, Any]] = {
+    "Mega, causal, chunks of 128": {**CAUSAL, "chunk_size": 128},
+    "Mega, bidirectional, chunks of 128": {**BIDIRECTIONAL, "chunk_size": 128},
+    "Mega, causal, full attention": CAUSAL,
+    "Mega, bidirectional, full attention": BIDIRECTIONAL,
 }
-CHUNKED = [name for name in MEGA if name.startswith("chunk")]
-# For figures and printed tables.
-LABELS = {
-    "torch": "Transformer layer of torch",
-    "chunk128_causal_rotary": "Mega, causal, chunks of 128",
-    "chunk128_bidir_simple": "Mega, bidirectional, chunks of 128",
-    "full_causal_rotary": "Mega, causal, full attention",
-    "full_bidir_simple": "Mega, bidirectional, full attention",
+OTHERS: Dict[str, Dict[str, Any]] = {
+    "Mega, chunks": {**CAUSAL, "chunk_size": WINDOW},
+    "GAU, full": {"mixer": "gau", **UNIT},
+    "GAU, windows": {"mixer": "gau", "chunk_size": WINDOW, **UNIT},
+    "FLASH": {"mixer": "flash", "chunk_size": FLASH_CHUNK, **UNIT},
+    "attention, full": ROPE,
+    "attention, windows": {**ROPE, "chunk_size": WINDOW},
+    "time weighting before": {**ROPE, "chunk_size": WINDOW, "time_weight": "before", "beta": True, "gamma": True},
+    "time weighting after": {**ROPE, "chunk_size": WINDOW, "time_weight": "after", "alpha": True, "beta": True},
+    "gMLP": {"mixer": "gmlp", "chunk_size": WINDOW, "heads": HEADS, "expansion": 2},
+    "AFT": {"mixer": "aft", "chunk_size": WINDOW, "heads": HEADS},
+    "AFT-local": {"mixer": "aft", "form": "local", "reach": REACH, "heads": HEADS},
+    "sparse, strided": {**SPARSE, "pattern": "strided"},
+    "sparse, fixed": {**SPARSE, "pattern": "fixed", "summary": 8},
 }
+LAYERS = {**MEGA, **OTHERS}
+TRANSFORMER, CAUSAL_TRANSFORMER = "Transformer layer of torch", "causal Transformer layer of torch"
+GROUPS = {"mega": [TRANSFORMER, *MEGA], "mixers": [CAUSAL_TRANSFORMER, *OTHERS]}
 
 
-def layer(name: str, length: int) -> nn.Module:
-    """A whole layer: gated attention and feed-forward, or torch's counterpart."""
-    if name == "torch":
-        return torch_layer()
-    return MegaBlock(_attention(name, length), FeedForwardConfig(DIM, hidden_dim=VALUES))
+class TransformerLayer(nn.Module):
+    """torch's layer on its fused attention, without dropout like the others."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.causal = causal
+        self.layer = nn.TransformerEncoderLayer(DIM, HEADS, FEED_FORWARD, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.causal:
+            return self.layer(x)
+        mask = future(x.device)[: x.size(1), : x.size(1)]
+        return self.layer(x, src_mask=mask, is_causal=True)
 
 
-def gated_attention(name: str, length: int, **options: Any) -> nn.Module:
-    """Without feed-forward."""
-    return MovingAverageGatedAttention(_attention(name, length, **options))
+@lru_cache(maxsize=None)
+def future(device: torch.device) -> Tensor:
+    """The mask, which torch asks for although its fused attention does not read it; made before the measurements."""
+    return nn.Transformer.generate_square_subsequent_mask(LONGEST_QUADRATIC, device)
 
 
-def _attention(name: str, length: int, **options: Any) -> GatedAttentionConfig:
-    options = {**MEGA[name], "max_positions": length, **options}
-    return GatedAttentionConfig(DIM, shared_dim=SHARED, value_dim=VALUES, ndim=NDIM, **options)
+class Stack(nn.Module):
+    """Blocks one after the other, without a state."""
+
+    def __init__(self, blocks: List[Block]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x = x[0] if block.causal else x
+        return x
 
 
-def torch_layer() -> nn.Module:
-    """torch's Transformer layer, on its fused attention, without dropout like the others."""
-    return nn.TransformerEncoderLayer(DIM, HEADS, EQUAL, dropout=0.0, batch_first=True)
+def layer(name: str) -> nn.Module:
+    if name in (TRANSFORMER, CAUSAL_TRANSFORMER):
+        return TransformerLayer(name == CAUSAL_TRANSFORMER)
+    options = dict(LAYERS[name])
+    config = MIXERS[options.pop("mixer")](DIM, **options)
+    if name.startswith(("GAU", "FLASH")):
+        return Stack([Block(config), Block(config)])
+    missing = size_of(TransformerLayer(False)) - size_of(Block(config))
+    width = missing // (2 * DIM + 1) // 8 * 8  # GPUs multiply matrices of other widths at half the speed
+    return Stack([Block(config, FeedForwardConfig(DIM, hidden_dim=width))])
 
 
 def size_of(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-class Projections(nn.Module):
-    """Only the matrix products of a Mega block: a lower bound of its time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values, self.inner = nn.Linear(DIM, VALUES), nn.Linear(DIM, SHARED + VALUES + 2 * DIM)
-        self.hidden = nn.Linear(VALUES, DIM)
-        self.expand, self.contract = nn.Linear(DIM, VALUES), nn.Linear(VALUES, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.inner(x)
-        y = self.contract(self.expand(self.hidden(self.values(x))))
-        # Gradients of ones reach every product; the sums cost next to nothing.
-        return y.sum() + inner.sum()
+def fitting(names: List[str], length: int) -> List[str]:
+    """Without those whose attention is full, if the sequence is too long for it."""
+    linear = [name for name in names if "Transformer" not in name and "full" not in name]
+    return names if length <= LONGEST_QUADRATIC else linear
 
 
-def mega_pytorch(causal: bool = True) -> Optional[nn.Module]:
-    """The gated attention of PyPI's mega-pytorch at the same widths, or None if not installed. It has no chunks."""
-    try:
-        from mega_pytorch.mega_pytorch import MegaLayer
-    except ImportError:
-        return None
-    return MegaLayer(dim=DIM, ema_heads=NDIM, attn_dim_qk=SHARED, attn_dim_value=VALUES, causal=causal)
+def training_step(module: nn.Module, batch: int, length: int) -> Step:
+    """Forward and backward, gradient of the input included."""
+    parameter = next(module.parameters())
+    x = torch.randn(batch, length, DIM, device=parameter.device, dtype=parameter.dtype, requires_grad=True)
+
+    def step() -> None:
+        module(x).sum().backward()
+        x.grad = None
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+def layer_step(name: str, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
+    """`training_step` of a layer on as many sequences as make `tokens`, or one if it is longer."""
+    return training_step(layer(name).to(dtype), max(1, tokens // length), length)
+
+
+# ------------------------------------------------------------------------------------------- the EMA alone
+
+
+def ema_parameters() -> Tuple[Tensor, ...]:
+    """alpha, delta, beta and eta (1, D, N), and omega (D)."""
+    module = DampedEMA(DIM, NDIM)
+    return tuple(
+        p.detach().requires_grad_() for p in (module.alpha, module.delta, module.beta, module.eta, module.omega)
+    )
 
 
 def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor, omega: Tensor) -> Tensor:
     """The EMA as in the paper's appendix: all D x N x L powers, then an FFT of twice the length. x (B, L, D)."""
     length = x.size(1)
+    alpha, delta, beta, eta = (p.squeeze(0) for p in (alpha, delta, beta, eta))
     weight = torch.sigmoid(alpha)
     decay = 1.0 - weight * torch.sigmoid(delta)
     powers = torch.exp(torch.arange(length, device=x.device) * torch.log(decay).unsqueeze(-1))  # (D, N, L)
     kernel = torch.einsum("dnl,dn->dl", weight.mul(beta).unsqueeze(-1) * powers, eta * math.sqrt(1.0 / eta.size(-1)))
-    n = 2 * length
-    spectrum = torch.fft.rfft(x.transpose(1, 2), n) * torch.fft.rfft(kernel, n)
-    return torch.fft.irfft(spectrum, n)[..., :length].transpose(1, 2) + omega * x
+    spectrum = torch.fft.rfft(x.transpose(1, 2), 2 * length) * torch.fft.rfft(kernel, 2 * length)
+    return torch.fft.irfft(spectrum, 2 * length)[..., :length].transpose(1, 2) + omega * x
 
 
-def training_step(
-    module: Callable[[Tensor], Tensor], batch: int, length: int, dtype: Optional[torch.dtype] = None
-) -> Callable[[], None]:
-    """Forward and backward, input gradient included, as one call."""
-    x = torch.randn(batch, length, DIM, dtype=dtype, requires_grad=True)
+def ema_step(form: Callable[..., Tensor], length: int, tokens: int) -> Step:
+    """Forward and backward of a form of the EMA, which takes x and the parameters."""
+    parameters = ema_parameters()
+    x = torch.randn(max(1, tokens // length), length, DIM, requires_grad=True)
 
     def step() -> None:
-        y = module(x)
-        (y[0] if isinstance(y, tuple) else y).sum().backward()
-        x.grad = None
-        if isinstance(module, nn.Module):
-            module.zero_grad(set_to_none=True)
-
-    return step
-
-
-SINGLE_TOKENS = 20  # in one call of `single_token`
-
-
-def single_token(layer: Callable, rows: int, state: Any) -> Callable[[], None]:
-    """A call that passes `SINGLE_TOKENS` tokens through a causal layer, one after the other, always from this state."""
-    x = torch.randn(rows, 1, DIM)
-
-    @torch.no_grad()
-    def step() -> None:
-        reached = state
-        for _ in range(SINGLE_TOKENS):
-            _, reached = layer(x, reached)
+        form(x, *parameters).sum().backward()
+        for tensor in (x, *parameters):
+            tensor.grad = None
 
     return step

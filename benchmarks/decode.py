@@ -1,85 +1,70 @@
-"""Beam search with mega_transformer_base against fairseq's own Transformer base, in one process.
+"""Beam search with mega_transformer_base against fairseq's own Transformer base, on one CPU thread.
 
-    python benchmarks/decode.py                     everything (about 40 minutes): tables, and with --json a file
-    python benchmarks/decode.py --lengths 64,512    some lengths
-    python benchmarks/decode.py --tables flat       some tables
-    python benchmarks/decode.py --quick             a minute, at small lengths, to check that everything runs
+    python benchmarks/decode.py --json docs/decode.json      all tables, about 40 minutes
 
-Beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000. CPU time of one thread,
-encoder and fairseq's own search included. Before timing, step-by-step decoding is compared with the whole target at
-once. decode: one sentence of various lengths. batches: 1, 16 and 64 sentences of 30 tokens, also with weights in int8,
-on CPUs with exact products of them. flat: time per token of a long translation in chunks, between short ones.
+Beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000; encoder and fairseq's
+search included. Decoding step by step is compared with the whole target at once before it is timed. Weights in int8 are
+measured on CPUs with exact products of them.
 """
 
-import argparse
 import sys
-import warnings
-from argparse import Namespace
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Dict, Iterator, List
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks.measure import chosen_names, machine, seconds, write_json
-from benchmarks.models import preset, task
+from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.models import from_args
 from mega_fairseq.ops.linear import INT8_WORKS
 
-VOCABULARY, BEAM = 33_000, 5
-LENGTHS = [64, 256, 512, 2048]
-CHUNK = 128
-BATCHES, SHORT = (1, 16, 64), 30
-TABLES = ("decode", "batches", "flat")
+TYPES, BEAM = 33_000, 5
+LENGTHS, LONG = [64, 256, 512], 2048
+BATCHES, SHORT = [1, 16, 64], 30
+CHUNKS = ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
+MODELS = {
+    "Transformer": ["--arch=transformer_wmt_en_de"],
+    "Mega": ["--arch=mega_transformer_base"],
+    "Mega, chunks of 128": ["--arch=mega_transformer_base", *CHUNKS],
+    "Mega, int8": ["--arch=mega_transformer_base", "--generation-weights=int8"],
+}
+SENTENCE = ["Transformer", "Mega", "Mega, chunks of 128"]
+BATCHED = ["Transformer", "Mega", *["Mega, int8"] * INT8_WORKS]
 
 
-def mega(task: Namespace, longest: int, **options: Any) -> BaseFairseqModel:
-    options.update(share_all_embeddings=True, max_source_positions=longest, max_target_positions=longest)
-    return preset("mega_transformer_base", task, **options)
-
-
-def transformer(task: Namespace, longest: int) -> BaseFairseqModel:
-    args = Namespace(share_all_embeddings=True, max_source_positions=longest, max_target_positions=longest)
-    ARCH_CONFIG_REGISTRY["transformer_wmt_en_de"](args)
-    return MODEL_REGISTRY["transformer"].build_model(args, task).eval()
-
-
-def contenders(task: Namespace, longest: int) -> Dict[str, BaseFairseqModel]:
+def build(names: List[str], types: int, longest: int) -> Dict[str, BaseFairseqModel]:
     torch.manual_seed(0)
-    return {
-        "transformer": transformer(task, longest),
-        "mega": mega(task, longest),
-        f"mega_chunk{CHUNK}": mega(task, longest, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK),
-    }
+    limits = [f"--max-source-positions={longest + 8}", f"--max-target-positions={longest + 8}"]
+    common = ["--task=translation", "--share-all-embeddings", *limits]
+    return {name: from_args([*common, *MODELS[name]], types).eval() for name in names}
 
 
-def generation(model: BaseFairseqModel, length: int, batch: int = 1) -> Callable[[], None]:
+def search(model: BaseFairseqModel, length: int, batch: int = 1) -> Step:
     """Translates sentences of `length` tokens into exactly as many."""
     torch.manual_seed(1)
-    words = model.decoder.dictionary
-    source = torch.randint(4, len(words), (batch, length))
+    source = torch.randint(4, len(model.decoder.dictionary), (batch, length))
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((batch,), length)}}
     model.make_generation_fast_(need_attn=False)  # as fairseq-generate does
-    options = {"min_len": length - 1, "max_len_a": 0, "max_len_b": length - 1}
-    search = SequenceGenerator([model], words, beam_size=BEAM, **options)
+    options = {"beam_size": BEAM, "min_len": length - 1, "max_len_a": 0, "max_len_b": length - 1}
+    generator = SequenceGenerator([model], model.decoder.dictionary, **options)
 
-    def run() -> None:
-        found = search.generate([model], sample)
-        assert len(found) == batch
-        assert all(h["tokens"].numel() == length for each in found for h in each)
+    def step() -> None:
+        hypotheses = generator.generate([model], sample)
+        assert [h["tokens"].numel() for each in hypotheses for h in each] == [length] * BEAM * batch
 
-    return run
+    return step
 
 
 @torch.no_grad()
-def gate(models: Dict[str, BaseFairseqModel]) -> None:
+def check(models: Dict[str, BaseFairseqModel]) -> None:
     """Raises unless decoding step by step equals decoding all at once."""
     for name, model in models.items():
-        words = model.decoder.dictionary
-        source, target = (torch.randint(4, len(words), (2, 40)) for _ in range(2))
+        source, target = (torch.randint(4, len(model.decoder.dictionary), (2, 40)) for _ in range(2))
         out, state = model.encoder(source, torch.tensor([40, 40])), {}
         whole, _ = model.decoder(target, encoder_out=out)
         for step in range(1, 41):
@@ -88,75 +73,35 @@ def gate(models: Dict[str, BaseFairseqModel]) -> None:
     print("correct: step by step = all at once")
 
 
-def table(lengths: List[int], vocabulary: int, repeats: int) -> List[Dict]:
-    """CPU milliseconds per target token, and the speedup over the Transformer."""
-    models = contenders(task(vocabulary), max(lengths) + 8)
-    gate(models)
-    rows = []
+def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
+    """Beam search of one sentence, beam 5: milliseconds per token, by tokens"""
+    with meter.device:
+        models = build(SENTENCE, types, max(lengths))
+        steps = {n: {name: search(model, n) for name, model in models.items()} for n in lengths}
     for length in lengths:
-        steps = {name: generation(model, length) for name, model in models.items()}
-        times = seconds(steps, repeats) if length <= 512 else seconds(steps, 1, warm_up=0)  # minutes each
-        rows.append({"length": length, "ms_per_token": {n: 1000 * t / length for n, t in times.items()}})
-        ratios = "  ".join(
-            f"{n} {1000 * t / length:7.2f} ms ({times['transformer'] / t:4.2f}x)" for n, t in times.items()
-        )
-        print(f"{length:6d} tokens  {ratios}", flush=True)
-    return rows
+        times = meter.seconds(steps[length]) if length < LONG else meter.seconds(steps[length], 1, warm_up=0)
+        yield length, {name: 1000 * time / length for name, time in times.items()}
 
 
-def batches(sizes: Iterable[int], length: int, vocabulary: int, repeats: int) -> List[Dict]:
-    """Sentences per CPU second, by the number of sentences in a batch."""
-    torch.manual_seed(0)
-    types, longest = task(vocabulary), length + 8
-    models = {"transformer": transformer(types, longest), "mega": mega(types, longest)}
-    if INT8_WORKS:
-        models["mega_int8"] = mega(types, longest, generation_weights="int8")
-    rows = []
+def batches(types: int, sizes: List[int], meter: Meter, dtype: torch.dtype = torch.float32) -> Iterator[Row]:
+    """Beam search of sentences of 30 tokens, beam 5: sentences per second, by sentences in a batch"""
+    names = BATCHED if meter.device.type == "cpu" else BATCHED[:2]
     for batch in sizes:
-        times = seconds({name: generation(model, length, batch) for name, model in models.items()}, repeats)
-        speeds = {name: batch / time for name, time in times.items()}
-        rows.append({"batch": batch, "length": length, "sentences_per_second": speeds})
-        ratios = "  ".join(f"{n} {speed:.2f}/s ({speed / speeds['transformer']:4.2f}x)" for n, speed in speeds.items())
-        print(f"{batch:6d} sentences  {ratios}", flush=True)
-    return rows
+        with meter.device:
+            models = build(names, types, SHORT)
+            steps = {name: search(model.to(dtype), SHORT, batch) for name, model in models.items()}
+        yield batch, {name: batch / time for name, time in meter.seconds(steps).items()}
 
 
-def flat(short: int, long: int, vocabulary: int) -> Dict:
-    """CPU milliseconds per token of a long translation in chunks, timed between short ones."""
-    model = mega(task(vocabulary), long + 8, encoder_chunk_size=CHUNK, decoder_chunk_size=CHUNK)
-    runs = {length: generation(model, length) for length in (short, long)}
-    around = [seconds({"run": runs[short]}, 3)["run"] / short]
-    middle = seconds({"run": runs[long]}, 1, warm_up=0)["run"] / long
-    around.append(seconds({"run": runs[short]}, 3, warm_up=0)["run"] / short)
-    found = {"short": 1000 * sum(around) / 2, "long": 1000 * middle}
-    print(
-        f"{short} tokens {found['short']:.2f} ms, {long} tokens {found['long']:.2f} ms: {middle * 2 / sum(around):.2f}"
-    )
-    return found
+TABLES = ("decode", "batches")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", help="comma-separated target lengths instead of 64, 256, 512, 2048")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds up to 512 tokens, of which the median is taken")
-    parser.add_argument("--quick", action="store_true", help="16 and 32 tokens, a vocabulary of 1000, one round")
-    parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
-    args = parser.parse_args()
-    chosen = chosen_names(parser, "tables", args.tables, TABLES)
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
-    lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
-    quick, results = args.quick, {}
-    if "decode" in chosen:
-        results["decode"] = table([16, 32], 1000, 1) if quick else table(lengths, VOCABULARY, args.repeats)
-    if "batches" in chosen:
-        results["batches"] = batches(*(((2,), 8, 1000, 1) if quick else (BATCHES, SHORT, VOCABULARY, args.repeats)))
-    if "flat" in chosen:
-        results["flat"] = flat(*((16, 64, 1000) if quick else (256, 2048, VOCABULARY)))
-    if args.json:
-        write_json(args.json, results)
+    args = parser(__doc__, TABLES).parse_args()
+    prepare_process()
+    types, lengths, sizes = (1000, [16], [2]) if args.quick else (TYPES, [*LENGTHS, LONG], BATCHES)
+    check(build(SENTENCE, types, 64))
+    run({"decode": partial(decode, types, lengths), "batches": partial(batches, types, sizes)}, args)
 
 
 if __name__ == "__main__":

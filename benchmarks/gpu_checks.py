@@ -1,12 +1,17 @@
-"""Comparisons of a device with the CPU: layers, models and search give the same numbers there.
+"""Comparisons of a device with the CPU: layers, models, search and fairseq's commands give the same numbers there.
 
 References are computed in float64 on the CPU. Their parameters and inputs are rounded to bfloat16 first, so that all
-number formats have the same. Each check yields its cases; what they compare yields Findings.
+number formats have the same. A check yields cases: a name, and a function that yields Findings.
 """
 
+import os
+import re
+import subprocess
+import tempfile
 from copy import deepcopy
-from functools import partial
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +20,18 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from benchmarks import contenders as c
-from benchmarks import contenders_lm, quality, quality_lm
-from benchmarks.mixers import LAYERS
-from benchmarks.models import classifier, from_args
+from benchmarks import quality_lm, runs
+from benchmarks.measure import CPU
+from benchmarks.models import NO_DROPOUT, classifier, from_args, like_words
 from mega_fairseq.data.classification.inputs import byte_dictionary
 from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
-from mega_fairseq.ops.gates import gated_output
 
 # Largest relative difference of outputs and of gradients. TF32 is off.
 LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2), torch.float16: (1e-2, 5e-2)}
-LENGTH, QUICK_LENGTH = 997, 97
 PIECES = (1, 5, 64)  # tokens of the first pieces of a stream; the rest follows
 SINGLE = 3  # last tokens, which come one at a time
+DROPOUT = [*NO_DROPOUT, "--hidden-dropout=0"]
+TYPES, SENTENCES, TOKENS = 500, 4, 23
 
 
 class Finding(NamedTuple):
@@ -39,9 +44,6 @@ class Finding(NamedTuple):
         return self.difference <= self.limit  # also False for NaN
 
 
-Case = Tuple[str, Callable[[], Iterator[Finding]]]
-
-
 class Passed(NamedTuple):
     """A forward and backward pass."""
 
@@ -49,68 +51,69 @@ class Passed(NamedTuple):
     gradients: Tensor  # of all parameters and of the input, in one row
 
 
+Case = Tuple[str, Callable[[], Iterator[Finding]]]
+
+
+def compared(
+    case: str, passed: Callable[[torch.device, torch.dtype], Passed], device: torch.device
+) -> Iterator[Finding]:
+    truth = passed(CPU, torch.float64)
+    for dtype, limits in LIMITS.items():
+        for what, limit, ours, theirs in zip(Passed._fields, limits, passed(device, dtype), truth):
+            yield Finding(f"{case}, {str(dtype)[6:]}, {what}", difference(ours, theirs), limit)
+
+
+def difference(ours: Tensor, truth: Tensor) -> float:
+    ours, truth = ours.double().cpu(), truth.double().cpu()
+    return ((ours - truth).norm() / truth.norm()).item()
+
+
+@torch.no_grad()
+def rounded(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return module
+
+
+def gradients(module: nn.Module, *inputs: Tensor) -> Tensor:
+    tensors = [*module.parameters(), *inputs]
+    return torch.cat([t.grad.flatten().double().cpu() for t in tensors if t.grad is not None])
+
+
 # ------------------------------------------------------------------------------------------- layers
 
 
 def layers(device: torch.device, quick: bool) -> Iterator[Case]:
     """Every mixer, causal and bidirectional, with pads; streams in pieces and token by token."""
-    for name in ["Mega, chunks", "FLASH"] if quick else LAYERS:
+    for name in ["Mega, chunks", "FLASH"] if quick else c.OTHERS:
         for causal in (True, False):
             case = f"{name}, {'causal' if causal else 'bidirectional'}"
-            yield case, partial(_layer, case, name, causal, device, QUICK_LENGTH if quick else LENGTH)
-    yield "gates with dropout", partial(_gates, "gates with dropout", device)
+            yield case, partial(_layer, case, name, causal, device, 97 if quick else 997)
 
 
 def _layer(case: str, name: str, causal: bool, device: torch.device, length: int) -> Iterator[Finding]:
     torch.manual_seed(0)
-    block = rounded(_block(name, causal))
-    x = torch.randn(2, length, c.DIM).bfloat16().double()
+    options = {**c.OTHERS[name], "causal": causal, "init": "scaled"}
+    mixer = MIXERS[options.pop("mixer")](c.DIM, **options)
+    unit = name.startswith(("GAU", "FLASH"))  # attention and feed-forward layer in one
+    block = rounded(Block(mixer, None if unit else FeedForwardConfig(c.DIM, hidden_dim=c.DIM)))
+    inputs = torch.randn(2, length, c.DIM).bfloat16().double()
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[1, length // 2 :] = True
-    truth = _passed(deepcopy(block).double(), x, padding)
-    for dtype in LIMITS:
-        found = _passed(deepcopy(block).to(device, dtype), x.to(device, dtype), padding.to(device))
-        yield from compared(f"{case}, {_name(dtype)}", found, truth, dtype)
-    if causal:
-        alone = x.to(device, torch.float32)[:1]
-        streamed = _in_pieces(deepcopy(block).to(device).eval(), alone)
-        yield Finding(f"{case}, stream", difference(streamed, truth.outputs[:1]), LIMITS[torch.float32][0])
-
-
-def _gates(case: str, device: torch.device) -> Iterator[Finding]:
-    """The layers above have no dropout, since each device draws another mask."""
-    torch.manual_seed(0)
-    x, o, residual = (torch.randn(300, width) for width in (c.DIM, c.VALUES, c.DIM))
-    linear = [nn.Linear(c.DIM, 2 * c.DIM + c.VALUES), nn.Linear(c.VALUES, c.DIM)]
-    parameters = [t.detach() for module in linear for t in module.parameters()]
-    given, keep = [t.bfloat16().double() for t in (x, o, residual, *parameters)], torch.rand(300, c.DIM) > 0.3
 
     def passed(place: torch.device, dtype: torch.dtype) -> Passed:
-        tensors = [t.to(place, dtype, copy=True).requires_grad_() for t in given]
-        x, o, residual, weight, bias, output, output_bias = tensors
-        y = gated_output(x, o, residual, (weight, bias), (output, output_bias), "silu", keep.to(place), 1 / 0.7)
-        (y * given[2].to(y)).sum().backward()
-        return Passed(y.detach(), gathered(tensors))
+        module, x = deepcopy(block).to(place, dtype), inputs.to(place, dtype, copy=True).requires_grad_()
+        y = module(x, padding_mask=padding.to(place))
+        y = (y[0] if causal else y).masked_fill(padding.to(place).unsqueeze(-1), 0)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
+        (y * weights).sum().backward()
+        return Passed(y.detach(), gradients(module, x))
 
-    truth = passed(torch.device("cpu"), torch.float64)
-    for dtype in LIMITS:
-        yield from compared(f"{case}, {_name(dtype)}", passed(device, dtype), truth, dtype)
-
-
-def _block(name: str, causal: bool) -> Block:
-    options = dict(LAYERS[name])
-    mixer = MIXERS[options.pop("mixer")](c.DIM, causal=causal, init="scaled", **options)
-    alone = name.startswith(("GAU", "FLASH"))  # attention and feed-forward layer in one
-    return Block(mixer, None if alone else FeedForwardConfig(c.DIM, hidden_dim=c.DIM))
-
-
-def _passed(block: Block, x: Tensor, padding: Tensor) -> Passed:
-    x = x.detach().requires_grad_()
-    y = block(x, padding_mask=padding)
-    y = (y[0] if block.causal else y).masked_fill(padding.unsqueeze(-1), 0)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
-    (y * weights).sum().backward()
-    return Passed(y.detach(), gradients(block, x))
+    yield from compared(case, passed, device)
+    if causal:
+        streamed = _in_pieces(deepcopy(block).to(device).eval(), inputs[:1].to(device, torch.float32))
+        truth = deepcopy(block).double()(inputs[:1])[0]
+        yield Finding(f"{case}, stream", difference(streamed, truth), LIMITS[torch.float32][0])
 
 
 @torch.no_grad()
@@ -126,63 +129,49 @@ def _in_pieces(block: Block, x: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- models
 
-NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--hidden-dropout", "0"]
-TYPES, SENTENCES, TOKENS = 500, 4, 23
-
 
 def models(device: torch.device, quick: bool) -> Iterator[Case]:
     """Loss and gradients of whole models on padded batches."""
-    for name, model in _models(quick):
-        yield name, partial(_model, name, model, device)
-
-
-def _model(name: str, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
-    truth = _trained(deepcopy(rounded(model)).double(), None)
-    for dtype in LIMITS:
-        found = _trained(deepcopy(model).to(device, dtype), device)
-        yield from compared(f"{name}, {_name(dtype)}", found, truth, dtype)
-
-
-def _models(quick: bool) -> Iterator[Tuple[str, BaseFairseqModel]]:
     torch.manual_seed(0)
-    yield "translation", _translation()
-    names = ["mega"] if quick else [n for n in quality_lm.LABELS if n != "transformer"]
-    for name in names:
-        yield f"language model, {name}", from_args([*quality_lm.MODELS[name], *NO_DROPOUT], TYPES)
-    words = ["--arch=mega_classifier_small", "--dropout=0", "--attention-dropout=0", "--hidden-dropout=0"]
-    yield "classifier", classifier(words, "bytes", byte_dictionary(), ["0", "1"])
+    whole = {"translation": _translation()}
+    names = ["mega"] if quick else [name for name in quality_lm.COMPARED if name != "transformer"]
+    whole.update({f"language model, {n}": from_args([*quality_lm.MODELS[n], *DROPOUT], TYPES) for n in names})
+    words = ["--arch=mega_classifier_small", *DROPOUT]
+    whole["classifier"] = classifier(words, "bytes", byte_dictionary(), ["0", "1"])
+    for name, model in whole.items():
+        yield name, partial(compared, name, partial(_trained, rounded(model)), device)
 
 
 def _translation() -> BaseFairseqModel:
-    words = [*quality.MODELS["mega-scaled"], "--task", "translation", "--share-all-embeddings", *NO_DROPOUT]
+    words = ["--task=translation", "--arch=mega_transformer_tiny", "--share-all-embeddings", *DROPOUT]
     return from_args(words, TYPES)
 
 
-def _trained(model: BaseFairseqModel, device: Optional[torch.device]) -> Passed:
-    given, targets = _batch(model)
-    given = {name: tensor.to(device) for name, tensor in given.items()}
+def _trained(model: BaseFairseqModel, device: torch.device, dtype: torch.dtype) -> Passed:
+    model, (batch, targets) = deepcopy(model).to(device, dtype).train(), _batch(model)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     if hasattr(model, "classification_heads"):
         (head,) = model.classification_heads
-        scores, targets = model(**given, features_only=True, classification_head_name=head)[0], targets[:, 0] % 2
+        scores, targets = model(**batch, features_only=True, classification_head_name=head)[0], targets[:, 0] % 2
     else:
-        scores = model.train()(**given)[0].flatten(0, 1)
-    scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = model(**batch)[0].flatten(0, 1)
+    scores = scores if dtype == torch.float64 else scores.float()
     loss = F.cross_entropy(scores, targets.flatten().to(device))
     loss.backward()
     return Passed(loss.detach(), gradients(model))
 
 
 def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
-    """Sentences of different lengths and their targets, on the CPU."""
+    """Sentences of different lengths and their targets."""
     torch.manual_seed(1)
     pad = (model.encoder if hasattr(model, "encoder") else model.decoder).dictionary.pad()
     lengths = TOKENS - torch.arange(SENTENCES)
     source, before, targets = (torch.randint(4, 256, (SENTENCES, TOKENS)) for _ in range(3))
     source[torch.arange(TOKENS) >= lengths.unsqueeze(1)] = pad
-    given = {"src_tokens": source, "src_lengths": lengths}
+    batch = {"src_tokens": source, "src_lengths": lengths}
     if hasattr(model, "encoder") and hasattr(model, "decoder"):
-        given["prev_output_tokens"] = before
-    return given, targets
+        batch["prev_output_tokens"] = before
+    return batch, targets
 
 
 # ------------------------------------------------------------------------------------------- search
@@ -191,60 +180,82 @@ def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
 def search(device: torch.device, quick: bool) -> Iterator[Case]:
     """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
-    yield "beam search", partial(_on_both, "beam search", _best_scores, _translation().eval(), device)
+    yield "beam search", partial(_scored, "beam search", _best_scores, _translation(), device)
     for name in ["mega"] if quick else ["mega", "flash", "sparse"]:
-        case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES).eval()
-        yield case, partial(_on_both, case, _scores, model, device)
-
-
-Scores = Callable[[BaseFairseqModel, torch.device], Tensor]
-
-
-def _on_both(case: str, scores: Scores, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
-    truth, found = (scores(deepcopy(model).to(place), place) for place in (torch.device("cpu"), device))
-    yield Finding(f"{case}, float32", difference(found, truth), LIMITS[torch.float32][1])
+        case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES)
+        yield case, partial(_scored, case, _text_scores, model, device)
 
 
 @torch.no_grad()
-def _scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
-    return model(contenders_lm.like_words(TYPES, 700).unsqueeze(0).to(device))[0]
+def _scored(case: str, scores: Callable, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
+    truth, ours = (scores(deepcopy(model).to(place).eval(), place) for place in (CPU, device))
+    yield Finding(f"{case}, float32", difference(ours, truth), LIMITS[torch.float32][1])
+
+
+def _text_scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
+    return model(like_words(TYPES, 700).unsqueeze(0).to(device))[0]
 
 
 def _best_scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
-    given, _ = _batch(model)
-    sample = {"net_input": {name: given[name].to(device) for name in ("src_tokens", "src_lengths")}}
+    batch, _ = _batch(model)
+    sample = {"net_input": {name: batch[name].to(device) for name in ("src_tokens", "src_lengths")}}
     generator = SequenceGenerator([model], model.decoder.dictionary, beam_size=4, max_len_a=0, max_len_b=TOKENS)
-    return torch.stack([found[0]["score"] for found in generator.generate([model], sample)])
+    return torch.stack([hypotheses[0]["score"] for hypotheses in generator.generate([model], sample)])
 
 
-# ------------------------------------------------------------------------------------------- comparing
+# ------------------------------------------------------------------------------------------- fairseq's commands
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+# With the first loss scale of fairseq, 128, the first updates overflow and are left out. --amp has the same option.
+HALF = [["--fp16", "--fp16-init-scale=4"], ["--amp", "--fp16-init-scale=4"]]
+LOSS, HALF_LOSS, EVALUATION = 0.01, 0.03, 1e-3  # largest relative differences of losses
+RECIPE = [
+    *["--optimizer=adam", "--lr=5e-3", "--clip-norm=1.0", "--num-workers=0", "--log-format=json", "--log-interval=10"],
+    *["--no-epoch-checkpoints", "--disable-validation", "--max-update=30"],
+]
 
 
-@torch.no_grad()
-def rounded(module: nn.Module) -> nn.Module:
-    for parameter in module.parameters():
-        parameter.copy_(parameter.bfloat16())
-    return module
+def commands(device: torch.device, quick: bool) -> Iterator[Case]:
+    """On bytes of docs/: fairseq-train in each number format and on two GPUs if there are, and fairseq-eval-lm."""
+    gpus = 0 if device.type == "cpu" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        text, data = Path(folder, "docs"), f"{folder}/wikipedia/bin"
+        text.write_text("".join(page.read_text() for page in sorted(DOCS.glob("*.md"))))
+        quality_lm.LanguageModels().prepare(text, Path(folder))
+
+        def train(name: str, count: int, *options: str) -> Callable[[], float]:
+            words = [data, *quality_lm.MEGA, *RECIPE, "--max-tokens=2048", f"--save-dir={folder}/{name}", *options]
+            return lambda: runs.curve(_run(count, "train", *words), "train_inner", "loss")[-1][1]
+
+        def evaluate(count: int, block: str) -> Callable[[], float]:
+            words = [data, *quality_lm.TASK, f"--path={folder}/cpu/checkpoint_last.pt", f"--valid-block={block}"]
+            return lambda: float(re.search(r"Loss \(base 2\): ([\d.]+)", _run(count, "eval_lm", *words))[1])
+
+        truth = lru_cache(train("cpu", 0))
+        for options in [[]] if quick else [[], ["--bf16"], *HALF[: 2 * gpus]]:
+            case, limit = (f"training {options[0]}", HALF_LOSS) if options else ("training in float32", LOSS)
+            yield case, partial(_losses, case, train(case, gpus, *options), truth, limit)
+        for block in ["documents"] if quick else ["documents", "splits:7"]:
+            case, both = f"evaluation, {block}", [evaluate(count, block) for count in (gpus, 0)]
+            yield case, partial(_losses, case, *both, EVALUATION)
+        if device.type == "cuda" and torch.cuda.device_count() > 1:
+            two = ["--distributed-world-size=2"]
+            case, one = "training on two GPUs", train("twice", 1, "--update-freq=2")
+            yield case, partial(_losses, case, train(case, 2, *two), one, LOSS)
+            case, one = "segments shared by two GPUs", train("whole", 1, "--max-tokens=4096")  # as large a batch
+            yield case, partial(_losses, case, train(case, 2, *two, "--sequence-parallel-size=2"), one, LOSS)
 
 
-def gradients(module: nn.Module, *inputs: Tensor) -> Tensor:
-    return gathered([*module.parameters(), *inputs])
+def _losses(case: str, ours: Callable[[], float], theirs: Callable[[], float], limit: float) -> Iterator[Finding]:
+    truth = theirs()
+    yield Finding(case, abs(ours() - truth) / abs(truth), limit)
 
 
-def gathered(tensors: List[Tensor]) -> Tensor:
-    """Their gradients, in one row."""
-    return torch.cat([t.grad.flatten().double().cpu() for t in tensors if t.grad is not None])
-
-
-def difference(found: Tensor, truth: Tensor) -> float:
-    found, truth = found.double().cpu(), truth.double().cpu()
-    return ((found - truth).norm() / truth.norm()).item()
-
-
-def compared(case: str, found: Passed, truth: Passed, dtype: torch.dtype) -> Iterator[Finding]:
-    for what, limit, ours, theirs in zip(Passed._fields, LIMITS[dtype], found, truth):
-        yield Finding(f"{case}, {what}", difference(ours, theirs), limit)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).replace("torch.", "")
+def _run(gpus: int, command: str, *words: str) -> str:
+    """What a command of fairseq prints that sees this number of GPUs, or runs on the CPU."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
+    line = [*runs.fairseq(command), *words, *runs.WITH_PLUGIN, *([] if gpus else ["--cpu"])]
+    done = subprocess.run(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(line)} failed: {done.stdout[-2000:]}")
+    return done.stdout

@@ -1,76 +1,173 @@
-"""Measures CPU time of one thread (medians, in turns in one process) and memory (in fresh processes)."""
+"""Measures times and memory of contenders, prints them as Markdown and adds them to a JSON file.
+
+A table is a generator of rows: a case, and a number for each contender, in the unit that its docstring names. The
+first contender is the reference of all ratios.
+"""
 
 import json
+import logging
+import multiprocessing
 import platform
-import subprocess
-import sys
+import statistics
 import time
-from argparse import ArgumentParser
+import warnings
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
+Step = Callable[[], Any]
+Numbers = Dict[str, float]
+Row = Tuple[Union[int, str], Numbers]
+CPU = torch.device("cpu")
 
-def seconds(
-    steps: Dict[str, Callable[[], None]],
-    repeats: int,
-    warm_up: int = 1,
-    clock: Callable[[], float] = time.process_time,
-) -> Dict[str, float]:
-    """Median CPU seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
-    times: Dict[str, List[float]] = {name: [] for name in steps}
-    for repeat in range(warm_up + repeats):
-        for name, step in steps.items():
-            start = clock()
+
+class Meter:
+    """Measures steps on a device: on a CPU, CPU time of one thread and resident memory (Linux)."""
+
+    def __init__(self, device: torch.device = CPU, quick: bool = False, repeats: int = 3):
+        self.device, self.quick, self.repeats = device, quick, repeats
+
+    def seconds(self, steps: Dict[str, Step], repeats: Optional[int] = None, warm_up: int = 1) -> Numbers:
+        """Median seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
+        times: Dict[str, List[float]] = {name: [] for name in steps}
+        for turn in range(warm_up + (1 if self.quick else repeats or self.repeats)):
+            for name, step in steps.items():
+                start = self._clock()
+                step()
+                if turn >= warm_up:
+                    times[name].append(self._clock() - start)
+        return {name: statistics.median(values) for name, values in times.items()}
+
+    def _clock(self) -> float:
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
+        """Peak MiB of the step `build(*arguments)`, after the small step `build(*warm_up)`, above those before it.
+
+        Libraries keep some memory after the first step. On a CPU each step runs in a new process.
+        """
+        if self.device.type == "cpu":
+            return in_new_process(_peak_after, build, arguments, warm_up)
+        with self.device:
+            build(*warm_up)()
+            step = build(*arguments)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
             step()
-            if repeat >= warm_up:
-                times[name].append(clock() - start)
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def peak_mib(step: Callable[[], None]) -> float:
-    """Peak MiB of resident memory during a step, minus the memory in use before it (Linux)."""
+def in_new_process(function: Callable, *arguments: Any) -> Any:
+    """The result of a function in a new process with one thread."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=prepare_process) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _peak_after(build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
+    build(*warm_up)()
+    return peak_mib(build(*arguments))
+
+
+def peak_mib(step: Step) -> float:
+    """Peak MiB of resident memory during a step, minus the memory in use before it."""
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # resets the high-water mark
     before = _status("VmRSS")
     step()
-    return (_status("VmHWM") - before) / 1024
+    return _status("VmHWM") - before
 
 
-def resident_mib() -> float:
-    return _status("VmRSS") / 1024
-
-
-def _status(field: str) -> int:
+def _status(field: str) -> float:
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(field))
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
 
 
-def in_fresh_process(script: str, *arguments: Any) -> List[float]:
-    """Runs `script --one ...` in a separate process and returns the numbers in its last line."""
-    command = [sys.executable, script, "--one", *map(str, arguments)]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return [float(word) for word in result.stdout.splitlines()[-1].split()]
+def prepare_process() -> None:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.INFO)  # fairseq's
+    torch.set_num_threads(1)
 
 
-def chosen_names(parser: ArgumentParser, option: str, given: str, known: Iterable[str]) -> List[str]:
-    """The names that an option lists, separated by commas; unknown ones are a usage error."""
-    chosen = given.split(",")
-    unknown = set(chosen) - set(known)
-    if unknown:
-        parser.error(f"--{option}: {', '.join(sorted(unknown))} is unknown; choose from {', '.join(known)}")
-    return chosen
+# ------------------------------------------------------------------------------------------- command line
+
+
+def names(known: Iterable[str]) -> Callable[[str], List[str]]:
+    """An argparse type: some of the known names, separated by commas."""
+
+    def parse(text: str) -> List[str]:
+        unknown = sorted(set(text.split(",")) - set(known))
+        if unknown:
+            raise ArgumentTypeError(f"{', '.join(unknown)} is unknown; choose from {', '.join(known)}")
+        return text.split(",")
+
+    return parse
+
+
+def parser(description: str, tables: Iterable[str]) -> ArgumentParser:
+    result = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    result.add_argument("--tables", type=names(tables), default=list(tables), help=f"some of {', '.join(tables)}")
+    result.add_argument("--repeats", type=int, default=3, help="rounds, of which the median is taken")
+    result.add_argument("--quick", action="store_true", help="small sizes and one round, to check that everything runs")
+    result.add_argument("--json", type=Path, metavar="FILE", help="add the tables to FILE")
+    return result
+
+
+def run(tables: Dict[str, Callable[[Meter], Iterator[Row]]], args: Namespace) -> None:
+    """Measures the tables that `args` names."""
+    print(" ".join(f"{name}={value}" for name, value in machine().items()), flush=True)
+    for name in args.tables:
+        measured = rows(name, tables[name], Meter(quick=args.quick, repeats=args.repeats))
+        if args.json and measured["rows"]:
+            write_json(args.json, {name: measured})
+
+
+def rows(name: str, table: Callable[[Meter], Iterator[Row]], meter: Meter) -> Dict[str, Any]:
+    """The title and the rows of a table, printed as they are measured and then as Markdown."""
+    title = getattr(table, "func", table).__doc__.splitlines()[0]  # of a function or a partial one
+    measured: Dict[str, Any] = {"title": title, "rows": []}
+    print(f"\n{name}: {title}", flush=True)
+    for case, numbers in table(meter):
+        measured["rows"].append({"case": case, "numbers": numbers})
+        print(f"{case}: " + ", ".join(f"{contender} {shown(x)}" for contender, x in numbers.items()), flush=True)
+    print(f"\n{markdown(measured['rows'])}", flush=True)
+    return measured
+
+
+def shown(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def markdown(rows: List[Dict[str, Any]]) -> str:
+    """A table with ratios to the first contender. Contenders are its rows if there are more of them than cases."""
+    contenders = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
+    cases = [f"{row['case']:,}" if isinstance(row["case"], int) else row["case"] for row in rows]
+    cells = [[_cell(row["numbers"], name, contenders[0]) for name in contenders] for row in rows]
+    if len(contenders) > len(rows):
+        contenders, cases, cells = cases, contenders, [list(column) for column in zip(*cells)]
+    lines = [["", *contenders], ["---"] * (1 + len(contenders)), *([case, *row] for case, row in zip(cases, cells))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(numbers: Numbers, name: str, first: str) -> str:
+    if name not in numbers:
+        return ""
+    ratio = f" ({numbers[name] / numbers[first]:.2f}x)" if name != first and numbers.get(first) else ""
+    return shown(numbers[name]) + ratio
 
 
 def machine() -> Dict[str, str]:
     """The machine and versions of a measurement."""
     model = platform.processor()
-    try:
-        with open("/proc/cpuinfo") as info:
-            model = next(line.split(":")[1].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
     return {
         "cpu": f"{model}, {torch.backends.cpu.get_cpu_capability()}",
         "python": platform.python_version(),
@@ -80,9 +177,8 @@ def machine() -> Dict[str, str]:
     }
 
 
-def write_json(path: str, tables: Dict[str, Any]) -> None:
+def write_json(path: Path, tables: Dict[str, Any]) -> None:
     """Writes tables and the machine of each; other tables in the file are kept."""
-    file = Path(path)
-    earlier = json.loads(file.read_text()) if file.exists() else {}
+    earlier = json.loads(path.read_text()) if path.exists() else {}
     machines = {**earlier.get("machine", {}), **{name: machine() for name in tables}}
-    file.write_text(json.dumps({**earlier, **tables, "machine": machines}, indent=1) + "\n")
+    path.write_text(json.dumps({**earlier, **tables, "machine": machines}, indent=1) + "\n")

@@ -1,54 +1,76 @@
-"""Models to measure: presets with random weights and an artificial dictionary."""
+"""Builds the models to measure as fairseq-train does, with random weights and an artificial dictionary."""
 
 import re
 from argparse import Namespace
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
+import torch
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
+from fairseq.models import BaseFairseqModel, build_model
+from torch import Tensor
 
 import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from mega_fairseq.tasks import MegaClassificationTask
 
+TYPES = {"wt103": 267_744, "enwik8": 208}
+NO_DROPOUT = ["--dropout=0", "--attention-dropout=0", "--activation-dropout=0"]
+TRANSFORMERS = {  # fairseq's, of the sizes of mega_lm_wt103 (247M with adaptive input and softmax) and mega_lm_enwik8
+    "wt103": ["--task=language_modeling", "--arch=transformer_lm_wiki103"],
+    "enwik8": [
+        *["--task=language_modeling", "--arch=transformer_lm", "--decoder-layers=12", "--decoder-ffn-embed-dim=2048"],
+        *["--decoder-attention-heads=8", "--decoder-normalize-before", "--share-decoder-input-output-embed"],
+    ],
+}
 
-def task(types: int) -> Namespace:
-    """The part of a task that building a model needs: a dictionary with this many types."""
+
+def dictionary(types: int) -> Dictionary:
     words = Dictionary()
     for index in range(types - len(words)):
         words.add_symbol(f"w{index}")
-    return Namespace(source_dictionary=words, target_dictionary=words)
+    return words
 
 
-def preset(name: str, task: Namespace, **options: Any) -> BaseFairseqModel:
-    """A preset in eval mode, with some options changed."""
-    cfg = MODEL_DATACLASS_REGISTRY[name]()
-    for option, value in options.items():
-        setattr(cfg, option, value)
-    return MODEL_REGISTRY[name].build_model(cfg, task).eval()
+def configuration(words: List[str]) -> Any:
+    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(given)
+
+
+def from_args(words: List[str], types: int) -> BaseFairseqModel:
+    """The model that fairseq-train builds from these arguments, with a dictionary of this many types."""
+    both = dictionary(types)
+    return build_model(configuration(words).model, Namespace(source_dictionary=both, target_dictionary=both))
+
+
+def classifier(words: List[str], kind: str, dictionary: Optional[Dictionary], classes: List[str]) -> BaseFairseqModel:
+    """The same for the task `mega_classification`."""
+    task = ["--task=mega_classification", "--criterion=sentence_prediction", f"--input-kind={kind}"]
+    cfg = configuration([*task, *words])
+    return MegaClassificationTask(cfg.task, dictionary, classes).build_model(cfg.model)
 
 
 def used_size(model: BaseFairseqModel) -> int:
     """Number of parameters that are used.
 
-    The Transformer of fairseq 0.12.2 has a second, unused set in its encoder, and `roberta` a language model's head.
+    The Transformer of fairseq 0.12.2 has a second, unused set in its encoder.
     """
-    unused = re.compile(r"encoder\.(\w+\.)?layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)|encoder\.lm_head\..*")
+    unused = re.compile(r"encoder\.(\w+\.)?layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
     return sum(p.numel() for name, p in model.named_parameters() if not unused.fullmatch(name))
 
 
-def from_args(words: List[str], types: int) -> BaseFairseqModel:
-    """The model that fairseq-train builds from these arguments, with a dictionary of this many types."""
-    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    return build_model(convert_namespace_to_omegaconf(given).model, task(types))
+def like_words(types: int, count: int) -> Tensor:
+    """Random types, distributed by Zipf's law, without the special ones (0-3)."""
+    chances = 1 / torch.arange(1, types - 3, dtype=torch.float64)
+    return torch.multinomial(chances, count, replacement=True, generator=torch.Generator().manual_seed(1)) + 4
 
 
-def classifier(words: List[str], kind: str, dictionary: Optional[Dictionary], classes: List[str]) -> BaseFairseqModel:
-    """The model that fairseq-train builds from these arguments for the task `mega_classification`."""
-    fixed = ["--task=mega_classification", "--criterion=sentence_prediction", f"--input-kind={kind}"]
-    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *fixed, *words])
-    cfg = convert_namespace_to_omegaconf(given)
-    return MegaClassificationTask(cfg.task, dictionary, classes).build_model(cfg.model)
+def random_batch(model: BaseFairseqModel, rows: int, length: int) -> Dict[str, Tensor]:
+    """Arguments of a translation or language model for sequences without pads."""
+    torch.manual_seed(1)
+    source, before = (torch.randint(4, len(model.decoder.dictionary), (rows, length)) for _ in range(2))
+    if not hasattr(model, "encoder"):
+        return {"src_tokens": source}
+    return {"src_tokens": source, "src_lengths": torch.full((rows,), length), "prev_output_tokens": before}

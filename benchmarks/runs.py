@@ -1,20 +1,167 @@
-"""Training runs to compare. Each is a folder with a train.log; it is resumed if interrupted, and never repeated."""
+"""Compares the quality of models: trains them with fairseq-train, scores them, and collects and draws the results.
+
+A run is a folder OUT/TASK-MODEL-LR-SEED with train.log, checkpoints and scores.json. What exists is kept, and the same
+command resumes an interrupted training. Data are in DATA/TASK.
+"""
 
 import json
 import re
 import subprocess
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from benchmarks.figures import Panel, draw
+from benchmarks.measure import names
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
 STOPPABLE = PLUGIN.parent / "benchmarks/stoppable_train.py"
 WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
+NAME = re.compile(r"(\w+)-(.*)-([\d.]+e-\d+)-(\d+)")  # of a run
+
+
+class Run(NamedTuple):
+    task: str
+    model: str
+    lr: str
+    seed: str
+    data: Path
+    folder: Path
+
+
+class Experiment:
+    """Subclasses say which models are trained, how, and how they are scored."""
+
+    tasks: Iterable[str]
+    models: Iterable[str]
+    curve: Tuple[str, str]  # fairseq's names of the log and of the value that is followed over updates
+    unit: str
+    lower_is_better = True
+
+    def models_of(self, task: str) -> Iterable[str]:
+        return self.models
+
+    def rates(self, model: str) -> Iterable[str]:
+        """Learning rates without --lr."""
+        raise NotImplementedError
+
+    def updates(self, task: str) -> int:
+        """Number of updates without --updates."""
+        raise NotImplementedError
+
+    def prepare(self, source: Optional[Path], data: Path) -> None:
+        """Makes the data of tasks, or checks that they exist."""
+
+    def training(self, run: Run, updates: int) -> List[str]:
+        """Arguments of fairseq-train: data, model and recipe."""
+        raise NotImplementedError
+
+    def scores(self, run: Run) -> Dict[str, float]:
+        """Scores of a trained model."""
+        raise NotImplementedError
+
+    def read(self, run: Run) -> Dict[str, Any]:
+        """Parameters, learning curve and scores of a run, for the JSON file."""
+        log, scores = (run.folder / "train.log").read_text(), run.folder / "scores.json"
+        return {
+            "parameters": parameters(log),
+            "curve": curve(log, *self.curve),
+            "scores": json.loads(scores.read_text()) if scores.exists() else {},
+        }
+
+    # ------------------------------------------------------------------------------------------- the same for all
+
+    def main(self, description: str) -> None:
+        parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+        parser.add_argument("data", type=Path, nargs="?", metavar="DATA")
+        parser.add_argument("out", type=Path, nargs="?", metavar="OUT")
+        for option, known in (("tasks", self.tasks), ("models", self.models)):
+            parser.add_argument(f"--{option}", type=names(known), default=list(known), help=f"of {', '.join(known)}")
+        parser.add_argument("--lr", type=lambda text: text.split(","), help="peak learning rates")
+        parser.add_argument("--seeds", type=lambda text: text.split(","), default=["1"])
+        parser.add_argument("--updates", type=int)
+        parser.add_argument("--unscored", action="store_true", help="only train and validate")
+        parser.add_argument("--prepare", type=Path, metavar="SOURCE", help="only make DATA from this text")
+        parser.add_argument("--collect", type=Path, metavar="FILE", help="only add the results of OUT to FILE")
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the curves of FILE, next to it")
+        args = parser.parse_args()
+        if args.plot:
+            return self.plot(args.plot)
+        if args.prepare and args.data:
+            return self.prepare(args.prepare, args.data)
+        if args.out is None:
+            parser.error("DATA and OUT are missing")
+        if args.collect:
+            return self.collect(args.out, args.collect)
+        data, out = args.data.resolve(), args.out.resolve()
+        for seed in args.seeds:
+            for task in args.tasks:
+                for model in (name for name in self.models_of(task) if name in args.models):
+                    for lr in args.lr or self.rates(model):
+                        run = Run(task, model, lr, seed, data / task, out / f"{task}-{model}-{lr}-{seed}")
+                        self.run(run, args.updates or self.updates(task), not args.unscored)
+
+    def run(self, run: Run, updates: int, scored: bool) -> None:
+        """Trains and scores a model, unless this was done before."""
+        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed)
+        scores = run.folder / "scores.json"
+        trained = (run.folder / "checkpoint_last.pt").stat().st_mtime
+        if scored and not (scores.exists() and scores.stat().st_mtime > trained):
+            print(f"scoring {run.folder}", flush=True)
+            scores.write_text(json.dumps(self.scores(run)))
+
+    def collect(self, out: Path, target: Path) -> None:
+        """Adds the results of all runs to `target`. Those of other folders that it has are kept."""
+        results = json.loads(target.read_text()) if target.exists() else {}
+        for log in sorted(out.glob("*/train.log")):
+            folder = log.parent
+            found = self.read(Run(*NAME.fullmatch(folder.name).groups(), Path(), folder))
+            if found["curve"]:
+                results[folder.name] = found
+        lines = (f"{json.dumps(name)}: {json.dumps(result)}" for name, result in sorted(results.items()))
+        target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        print(self.markdown(results))
+
+    def markdown(self, results: Dict[str, Dict]) -> str:
+        """A table of all scored runs."""
+        columns = list(dict.fromkeys(name for result in results.values() for name in result["scores"]))
+        lines = [["run", "parameters", f"{self.unit}, update", *columns], ["---"] * (3 + len(columns))]
+        for name, result in results.items():
+            update, value = self.best(result["curve"])
+            cells = (f"{result['scores'][c]:.5g}" if c in result["scores"] else "" for c in columns)
+            lines.append([name, f"{result['parameters']:,}", f"{value}, {update:,}", *cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def best(self, curve: List[Tuple[int, float]]) -> Tuple[int, float]:
+        return (min if self.lower_is_better else max)(curve, key=lambda point: point[1])
+
+    def plot(self, source: Path) -> None:
+        """A panel for each task, a line for each model, at its best learning rate with its first seed."""
+        lines: Dict[str, Dict[str, List]] = {}
+        for name, result in json.loads(source.read_text()).items():
+            task, model, rate, seed = NAME.fullmatch(name).groups()
+            label = f"{model}, {rate}"
+            runs = lines.setdefault(task, {})
+            earlier = next((other for other in runs if other.startswith(f"{model}, ")), None)
+            points = result["curve"]
+            if seed != "1" or (earlier and self.best([self.best(runs[earlier]), self.best(points)]) in runs[earlier]):
+                continue
+            runs.pop(earlier, None)
+            runs[label] = points
+        draw([Panel(task, "updates", self.unit, runs) for task, runs in lines.items()], source.with_suffix(".png"))
 
 
 def fairseq(command: str) -> List[str]:
     """The command of this Python's fairseq, not the one on PATH."""
     return [sys.executable, "-m", f"fairseq_cli.{command}"]
+
+
+def output(command: List[str], log: Path, **options: Any) -> str:
+    """What a command prints, which is kept in a log file."""
+    with open(log, "w") as file:
+        subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT, **options)
+    return log.read_text()
 
 
 def train(folder: Path, updates: int, *arguments: str) -> None:
@@ -30,53 +177,12 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 
 
-def is_done(result: Path, checkpoint: Path, content: str) -> bool:
-    """Whether `result` has this content and is newer than the checkpoint."""
-    return result.exists() and content in result.read_text() and result.stat().st_mtime > checkpoint.stat().st_mtime
+def parameters(log: str) -> int:
+    return int(re.search(r"num\. shared model params: ([\d,]+)", log).group(1).replace(",", ""))
 
 
-def parameters(log: str) -> Optional[int]:
-    found = re.search(r"num\. shared model params: ([\d,]+)", log)
-    return found and int(found.group(1).replace(",", ""))
-
-
-def curve(log: str, source: str, loss: str, updates: str) -> List[Tuple[int, float]]:
-    """A loss against updates, from the JSON that fairseq-train logs as `train_inner` or `valid`."""
+def curve(log: str, source: str, value: str) -> List[Tuple[int, float]]:
+    """A value against updates, from the JSON that fairseq-train logs as `train_inner` or `valid`."""
+    updates = "valid_num_updates" if source == "valid" else "num_updates"
     entries = map(json.loads, re.findall(rf"\| INFO \| {source} \| (\{{.*\}})", log))
-    return sorted({int(entry[updates]): float(entry[loss]) for entry in entries}.items())
-
-
-def collect(out: Path, target: Path, read: Callable[[Path, str], Dict], progress: str) -> Dict[str, Dict]:
-    """Writes what `read` returns for each run's folder and log, by name. Runs without `progress` are left out.
-
-    Runs that are in `target` already, from another folder, are kept.
-    """
-    runs = json.loads(target.read_text()) if target.exists() else {}
-    for log in sorted(out.glob("*/train.log")):
-        text = log.read_text()
-        found = {"parameters": parameters(text), **read(log.parent, text)}
-        if found[progress]:
-            runs[log.parent.name] = found
-    lines = (f"{json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(runs.items()))
-    target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return runs
-
-
-def plot(
-    source: Path, losses: str, unit: str, title: str, style: Callable[[str], Optional[Dict]], **legend: Any
-) -> None:
-    """Draws losses against updates next to `source`, which `collect` wrote: one line per run that has a style."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    for name, found in json.loads(source.read_text()).items():
-        if style(name) is not None:
-            axis.plot(*zip(*found[losses]), **style(name))
-    axis.set(xlabel="updates", ylabel=unit, title=title)
-    axis.grid(alpha=0.3)
-    axis.legend(**legend)
-    figure.tight_layout()
-    figure.savefig(source.with_suffix(".png"), dpi=120)
+    return sorted({int(entry[updates]): float(entry[value]) for entry in entries}.items())

@@ -1,122 +1,124 @@
-"""Training steps of whole models against fairseq's Transformers of the same size, in one process.
+"""Training steps of whole models against fairseq's Transformers of the same size, on one CPU thread.
 
-    python benchmarks/train.py                      everything (about 20 minutes): tables, and with --json a file
-    python benchmarks/train.py --tables small       some of: small, base, language
-    python benchmarks/train.py --quick              a minute, at small lengths, to check that everything runs
+    python benchmarks/train.py --json docs/train.json      all tables, about 30 minutes
 
 A step is forward, cross entropy, backward and Adam, on random tokens in sequences of one length, with dropout 0.1 of
-layer outputs only. small and base are translation models, with sources and targets of the same length: the models whose
-quality quality.py compares, and mega_transformer_base over 33,000 types. language is mega_lm_enwik8, in chunks of 2048.
-CPU time of one thread.
+layer outputs only. small: the models whose quality quality_translation.py compares; base: mega_transformer_base over
+33,000 types, both with sources and targets of the same length; language: mega_lm_enwik8, in chunks of 2,048; mixers:
+the language models that quality_lm.py compares, with the memory of a step.
 """
 
-import argparse
 import sys
-import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Callable, Dict, Iterator, List, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from fairseq.models import BaseFairseqModel
+from benchmarks import decode, quality_lm, quality_translation
+from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, from_args, random_batch, used_size
 
-from benchmarks import contenders_lm, decode, quality
-from benchmarks.measure import chosen_names, machine, seconds, write_json
-from benchmarks.models import from_args, used_size
-
-DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0", "--activation-dropout", "0"]
-TRANSLATION = ["--task", "translation", "--share-all-embeddings", *DROPOUT]
-MEGA = ["--hidden-dropout", "0"]  # an option that fairseq's models lack
+DROPOUT = [*NO_DROPOUT, "--dropout=0.1"]
+MEGA = [*DROPOUT, "--hidden-dropout=0"]  # an option that fairseq's models lack
+TRANSLATION = ["--task=translation", "--share-all-embeddings"]
 
 
 class Table(NamedTuple):
     types: int
     tokens: int  # per step
     lengths: List[int]
-    models: Dict[str, List[str]]  # arguments of fairseq-train
+    models: Dict[str, List[str]]  # arguments of fairseq-train; the Transformer comes first
 
 
 TABLES = {
     "small": Table(
         *(3908, 4096, [34, 128, 512]),
         {
-            "transformer": [*quality.MODELS["transformer"], *TRANSLATION],
-            "mega": [*quality.MODELS["mega-scaled"], *TRANSLATION, *MEGA],
+            "Transformer": [*quality_translation.MODELS["transformer"], *TRANSLATION, *DROPOUT],
+            "Mega": [*quality_translation.MODELS["mega"], *TRANSLATION, *MEGA],
         },
     ),
     "base": Table(
-        *(decode.VOCABULARY, 2048, [34, 128, 512]),
+        *(decode.TYPES, 2048, [34, 128, 512]),
         {
-            "transformer": ["--arch", "transformer_wmt_en_de", *TRANSLATION],
-            "mega": ["--arch", "mega_transformer_base", *TRANSLATION, *MEGA],
+            "Transformer": [*decode.MODELS["Transformer"], *TRANSLATION, *DROPOUT],
+            "Mega": [*decode.MODELS["Mega"], *TRANSLATION, *MEGA],
         },
     ),
     "language": Table(
-        *(contenders_lm.TYPES["enwik8"], 2048, [512, 2048]),
+        *(TYPES["enwik8"], 2048, [512, 2048]),
         {
-            "transformer": [*contenders_lm.as_words("enwik8"), "--task", "language_modeling", *DROPOUT],
-            "mega": ["--arch", "mega_lm_enwik8", "--task", "mega_language_modeling", *DROPOUT, *MEGA],
+            "Transformer": [*TRANSFORMERS["enwik8"], *DROPOUT],
+            "Mega": ["--task=mega_language_modeling", "--arch=mega_lm_enwik8", *MEGA],
         },
     ),
+    "mixers": Table(TYPES["enwik8"], 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
 }
 
 
-def training(model: BaseFairseqModel, length: int, tokens: int) -> Callable[[], None]:
+def training(words: List[str], types: int, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
     """A training step on as many sequences of `length` as fit into `tokens`."""
-    types, shape = len(model.decoder.dictionary), (tokens // length, length)
-    torch.manual_seed(1)
-    source, before, targets = (torch.randint(4, types, shape) for _ in range(3))
-    given: Dict[str, Any] = {"src_tokens": source}
-    if hasattr(model, "encoder"):
-        given.update(src_lengths=torch.full(shape[:1], length), prev_output_tokens=before)
+    torch.manual_seed(0)
+    model = from_args(words, types).train().to(dtype)
+    batch = random_batch(model, tokens // length, length)
+    targets = torch.randint(4, types, (tokens // length * length,))
+    return updates(model, lambda: model(**batch)[0].flatten(0, 1), targets)
+
+
+def updates(model: nn.Module, scores: Callable[[], torch.Tensor], targets: torch.Tensor) -> Step:
     adam = torch.optim.Adam(model.parameters(), lr=1e-5)
 
     def step() -> None:
-        scores = model(**given)[0]  # (B, L, V)
-        F.cross_entropy(scores.flatten(0, 1), targets.flatten()).backward()
+        F.cross_entropy(scores(), targets).backward()
         adam.step()
         adam.zero_grad(set_to_none=True)
 
     return step
 
 
-def compare(name: str, quick: bool) -> Dict:
-    """Tokens of one side per CPU second, and the speed relative to the Transformer."""
-    types, tokens, lengths, arguments = TABLES[name]
-    if quick:
-        types, tokens, lengths = min(types, 1000), lengths[0], lengths[:1]
-    torch.manual_seed(0)
-    models = {contender: from_args(words, types).train() for contender, words in arguments.items()}
-    sizes = {contender: used_size(model) for contender, model in models.items()}
-    print(name + ": " + ", ".join(f"{contender} {size:,} parameters" for contender, size in sizes.items()), flush=True)
-    rows = []
+def speed(
+    table: Table, lengths: List[int], tokens: int, meter: Meter, dtype: torch.dtype = torch.float32
+) -> Iterator[Row]:
+    """Training steps: tokens of one side per second, by tokens per sequence"""
     for length in lengths:
-        steps = {contender: training(model, length, tokens) for contender, model in models.items()}
-        read = tokens // length * length
-        speeds = {contender: read / time for contender, time in seconds(steps, 1 if quick else 5).items()}
-        shown = (f"{n} {speed:6,.0f} ({speed / speeds['transformer']:4.2f}x)" for n, speed in speeds.items())
-        print(f"{length:6d} tokens  " + "  ".join(shown), flush=True)
-        rows.append({"length": length, "tokens_per_second": speeds})
-    return {"parameters": sizes, "rows": rows}
+        with meter.device:
+            sizes = (table.types, length, tokens, dtype)
+            steps = {name: training(words, *sizes) for name, words in table.models.items()}
+        yield length, {name: tokens // length * length / time for name, time in meter.seconds(steps).items()}
+
+
+def cost(table: Table, length: int, tokens: int, meter: Meter) -> Iterator[Row]:
+    """Training steps of language models with each mixer: tokens per second and peak MiB"""
+    _, speeds = next(speed(table, [length], tokens, meter))
+    yield "tokens per second", speeds
+    warm_up = (table.types, length, length)
+    mib = {n: meter.mib(training, (w, table.types, length, tokens), (w, *warm_up)) for n, w in table.models.items()}
+    yield "peak MiB", mib
+
+
+def check(names: List[str]) -> None:
+    """Raises unless the models of a table have equal sizes."""
+    for name in names:
+        sizes = {each: used_size(from_args(w, TABLES[name].types)) for each, w in TABLES[name].models.items()}
+        assert max(sizes.values()) < 1.05 * min(sizes.values()), sizes
+        print(f"{name}: " + ", ".join(f"{model} {size:,} parameters" for model, size in sizes.items()), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
-    parser.add_argument("--quick", action="store_true", help="one step of one sequence per model")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE; other tables in it are kept")
-    args = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    tables = chosen_names(parser, "tables", args.tables, TABLES)
-    print(" ".join(f"{k}={v}" for k, v in machine().items()), flush=True)
-    for table in tables:
-        result = compare(table, args.quick)
-        if args.json:
-            write_json(args.json, {table: result})
+    args = parser(__doc__, TABLES).parse_args()
+    prepare_process()
+    check(args.tables)
+    tables = {}
+    for name, table in TABLES.items():
+        lengths, tokens = (table.lengths[:1], table.lengths[0]) if args.quick else (table.lengths, table.tokens)
+        tables[name] = partial(speed, table, lengths, tokens)
+    tables["mixers"] = partial(cost, TABLES["mixers"], lengths[0], tokens)
+    run(tables, args)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
     drawing = Figure(figsize=(11, 7), layout="constrained")
     translation, language, images, lengths = drawing.subplots(2, 2).flat
     for axis, task, unit in ((translation, TRANSLATION, "subword piece"), (language, LANGUAGE, "byte")):
-        _curves(axis, folders[task.name], "train_inner", task.loss, "num_updates")
+        _curves(axis, folders[task.name], "train_inner", task.loss)
         axis.set(title=f"{task.name}: training loss", xlabel="updates", ylabel=f"bits per {unit}")
-    _curves(images, folders[IMAGES.name], "valid", "valid_accuracy", "valid_num_updates")
+    _curves(images, folders[IMAGES.name], "valid", "valid_accuracy")
     images.set(title="images: accuracy on valid", xlabel="updates", ylabel="percent")
     for model, path in timed.items():
         points = [(row["bytes"], row["ms per 1,000"]) for row in json.loads(path.read_text())]
@@ -42,10 +42,10 @@ def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
     _images(folders[IMAGES.name]).savefig(out / "images.png", dpi=110)
 
 
-def _curves(axis: Any, folders: Dict[str, Path], source: str, value: str, updates: str) -> None:
+def _curves(axis: Any, folders: Dict[str, Path], source: str, value: str) -> None:
     for model, folder in folders.items():
         log = (folder / "train.log").read_text(errors="replace")
-        axis.plot(*zip(*curve(log, source, value, updates)), color=COLOURS[model], label=model)
+        axis.plot(*zip(*curve(log, source, value)), color=COLOURS[model], label=model)
 
 
 def _images(folders: Dict[str, Path]) -> Any:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from settings import LANGUAGE, lengths, training
 
-from benchmarks.measure import seconds
+from benchmarks.measure import Meter
 from benchmarks.models import from_args
 
 TYPES = 208
@@ -34,7 +34,7 @@ def main() -> None:
             F.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
             model.zero_grad()
 
-        milliseconds = 1e6 * seconds({name: step}, repeats=2)[name] / length
+        milliseconds = 1e6 * Meter().seconds({name: step}, repeats=2)[name] / length
         rows.append({"bytes": length, "ms per 1,000": milliseconds, "MiB": peak_mib() - before})
         print(f"timed {length} bytes", flush=True)
     Path(out).write_text(json.dumps(rows) + "\n")

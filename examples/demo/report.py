@@ -66,7 +66,7 @@ def trained(task: Task, folder: Path) -> Dict[str, float]:
         "training, tokens/s": statistics.median(numbers(log, r'"(?:train_)?wps": "([\d.]+)"')),
     }
     if task is not IMAGES:
-        found["validation, bits per token"] = curve(text, "valid", f"valid_{task.loss}", "valid_num_updates")[-1][1]
+        found["validation, bits per token"] = curve(text, "valid", f"valid_{task.loss}")[-1][1]
     return found
 
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
-from benchmarks import quality_lm
-from benchmarks.quality import both_sides
 from benchmarks.quality_classify import TASKS, inputs_words, model_words
+from benchmarks.quality_lm import BYTES
+from benchmarks.quality_translation import both_sides
 from benchmarks.runs import PLUGIN, STOPPABLE, WITH_PLUGIN, fairseq
 
 EXAMPLES = PLUGIN.parent / "examples"
@@ -62,7 +62,7 @@ LANGUAGE = Task(
         *["--max-tokens=2048", "--lr=8e-3", "--warmup-updates=75", "--clip-norm=0.25", "--weight-decay=0.1"],
         *["--num-workers=0"],
     ],
-    {"Mega": quality_lm.MODELS["mega-scaled"], "Transformer": quality_lm.MODELS["transformer"]},
+    {"Mega": BYTES["mega-scaled"], "Transformer": BYTES["transformer"]},
 )
 
 IMAGES = Task(
@@ -74,8 +74,8 @@ IMAGES = Task(
         *["--warmup-updates=60", "--clip-norm=1.0", "--adam-eps=1e-8"],
     ],
     {
-        "Mega": [*model_words("fashion", "mega-chunk", 128), "--lr=1e-2"],
-        "Transformer": [*model_words("fashion", "transformer", 340), "--lr=4e-3"],
+        "Mega": [*model_words("fashion", "mega-chunk"), "--lr=1e-2"],
+        "Transformer": [*model_words("fashion", "transformer"), "--lr=4e-3"],
     },
 )
 TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)

@@ -22,7 +22,7 @@ def draw(log: str) -> Any:
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axis, (name, unit) in zip(figure.subplots(1, 2), (("loss", "bits per example"), ("accuracy", "percent"))):
         for label, (source, prefix) in SOURCES.items():
-            points = curve(log, source, f"{prefix}{name}", f"{prefix}num_updates")
+            points = curve(log, source, f"{prefix}{name}")
             if points:
                 axis.plot(*zip(*points), label=label, marker="o" if label == "validation" else None, markersize=3)
         axis.set(title=name, xlabel="updates", ylabel=unit)

@@ -1,0 +1,136 @@
+"""Tables are measured, printed, kept and drawn; wrong contenders are refused before they are timed."""
+
+import json
+from argparse import ArgumentTypeError
+
+import pytest
+import torch
+
+from benchmarks import classify, contenders, decode, eval_lm, layer, measure, models, train
+from benchmarks.figures import Panel, draw, lines
+from tests.helpers.forking import benchmark
+
+ROWS = [{"case": 512, "numbers": {"torch": 2000.0, "Mega": 3000.0}}, {"case": 8192, "numbers": {"Mega": 5.0}}]
+
+
+def test_tables_are_added_to_earlier_ones_with_their_machine(tmp_path, monkeypatch):
+    out = tmp_path / "numbers.json"
+    for cpu, tables in (("old", {"a": 1, "b": 2}), ("new", {"b": 3, "c": 4})):
+        monkeypatch.setattr(measure, "machine", lambda cpu=cpu: {"cpu": cpu})
+        measure.write_json(out, tables)
+    machines = {"a": {"cpu": "old"}, "b": {"cpu": "new"}, "c": {"cpu": "new"}}
+    assert json.loads(out.read_text()) == {"a": 1, "b": 3, "c": 4, "machine": machines}
+
+
+def test_markdown_has_ratios_to_the_first_contender():
+    assert measure.markdown(ROWS).splitlines()[2:] == ["| 512 | 2,000 | 3,000 (1.50x) |", "| 8,192 |  | 5 |"]
+    assert measure.markdown(ROWS[:1]).splitlines()[2:] == ["| torch | 2,000 |", "| Mega | 3,000 (1.50x) |"]
+
+
+def test_figures_have_a_line_for_each_contender(tmp_path):
+    drawn = lines(ROWS)
+    assert drawn == {"torch": [(512, 2000.0)], "Mega": [(512, 3000.0), (8192, 5.0)]}
+    draw([Panel("", "x", "y", drawn, log=True)], tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_an_unknown_table_is_refused_with_the_known_ones():
+    with pytest.raises(ArgumentTypeError, match="speed is unknown; choose from layer, flat"):
+        measure.names(["layer", "flat"])("layer,speed")
+
+
+def test_the_textbook_form_equals_the_recurrence():
+    torch.manual_seed(0)
+    parameters = [p.double() for p in contenders.ema_parameters()]
+    x = torch.randn(1, 5, contenders.DIM, dtype=torch.float64)
+    alpha, delta, beta, eta, omega = parameters
+    weight, damping = torch.sigmoid(alpha[0]), torch.sigmoid(delta[0])
+    state, outputs = torch.zeros_like(weight), []
+    for t in range(x.size(1)):
+        state = (1 - weight * damping) * state + weight * beta[0] * x[0, t].unsqueeze(-1)
+        outputs.append((state * eta[0]).sum(-1) / contenders.NDIM**0.5 + omega * x[0, t])
+    textbook = contenders.textbook_ema(x, *parameters)[0]
+    torch.testing.assert_close(textbook, torch.stack(outputs), rtol=0, atol=1e-10)
+
+
+def test_a_wrong_ema_is_refused_before_timing(monkeypatch):
+    right = contenders.textbook_ema
+    monkeypatch.setattr(contenders, "textbook_ema", lambda x, *parameters: right(x, *parameters) * 1.0001)
+    with pytest.raises(AssertionError):
+        layer.check([])
+
+
+def test_a_layer_of_another_size_is_refused(monkeypatch):
+    monkeypatch.setattr(contenders, "FEED_FORWARD", 1000)
+    with pytest.raises(AssertionError, match="GAU"):
+        layer.check(["GAU, windows"])
+
+
+def test_a_model_that_decodes_wrongly_is_refused():
+    words = ["--task=translation", "--arch=mega_transformer_tiny", "--share-all-embeddings"]
+    model = models.from_args(words, 50).eval()
+    decode.check({"mega": model})
+    right = model.decoder.get_incremental_state
+
+    def forgetful(incremental_state, key):
+        state = right(incremental_state, key)
+        return state and state._replace(blocks=tuple(block._replace(mixer=None) for block in state.blocks))
+
+    model.decoder.get_incremental_state = forgetful
+    with pytest.raises(AssertionError):
+        decode.check({"mega": model})
+
+
+@pytest.mark.slow
+def test_a_classifier_with_wrong_results_is_refused(monkeypatch):
+    right = classify.MegaScores.forward
+    monkeypatch.setattr(classify.MegaScores, "forward", lambda of, x: right(of, x) + of.model.cfg.encoder_chunk_size)
+    with pytest.raises(AssertionError, match="not close"):
+        classify.check()
+
+
+@pytest.mark.slow
+def test_whole_models_have_equal_sizes():
+    train.check(["small", "language"])
+
+
+def test_windows_score_every_token_once():
+    words, tokens = models.dictionary(50), models.like_words(50, 700)
+    batches = eval_lm.as_windows(words, tokens)
+    starts = [start for batch in batches for start in batch["start_indices"]]
+    rows = [row for batch in batches for row in batch["target"]]
+    scored = torch.cat([row[start:] for row, start in zip(rows, starts)])
+    assert torch.equal(scored[scored != words.pad()], tokens)
+    context, window = eval_lm.CONTEXT, eval_lm.WINDOW
+    assert all(start == context for start in starts[window // (window - context) + 1 :])
+
+
+PROGRAMS = {
+    "layer.py": ["--only=causal, full", "--tables=speed,memory,flat,decode,ema_speed"],
+    "decode.py": [],
+    "train.py": ["--tables=small"],
+    "eval_lm.py": ["--tables=evaluation,stream"],
+    "classify.py": ["--tables=training,memory"],
+    "sequence_parallel.py": [],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_quick_run_fills_all_tables(program, tmp_path):
+    out = tmp_path / "numbers.json"
+    said = benchmark(program, "--quick", *PROGRAMS[program], "--json", out)
+    numbers = json.loads(out.read_text())
+    machines = numbers.pop("machine")
+    assert set(machines) == set(numbers) != set()
+    for name, table in numbers.items():
+        assert table["rows"], name
+        assert table["title"] in said
+        assert all(min(row["numbers"].values()) >= 0 for row in table["rows"])
+        assert measure.markdown(table["rows"]) in said
+    if program == "sequence_parallel.py":
+        one, two = (row["numbers"] for row in numbers["processes"]["rows"])
+        assert two["MiB"] < 0.7 * one["MiB"]
+    if program == "layer.py":
+        benchmark(program, "--plot", out)
+        assert out.with_suffix(".png").stat().st_size > 5000

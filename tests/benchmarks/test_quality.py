@@ -1,0 +1,156 @@
+"""Benchmarks of quality train, score, collect and draw models of equal size, and repeat nothing."""
+
+import json
+import lzma
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import extrapolation, models, quality_classify, quality_lm, quality_translation, runs
+from tests.helpers.commands import preprocess_text
+from tests.helpers.forking import benchmark, python
+from tests.helpers.recipes import bible_recipe, small_bible
+
+
+def results(path):
+    """A JSON file of results, drawn too."""
+    benchmark("quality_lm.py", "--plot", path)
+    assert path.with_suffix(".png").stat().st_size > 5000
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_translation_is_trained_scored_collected_and_drawn(tmp_path):
+    data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
+    recipe = bible_recipe(tmp_path, small_bible(tmp_path))
+    recipe.run("prepare.sh", DATA=data / "bible")
+    words = [data, folder, "--models=transformer", "--lr=1e-3"]
+    assert "scoring" not in benchmark("quality_translation.py", *words, "--tasks=bible", "--updates=1", "--unscored")
+    said = benchmark("quality_translation.py", *words, "--tasks=bible,short", "--updates=3")
+    assert (said.count("training "), said.count("scoring ")) == (2, 2)  # one of them continues
+    assert benchmark("quality_translation.py", *words, "--tasks=bible,short", "--updates=3") == ""  # done before
+    assert "BLEU" in benchmark("quality_translation.py", data, folder, "--collect", out)
+    bible = results(out)["bible-transformer-1e-3-1"]
+    assert [update for update, _ in bible["curve"]] == [1, 3]
+    assert set(bible["scores"]) == {"BLEU", "chrF2"}
+    assert bible["parameters"] > 1e5
+
+
+@pytest.mark.slow
+def test_language_models_are_prepared_trained_scored_and_collected(tmp_path):
+    text, data, folder, out = (tmp_path / name for name in ("text", "data", "runs", "quality.json"))
+    text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
+    benchmark("quality_lm.py", data, "--prepare", text)
+    (tmp_path / "texts").mkdir()
+    for name in quality_lm.PARTS:
+        (tmp_path / f"texts/{name}.txt").write_text("It was \u201cso\u201d,\nand it is. " * 40, encoding="utf-8")
+    benchmark("quality_lm.py", data, "--prepare", tmp_path / "texts")
+    words = [data, folder, "--models=mega-simple,transformer,aft-seed", "--lr=4e-3", "--updates=1"]
+    assert benchmark("quality_lm.py", *words).count("scoring ") == 3
+    assert benchmark("quality_lm.py", *words) == ""  # done before
+    benchmark("quality_lm.py", data, folder, "--collect", out)
+    scores = {name: set(run["scores"]) for name, run in results(out).items()}
+    chunks, windows = (64, 128, 256), (0, 256, 384)
+    assert scores == {
+        "wikipedia-mega-simple-4e-3-1": {"valid, chunk 256", *(f"test, chunk {chunk}" for chunk in chunks)},
+        "wikipedia-transformer-4e-3-1": {"valid, window 384", *(f"test, window {window}" for window in windows)},
+        "characters-aft-seed-4e-3-1": {"valid, stream", "test, stream"},
+    }
+
+
+@pytest.mark.slow
+def test_classifiers_are_trained_scored_and_collected(tmp_path):
+    data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
+    for task in ("fashion", "addresses"):  # few images and passages in place of those that the recipes make
+        made, classes = data / task / "small/bin", quality_classify.TASKS[task].classes
+        made.mkdir(parents=True)
+        (data / task / "complete").touch()
+        for split in ("train", "valid", "test"):
+            chance, labels = random.Random(split), [number % classes for number in range(2 * classes)]
+            (made / f"{split}.label").write_text("".join(f"{label}\n" for label in labels))
+            if task == "fashion":
+                np.save(made / f"{split}.npy", np.array([[chance.randrange(256)] * 784 for _ in labels], np.uint8))
+            else:
+                (made / f"{split}.input").write_text("".join(f"{'so ' * chance.randint(3, 9)}\n" for _ in labels))
+    words = [data, folder, "--tasks=fashion,addresses", "--models=aft-local,transformer", "--lr=4e-3", "--updates=1"]
+    assert benchmark("quality_classify.py", *words).count("training ") == 4
+    assert benchmark("quality_classify.py", *words) == ""  # done before
+    benchmark("quality_classify.py", data, folder, "--collect", out)
+    assert all(0 <= run["scores"]["accuracy on test"] <= 100 for run in results(out).values())
+
+
+def test_data_of_classifiers_are_made_once(tmp_path, monkeypatch):
+    recipe = tmp_path / "examples/lra/listops"
+    recipe.mkdir(parents=True)
+    monkeypatch.setattr(quality_classify, "ROOT", tmp_path)
+    (recipe / "prepare.sh").write_text("mkdir -p $DATA/$SIZE; echo $@ >>$DATA/$SIZE/bin; exit 1")
+    with pytest.raises(subprocess.CalledProcessError):
+        quality_classify.prepared("listops", tmp_path / "data")
+    (recipe / "prepare.sh").write_text("echo again >>$DATA/$SIZE/bin")
+    for _ in range(2):
+        made = quality_classify.prepared("listops", tmp_path / "data")
+    assert made.read_text() == "--train=40000 --valid=1000 --test=2000\nagain\n"
+
+
+@pytest.mark.slow
+def test_compared_models_have_equal_sizes():
+    common = [*quality_translation.COMMON, "--lr=1"]
+    translation = {n: models.from_args([*w, *common], 3908) for n, w in quality_translation.MODELS.items()}
+    language = {n: models.from_args(w, 208) for n, w in quality_lm.BYTES.items()}
+    classifiers = [
+        {name: quality_classify.build(task, name) for name in quality_classify.MODELS}
+        for task in quality_classify.TASKS
+    ]
+    for limit, built in zip((1.03, 1.02, 1.02, 1.02, 1.02), (translation, language, *classifiers)):
+        sizes = {name: models.used_size(model) for name, model in built.items()}
+        assert max(sizes.values()) < limit * min(sizes.values()), sizes
+
+
+@pytest.mark.slow
+def test_text_is_converted_to_bytes_and_split_like_enwik8(tmp_path):
+    text = bytes(range(256)) * 10
+    (tmp_path / "text.xz").write_bytes(lzma.compress(text))
+    quality_lm.LanguageModels().prepare(tmp_path / "text.xz", tmp_path)
+    folder = tmp_path / "wikipedia"
+    parts = [(folder / f"{name}.numbers").read_text().split() for name in quality_lm.PARTS]
+    assert bytes(int(number) for part in parts for number in part) == text
+    assert [len(part) for part in parts] == [2304, 128, 128]
+    assert (folder / "bin/dict.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python())
+    small = ["--decoder-layers=1", "--decoder-chunk-size=32", "--disable-validation", "--optimizer=adam", "--lr=5e-3"]
+    words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *small, "--max-tokens=4096", "--log-format=json"]
+    folder, log = tmp_path / "run", tmp_path / "run/train.log"
+    runs.train(folder, 1, *words, "--max-update=1")
+    once = log.read_text()
+    runs.train(folder, 1, *words, "--max-update=1")
+    assert log.read_text() == once
+    runs.train(folder, 2, *words, "--max-update=2")
+    assert log.read_text().startswith(once)
+    assert "Loaded checkpoint" in log.read_text()[len(once) :]
+
+
+def test_figures_show_each_model_at_its_best_rate(tmp_path, monkeypatch):
+    curves = {"1e-3-1": 2.0, "4e-3-1": 1.5, "4e-3-2": 1.0, "1e-2-1": 3.0}
+    found = {f"short-mega-{run}": {"curve": [[1, 9.0], [2, last]]} for run, last in curves.items()}
+    (tmp_path / "quality.json").write_text(json.dumps(found))
+    drawn = []
+    monkeypatch.setattr(runs, "draw", lambda panels, path: drawn.extend(panels))
+    quality_translation.Translation().plot(tmp_path / "quality.json")
+    assert [(panel.title, panel.lines) for panel in drawn] == [("short", {"mega, 4e-3": [[1, 9.0], [2, 1.5]]})]
+
+
+def test_sweeps_of_several_models_are_drawn_in_one_figure(tmp_path):
+    numbers = ((128, 900, 2.2), (256, 900, 2.1), (256, 90, 2.4), (512, 900, None))  # a point that was refused
+    points = [{"chunk": chunk, "context": context, "bits": bits} for chunk, context, bits in numbers]
+    (tmp_path / "simple.json").write_text(json.dumps({"points": points}))
+    assert extrapolation.lines(points, trained=256) == ([(128, 2.2), (256, 2.1)], [(90, 2.4), (900, 2.1)])
+    figure = tmp_path / "figure.png"
+    benchmark("extrapolation.py", figure, f"simple={tmp_path / 'simple.json'}")
+    assert figure.stat().st_size > 5000
