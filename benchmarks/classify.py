@@ -6,12 +6,10 @@ text: the Text recipe of the Long Range Arena on bytes (presets mega_lra_text, m
 Path-X on 16,384 values (mega_lra_pathx_chunk). The Transformer has their depth, width and number of parameters, 4
 heads, sinusoidal positions, and the same embedding, pooling and head. It is nn.TransformerEncoder on torch's fused
 attention, without dropout of attention weights, which would be slower. For text it is also trained with this dropout,
-which nn.TransformerEncoderLayer has by default. Steps have 8,192
-positions, or one input if it is longer. models: training steps of the models of quality_classify.py.
+which nn.TransformerEncoderLayer has by default. Steps have 8,192 positions, or one input if it is longer.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
@@ -24,7 +22,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 
 from benchmarks import quality_classify
-from benchmarks.measure import Meter, Row, Step, names, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
 from benchmarks.models import classifier, used_size
 from benchmarks.train import updates
 from mega_fairseq.models.embedding import token_embedding
@@ -161,40 +159,14 @@ def memory(meter: Meter) -> Iterator[Row]:
         yield f"{recipe}, {length:,}", mib
 
 
-def task_step(task: str, name: str, rows: int, length: int) -> Step:
-    """A training step of a model of quality_classify.py."""
-    torch.manual_seed(0)
-    chosen = quality_classify.TASKS[task]
-    model = quality_classify.build(task, name).train()
-    words, shape = model.encoder.dictionary, (rows, length)
-    inputs = torch.rand(shape) if words is None else torch.randint(4, len(words), shape)
-    return updates(model, partial(MegaScores(model), inputs), torch.randint(chosen.classes, (rows,)))
-
-
-def models(tasks: List[str], meter: Meter) -> Iterator[Row]:
-    """Training steps of small classifiers with each mixer: examples per second, and peak MiB"""
-    for task in tasks:
-        chosen = quality_classify.TASKS[task]
-        shape = (2, 64) if meter.quick else (chosen.batch, chosen.length)
-        steps = {name: task_step(task, name, *shape) for name in quality_classify.MODELS}
-        speeds = meter.seconds(steps)
-        yield f"{task}, examples per second", {name: shape[0] / time for name, time in speeds.items()}
-        mib = {name: meter.mib(task_step, (task, name, *shape), (task, name, 2, 64)) for name in steps}
-        yield f"{task}, MiB", mib
-
-
-TABLES = ("training", "memory", "models")
+TABLES = {"training": training, "memory": memory}
 
 
 def main() -> None:
-    arguments = parser(__doc__, TABLES)
-    tasks = list(quality_classify.TASKS)
-    arguments.add_argument("--tasks", type=names(tasks), default=tasks, help=f"of models: {', '.join(tasks)}")
-    args = arguments.parse_args()
+    args = parser(__doc__, TABLES).parse_args()
     prepare_process()
     check()
-    tables = {"training": training, "memory": memory, "models": partial(models, args.tasks)}
-    run(tables, args)
+    run(TABLES, args)
 
 
 if __name__ == "__main__":

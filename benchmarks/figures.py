@@ -11,6 +11,7 @@ class Panel(NamedTuple):
     lines: Dict[str, List[Tuple[float, float]]]  # by label
     log: bool = False  # the scale of x, with a tick at each point
     dotted: Optional[float] = None  # x of a vertical line
+    zero: bool = False  # whether y starts there
 
 
 def lines(rows: List[Dict]) -> Dict[str, List[Tuple[float, float]]]:
@@ -38,6 +39,8 @@ def draw(panels: List[Panel], path: Path, columns: int = 3) -> None:
             axis.set_xscale("log")
             axis.set_xticks(ticks, [f"{x:,}" for x in ticks], fontsize=7, rotation=30)
             axis.minorticks_off()
+        if panel.zero:
+            axis.set_ylim(bottom=0)
         if panel.dotted is not None:
             axis.axvline(panel.dotted, color="grey", linestyle=":")
     handles = {label: line for axis in figure.axes for line, label in zip(*axis.get_legend_handles_labels())}

@@ -155,7 +155,7 @@ def plot(source: Path) -> None:
     results, panels = json.loads(source.read_text()), []
     for table, unit in (("speed", "tokens per CPU second"), ("memory", "peak MiB")):
         title, *_ = results[table]["title"].split(":")
-        panels.append(Panel(title, "tokens per sequence", unit, lines(results[table]["rows"]), log=True))
+        panels.append(Panel(title, "tokens per sequence", unit, lines(results[table]["rows"]), True, zero=True))
     draw(panels, source.with_suffix(".png"))
 
 

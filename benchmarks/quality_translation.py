@@ -43,7 +43,7 @@ MODELS = {  # 2,038,391 parameters; the Transformer's feed-forward is chosen to 
 }
 LONG = [
     *["--bf16", "--lr-scheduler=inverse_sqrt", "--warmup-updates=400", "--validate-interval=1000", "--patience=5"],
-    *["--validate-interval-updates=400", "--save-interval-updates=400", f"--keep-interval-updates={AVERAGED}"],
+    *["--validate-interval-updates={often}", "--save-interval-updates={often}", f"--keep-interval-updates={AVERAGED}"],
 ]
 SHORT = [
     *["--lr-scheduler=polynomial_decay", "--warmup-updates=300", "--total-num-update=1500"],
@@ -73,8 +73,9 @@ class Translation(Experiment):
         return 1500 if task == "short" else 12_000
 
     def training(self, run: Run, updates: int) -> List[str]:
-        data = corpus(run) / "sentencepiece/bin"
-        return [str(data), *MODELS[run.model], *COMMON, *TASKS[run.task], f"--lr={run.lr}", f"--max-update={updates}"]
+        data, often = corpus(run) / "sentencepiece/bin", min(400, updates)
+        recipe = [word.format(often=often) for word in [*COMMON, *TASKS[run.task]]]
+        return [str(data), *MODELS[run.model], *recipe, f"--lr={run.lr}", f"--max-update={updates}"]
 
     def scores(self, run: Run) -> Dict[str, float]:
         checkpoint = run.folder / "checkpoint_last.pt"

@@ -138,18 +138,16 @@ class Experiment:
 
     def plot(self, source: Path) -> None:
         """A panel for each task, a line for each model, at its best learning rate with its first seed."""
-        lines: Dict[str, Dict[str, List]] = {}
+        curves: Dict[str, Dict[str, List]] = {}
         for name, result in json.loads(source.read_text()).items():
-            task, model, rate, seed = NAME.fullmatch(name).groups()
-            label = f"{model}, {rate}"
-            runs = lines.setdefault(task, {})
-            earlier = next((other for other in runs if other.startswith(f"{model}, ")), None)
-            points = result["curve"]
-            if seed != "1" or (earlier and self.best([self.best(runs[earlier]), self.best(points)]) in runs[earlier]):
-                continue
-            runs.pop(earlier, None)
-            runs[label] = points
-        draw([Panel(task, "updates", self.unit, runs) for task, runs in lines.items()], source.with_suffix(".png"))
+            task, model, _, seed = NAME.fullmatch(name).groups()
+            of_task, curve = curves.setdefault(task, {}), result["curve"]
+            if seed == "1":
+                known = [of_task[model]] if model in of_task else []
+                ends = [self.best(each) for each in (*known, curve)]
+                of_task[model] = [*known, curve][ends.index(self.best(ends))]
+        panels = [Panel(task, "updates", self.unit, of_task) for task, of_task in curves.items()]
+        draw(panels, source.with_suffix(".png"))
 
 
 def fairseq(command: str) -> List[str]:
