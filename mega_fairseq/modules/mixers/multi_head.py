@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Dict, Optional, Tuple
 
 import torch
@@ -29,6 +30,7 @@ from mega_fairseq.ops.attention.heads import (
     split_heads,
     weighted_sum_by_head,
 )
+from mega_fairseq.ops.attention.tiles import TILE_SCORES
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import cast_dtype, product_dtype, without_autocast
 
@@ -166,16 +168,23 @@ class MultiHeadAttention(TimeMixer):
             q = q * q.size(-1) ** -0.5
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
 
-        def mixture(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            weights = attention_weights(q, k, "softmax", self.config.causal, bias, padding, multiplier)
+        def mixture(q: Tensor, k: Tensor, v: Tensor, pads: Optional[Tensor], keep: Optional[Tensor]) -> Tensor:
+            weights = attention_weights(q, k, "softmax", self.config.causal, bias, pads, multiplier)
             weights = weights.unflatten(0, (-1, self.config.heads))
             weights = weights if alpha is None else weights * alpha.unsqueeze(-1)
             weights = weights if beta is None else weights * beta.unsqueeze(-2)
             weights = torch.einsum("hg,bgnm->bhnm", self.talking.to(weights.dtype), weights).flatten(0, 1)
             return weighted_sum(weights if keep is None else weights * keep * scale, v)
 
+        sequences = max(1, TILE_SCORES // (q.size(1) * k.size(1) * self.config.heads))  # that fit into the cache
+        parts = zip(
+            *(
+                repeat(None) if t is None else t.split(sequences * self.config.heads)
+                for t in (q.to(dtype), k.to(dtype), v.to(dtype), padding, keep)
+            )
+        )
         with without_autocast(q):
-            return checkpoint(mixture, *(t.to(dtype) for t in (q, k, v)), use_reentrant=False).to(cast_dtype(v))
+            return torch.cat([checkpoint(mixture, *part, use_reentrant=False) for part in parts]).to(cast_dtype(v))
 
     def distances(self, table: Optional[Tensor], queries: int, keys: int) -> Optional[Tensor]:
         return None if table is None else by_distance(table, self.config.causal, queries, keys)

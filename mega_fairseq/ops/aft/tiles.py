@@ -8,8 +8,8 @@ where r is the largest key of the tile and omega the largest w between the tiles
 are further apart than the table have w = 0: their sums run along the sequence, relative to the largest key so far.
 
 Within a tile, a row could lose its own keys to a much larger one after it. Sequences and channels where that is
-possible are `divided`: a key and a later row of a tile are then in exactly one pair of neighbouring blocks of 1, 2, 4,
-.. places, all keys of which come before all rows. The other direction is the same, reversed.
+possible are `divided`: there, a tile is a sequence of tiles with one place, in which nothing can be lost. The other
+direction is the same, reversed.
 
 Tensors are (H, S, N, X): S places in each of N tiles, X sequences and channels of each head.
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
-TILE, SMALL_TILE = 128, 32  # places at most, powers of 2; small ones where w is 0
+TILE, SMALL_TILE = 128, 32  # places at most; small ones where w is 0, and on GPUs
 SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
 SAFE = 60.0  # a tile is one product if the smallest key of a row is at least e^-60 of the largest of its tile
 
@@ -73,23 +73,6 @@ class Sums(NamedTuple):
     scale: Tensor
     numerator: Tensor
     denominator: Tensor
-
-
-def _halves(x: Tensor, size: int) -> Tuple[Tensor, Tensor]:
-    """The first and the second block of each pair within a tile: (H, P, s, N X)."""
-    pairs = x.view(x.size(0), -1, 2, size, x.size(2) * x.size(3))
-    return pairs[:, :, 0], pairs[:, :, 1]
-
-
-def _sizes(x: Tensor) -> List[int]:
-    """Of blocks within a tile."""
-    return [1 << i for i in range(x.size(1).bit_length() - 1)]
-
-
-def _product(w: Tensor, x: Tensor) -> Tensor:
-    """w (H, s, s) times x (H, P, s, n)."""
-    w = w.unsqueeze(1).expand(-1, x.size(1), -1, -1).flatten(0, 1)
-    return torch.bmm(w, x.flatten(0, 1)).view(x.shape)
 
 
 def _weighted(k: Tensor, v: Tensor, largest: Tensor) -> Tensor:
@@ -196,36 +179,26 @@ def _tile_sums(tiles: _Tiles) -> Tensor:
 # ------------------------------------------------------------------------------------------- forward and backward
 
 
+def _each(x: Tensor) -> Tensor:
+    """Each tile as a sequence of tiles with one place."""
+    return x.flatten(2).unsqueeze(1)
+
+
 def sums_before(k: Tensor, v: Tensor, direction: Direction, older: Optional[Tensor], divided: bool) -> Sums:
     """The sums over the keys before each row, and its own."""
-    tiles = _tiles(k, v, direction, older, int(divided))
-    if not divided:
-        return Sums(tiles.ref.unsqueeze(1).expand_as(k), *_tile_sums(tiles).unbind(3))
-    own = k + direction.at(0, 1)[..., None, None] if direction.own else torch.full_like(k, torch.finfo(k.dtype).min)
-    scale = own.clone() if tiles is None else torch.maximum(own, tiles.ref.unsqueeze(1))
-    levels, largest = [], k
-    for size in _sizes(k):
-        w, omega = direction.matrix(size, size)
-        first, _ = _halves(largest, 1)
-        ref = first + omega.unsqueeze(1)  # (H, P, 1, N X)
-        _, rows = _halves(scale, size)
-        rows.copy_(torch.maximum(rows, ref))
-        levels.append((size, w, first, ref))
-        largest = largest.view(k.size(0), -1, 2, *k.shape[2:]).amax(2)
-    e = own.sub_(scale).exp_()
-    sums = Sums(scale, e * v, e)
-    for size, w, first, ref in levels:
-        (keys, _), (values, _) = _halves(k, size), _halves(v, size)
-        y = _product(w, _weighted(keys, values, first).flatten(3)).unflatten(3, (2, -1))
-        rows = [_halves(t, size)[1] for t in sums]
-        factor = torch.exp(ref - rows[0])
-        rows[1].addcmul_(y[..., 0, :], factor)
-        rows[2].addcmul_(y[..., 1, :], factor)
+    tiles, sums = _tiles(k, v, direction, older, int(divided)), None
     if tiles is not None:
-        factor, y = torch.exp(tiles.ref.unsqueeze(1) - scale), _tile_sums(tiles)
-        sums.numerator.addcmul_(y[:, :, :, 0], factor)
-        sums.denominator.addcmul_(y[:, :, :, 1], factor)
-    return sums
+        sums = Sums(tiles.ref.unsqueeze(1).expand_as(k), *_tile_sums(tiles).unbind(3))
+    if not divided:
+        return sums
+    own = Sums(*(t.reshape(k.shape) for t in sums_before(_each(k), _each(v), direction, None, False)))
+    return own if sums is None else joined(own, sums)
+
+
+def joined(one: Sums, other: Sums) -> Sums:
+    scale = torch.maximum(one.scale, other.scale)
+    a, b = (torch.exp(each.scale - scale) for each in (one, other))
+    return Sums(scale, one.numerator * a + other.numerator * b, one.denominator * a + other.denominator * b)
 
 
 class Gradients(NamedTuple):
@@ -258,28 +231,13 @@ def sums_before_backward(
     divided: bool,
 ) -> Gradients:
     """The gradients in one direction: g is that of the outputs o, and go = g o."""
-    dweight, dolder = torch.zeros_like(direction.weight), None
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    if divided and direction.own:
-        share = torch.exp(k + direction.at(0, 1)[..., None, None] - log_denominator)
-        dv = share * g
-        dk = torch.addcmul(dv * v, share, go, value=-1.0)
-        dweight[:, 0] += dk.flatten(1).sum(1)
-    largest = k
-    for size in _sizes(k) if divided else []:
-        w, omega = direction.matrix(size, size)
-        first, _ = _halves(largest, 1)
-        largest = largest.view(k.size(0), -1, 2, *k.shape[2:]).amax(2)
-        keys, values, dkeys, dvalues = (_halves(t, size)[0] for t in (k, v, dk, dv))
-        rows = [_halves(t, size)[1] for t in (g, go, log_denominator)]
-        x = _weighted(keys, values, first)
-        y = _both(*rows[:2], _factor(first + omega.unsqueeze(1), rows[2])).flatten(3)
-        dx = _product(w.transpose(1, 2), y).unflatten(3, (2, -1))
-        dx.mul_(x[..., 1:, :])
-        dvalues.add_(dx[..., 0, :])
-        dkeys.add_(dx[..., 1, :]).addcmul_(dx[..., 0, :], values)
-        dw = torch.bmm(y.flatten(0, 1), x.flatten(3).flatten(0, 1).transpose(1, 2)).unflatten(0, (k.size(0), -1))
-        direction.add_gradient(dweight, size, dw.sum(1).mul_(w))
+    dolder = None
+    if divided:
+        inside = (_each(t) for t in (k, v, log_denominator, g, go))
+        dk, dv, dweight, _ = sums_before_backward(*inside, direction, None, False)
+        dk, dv = dk.view_as(k), dv.view_as(v)
+    else:
+        dk, dv, dweight = (torch.zeros_like(t) for t in (k, v, direction.weight))
     tiles = _tiles(k, v, direction, older, int(divided))
     if tiles is not None:
         count, size = tiles.ref.size(1), k.size(1)
@@ -319,12 +277,10 @@ def to_divide(k: Tensor, direction: Direction) -> Tensor:
 # ------------------------------------------------------------------------------------------- slabs of channels
 
 
-def _tile_size(tokens: int, reach: int) -> int:
-    """Places of a tile, of which few are empty. Independent of the batch, since no row's digits may depend on it."""
-    size = TILE if reach > SMALL_TILE else SMALL_TILE
-    while size > SMALL_TILE and -tokens % size > tokens // 8:
-        size //= 2
-    return min(size, 1 << (tokens - 1).bit_length())
+def _tile_size(tokens: int, reach: int, device: torch.device) -> int:
+    """Places of a tile. Independent of the batch, since no row's digits may depend on it."""
+    most = TILE if reach > SMALL_TILE and device.type == "cpu" else SMALL_TILE
+    return -(-tokens // -(-tokens // most))
 
 
 class _Slab(NamedTuple):
@@ -368,7 +324,7 @@ class _Slab(NamedTuple):
 def _slabs(k: Tensor, ahead: Tensor) -> Iterator[_Slab]:
     (groups, tokens, dim), heads = k.shape, ahead.size(0)
     most = min(dim, max(1, SLAB // (groups * tokens))) if k.device.type == "cpu" else dim
-    width, size = dim // heads, _tile_size(tokens, ahead.size(1))
+    width, size = dim // heads, _tile_size(tokens, ahead.size(1), k.device)
     count = most // width * width or next(n for n in range(most, 0, -1) if width % n == 0)
     for start in range(0, dim, count):
         stop = min(dim, start + count)
@@ -412,12 +368,6 @@ def _together(parts: List[Tensor], columns: List[_Columns]) -> Tensor:
     return torch.cat(parts, -1).index_select(-1, torch.cat([each.index for each in columns]).argsort())
 
 
-def _joined(one: Sums, other: Sums) -> Sums:
-    scale = torch.maximum(one.scale, other.scale)
-    a, b = (torch.exp(each.scale - scale) for each in (one, other))
-    return Sums(scale, one.numerator * a + other.numerator * b, one.denominator * a + other.denominator * b)
-
-
 @torch.library.custom_op("mega_fairseq::aft", mutates_args=())
 def aft_tiles(
     k: Tensor, v: Tensor, ahead: Tensor, back: Optional[Tensor], older: Optional[Tensor], queries: int
@@ -439,7 +389,7 @@ def aft_tiles(
                 for each in directions:
                     found = sums_before(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
                     sums.append(Sums(*(_flip(t, each) for t in found)))
-                total = sums[0] if len(sums) == 1 else _joined(*sums)
+                total = sums[0] if len(sums) == 1 else joined(*sums)
                 results.append((total.numerator / total.denominator, total.scale + torch.log(total.denominator)))
             for target, parts in zip((out, log_denominators), zip(*results)):
                 slab.put(_together(parts, columns), target)
