@@ -1,10 +1,8 @@
 """Inputs, labels and batches of the task `mega_classification`, from files in each layout."""
 
-import errno
 import math
 import pickle
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
-from mega_fairseq.data.classification.inputs import ByteLines, Inputs, Scaling, array, byte_dictionary, released_speech
+from mega_fairseq.data.classification.inputs import ByteLines, Inputs, byte_dictionary
 from mega_fairseq.data.classification.labels import classes_in, classes_of
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from tests.helpers.commands import fairseq
@@ -94,7 +92,7 @@ def test_pairs_with_two_dictionaries_are_refused(tmp_path):
     binarised(tmp_path, "input0", "input1", "label")
     dictionary = tmp_path / "input1/dict.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
-    with pytest.raises(ValueError, match="input0/dict.txt and .*input1/dict.txt differ; give fairseq-preprocess the"):
+    with pytest.raises(ValueError, match="input0/dict.txt and .*input1/dict.txt differ"):
         examples(tmp_path, "tokens")
 
 
@@ -196,9 +194,7 @@ def test_values_with_another_scale_than_those_of_the_training_are_refused(tmp_pa
     later = task_of(write(tmp_path / "test", test), "values")
     later.load_state_dict(training.state_dict())
     for task in (training, later):
-        with pytest.raises(
-            ValueError, match="test.npy has numbers of type .* and the training uint8, .*; convert them"
-        ):
+        with pytest.raises(ValueError, match="test.npy .* the training uint8"):
             task.load_dataset("test")
 
 
@@ -281,87 +277,52 @@ def test_datasets_can_be_sent_to_workers_that_are_not_forked(tmp_path, kind):
 
 GOOD = {"train.input": TEXTS, "train.label": LABELS}
 VALUES = {"train.npy": IMAGES, "train.label": ["0", "1"]}
+PICTURES = "input/train.src"  # of the released code, like the clips
+CLIPS_FILE = "processed_data/raw/train_X.pt"
 
 
 @pytest.mark.parametrize(
     ("kind", "files", "said"),
     [
-        ("bytes", {**GOOD, "train.input": ["a", "", "b"]}, "train.input has an empty input in line 2; remove it and"),
-        ("bytes", {**GOOD, "train.input": b""}, "train.input is empty; give one input in each line"),
-        ("bytes", {**GOOD, "train.label": LABELS[:2]}, "train.input has 3 inputs and there are 2 labels; give as many"),
-        ("bytes", {**GOOD, "train.input1": TEXTS[:2]}, "train.input1 has 2 inputs and there are 3 labels; give as"),
-        ("bytes", {**GOOD, "train.label": ["1", "a b", "2"]}, "train.label has 'a b' in line 2; give one label, a"),
-        ("bytes", {**GOOD, "train.label": ["1", "", "2"]}, "train.label has '' in line 2; give one label, a single"),
-        ("bytes", {**GOOD, "train.label": ["1", "a\u2028b", "2"]}, "train.label has 'a.*b' in line 2; give one label"),
-        ("bytes", {**GOOD, "train.label": ["1", "a\0", "2"]}, "train.label has 'a.*' in line 2; give one label"),
-        ("bytes", {**GOOD, "valid.input1": TEXTS}, "there is no .*train.input1, and other splits have a second input"),
-        (
-            "bytes",
-            {**GOOD, "labels.txt": ["10"]},
-            "has the label '9' in line 2, which is not one of the 1 classes of",
-        ),
-        ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice; give each label once"),
-        ("bytes", {"valid.input": TEXTS}, "there is no .*train.label; give a folder with one label in a line"),
-        ("bytes", {"valid.input": TEXTS, "train.label": LABELS}, "there is no .*train.input; give the name of"),
-        (
-            "tokens",
-            GOOD,
-            "contains bytes .the files train.input .* and --input-kind is tokens; give --input-kind bytes",
-        ),
-        (
-            "values",
-            {"x": ["1"]},
-            "contains no inputs; give a folder with train.npy, .*, or the folders input and label",
-        ),
-        ("values", {**VALUES, "train.npy": IMAGES[0]}, r"train.npy has the shape \(3,\); give \(examples, length\)"),
-        ("values", {**VALUES, "train.npy": IMAGES.astype(np.int64)}, "has numbers of type int64; give one of uint8, "),
-        ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy is not an array of numbers that numpy"),
-        (
-            "values",
-            {**VALUES, "train.npy": np.array([[0], [1, 2]], object)},
-            "give one with a row for each example, all of the same",
-        ),
-        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, np.nan]])}, "NaN or an infinite number in example 2;"),
-        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, 1e39]])}, "NaN or an infinite number in example 2;"),
-        ("values", {"input/train.src": ["1 2", "3"]}, "train.src has in line 2 1 numbers and in the first 2; give"),
-        ("values", {"input/train.src": ["1 256"]}, "train.src has in line 1 numbers from 1 to 256; give integers from"),
-        ("values", {"input/train.src": ["1 0.5"]}, "train.src has in line 1 a word that is not a whole number; give"),
-        ("values", {"processed_data/raw/train_X.pt": b"no"}, "train_X.pt is damaged or something else; give a tensor"),
-        ("values", {"processed_data/raw/train_X.pt": torch.zeros(2, 3)}, r"has the shape \(2, 3\); give \(examples, 1"),
-        ("values", {"processed_data/raw/train_X.pt": torch.ones(1).expand(2, 1, 3)}, "a tensor without all of its num"),
-        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).to_sparse()}, "without all of its numbers"),
-        ("values", {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3).bfloat16()}, "of type torch.bfloat16; give"),
-        (
-            "values",
-            {"processed_data/raw/train_X.pt": torch.ones(2, 1, 3), "processed_data/raw/train_y.pt": torch.ones(2) > 0},
-            "and torch.bool; give one integer an example",
-        ),
-        ("values", {"input/train.src": ["1 1_0"]}, "train.src has in line 1 a word that is not a whole number; give"),
-        ("values", {"input/train.src": ["1 " + "9" * 30]}, "has in line 1 a word that is not a whole number; give"),
-        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy is not an array of numbers"),
-        (
-            "values",
-            {**VALUES, "train.npy": b"\x93NUMPY\x01\x00v\x00" + b"(" * 118},
-            "train.npy is not an array of numbers",
-        ),
+        ("bytes", {**GOOD, "train.input": ["a", "", "b"]}, "train.input .* line 2"),
+        ("bytes", {**GOOD, "train.input": b""}, "train.input is empty"),
+        ("bytes", {**GOOD, "train.label": LABELS[:2]}, "3 inputs .* 2 labels"),
+        ("bytes", {**GOOD, "train.input1": TEXTS[:2]}, "train.input1 has 2 inputs .* 3 labels"),
+        ("bytes", {**GOOD, "train.label": ["1", "a b", "2"]}, "train.label .* line 2"),
+        ("bytes", {**GOOD, "train.label": ["1", "a\0", "2"]}, "train.label .* line 2"),
+        ("bytes", {**GOOD, "valid.input1": TEXTS}, "no .*train.input1"),
+        ("bytes", {**GOOD, "labels.txt": ["10"]}, "label '9' in line 2"),
+        ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice"),
+        ("bytes", {"valid.input": TEXTS}, "no .*train.label"),
+        ("bytes", {"valid.input": TEXTS, "train.label": LABELS}, "no .*train.input"),
+        ("tokens", GOOD, "contains bytes .* give --input-kind bytes"),
+        ("values", {"x": ["1"]}, "contains no inputs"),
+        ("values", {**VALUES, "train.npy": IMAGES[0]}, r"train.npy .* shape \(3,\)"),
+        ("values", {**VALUES, "train.npy": IMAGES.astype(np.int64)}, "type int64"),
+        ("values", {**VALUES, "train.npy": b"\x93NUMPY"}, "train.npy"),
+        ("values", {**VALUES, "train.npy": b"PK\x03\x04" + b"x" * 50}, "train.npy"),
+        ("values", {**VALUES, "train.npy": np.array([[0], [1, 2]], object)}, "train.npy"),
+        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, np.nan]])}, "example 2"),
+        ("values", {**VALUES, "train.npy": np.array([[0, 1], [2, 1e39]])}, "example 2"),
+        ("values", {PICTURES: ["1 2", "3"]}, "train.src has in line 2"),
+        ("values", {PICTURES: ["1 256"]}, "train.src has in line 1 numbers from 1 to 256"),
+        ("values", {PICTURES: ["1 1_0"]}, "train.src has in line 1"),
+        ("values", {PICTURES: ["1 " + "9" * 30]}, "train.src has in line 1"),
+        ("values", {CLIPS_FILE: b"no"}, "train_X.pt is damaged"),
+        ("values", {CLIPS_FILE: torch.zeros(2, 3)}, r"train_X.pt .* shape \(2, 3\)"),
+        ("values", {CLIPS_FILE: torch.ones(1).expand(2, 1, 3)}, "without all of its numbers"),
+        ("values", {CLIPS_FILE: torch.ones(2, 1, 3).to_sparse()}, "without all of its numbers"),
+        ("values", {CLIPS_FILE: torch.ones(2, 1, 3).bfloat16()}, "torch.bfloat16"),
+        ("values", {CLIPS_FILE: torch.ones(2, 1, 3), "processed_data/raw/train_y.pt": torch.ones(2) > 0}, "torch.bool"),
     ],
 )
 def test_bad_data_are_refused_in_one_sentence(tmp_path, kind, files, said):
-    for folder, label in (("input", "label/train.label"), ("processed_data", "processed_data/raw/train_y.pt")):
-        if any(name.startswith(folder) for name in files):
-            files = {label: torch.tensor([0, 1]) if label.endswith("pt") else ["0", "1"], **files}
+    if PICTURES in files:
+        files = {"label/train.label": ["0", "1"], **files}
+    if CLIPS_FILE in files:
+        files = {"processed_data/raw/train_y.pt": torch.tensor([0, 1]), **files}
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         examples(write(tmp_path, files), kind)
-
-
-@pytest.mark.parametrize(("read", "library"), [(array, np), (released_speech, torch)])
-def test_files_without_permission_are_refused_as_such(monkeypatch, read, library):
-    def refuse(path, **_):  # the tests may run as root, who may read everything
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(library, "load", refuse)
-    with pytest.raises(ValueError, match=r"^train cannot be read \(Permission denied\); change its permissions$"):
-        read(Path("train"))
 
 
 def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
@@ -369,7 +330,7 @@ def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
     path = tmp_path / "train.npy"
     path.write_bytes(path.read_bytes()[:-1])
     for _ in range(2):
-        with pytest.raises(ValueError, match="train.npy is not an array of numbers that numpy"):
+        with pytest.raises(ValueError, match="train.npy"):
             examples(tmp_path, "values")
         with open(path, "wb") as file:
             np.savez(file, IMAGES)
@@ -378,58 +339,56 @@ def test_truncated_arrays_and_archives_of_arrays_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_positions": 3}, "2 of 3 inputs in .*train.input have more than 3 positions; give a larger --max-pos"),
-        ({"values_deviation": 0.0}, "--values-deviation is 0.0; give a number above 0"),
-        ({"values_deviation": math.inf}, "--values-deviation is inf; give a number above 0"),
-        ({"values_mean": math.nan}, "--values-mean is nan; give a number"),
-        ({"data": "nowhere"}, "there is no folder nowhere; give one with the files train.input and train.label"),
-        ({"data": None}, "there is no data; give a folder with inputs and labels"),
+        ({"max_positions": 3}, "2 of 3 inputs in .*train.input .*--max-positions"),
+        ({"values_deviation": 0.0}, "--values-deviation is 0.0"),
+        ({"values_deviation": math.inf}, "--values-deviation is inf"),
+        ({"values_mean": math.nan}, "--values-mean is nan"),
+        ({"data": "nowhere"}, "no folder nowhere"),
+        ({"data": None}, "no data"),
     ],
 )
-def test_bad_options_are_refused_in_one_sentence(tmp_path, options, said):
+def test_bad_options_are_refused(tmp_path, options, said):
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         examples(write(tmp_path, GOOD), "bytes", **options)
 
 
-def test_a_first_token_of_numbers_is_refused(tmp_path):
-    task = task_of(write(tmp_path, {"train.npy": IMAGES, "train.label": ["0", "1"]}), "values", init_token=0)
-    with pytest.raises(ValueError, match="--init-token is 0 and values have no tokens; leave it out"):
+@pytest.mark.parametrize(
+    ("files", "kind", "token", "said"),
+    [
+        (VALUES, "values", 0, "--init-token is 0"),
+        (GOOD, "bytes", 260, "--init-token is 260"),
+        ({**GOOD, "train.label": ["1"] * 3}, "bytes", None, "have 1 different values"),
+    ],
+)
+def test_models_are_not_built_for_unusable_options(tmp_path, files, kind, token, said):
+    task = task_of(write(tmp_path, files), kind, init_token=token)
+    with pytest.raises(ValueError, match=said):
         task.build_model(SimpleNamespace(max_positions=9))
-    cfg = MegaClassificationConfig(data=str(tmp_path / "elsewhere"), input_kind="tokens", init_token=0, seed=1)
+
+
+def test_checkpoints_without_classes_need_the_data(tmp_path):
+    cfg = MegaClassificationConfig(data=str(tmp_path / "elsewhere"), input_kind="tokens", seed=1)
     task = MegaClassificationTask.setup_task(cfg, from_checkpoint=True)
-    with pytest.raises(ValueError, match="the checkpoint has no names of classes and no dictionary, and .*elsewhere"):
+    with pytest.raises(ValueError, match="no names of classes and no dictionary, and .*elsewhere"):
         task.build_model(SimpleNamespace(max_positions=9), from_checkpoint=True)
 
 
-def test_a_first_token_beyond_the_dictionary_is_refused(tmp_path):
-    task = task_of(write(tmp_path, GOOD), "bytes", init_token=260)
-    with pytest.raises(ValueError, match="--init-token is 260; give a number below 260, the size of the dictionary"):
-        task.build_model(SimpleNamespace(max_positions=9))
-
-
-def test_labels_of_a_single_class_are_refused(tmp_path):
-    task = task_of(write(tmp_path, {**GOOD, "train.label": ["1"] * 3}), "bytes")
-    with pytest.raises(ValueError, match="the labels of training examples in .* have 1 different values; give at"):
-        task.build_model(SimpleNamespace(max_positions=9))
-
-
 def test_longer_inputs_are_cut_only_on_request_and_counted(tmp_path, caplog):
-    found = examples(write(tmp_path, GOOD), "bytes", max_positions=3, shorten_method="truncate")
-    assert max(len(found[i]["inputs"][0]) for i in range(3)) == 3
+    cut = examples(write(tmp_path, GOOD), "bytes", max_positions=3, shorten_method="truncate")
+    assert max(len(cut[i]["inputs"][0]) for i in range(3)) == 3
     assert "2 of 3 inputs in" in caplog.text
-    assert "have more than 3 positions and are cut to the first ones (--shorten-method truncate)" in caplog.text
 
 
 def test_an_example_longer_than_a_batch_is_refused():
     dataset = ExampleDataset([rows(2, 30)], None, PAD, seed=1)
-    with pytest.raises(ValueError, match="an example has 30 tokens and --max-tokens is 29; give at least 30, or a"):
+    with pytest.raises(ValueError, match="30 tokens and --max-tokens is 29"):
         dataset.batch_by_size(dataset.ordered_indices(), max_tokens=29)
 
 
 def test_another_dictionary_than_that_of_the_training_is_refused(tmp_path):
     binarised(tmp_path, "input0", "input1", "label")
     task = task_of(tmp_path, "tokens")
-    with pytest.raises(ValueError, match="has another dictionary than the training of this checkpoint; give fairseq"):
+    with pytest.raises(ValueError, match="another dictionary .*--srcdict"):
         task.load_state_dict({"classes": ["9", "10"], "symbols": ["a", "c", "b"]})
 
 
@@ -438,9 +397,5 @@ def test_another_dictionary_than_that_of_the_training_is_refused(tmp_path):
     [SimpleNamespace(_name="cross_entropy"), SimpleNamespace(_name="sentence_prediction", regression_target=True)],
 )
 def test_criteria_that_predict_no_classes_are_refused(tmp_path, criterion):
-    with pytest.raises(ValueError, match="predicts classes; give --criterion sentence_prediction, without --regr"):
+    with pytest.raises(ValueError, match="--criterion sentence_prediction"):
         task_of(write(tmp_path, GOOD), "bytes").build_criterion(criterion)
-
-
-def test_scaling_keeps_numbers_without_mean_and_deviation():
-    assert Scaling(0.0, 1.0)(np.array([1.5, -2.0])).tolist() == [1.5, -2.0]
