@@ -186,34 +186,6 @@ def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
         assert told in err
 
 
-def of_type(number_type):
-    def change(content):
-        content["task_state"]["number_type"] = number_type
-        content["cfg"]["task"]["data"] = "moved"
-
-    return change
-
-
-@pytest.mark.parametrize("dtype", ["int16", "float32"])
-def test_typed_numbers_have_the_type_of_the_training(classifiers, classify, edited, tmp_path, dtype):
-    path = edited(classifiers("values").last, of_type({"float32": "float"}.get(dtype, dtype)))
-    row = 100 * np.arange(-8, 9)
-    np.save(tmp_path / "new.npy", row.astype(dtype)[None])
-    expected = parsed(classify(path, tmp_path, "--subset=new")[1])
-    assert_same(parsed(classify(path, "-", typed=" ".join(map(str, row)).encode())[1]), expected)
-    code, _, said = classify(edited(path, of_type(None)), "-", typed=b"1 2")
-    assert code == 1
-    assert "uint8, int16 or floats" in said
-
-
-def test_a_model_of_pairs_needs_data_with_pairs(classifiers, classify, tmp_path):
-    trained = classifiers("bytes")
-    for name in ("valid.input", "valid.label"):
-        (tmp_path / name).write_bytes((trained.data / name).read_bytes())
-    code, _, err = classify(trained.last, tmp_path, "--subset=valid")
-    assert (code, str(tmp_path) in err) == (1, True)
-
-
 def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifiers, classify, edited):
     trained = classifiers("values")
     path = edited(trained.last, lambda content: content.update(task_state={}))

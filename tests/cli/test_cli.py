@@ -126,15 +126,6 @@ def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys, monkey
     assert "*" not in options(capsys, "mega_lm")[0]
 
 
-def test_options_are_grouped_by_the_mixers_that_have_them(capsys):
-    out, _ = options(capsys, "mega_lm")
-    headings = [line for line in out.splitlines() if line.startswith("With the token mixer ")]
-    assert "With the token mixer gau, flash:" in headings
-    common, of_gau = out.split("With the token mixer gau, flash:")[0], out.split("With the token mixer gau, flash:")[1]
-    assert "--decoder-layers " in common
-    assert "--decoder-gau-scale " in of_gau
-
-
 def test_options_suggests_names_similar_to_an_unknown_one(capsys):
     code = command.main(["options", "mega_lm_smal"])
     refused_by("options", (code, *capsys.readouterr()), "'mega_lm_smal'", "choose one of mega_lm_small, ")

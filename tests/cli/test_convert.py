@@ -15,7 +15,7 @@ from mega_fairseq.cli.convert.command import configuration
 from mega_fairseq.cli.convert.families import CLASSIFICATION, LANGUAGE, TRANSLATION, family_of
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.main import main
-from mega_fairseq.models import MegaClassifierConfig, MegaLMConfig, MegaTransformerConfig, MegaTransformerModel
+from mega_fairseq.models import MegaClassifierConfig, MegaLMConfig, MegaTransformerConfig
 from tests.helpers import golden_cases as golden
 from tests.helpers.commands import PLUGIN, fairseq
 from tests.helpers.golden_checks import assert_outputs
@@ -81,12 +81,6 @@ def test_it_computes_the_released_logits_of_decoding(case, converted, data):
     right = ~torch.tensor([bool(row[0] == 1) for row in case.inputs["src_tokens"]])
     assert right.any()
     assert_outputs(y[right], released[right], "logits step by step")
-
-
-def test_from_pretrained_loads_a_converted_model_and_translates(converted, data):
-    path = converted(model(PRE))
-    hub = MegaTransformerModel.from_pretrained(str(path.parent), path.name, data_name_or_path=str(data))
-    assert set(hub.translate("w1 w2 w3", beam=2).split()) <= {f"w{i}" for i in range(SYMBOLS)}
 
 
 @pytest.mark.parametrize("how", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])

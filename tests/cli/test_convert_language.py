@@ -124,41 +124,7 @@ def test_a_tied_adaptive_softmax_equals_fairseqs_module(tie_proj, tmp_path, data
     assert_log_probs(dataclasses.replace(case, outputs={"lprobs": lprobs}), ours, "lprobs")
 
 
-def test_tied_tensors_have_all_their_names_and_are_saved_once(tmp_path):
-    content = tied(stock_adaptive(True), tie_adaptive_proj=True)
-    content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}
-    state = torch.load(convert(content, tmp_path), weights_only=True)["model"]
-    names = ["head.word_proj.weight", "head.class_proj.weight", "head._float_tensor", "version"]
-    names += [f"tail.{i}.{part}.weight" for i in (0, 1) for part in (0, 2)]
-    names = {f"decoder.adaptive_softmax.{name}" for name in names}
-    names |= {f"decoder.embed_tokens.embeddings.{i}.{part}.weight" for i in (0, 1, 2) for part in (0, 1)}
-    assert {name for name in state if "adaptive_softmax" in name or "embed_tokens" in name} == names
-    assert state["decoder.adaptive_softmax.head._float_tensor"].tolist() == [0]  # uninitialised memory in the release
-    stored = {t.untyped_storage().data_ptr() for name, t in state.items() if name in names}
-    assert len(stored) == len(names) - 5
-
-
 # -------------------------------------------------------------------------------------- content of the file
-
-
-def test_a_converted_checkpoint_is_plain_data_like_fairseqs(converted):
-    path = converted(model(SHARED))
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-    cfg = torch.load(path, weights_only=True)["cfg"]
-    assert [cfg[part]["_name"] for part in ("model", "task", "criterion")] == [
-        "mega_lm",
-        "mega_language_modeling",
-        "mega_lm_cross_entropy",
-    ]
-    assert {field.name for field in dataclasses.fields(MegaLMConfig)} == set(cfg["model"])
-    task = {name: value for name, value in cfg["task"].items() if name in released.OF_LANGUAGE_MODELLING}
-    assert task == {
-        "tokens_per_sample": 0,  # follows the chunk size
-        "variant_block_multiple_min": 2,
-        "variant_block_multiple_max": 6,
-        "valid_block": "splits:10",
-    }
-    assert (cfg["model"]["truncation_length"], cfg["model"]["decoder_truncation_length"]) == (0, -1)  # -1 follows
 
 
 @pytest.mark.parametrize("name", [SHARED, ADAPTIVE, NARROW])
@@ -173,12 +139,6 @@ def test_options_and_tensors_are_kept(name, tmp_path, data):
     expected = translate(content["model"])
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
-
-
-def test_without_max_target_positions_the_sample_length_is_used(tmp_path, data):
-    content = checkpoint(model(ADAPTIVE), decoder_chunk_size=-1, max_target_positions=None, tokens_per_sample=8)
-    _, cfg = load(convert(content, tmp_path), data)  # the length of position bias simple
-    assert cfg.model.max_target_positions == 8
 
 
 def test_options_without_effect_in_the_release_are_accepted(tmp_path, data):

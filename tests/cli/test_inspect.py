@@ -16,12 +16,11 @@ from mega_fairseq.cli.split import load_split
 from mega_fairseq.modules import MIXERS, DampedEMA
 from mega_fairseq.ops.attention.position import rotate, t5_bucket
 from tests.helpers import released
-from tests.helpers.commands import MEGA_SIZES, as_words, fairseq, refused_by
+from tests.helpers.commands import MEGA_SIZES, refused_by
 from tests.helpers.mixer_checkpoints import HEADS, language_checkpoint
 from tests.helpers.small_models import mixer_of
-from tests.helpers.sweeps import CHUNK, TASK
+from tests.helpers.sweeps import CHUNK
 from tests.helpers.sweeps import SIZES as LM_SIZES
-from tests.helpers.sweeps import UPDATES as LM_UPDATES
 
 pytestmark = pytest.mark.slow
 
@@ -156,20 +155,6 @@ def test_parameters_are_counted_as_in_the_loaded_model(translation, inspect, edi
         content["model"] = {name: tensor.clone() for name, tensor in content["model"].items()}  # as averaging does
 
     assert inspect(edited(translation.last, untie))[1]["parameters"] == counted
-
-
-def test_tied_adaptive_tables_are_counted_once(sweep_folder, inspect, tmp_path):
-    sizes = as_words({f"decoder_{name}": size for name, size in {**LM_SIZES, "layers": 1, "chunk_size": CHUNK}.items()})
-    adaptive = ["--adaptive-input", "--adaptive-softmax-cutoff=6,10", "--adaptive-softmax-factor=2"]
-    tied = ["--adaptive-input-factor=2", "--tie-adaptive-weights", "--tie-adaptive-proj"]
-    criterion = ["--criterion=mega_lm_cross_entropy", "--max-update=1", f"--save-dir={tmp_path}"]
-    words = ["--arch=mega_lm", "--rel-pos-bias=rotary", *sizes, *adaptive, *tied, *LM_UPDATES, *criterion]
-    fairseq("train", sweep_folder / "data", *TASK, *words)
-    _, numbers = inspect(tmp_path / "checkpoint_last.pt")
-    model, counted = as_loaded(tmp_path / "checkpoint_last.pt"), numbers["parameters"]
-    assert counted["unique"] == sum(parameter.numel() for parameter in model.parameters())
-    tables, projections = 6 * 16 + 4 * 8 + (len(model.decoder.dictionary) - 10) * 4, 16 * 8 + 16 * 4
-    assert counted["total"] - counted["unique"] == tables + projections
 
 
 def test_the_architecture_is_that_of_the_options(translation, inspect, edited):

@@ -129,15 +129,6 @@ def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep_folder, swee
     assert "no point could be evaluated" in err
 
 
-@pytest.mark.parametrize("name", ["attention, before", "gmlp", "aft"])
-def test_tables_over_places_are_evaluated_at_the_chunk_size_of_training(sweep_folder, sweep, tmp_path, name):
-    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "tables.pt", name)
-    code, out, _ = sweep(f"--chunks=4,{CHUNK}", model=path)
-    assert code == 0
-    assert "--decoder-chunk-size is 4" in out
-    assert points(tmp_path / "out.json")[CHUNK, "splits:1"]["bits"] > 0
-
-
 def test_a_point_that_ran_out_of_gpu_memory_is_tried_again(sweep, monkeypatch):
     score = module.score
 

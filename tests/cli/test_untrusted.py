@@ -16,7 +16,6 @@ import torch
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.main import main
-from mega_fairseq.models.checkpoints import plain_containers_allowed
 from tests.helpers import released
 from tests.helpers.commands import (
     MEGA,
@@ -309,16 +308,6 @@ def test_a_namespace_of_options_and_arrays_of_a_training_log_are_read(names, tmp
     of_numpy = {"counts", "score"}  # which torch 2.6 can ignore
     assert {name: found[name] for name in found.keys() - of_numpy} == {"options": Namespace(lr=[0.1]), "raw": b"bytes"}
     assert names == (not isinstance(found["counts"], np.ndarray)) == (found["score"] != 2.5)
-
-
-@NEWER
-@pytest.mark.parametrize("core", [b"core", b"_core"], ids=["numpy 1", "numpy 2"])
-def test_arrays_of_another_numpy_are_read_with_the_plugin(core, tmp_path):
-    path = save({"counts": np.arange(4)}, tmp_path / "log.pt", **LEGACY)  # stores names as lines
-    for module in (b"_core", b"core"):
-        path.write_bytes(path.read_bytes().replace(b"numpy.%s.multiarray" % module, b"numpy.%s.multiarray" % core))
-    with plain_containers_allowed():
-        assert torch.load(path, weights_only=True)["counts"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("names", WAYS)

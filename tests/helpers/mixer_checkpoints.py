@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from fairseq.models import MODEL_REGISTRY
 
-from mega_fairseq.models import MegaLMConfig, MegaTransformerConfig
-from tests.helpers.commands import on_each_side
+from mega_fairseq.models import MegaLMConfig
 from tests.helpers.golden_models import task
 from tests.helpers.small_models import mixer_of, mixer_options
 
@@ -26,13 +25,6 @@ def language_checkpoint(trained: Path, target: Path, name: str, **options: Any) 
         **{**sizes, **mixer, "normalize_before": True, "share_decoder_input_output_embed": True, **options}
     )
     return _write(trained, target, "mega_lm", cfg)
-
-
-def translation_checkpoint(trained: Path, target: Path, **options: Any) -> Path:
-    """Writes a checkpoint of a translation model with the dictionaries of a trained one."""
-    sizes = on_each_side(**SMALL, chunk_size=CHUNK)
-    cfg = MegaTransformerConfig(**{**sizes, "normalize_before": True, "share_all_embeddings": True, **options})
-    return _write(trained, target, "mega_transformer", cfg)
 
 
 def _write(trained: Path, target: Path, name: str, cfg: Any) -> Path:
