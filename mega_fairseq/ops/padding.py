@@ -9,8 +9,6 @@ from typing import NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.precision import is_compiling
-
 
 class _PermuteRows(torch.autograd.Function):
     """x[order]; backward gathers by the inverse order instead of scattering."""
@@ -26,6 +24,11 @@ class _PermuteRows(torch.autograd.Function):
         return _PermuteRows.apply(grad, inverse, order), None, None
 
 
+def _extremes(lengths: Tensor, width: int) -> Tuple[int, int]:
+    """The shortest and the longest length, together, since a GPU waits for each; while compiling, what they may be."""
+    return (0, width) if torch.compiler.is_compiling() else tuple(torch.stack(lengths.aminmax()).tolist())
+
+
 class Alignment(NamedTuple):
     """Moves the real tokens of a batch to the front, and back."""
 
@@ -37,18 +40,16 @@ class Alignment(NamedTuple):
     @classmethod
     def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
         """`of` with `crop`, or None if there are no pads; always an alignment when compiling, where that is unknown."""
-        if is_compiling():
-            return cls.of(padding_mask)
         lengths = (~padding_mask).sum(1)
-        shortest, longest = torch.stack(lengths.aminmax()).tolist()  # together, since a GPU waits for each
+        shortest, longest = _extremes(lengths, padding_mask.size(1))
         return None if shortest == padding_mask.size(1) else cls._of(padding_mask, lengths, longest)
 
     @classmethod
     def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
         """`crop` leaves out columns that are padding in every row; on a GPU this waits for the lengths."""
         lengths = (~padding_mask).sum(1)
-        longest = int(lengths.max()) if crop and not is_compiling() else padding_mask.size(1)
-        return cls._of(padding_mask, lengths, longest)
+        width = padding_mask.size(1)
+        return cls._of(padding_mask, lengths, _extremes(lengths, width)[1] if crop else width)
 
     @classmethod
     def _of(cls, padding_mask: Tensor, lengths: Tensor, longest: int) -> "Alignment":

@@ -107,15 +107,6 @@ def test_the_simple_bias_has_one_weight_per_distance():
         module(1 - 17, 17, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("kind", ["rotary", "rope"])
-def test_rotary_and_rope_work_at_any_position(kind):
-    module = POSITION_BIASES[kind](8, 16, True)
-    q = noise(1, 4, 8)
-    assert module.rotate(q, FAR).isfinite().all()
-    bias = module(-FAR - 3, 4 - FAR, torch.device("cpu"))
-    assert bias is None or bias.isfinite().all()
-
-
 def test_rope_rotates_and_the_others_do_not():
     x = noise(2, 3, 8)
     for kind, biases in POSITION_BIASES.items():

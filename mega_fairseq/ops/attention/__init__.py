@@ -277,8 +277,6 @@ def attention(
     `columns` (n, r), (m, r) are extra columns of q and k: a bias that is an inner product of positions. Either may be
     one for each head, (H, n, r) or (H, m, r).
     """
-    if function not in ATTENTION_FUNCTIONS:
-        raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype = cast_dtype(q)
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
@@ -286,7 +284,7 @@ def attention(
             return weighted_sum(weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer), v).to(
                 dtype
             )
-        bias, multiplier = _with_heads(q, bias, multiplier)
+        bias, multiplier = _with_heads(bias, multiplier)
         masked = needs_mask(q.size(1), k.size(1), causal, key_padding, bias)
         extra = 0 if columns is None else columns[0].size(-1)
         fused = fused_kernel_runs(q, v, function, extra, dropout, masked)
@@ -310,22 +308,11 @@ def attention(
 def _with_columns(x: Tensor, columns: Tensor) -> Tensor:
     """[x, columns] for x (G, n, z) and columns (n, r), or (H, n, r) with one for each head."""
     heads = 1 if columns.dim() == 2 else columns.size(0)
-    if x.size(0) % heads:
-        raise ValueError(f"columns have {heads} heads and q {x.size(0)} groups; give one group per head and sequence")
     x = x.unflatten(0, (-1, heads))
     return torch.cat([x, columns.to(x.dtype).expand(x.size(0), heads, -1, -1)], -1).flatten(0, 1)
 
 
-def _with_heads(
-    q: Tensor, bias: Optional[Tensor], multiplier: Optional[Tensor]
-) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+def _with_heads(bias: Optional[Tensor], multiplier: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """Expands both to (H, n + m - 1), where H is the larger number of heads."""
-    given = {"bias": bias, "multiplier": multiplier}
     heads = max(1 if t is None or t.dim() == 1 else t.size(0) for t in (bias, multiplier))
-    for name, t in given.items():
-        if t is not None and t.dim() == 2 and (t.size(0) not in (1, heads) or q.size(0) % heads):
-            raise ValueError(
-                f"{name} has {t.size(0)} heads, attention {heads} and q {q.size(0)} groups; give bias and multiplier "
-                "one row per head, and q one group per head and sequence"
-            )
-    return tuple(None if t is None else t.expand(heads, -1) for t in given.values())
+    return tuple(None if t is None else t.expand(heads, -1) for t in (bias, multiplier))
