@@ -14,8 +14,8 @@ from torch import Tensor
 import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
 from mega_fairseq.fairseq_options import all_options
 from mega_fairseq.models.checkpoints import plain_containers_allowed
-from mega_fairseq.models.layers import count_layers
 from mega_fairseq.models.same_model import check_names
+from mega_fairseq.models.stack import count_layers
 
 
 class MegaModel(BaseFairseqModel):

@@ -5,54 +5,63 @@ tokens from before they diverged, so only later tokens are copied, in place. All
 projection of its source.
 """
 
-from typing import Callable, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules import BlockState, BlockStep
+from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.linear import Projection
 
 
-class Ready(NamedTuple):
-    """The weights prepared for single tokens: a copy."""
+class PackedWeights(NamedTuple):
+    """The weights of a decoder prepared for single tokens: a copy."""
 
-    blocks: Tuple[BlockStep, ...]
-    output: Optional[Projection]  # None for an adaptive softmax, which takes features
+    blocks: Tuple[Block, ...]  # Block.step()
+    output: Projection  # of features (R, D)
 
 
-class ReadyOnce:
-    """Keeps prepared weights for as long as the parameters are unchanged. Copies and pickles of it are empty.
+class PackedWeightsCache:
+    """Keeps packed weights for as long as the decoder is unchanged. Copies and pickles of it are empty.
 
-    It is only for models that are no longer trained: writing to a parameter's `.data` does not change its version, so a
-    few numbers are compared, which shows when other weights were copied into it.
+    Each generation compares modules, their hooks, and parameters and buffers by identity, version and a weighted sum of
+    each row, since writing to `.data` changes no version. It does not notice a change of a row that leaves this sum in
+    float32 as it is, nor of a number that is neither a parameter nor a buffer.
     """
 
     def __init__(self):
-        self.made: Optional[Tuple[Tuple, Tensor, Ready]] = None  # replaced as a whole: threads may share it
+        self.made: Optional[Tuple[List[Any], Tensor, PackedWeights]] = None  # replaced as a whole: threads may share it
 
-    def get(self, parameters: Iterable[nn.Parameter], prepare: Callable[[], Ready]) -> Ready:
-        current = list(parameters)
-        version = tuple((p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in current)
-        numbers = torch.cat([p.detach().flatten()[:: 1 + p.numel() // 8].double() for p in current])
+    def get(self, decoder: nn.Module, pack: Callable[[], PackedWeights]) -> PackedWeights:
+        tensors = [*decoder.parameters(), *decoder.buffers()]
+        key = [(m, type(m), [*m._forward_hooks, *m._forward_pre_hooks]) for m in decoder.modules()]
+        key += [(id(t), t.data_ptr(), t.dtype, None if t.is_inference() else t._version) for t in tensors]
+        sums = torch.cat([_row_sums(t) for t in tensors])
         made = self.made
-        if made is None or made[0] != version or not torch.equal(made[1], numbers):
-            made = self.made = (version, numbers, prepare())
+        if made is None or made[0] != key or not torch.equal(made[1], sums):
+            made = self.made = (key, sums, pack())
         return made[2]
 
     def __reduce__(self) -> Tuple:
-        return ReadyOnce, ()
+        return PackedWeightsCache, ()
+
+
+def _row_sums(tensor: Tensor) -> Tensor:
+    """(R, ...) -> (R,), with another weight for each number of a row."""
+    rows = tensor.detach().float()
+    rows = rows.flatten(1) if rows.dim() > 1 else rows.view(1, -1)
+    return rows @ torch.linspace(1.0, 2.0, rows.size(1), device=rows.device)
 
 
 class DecoderState(NamedTuple):
     blocks: Tuple[BlockState, ...]
     length: int  # tokens seen
     shared: Optional[Tensor] = None  # (S, b, b) on the CPU: number of first tokens that two beams of a sentence share
-    ready: Optional[Ready] = None
+    packed: Optional[PackedWeights] = None
 
     def __reduce__(self) -> Tuple:
-        return DecoderState, (self.blocks, self.length, self.shared)  # the next step prepares again what is `ready`
+        return DecoderState, (self.blocks, self.length, self.shared)  # the next step packs again
 
 
 class Move(NamedTuple):

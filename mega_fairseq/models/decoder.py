@@ -1,6 +1,12 @@
-"""A causal Mega decoder with fairseq's interface: whole targets, or token by token with a carried state."""
+"""Causal Mega decoders with fairseq's interface, for translation and for language models.
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+Whole sequences, pieces of them and single tokens take the same path: `run` maps tokens and the states of the blocks to
+features and the next states.
+"""
+
+import logging
+import time
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,28 +16,35 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
-from mega_fairseq.models.beam import DecoderState, Ready, ReadyOnce, reorder
-from mega_fairseq.models.embedding import check_types, embed, embedding_norm, final_norm
+from mega_fairseq.models.adaptive import adaptive_log_probs
+from mega_fairseq.models.beam import DecoderState, PackedWeights, PackedWeightsCache, reorder
+from mega_fairseq.models.embedding import TokenEmbedding
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
-from mega_fairseq.models.layers import layers_to_run, run_layer
-from mega_fairseq.models.options import DecoderOptions, layer_configs
-from mega_fairseq.models.retained_dropout import keep_dropout
-from mega_fairseq.modules import Block, BlockState
-from mega_fairseq.modules.layer import DropoutSwitch
+from mega_fairseq.models.options import DecoderOptions
+from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequences
+from mega_fairseq.models.stack import Stack
+from mega_fairseq.modules import BlockState
+from mega_fairseq.modules.projection import is_plain, packed
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
+from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.padding import Alignment, Padding
+from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
+logger = logging.getLogger(__name__)
 Blocks = Tuple[BlockState, ...]
 Source = Tuple[Optional[Tensor], Optional[Padding]]  # aligned_source, for layers that project it themselves
 Extra = Dict[str, List[Optional[Tensor]]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
+TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
+SECONDS_BETWEEN_REPORTS = 30.0
+MOST_SCORES = 2**30  # in memory at once: 4 GB in float32
 
 
-class MegaDecoder(FairseqIncrementalDecoder):
+class MegaDecoder(Stack, FairseqIncrementalDecoder):
     """Target tokens (B, L) and, in translation, the encoder's output -> scores (B, L, V)."""
 
-    DICTIONARY = "the target's dictionary"
+    side = "decoder"
 
     def __init__(
         self,
@@ -46,19 +59,14 @@ class MegaDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         if cfg.generation_weights not in FORMATS:
             raise ValueError(f"generation_weights is {cfg.generation_weights!r}; choose one of {', '.join(FORMATS)}")
-        self.cfg, self.padding_idx, dim = cfg, dictionary.pad(), cfg.decoder_embed_dim
-        self.embed_tokens = embed_tokens
-        self.embed_norm = embedding_norm(cfg, dim)
-        layers = layer_configs(cfg, "decoder", max_positions, source_dim)
-        self.layers = nn.ModuleList(Block(*configs) for configs in layers)
-        self.final_norm = final_norm(cfg, dim, affine_final_norm)
+        self.build_stack(cfg, embed_tokens, max_positions, source_dim, affine_final_norm)
+        self.padding_idx = dictionary.pad()
         self.adaptive_softmax, self.output_projection = adaptive_softmax, None
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
-            self.output_projection = nn.Linear(dim, len(dictionary), bias=False)
-            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
-        self.dropout_module = DropoutSwitch()
+            self.output_projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=False)
+            nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
         self.need_attn = False  # whether to return the last layer's attention to the source in training, too
-        self.kept: Optional[ReadyOnce] = None  # once prepared for generation
+        self.cache: Optional[PackedWeightsCache] = None  # once prepared for generation
 
     def forward(
         self,
@@ -69,11 +77,11 @@ class MegaDecoder(FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
         if features_only:
             return x, extra
-        if state is not None and state.ready is not None and state.ready.output is not None and x.size(1) == 1:
-            return state.ready.output(x.squeeze(1)).unsqueeze(1), extra  # (R, 1, D) -> (R, 1, V)
+        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
+        if state is not None and state.packed is not None:
+            return state.packed.output(x.squeeze(1)).unsqueeze(1), extra  # (R, 1, D) -> (R, 1, V)
         return self.output_layer(x), extra
 
     def extract_features(
@@ -84,90 +92,90 @@ class MegaDecoder(FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
-        carry, source = incremental_state is not None, NO_SOURCE
+        tokens, carry, source = prev_output_tokens, incremental_state is not None, NO_SOURCE
         state = self.get_incremental_state(incremental_state, STATE) if carry else None
-        if state is not None:
-            # Callers pass all tokens so far, as fairseq's generator does, or only the newest one.
-            unseen = max(1, prev_output_tokens.size(1) - state.length)
-            prev_output_tokens = prev_output_tokens[:, -unseen:]
+        if state is not None:  # callers pass all tokens so far, as fairseq's generator does, or only the newest one
+            tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
         elif carry or not self.training:
-            state = self.start(encoder_out)
+            state = DecoderState(self.start(encoder_out), 0)
         else:
             # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
-            state, source = self.start(), aligned_source(encoder_out)
-        ready = carry and prev_output_tokens.size(1) == 1
+            state, source = DecoderState(self.start(), 0), aligned_source(encoder_out)
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
-        need_attn = not carry and encoder_out is not None and (self.need_attn or self.kept is not None)
-        x, attn, state = self._advance(prev_output_tokens, state, carry, ready, need_attn, source)
-        if carry:
-            self.set_incremental_state(incremental_state, STATE, state)
-        return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
+        need_attn = not carry and encoder_out is not None and (self.need_attn or self.cache is not None)
 
-    def start(self, encoder_out: Optional[EncoderOut] = None) -> DecoderState:
-        """The state before the first token. In translation, each layer projects each source once."""
-        source, padding = aligned_source(encoder_out)
-        if source is None:
-            return DecoderState(tuple(BlockState(None) for _ in self.layers), 0)
-        blocks = (BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
-        return DecoderState(tuple(blocks), 0)
-
-    def _advance(
-        self,
-        tokens: Tensor,
-        state: DecoderState,
-        carry: bool,
-        ready: bool = False,
-        need_attn: bool = False,
-        source: Source = NO_SOURCE,
-    ) -> Tuple[Tensor, Optional[Tensor], DecoderState]:
-        """Tokens (B, L) after `state` -> features, attention of the last layer to the source, the next state."""
         padding = tokens.eq(self.padding_idx)  # (B, L)
         align = Alignment.where_needed(padding)
-        x = embed(self, tokens if align is None else align.front(tokens))  # (B, width, D)
+        single = carry and tokens.size(1) == 1 and align is None
+        weights = None
+        if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
+            weights = state.packed or self.packed_weights()
         # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
-        steps = None
-        if ready and align is None and all(layer.takes_step(s) for layer, s in zip(self.layers, state.blocks)):
-            steps = state.ready or self.ready()
-        rate = 0.0 if carry else self.cfg.decoder_layerdrop
-        x, blocks, attn = self.run_layers(x, state.blocks, layers_to_run(self, rate), steps, mask, need_attn, source)
+        front = tokens if align is None else align.front(tokens)  # (B, width)
+        x, blocks, attn = self.run(front, state.blocks, weights, mask, source, need_attn, drop=not carry)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-        return x, attn, DecoderState(blocks, state.length + x.size(1), state.shared, steps)
 
-    def run_layers(
+        if carry:
+            state = DecoderState(blocks, state.length + x.size(1), state.shared, weights)
+            self.set_incremental_state(incremental_state, STATE, state)
+        return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
+
+    def start(self, encoder_out: Optional[EncoderOut] = None) -> Blocks:
+        """The states before the first token. In translation, each layer projects each source once."""
+        source, padding = aligned_source(encoder_out)
+        if source is None:
+            return tuple(BlockState(None) for _ in self.layers)
+        return tuple(BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
+
+    def run(
         self,
-        x: Tensor,
+        tokens: Tensor,
         blocks: Blocks,
-        numbers: Iterable[int],
-        steps: Optional[Ready] = None,
+        weights: Optional[PackedWeights] = None,
         mask: Optional[Padding] = None,
-        need_attn: bool = False,
         source: Source = NO_SOURCE,
+        need_attn: bool = False,
+        drop: bool = True,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
-        """Embeddings (B, n, D) and states -> features (B, n, D), the next states, and attention (B, n, m) if needed."""
-        after, attn = list(blocks), None
-        for i in numbers:
-            layer, past = self.layers[i], blocks[i]
-            if need_attn and layer is self.layers[-1]:
-                x, after[i], attn = layer(x, past, mask, *source, need_weights=True)
-            elif steps is not None:
-                x, after[i] = steps.blocks[i](x, past)
+        """Tokens (B, n), pads last, after `blocks` -> features (B, n, D), the next states, and attention (B, n, m).
+
+        Attention is that of the last layer to the source, if needed. `drop`: whether layerdrop may drop layers.
+        """
+        x, after, attn = self.embed(tokens), list(blocks), None
+        for i, layer in self.layers_to_run(drop):
+            if weights is not None:
+                x, after[i] = weights.blocks[i](x, blocks[i])
+            elif need_attn and i == len(blocks) - 1:
+                x, after[i], attn = layer(x, blocks[i], mask, *source, need_weights=True)
             else:
-                x, after[i] = run_layer(self.cfg, layer, x, past, mask, *source)
+                x, after[i] = layer(x, blocks[i], mask, *source)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, tuple(after), attn
 
-    def ready(self) -> Ready:
+    def packed_weights(self) -> PackedWeights:
         """The weights prepared for single tokens: once, if fairseq has said that training is over."""
-        return self._prepare() if self.kept is None else self.kept.get(self.parameters(), self._prepare)
+        return self._pack() if self.cache is None else self.cache.get(self, self._pack)
 
-    def _prepare(self) -> Ready:
+    def _pack(self) -> PackedWeights:
         with weights_in(self.cfg.generation_weights):
-            output = None if self.adaptive_softmax is not None else ready_linear(self._output_weight())
-            return Ready(tuple(layer.step() for layer in self.layers), output)
+            if self.adaptive_softmax is not None or self.output_projection is None:
+                tied = self.adaptive_softmax is None and type(self.embed_tokens) is TokenEmbedding
+                output = ready_linear(self.embed_tokens.weight) if tied else self.output_layer
+            else:
+                output = packed(self.output_projection)
+            return PackedWeights(tuple(layer.step() for layer in self.layers), output)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Features (..., D) -> scores (..., V), or the features themselves for an adaptive softmax."""
+        if self.adaptive_softmax is not None:
+            return features
+        if self.output_projection is None:
+            return F.linear(features, self.embed_tokens.weight)
+        return self.output_projection(features)
 
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
@@ -177,19 +185,10 @@ class MegaDecoder(FairseqIncrementalDecoder):
                 "--criterion needs the probability of every type, which an adaptive softmax does not give in training; "
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
-        found = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+        probs = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
         if not self.training:  # in training, fairseq checks gradients
-            check_numbers(found.amin(-1))  # NaN if any score of the row is NaN
-        return found
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Features (B, L, D) -> scores (B, L, V), or the features themselves for an adaptive softmax."""
-        if self.adaptive_softmax is not None:
-            return features
-        return F.linear(features, self._output_weight())
-
-    def _output_weight(self) -> Tensor:
-        return (self.embed_tokens if self.output_projection is None else self.output_projection).weight
+            check_numbers(probs.amin(-1))  # NaN if any score of the row is NaN
+        return probs
 
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         """Replaces row i by row new_order[i], in place; callers that fork a search must clone the tensors first."""
@@ -197,10 +196,6 @@ class MegaDecoder(FairseqIncrementalDecoder):
         if state is not None:
             drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order, alike=not drops))
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        check_types(self, state_dict, name, self.DICTIONARY)
-        return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
@@ -212,16 +207,10 @@ class MegaDecoder(FairseqIncrementalDecoder):
         cross = self.layers[0].cross_attention
         return UNBOUNDED if cross is None or cross.longest is None else self.cfg.max_source_positions
 
-    def make_generation_fast_(
-        self,
-        retain_dropout: bool = False,
-        retain_dropout_modules: Optional[List[str]] = None,
-        **unused: Any,
-    ) -> None:
+    def make_generation_fast_(self, **options: Any) -> None:
         """Called by fairseq before generation, after which it no longer trains the model."""
-        if retain_dropout:
-            keep_dropout(self, "TransformerDecoder", retain_dropout_modules)
-        self.kept = ReadyOnce()
+        super().make_generation_fast_(**options)
+        self.cache = PackedWeightsCache()
 
 
 def check_numbers(log_probs: Tensor) -> None:
@@ -231,3 +220,133 @@ def check_numbers(log_probs: Tensor) -> None:
             "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "
             "earlier checkpoint, and train with a smaller --lr"
         )
+
+
+class MegaLanguageDecoder(MegaDecoder):
+    """Tokens (B, L) -> scores (B, L, V); with `target` (B, L), its log-probabilities (B, L, 1).
+
+    In eval mode a sequence is processed in pieces: only the activations of one piece are in memory at a time, and with
+    `target` only one number per token is kept.
+    """
+
+    group: Optional[SequenceGroup] = None  # the processes that share each sequence (models/sequence_parallel.py)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        features_only: bool = False,
+        target: Optional[Tensor] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        if incremental_state is not None:
+            return super().forward(prev_output_tokens, None, incremental_state, features_only)
+        if target is not None:
+            return self.run_in_pieces(prev_output_tokens, target).unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
+        if not features_only and self.adaptive_softmax is None:
+            self._check_size(prev_output_tokens.numel())
+        x = self.run_in_pieces(prev_output_tokens)
+        return (x if features_only else self.output_layer(x)), {"attn": [None]}
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: Optional[Dict[str, Any]] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Extra]:
+        """Tokens (B, L) -> features (B, L, D)."""
+        if incremental_state is not None:
+            return super().extract_features(prev_output_tokens, None, incremental_state)
+        return self.run_in_pieces(prev_output_tokens), {"attn": [None]}
+
+    def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
+        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
+        padding = tokens.eq(self.padding_idx)
+        align = Alignment.where_needed(padding)
+        if align is not None:  # then no real token follows a pad, and no piece needs a mask
+            tokens, target = align.front(tokens), None if target is None else align.front(target)
+        (batch, length), blocks, out = tokens.shape, self.start(), None
+        size, reported = length if self.training else self.piece_length(batch), time.monotonic()
+        for start in range(0, length, size):
+            piece = slice(start, start + size)
+            if target is None:
+                x, blocks, _ = self.run(tokens[:, piece], blocks)
+            elif self.group is not None:
+                x, blocks = piece_in_slices(self, tokens[:, piece], target[:, piece], blocks)
+            else:
+                x, blocks, _ = self.run(tokens[:, piece], blocks)
+                x = self.target_log_probs(x, target[:, piece])
+            if size >= length:
+                out = x
+                break
+            if out is None:  # one tensor for all pieces: many small ones would fragment the heap
+                out = x.new_empty(batch, length, *x.shape[2:])
+            out[:, piece] = x
+            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+                logger.info(f"{(start + x.size(1)) * batch:,} of {length * batch:,} tokens")
+                reported = time.monotonic()
+        if align is None:
+            return out
+        return align.back(out).masked_fill(padding.view(*padding.shape, *[1] * (out.dim() - 2)), 0.0)
+
+    def piece_length(self, batch: int) -> int:
+        """The length of a piece: whole chunks if at least one fits, or a slice with whole chunks for each process."""
+        size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
+        if self.group is not None:
+            return self.group.size * (size if chunk == -1 else max(chunk, size - size % chunk))
+        return size if chunk == -1 or size < chunk else size - size % chunk
+
+    def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
+        """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
+        x, wanted = features.flatten(0, 1), target.flatten()
+        if self.adaptive_softmax is not None:
+            log_probs = adaptive_log_probs(self.adaptive_softmax, x, wanted)
+        elif self.output_projection is None:
+            log_probs = target_log_probs(x, [self.embed_tokens.weight], wanted)
+        elif is_plain(self.output_projection):
+            log_probs = target_log_probs(x, [self.output_projection.weight], wanted)
+        else:
+            log_probs = -F.cross_entropy(self.output_projection(x).float(), wanted, reduction="none")
+        return log_probs.view(target.shape)
+
+    def get_normalized_probs(
+        self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
+    ) -> Tensor:
+        """Probabilities (B, L, V); if only those of targets are computed, the others are not valid.
+
+        fairseq's scorers pass a sample and only read the probabilities of its targets, so they get one number per
+        token, expanded to V without a copy.
+        """
+        x, extra = net_output[0], net_output[1]
+        if TARGETS_ONLY in extra:
+            of_targets = x
+        elif self.adaptive_softmax is not None and sample is not None:
+            of_targets = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
+        else:
+            self._check_size(x.numel() // x.size(-1))
+            return super().get_normalized_probs(net_output, log_probs)
+        check_numbers(of_targets)
+        return (of_targets if log_probs else of_targets.exp()).expand(*of_targets.shape[:-1], len(self.dictionary))
+
+    def set_chunk_size(self, chunk_size: int) -> None:
+        """Changes the chunk size, -1 for none; --model-overrides does so when a model is loaded."""
+        mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
+        for layer, mixer in zip(self.layers, mixers):
+            layer.mixer = mixer
+        self.cfg.decoder_chunk_size = chunk_size
+        if self.group is not None:
+            share_sequences(self, self.group)
+
+    def share_sequences(self, group: SequenceGroup) -> None:
+        """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
+        share_sequences(self, group)
+
+    def _check_size(self, tokens: int) -> None:
+        """Raises an error if the scores of all types for a long stream would not fit into memory."""
+        if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
+            raise ValueError(
+                f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens do not fit into memory; "
+                "choose --criterion mega_lm_cross_entropy, which only needs those of targets, or --valid-block size:N"
+            )

@@ -1,6 +1,5 @@
-"""Embeddings and norms shared by encoder and decoder."""
+"""Embeddings of tokens."""
 
-import math
 import os
 import re
 from typing import Dict, Mapping, Optional
@@ -9,9 +8,6 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from mega_fairseq.models.options import StackOptions
-from mega_fairseq.modules import SequenceNorm
-from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.lookup import lookup
 
 
@@ -69,13 +65,13 @@ def types_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
     return sum(sum(table.shape[:1]) for table in tables)
 
 
-def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str, where: str) -> None:
+def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str) -> None:
     """Raises a one-sentence error for a checkpoint with another dictionary, instead of torch's list of all shapes."""
-    found, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
-    if found not in (0, types):
+    stored, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
+    if stored not in (0, types):
         raise ValueError(
-            f"the checkpoint's {name} has {found:,} types and does not fit the {types:,} types of {where}; give the "
-            "data that it was trained on, or another --save-dir to train anew"
+            f"the checkpoint's {name} has {stored:,} types and does not fit the {types:,} types of its dictionary "
+            "here; give the data that it was trained on, or another --save-dir to train anew"
         )
 
 
@@ -90,22 +86,3 @@ class NarrowEmbedding(TokenEmbedding):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.project(super().forward(tokens))  # (B, L) -> (B, L, dim) -> (B, L, D)
         return x.to(self.weight.dtype)  # under autocast, so that residuals are in float32
-
-
-def embedding_norm(cfg: StackOptions, dim: int) -> Optional[SequenceNorm]:
-    return SequenceNorm(str(cfg.normalization_type), dim) if cfg.normalize_embedding else None
-
-
-def final_norm(cfg: StackOptions, dim: int, affine: bool = True) -> Optional[SequenceNorm]:
-    """The norm after the last layer of a pre-norm model."""
-    return SequenceNorm(str(cfg.normalization_type), dim, affine=affine) if cfg.normalize_before else None
-
-
-def embed(stack: nn.Module, tokens: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
-    """Tokens (B, L) -> (B, L, D), with the embeddings, norm and dropout of an encoder or decoder."""
-    x = stack.embed_tokens(tokens)
-    if not getattr(stack.cfg, "no_scale_embedding", True):  # a classifier has no such option and never scales
-        x = x * math.sqrt(x.size(-1))
-    if stack.embed_norm is not None:
-        x = stack.embed_norm(x, padding_mask)
-    return dropped(x, stack.dropout_module.rate(stack.cfg.dropout), stack.cfg.feature_dropout)

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import Blocks, MegaDecoder
-from mega_fairseq.models.embedding import embed
 
 State = List[Any]  # batch-first tensors, and in translation the number of tokens so far
 
@@ -30,7 +29,7 @@ class Start(nn.Module):
 
     def forward(self, prefix: Tensor, src_tokens: Optional[Tensor] = None) -> Tuple[Tensor, State]:
         source = None if src_tokens is None else self.encoder(src_tokens)
-        scores, blocks = _continue(self.decoder, prefix, self.decoder.start(source).blocks)
+        scores, blocks = _continue(self.decoder, prefix, self.decoder.start(source))
         return scores, _state(blocks)
 
 
@@ -50,7 +49,7 @@ class Step(nn.Module):
 
 
 def _continue(decoder: MegaDecoder, tokens: Tensor, blocks: Blocks) -> Tuple[Tensor, Blocks]:
-    x, blocks, _ = decoder.run_layers(embed(decoder, tokens), blocks, range(len(blocks)))
+    x, blocks, _ = decoder.run(tokens, blocks)
     if decoder.adaptive_softmax is not None:
         return decoder.adaptive_softmax.get_log_prob(x, None), blocks
     return decoder.output_layer(x).float().log_softmax(-1), blocks
@@ -89,7 +88,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
     source = None
     if "encoder" in model.STACKS:
         source = model.encoder(torch.tensor([[dictionary.pad(), eos, eos]] * 2, device=device))
-    _, blocks = _continue(model.decoder, tokens, model.decoder.start(source).blocks)
+    _, blocks = _continue(model.decoder, tokens, model.decoder.start(source))
     state = _state(blocks)
     sizes = [dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else Dim.AUTO for leaf in state]
     step = Step(model.decoder, blocks)

@@ -14,11 +14,11 @@ from torch import nn
 from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
+from mega_fairseq.models.decoder import MegaLanguageDecoder
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
-from mega_fairseq.models.language_decoder import MegaLanguageDecoder
-from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import DecoderOptions, check_sizes, check_unused, warn_unused
 from mega_fairseq.models.same_model import check_overrides, check_start
+from mega_fairseq.models.stack import keep_layers
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.modules.config import check_positive

@@ -16,9 +16,9 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.layers import keep_layers
 from mega_fairseq.models.options import DecoderOptions, EncoderOptions, check_sizes, check_unused
 from mega_fairseq.models.same_model import check_overrides, check_start
+from mega_fairseq.models.stack import keep_layers
 from mega_fairseq.modules import MIXERS
 
 logger = logging.getLogger(__name__)

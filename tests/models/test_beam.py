@@ -279,8 +279,8 @@ def scores_of_steps(made):
 @torch.no_grad()
 def test_weights_are_prepared_once_after_training_and_again_if_they_change():
     made, other, prepared = model(), model(dropout=0.2), []
-    prepare = made.decoder._prepare
-    made.decoder._prepare = lambda: prepared.append(1) or prepare()
+    pack = made.decoder._pack
+    made.decoder._pack = lambda: prepared.append(1) or pack()
     for _ in range(2):
         before = scores_of_steps(made)
     assert len(prepared) == 2  # training might continue
@@ -297,6 +297,44 @@ def test_weights_are_prepared_once_after_training_and_again_if_they_change():
         parameter.data.mul_(1.1)  # has no version
     torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
     assert len(prepared) == 5
+
+
+class Scaled(torch.nn.Module):
+    """A parametrisation with a buffer, which can change while no parameter does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(1.0))
+
+    def forward(self, weight):
+        return weight * self.factor
+
+
+def change_a_row(decoder):
+    decoder.layers[0].feed_forward.contract.weight.data[3] *= 1.01
+
+
+def change_a_parametrisation(decoder):
+    decoder.embed_tokens.parametrizations.weight[0].factor.fill_(1.5)
+
+
+def replace_a_projection(decoder):
+    plain = decoder.layers[0].feed_forward.contract
+    decoder.layers[0].feed_forward.contract = torch.nn.Linear(plain.in_features, plain.out_features)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection])
+def test_packed_weights_are_not_stale_after_any_change(change):
+    made = model()
+    torch.nn.utils.parametrize.register_parametrization(made.decoder.embed_tokens, "weight", Scaled())
+    made.make_generation_fast_()
+    before = scores_of_steps(made)
+    change(made.decoder)
+    changed = scores_of_steps(made)
+    assert not torch.equal(changed, before)
+    made.decoder.cache = None
+    torch.testing.assert_close(changed, scores_of_steps(made), rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -319,9 +357,9 @@ def test_a_copy_of_a_model_has_its_own_prepared_weights():
     made.make_generation_fast_()
     before = scores_of_steps(made)
     twin = copy.deepcopy(made.decoder)
-    assert made.decoder.kept.made is not None
-    assert twin.kept.made is None
-    assert pickle.loads(pickle.dumps(made.decoder.kept)).made is None
+    assert made.decoder.cache.made is not None
+    assert twin.cache.made is None
+    assert pickle.loads(pickle.dumps(made.decoder.cache)).made is None
     torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
 
 
@@ -333,7 +371,7 @@ def test_a_state_that_was_saved_goes_on_as_before(make):
     source = (made.encoder(sources()),) if make is model else ()
     for n in range(1, 6):
         made.decoder(tokens[:, :n], *source, incremental_state=state)
-    assert made.decoder.get_incremental_state(state, STATE).ready is not None
+    assert made.decoder.get_incremental_state(state, STATE).packed is not None
     loaded = pickle.loads(pickle.dumps(state))
     expected, found = (made.decoder(tokens, *source, incremental_state=s)[0] for s in (state, loaded))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -378,7 +416,7 @@ def test_rows_with_a_pad_that_all_continue_one_without_take_the_fast_path_again(
     search.follow([row - row % BEAMS for row in range(SENTENCES * BEAMS)])
     for _ in range(4):
         search.step()
-        assert search.model.decoder.get_incremental_state(search.state, STATE).ready is not None
+        assert search.model.decoder.get_incremental_state(search.state, STATE).packed is not None
         search.follow(range(SENTENCES * BEAMS))
 
 

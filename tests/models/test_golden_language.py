@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 
 from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
 from mega_fairseq.models import MegaLanguageModel
-from mega_fairseq.models.decoder import DecoderState
+from mega_fairseq.models.decoder import STATE, DecoderState
 from tests.helpers.golden_cases import Case, cases, released_gradients
 from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
 from tests.helpers.golden_models import PAD, dictionary, language_model
@@ -127,10 +127,10 @@ def test_final_states_equal_the_released_ones_except_for_decay_at_pads(case, chu
 
 def carried(model: MegaLanguageModel, tokens: Tensor, size: int) -> DecoderState:
     """State of the decoder after these tokens, in pieces of this size."""
-    state = model.decoder.start()
-    for piece in tokens.split(size, 1):
-        _, _, state = model.decoder._advance(piece, state, carry=True)
-    return state
+    state = {}
+    for stop in range(size, tokens.size(1) + size, size):
+        model.decoder.extract_features(tokens[:, :stop], incremental_state=state)
+    return model.decoder.get_incremental_state(state, STATE)
 
 
 # -------------------------------------------------------------------------------------- training

@@ -1,0 +1,161 @@
+"""A stack of layers with its embeddings and norms: what encoder and decoder share.
+
+In training, layers may be dropped at random (Fan et al. 2019) and activations recomputed or kept in CPU memory; both
+happen in `layers_to_run`. Layers of a checkpoint may be left out (`keep_layers`).
+"""
+
+import math
+import re
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+from mega_fairseq.fairseq_options import is_training, option_of_command
+from mega_fairseq.models.embedding import check_types
+from mega_fairseq.models.options import StackOptions, layer_configs
+from mega_fairseq.modules import Block, SequenceNorm
+from mega_fairseq.modules.layer import DropoutSwitch
+from mega_fairseq.ops.dropout import dropped
+
+TORCH_DDP = ("pytorch_ddp", "c10d")
+# What --retain-dropout-modules may list: names of fairseq's Transformer, each with a counterpart here. AdaptiveSoftmax
+# is fairseq's own module, which checks the option itself.
+RETAINED = (
+    *("TransformerEncoder", "TransformerEncoderLayer", "TransformerDecoder", "TransformerDecoderLayer"),
+    "AdaptiveSoftmax",
+)
+
+
+class Stack:
+    """A mixin for fairseq's encoder and decoder classes."""
+
+    side: str  # "encoder" or "decoder"
+
+    def build_stack(
+        self,
+        cfg: StackOptions,
+        embed_tokens: nn.Module,
+        max_positions: int,
+        source_dim: Optional[int] = None,
+        affine_final_norm: bool = True,
+    ) -> None:
+        dim, norm = getattr(cfg, f"{self.side}_embed_dim"), str(cfg.normalization_type)
+        self.cfg, self.embed_tokens = cfg, embed_tokens
+        self.embed_norm = SequenceNorm(norm, dim) if cfg.normalize_embedding else None
+        configs = layer_configs(cfg, self.side, max_positions, source_dim)
+        self.layers = nn.ModuleList(Block(*parts) for parts in configs)
+        self.final_norm = SequenceNorm(norm, dim, affine=affine_final_norm) if cfg.normalize_before else None
+        self.dropout_module = DropoutSwitch()
+
+    def embed(self, tokens: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        """Tokens (B, L) -> (B, L, D), with the norm and dropout of embeddings."""
+        x = self.embed_tokens(tokens)
+        if not getattr(self.cfg, "no_scale_embedding", True):  # a classifier has no such option and never scales
+            x = x * math.sqrt(x.size(-1))
+        if self.embed_norm is not None:
+            x = self.embed_norm(x, padding_mask)
+        return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)
+
+    def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
+        """Layers with their numbers, in training without those that layerdrop drops.
+
+        With --checkpoint-activations, backward recomputes their activations.
+        """
+        rate = getattr(self.cfg, f"{self.side}_layerdrop") if self.training and drop else 0.0
+        kept = [True] * len(self.layers) if rate == 0.0 else (torch.rand(len(self.layers)) >= rate).tolist()
+        recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
+        for i, layer in enumerate(self.layers):
+            if kept[i]:
+                yield i, partial(_recomputed, layer, self.cfg.offload_activations) if recompute else layer
+
+    def make_generation_fast_(
+        self,
+        retain_dropout: bool = False,
+        retain_dropout_modules: Union[None, str, Sequence[str]] = None,
+        **unused: Any,
+    ) -> None:
+        """Keeps dropout in generation for --retain-dropout, in all modules or in those listed; fairseq calls it.
+
+        `TransformerEncoder` stands for the embeddings of an encoder, `TransformerEncoderLayer` for its layers.
+        """
+        if not retain_dropout:
+            return
+        names = retain_dropout_modules  # a list, or the text of one as on fairseq's command line
+        names = re.findall(r"\w+", names) if isinstance(names, str) else names
+        unknown = [name for name in names or () if name not in RETAINED]
+        if unknown:
+            raise ValueError(
+                f"--retain-dropout-modules has {unknown[0]!r}, which Mega models lack; choose from "
+                f"{', '.join(RETAINED)}"
+            )
+        own = f"Transformer{self.side.capitalize()}"
+        for module, name in ((self, own), *((layer, f"{own}Layer") for layer in self.layers)):
+            if names is None or name in names:
+                module.dropout_module.apply_during_inference = True
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        if self.dictionary is not None:
+            check_types(self, state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
+
+def _recomputed(layer: nn.Module, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
+    """`layer(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
+    with save_on_cpu(pin_memory=x.is_cuda) if offload else nullcontext():
+        contexts = partial(_without_and_with, layer)
+        return checkpoint(layer, x, *rest, use_reentrant=False, context_fn=contexts, **options)
+
+
+def _without_and_with(layer: nn.Module) -> Tuple[Any, Any]:
+    return nullcontext(), _buffers_restored(layer)
+
+
+@contextmanager
+def _buffers_restored(module: nn.Module) -> Iterator[None]:
+    """Restores buffers at the end, so that recomputation does not count a batch in batch norm again."""
+    originals = [(part, dict(part._buffers)) for part in module.modules()]
+    for part, buffers in originals:
+        part._buffers.update({name: t.clone() for name, t in buffers.items() if t is not None})
+    try:
+        yield
+    finally:
+        for part, buffers in originals:
+            part._buffers.update(buffers)
+
+
+# ------------------------------------------------------------------------------------------- pruning
+
+
+def keep_layers(cfg: FairseqDataclass, side: str) -> None:
+    """Checks the options for dropping and pruning layers, and sets the number of layers kept."""
+    rate, kept = getattr(cfg, f"{side}_layerdrop"), getattr(cfg, f"{side}_layers_to_keep")
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"--{side}-layerdrop is {rate}; it must be a probability from 0 up to, but not including, 1")
+    if rate > 0.0 and is_training(cfg):
+        ddp = option_of_command(cfg, "distributed_training")
+        # torch's DDP fails in the second update if a layer had no gradient.
+        if ddp.distributed_world_size > 1 and ddp.ddp_backend in TORCH_DDP and not ddp.find_unused_parameters:
+            raise ValueError(
+                f"--{side}-layerdrop leaves out layers, and --ddp-backend {ddp.ddp_backend} expects gradients of all "
+                "of them in every update; add --find-unused-parameters, or give --ddp-backend legacy_ddp"
+            )
+    if not kept:
+        return
+    layers, numbers = getattr(cfg, f"{side}_layers"), kept.split(",")
+    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(map(str, range(layers))):
+        raise ValueError(
+            f"--{side}-layers-to-keep is {kept!r} and there are {layers} layers; give numbers from 0 to {layers - 1}, "
+            "separated by commas"
+        )
+    setattr(cfg, f"{side}_layers", len(numbers))
+
+
+def count_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
+    matches = (re.match(rf"{side}\.layers\.(\d+)\.", name) for name in state_dict)
+    return len({match.group(1) for match in matches if match})
