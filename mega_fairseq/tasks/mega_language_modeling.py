@@ -321,6 +321,8 @@ class MegaLanguageModelingTask(FairseqTask):
 
     def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
         _refuse_constraints(getattr(args, "constraints", None))
+        if getattr(args, "print_alignment", None):
+            raise ValueError("--print-alignment is for translation, and a language model has no source; leave it out")
         return super().build_generator(models, args, *rest, **options)
 
     def build_dataset_for_inference(
@@ -343,6 +345,8 @@ class MegaLanguageModelingTask(FairseqTask):
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
             sample = {**sample, "target": target, "net_input": {**sample["net_input"], "target": target}}
+        if isinstance(generator, SequenceScorer) and sample["target"].eq(pad).all(1).any():
+            raise ValueError("a text to score is empty; leave it out")
         if prefix_tokens is None and sources.numel():
             prefix_tokens = sources[:, 1:]  # without the eos that starts a text
         with torch.no_grad():

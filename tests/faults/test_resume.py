@@ -195,3 +195,11 @@ def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
     assert (hub.cfg.model.dropout, hub.cfg.generation.beam) == (0.3, 3)  # fairseq 0.12.2 ignores generation_args
     with pytest.raises(ValueError, match="^from_pretrained has 'decoder_chunck_size', .* 'decoder_chunk_size'"):
         model.from_pretrained(*where, decoder_chunck_size=8)
+
+
+def test_the_advice_for_too_long_sources_and_targets_can_be_followed(translation):
+    for option in ("max_source_positions", "max_target_positions"):
+        line = failure(*evaluation(translation, {option: 2000}))
+        assert f"--{option.replace('_', '-')} is 2000" in line
+        assert "1024 tokens" in line
+    fairseq(*evaluation(translation, {"max_source_positions": 1024, "max_target_positions": 512}))

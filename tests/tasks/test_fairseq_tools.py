@@ -1,5 +1,6 @@
 """fairseq's tools with translation models: dropout in generation, options of a loaded model, alignments."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,20 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from mega_fairseq.models.stack import RETAINED
-from tests.helpers.commands import MEGA, PLUGIN, SEARCH, TRAINING, fairseq, lines, preprocess_pairs, translations
+from tests.helpers.commands import (
+    LM,
+    LM_HEADS,
+    LM_TRAINING,
+    MEGA,
+    MEGA_LM,
+    PLUGIN,
+    SEARCH,
+    TRAINING,
+    fairseq,
+    lines,
+    preprocess_pairs,
+    translations,
+)
 from tests.helpers.small_models import sources, targets, translation_model
 
 LAST = "checkpoint_last.pt"
@@ -101,3 +115,17 @@ def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
     assert any(links for _, links in found)
     batches = ["--batch-size=7", "--required-batch-size-multiple=1", "--print-alignment=hard"]
     assert found == sorted(lines(fairseq(*evaluation("generate", trained, *batches)), "A"))
+
+
+@pytest.mark.slow
+def test_a_fused_language_model_allows_alignments(trained, tmp_path):
+    """With --lm-path, fairseq prepares the language model for alignments too."""
+    for folder in (trained.data, tmp_path):
+        shutil.copy(trained.data / "dict.en.txt", folder / "dict.txt")
+    for file in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
+        shutil.copy(trained.data / file.replace(".", ".de-en.en."), tmp_path / file)
+    words = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--max-update=1", "--save-dir", tmp_path]
+    fairseq("train", tmp_path, *words)
+    fused = ["--lm-path", tmp_path / LAST, "--lm-weight=0.1", "--print-alignment=hard"]
+    said = fairseq(*evaluation("generate", trained, "--required-batch-size-multiple=1", *fused))
+    assert len(list(lines(said, "A"))) == 37
