@@ -85,7 +85,8 @@ def in_slices(blocks: List[Block], group: SequenceGroup) -> Dict[str, Tensor]:
     found = with_gradients(blocks, torch.cat(pieces, 1), x)
     for name, gradient in found.items():
         if name != "y":
-            dist.all_reduce(gradient)
+            found[name] = gradient.contiguous()  # or processes would add up numbers of other places
+            dist.all_reduce(found[name])
     return found
 
 
