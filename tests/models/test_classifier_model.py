@@ -6,34 +6,20 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
 
 from mega_fairseq.models import mega_classifier
-from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules import EXAMPLES
 from mega_fairseq.modules.classification import pool
 from mega_fairseq.modules.normalization import SequenceNorm
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import CHUNK, TYPES, classifier
+from tests.helpers.small_models import CHUNK, TYPES, classifier, mixer_of, mixer_options
 
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
-HEADS = {"encoder_attention_heads": 2}
-PLACES = {**HEADS, "encoder_time_beta": True, "encoder_time_gamma": True}
-WITHOUT_CHUNKS = {"encoder_token_mixer": "aft", "encoder_chunk_size": -1}
-OPTIONS = {  # of a mixer, or of one of its forms
-    "mega": {},
-    "gau": {"encoder_token_mixer": "gau"},
-    "flash": {"encoder_token_mixer": "flash"},
-    "attention": {**HEADS, "encoder_token_mixer": "attention"},
-    "attention after": {**PLACES, "encoder_token_mixer": "attention", "encoder_time_weight": "after"},
-    "gmlp": {**PLACES, "encoder_token_mixer": "gmlp"},
-    "aft": {**PLACES, "encoder_token_mixer": "aft"},
-    "aft local": {**WITHOUT_CHUNKS, **HEADS, "encoder_aft_form": "local", "encoder_aft_reach": 3},
-    "aft simple": {**WITHOUT_CHUNKS, "encoder_aft_form": "simple"},
-    "sparse": {**HEADS, "encoder_token_mixer": "sparse", "encoder_sparse_stride": 4, "encoder_sparse_summary": 1},
-}
-mixers = pytest.mark.parametrize("mixer", OPTIONS)
+mixers = pytest.mark.parametrize("mixer", EXAMPLES)
 poolings = pytest.mark.parametrize("pooling", ["mean", "first"])
 
 
 def build(mixer, **options):
-    return classifier(**{"encoder_chunk_size": CHUNK, **OPTIONS[mixer], **options}).double()
+    example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
+    return classifier(**{**example, **options}).double()
 
 
 def documents(seed=0, lengths=LENGTHS):
@@ -59,10 +45,6 @@ def assert_rows_are_independent(model):
     together = scores(model, batch(documents()))
     for row, document in zip(together, documents()):
         torch.testing.assert_close(row, scores(model, document[None])[0])
-
-
-def test_every_mixer_is_tested():
-    assert {name.split()[0] for name in OPTIONS} == set(MIXERS)
 
 
 @mixers
