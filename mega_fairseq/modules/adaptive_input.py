@@ -42,8 +42,8 @@ class AdaptiveInput(nn.Module):
         x = None
         for start, (table, project) in zip(self.starts, self.embeddings):
             local = tokens - start
-            own = (local >= 0) & (local < table.num_embeddings) & (tokens != self.padding_idx)
-            narrow = lookup(local.masked_fill(~own, 0), table.weight).masked_fill(~own.unsqueeze(-1), 0.0)
+            other = (local < 0) | (local >= table.num_embeddings) | (tokens == self.padding_idx)
+            narrow = lookup(local.masked_fill(other, 0), table.weight).masked_fill(other.unsqueeze(-1), 0.0)
             band = project(narrow).to(narrow.dtype)  # (B, L, width) -> (B, L, D); under autocast, residuals in float32
             x = band if x is None else x + band
         return x

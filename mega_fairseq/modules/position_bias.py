@@ -77,13 +77,13 @@ class SimpleBias(PositionBias):
         return self.weight[self.longest - 1 + first : self.longest - 1 + stop]
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
-        key, own = f"{prefix}weight", self.longest
+        key, reach = f"{prefix}weight", self.longest
         if key not in stored:
             return
         learned = (stored[key].numel() + 1) // 2
-        if own > learned:
+        if reach > learned:
             raise ValueError(beyond(learned))
-        stored[key] = stored[key][learned - own : learned + own - 1]
+        stored[key] = stored[key][learned - reach : learned + reach - 1]
 
 
 class RotaryBias(PositionBias):
