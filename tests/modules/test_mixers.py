@@ -157,28 +157,3 @@ def test_a_mixer_on_another_device_is_described_there():
     with torch.device("meta"):
         described = MIXERS["mega"](DIM, position_bias="rotary").build().describe(5)
     assert any(getattr(part, "axis", None) == DISTANCE for part in described)
-
-
-class LowRank(torch.nn.Module):
-    """An adapter as a parametrisation: a weight plus a product of two narrow matrices."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.up, self.down = (torch.nn.Parameter(torch.randn(n, k)) for n, k in ((len(weight), 1), (1, weight.size(1))))
-
-    def forward(self, weight):
-        return weight + self.up @ self.down
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_adapters_of_all_projections_take_part_in_outputs_and_gradients(name):
-    adapted, x = mixer(name), torch.randn(BATCH, CHUNK + 1, DIM)
-    projections = [part for part in adapted.modules() if isinstance(part, torch.nn.Linear)]
-    for part in projections:
-        torch.nn.utils.parametrize.register_parametrization(part, "weight", LowRank(part.weight))
-    y, _ = adapted(x)
-    y.sum().backward()
-    assert all(part.parametrizations.weight[0].up.grad.any() for part in projections)
-    for part in projections:
-        torch.nn.utils.parametrize.remove_parametrizations(part, "weight")
-    torch.testing.assert_close(adapted(x)[0], y)

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mega_fairseq.modules import EXAMPLES, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
 from tests.properties.contracts import leaves
@@ -29,10 +30,10 @@ def inputs(length=LENGTH):
     return torch.randn(2, length, DIM, generator=torch.Generator().manual_seed(2))
 
 
-def start(made, dtype=torch.float32):
+def start(made, source=None):
     if made.cross_attention is None:
         return BlockState(None)
-    return BlockState(None, made.cross_attention.project_source(inputs(5).to(dtype)))
+    return BlockState(None, made.cross_attention.project_source(inputs(5) if source is None else source))
 
 
 def outputs(made, x=None):
@@ -168,13 +169,24 @@ def test_functional_call_uses_the_parameters_it_is_given(name):
     assert torch.equal(y, other(inputs(), state)[0])
 
 
+@every_block
+def test_meta_and_fake_tensors_pass_through_a_block(name):
+    made, x = block(name).to("meta"), torch.empty(2, LENGTH, DIM, device="meta")
+    y, state = made(x, start(made, x))
+    assert made(x, state)[0].shape == y.shape
+    with FakeTensorMode():
+        made, x = block(name), torch.empty(2, LENGTH, DIM)
+        made(x, start(made, x))[0].sum().backward()
+        assert all(parameter.grad is not None for parameter in made.feed_forward.parameters())
+
+
 @pytest.mark.slow
 @every_block
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_a_compiled_block_has_the_same_values_states_and_gradients(name, training):
     torch._dynamo.reset()
     made, x = block(name).double().train(training), inputs().double().requires_grad_()
-    state, asked, results = start(made, torch.float64), [x, *made.parameters()], []
+    state, asked, results = start(made, inputs(5).double()), [x, *made.parameters()], []
     for run in (made, torch.compile(made, fullgraph=True, backend="eager")):
         y, after = run(x, state)
         gradients = torch.autograd.grad(y.square().sum(), asked, allow_unused=True, retain_graph=True)
