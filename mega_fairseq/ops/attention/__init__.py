@@ -277,6 +277,8 @@ def attention(
     `columns` (n, r), (m, r) are extra columns of q and k: a bias that is an inner product of positions. Either may be
     one for each head, (H, n, r) or (H, m, r).
     """
+    if function not in ATTENTION_FUNCTIONS:
+        raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype = cast_dtype(q)
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     with without_autocast(q):
