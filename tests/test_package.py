@@ -104,6 +104,14 @@ def test_an_upward_import_is_detected(layer, source):
     assert upward_imports(source, layer)
 
 
+def test_modules_do_not_import_each_other_in_circles():
+    modules = {}
+    for path in ROOT.glob("mega_fairseq/**/*.py"):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        modules[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path.read_text(), package
+    assert not circles(modules)
+
+
 def test_an_import_circle_is_detected():
     late = "def late():\n    importlib.import_module('mega_fairseq.models.a')"
     modules = {"mega_fairseq.models.a": "from . import b", "mega_fairseq.models.b": late, "mega_fairseq.models.c": ""}
