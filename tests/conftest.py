@@ -12,6 +12,7 @@ import torch
 from mega_fairseq.cli.main import main
 from tests.helpers import classifiers as classifiers_of
 from tests.helpers.commands import ON_CPUS, trained
+from tests.helpers.forking import python
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
@@ -86,12 +87,12 @@ def edited(tmp_path):
 
 @pytest.fixture
 def torchrun():
-    """Starts two processes by the documented command, with their output in the file `output`."""
+    """Starts processes as documented, but forked from one that has imported fairseq; their output is in `output`."""
     scripts, started = Path(sysconfig.get_path("scripts")), []
     environment = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
 
     def begin(output, launch, *words):
-        command = [scripts / "torchrun", *launch, "--no-python", scripts / "fairseq-train", *words, *ON_CPUS]
+        command = [scripts / "torchrun", *launch, "--no-python", python(), "-m", "fairseq_cli.train", *words, *ON_CPUS]
         with open(output, "w") as said:
             started.append(subprocess.Popen([*map(str, command), *environment], stdout=said, stderr=said))
         return started[-1]

@@ -39,7 +39,8 @@ with socket.socket(socket.AF_UNIX) as server:
         signal.signal(number, lambda number, _: os.kill(process, number))
     code = int(answers.readline())
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
