@@ -203,7 +203,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:
     """The input of a line, or both inputs of a pair, which a tab separates."""
-    parsers = {"bytes": bytes, "tokens": _text, "values": partial(_numbers, classifier.task.number_type)}
+    parsers = {"bytes": bytes, "tokens": bytes.decode, "values": partial(_numbers, classifier.task.number_type)}
     parse = parsers[str(classifier.task.cfg.input_kind)]
     if not classifier.models[0].cfg.pairs:
         return parse(line)
@@ -211,13 +211,6 @@ def _parsed(classifier: Classifier, line: bytes) -> Any:
     if len(parts) != 2:
         raise ValueError(f"the number of tabs is {len(parts) - 1}; give two inputs with one tab between them")
     return tuple(map(parse, parts))
-
-
-def _text(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise ValueError("this is not UTF-8 text; convert it") from None
 
 
 def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:

@@ -108,10 +108,6 @@ def python() -> str:
     return version
 
 
-def plugin() -> str:
-    return f"{mega_fairseq.__version__} in {os.path.abspath(mega_fairseq.__path__[0])}"
-
-
 def fairseq() -> str:
     """Which of the two distributions provides `import fairseq`, without importing it."""
     installed = []
@@ -244,7 +240,7 @@ def gpu() -> str:
 
 INSTALLED = [
     Check("Python", python, "use Python 3.13 if something fails", needed=True),
-    Check("mega_fairseq", plugin, "install it again", needed=True),
+    Check("mega_fairseq", lambda: f"{mega_fairseq.__version__} in {mega_fairseq.__path__[0]}", "install it again"),
     Check("fairseq", fairseq, GET_FAIRSEQ, needed=True),
     Check("torch", torch, GET_TORCH, needed=True),
     *(Check(name, partial(package, name), GET_PACKAGE, needed=True) for name in ("omegaconf", "hydra", "sacrebleu")),

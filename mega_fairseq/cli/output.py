@@ -105,12 +105,12 @@ def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = Fa
         raise UserError(f"--out is {prefix!r}; give the beginning of file names, such as {prefix}result")
     try:
         with open(f"{prefix}.json") as file:
-            own = key in json.load(file)
+            replaceable = key in json.load(file)
     except (OSError, TypeError, ValueError):
-        own = False
+        replaceable = False
     for path in (prefix + ending for ending in endings):
         check_file(path)
-        if os.path.lexists(path) and not force and not own:
+        if os.path.lexists(path) and not force and not replaceable:
             raise UserError(f"{path} exists and was not written by this command; give another --out or remove the file")
 
 

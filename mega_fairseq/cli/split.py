@@ -49,20 +49,20 @@ def load_split(data: str, subset: str) -> Split:
         dictionary = Dictionary.load(path)
         corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
     except Exception as error:  # fairseq's readers raise anything for damaged files
-        own = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
+        complete = isinstance(error, (ValueError, FileNotFoundError)) and ";" in str(error)  # a sentence with a remedy
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         what = f"the split {subset} of {data} or its dict.txt cannot be read ({reason}); run fairseq-preprocess again"
-        raise UserError(str(error) if own else what) from None
-    found = hashlib.sha256("\n".join(dictionary.symbols).encode())
+        raise UserError(str(error) if complete else what) from None
+    digest = hashlib.sha256("\n".join(dictionary.symbols).encode())
     for numbers in (*corpus.parts, corpus.lines):
-        found.update(str(numbers.dtype).encode())
-        found.update(numbers)
+        digest.update(str(numbers.dtype).encode())
+        digest.update(numbers)
     origin = {
         "path": data,
         "subset": subset,
         "tokens": len(corpus),
         "unit": unit_of(dictionary),
-        "fingerprint": found.hexdigest(),
+        "fingerprint": digest.hexdigest(),
     }
     return Split(dictionary, corpus, origin)
 

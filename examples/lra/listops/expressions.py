@@ -89,7 +89,7 @@ def expressions(seed: int, shortest: int, longest: int) -> Iterator[Example]:
         random, before = Random(f"listops {seed} {number}").random, len(lines)
         for _ in range(SEEDED):
             drawn = (tree(random, longest) for _ in range(TRIES))
-            chosen = next((found for found in drawn if found and len(found.symbols) >= shortest), None)
+            chosen = next((each for each in drawn if each and len(each.symbols) >= shortest), None)
             if chosen is None:
                 raise UserError(f"trees of {shortest} to {longest} symbols are too rare; give another range")
             line = " ".join(chosen.symbols)

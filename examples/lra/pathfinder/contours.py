@@ -152,9 +152,9 @@ class Space:
             row, column = first.start
             away = self.rules.distance
             tail = round(row + away * math.sin(turn)), round(column + away * math.cos(turn))
-            found = self._contour(tail, angle)
-            if found is not None:
-                return found
+            contour = self._contour(tail, angle)
+            if contour is not None:
+                return contour
         return None
 
     def start_distractor(self, mask: np.ndarray, random: Random) -> Optional[Contour]:
@@ -166,9 +166,9 @@ class Space:
             pixels = self.free(mask, angle)
             if not len(pixels):
                 return None
-            found = self._at(pixels, angle, random)
-            if found is not None:
-                return found
+            contour = self._at(pixels, angle, random)
+            if contour is not None:
+                return contour
         return None
 
     # --------------------------------------------------------------------------------------- extensions

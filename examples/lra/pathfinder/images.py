@@ -79,19 +79,19 @@ def _targets(where: Space, random: Random) -> Any:
 
 
 def _distractors(where: Space, mask: np.ndarray, random: Random) -> List[Contour]:
-    found = []
+    distractors = []
     for _ in range(where.rules.distractors):
         for _ in range(DISTRACTOR_TRIES):
-            tried = mask.copy()
-            contour = where.start_distractor(tried, random)
+            attempt = mask.copy()
+            contour = where.start_distractor(attempt, random)
             if contour is not None and all(
-                where.extend(contour, tried, random) for _ in range(BARS_OF_DISTRACTORS - 1)
+                where.extend(contour, attempt, random) for _ in range(BARS_OF_DISTRACTORS - 1)
             ):
-                where.join(tried, contour)
-                found.append(contour)
-                mask = tried
+                where.join(attempt, contour)
+                distractors.append(contour)
+                mask = attempt
                 break
-    return found
+    return distractors
 
 
 def _image(where: Space, targets: Iterable[Contour], distractors: List[Contour], marked: Iterable[Point]) -> np.ndarray:

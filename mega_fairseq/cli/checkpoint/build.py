@@ -36,8 +36,9 @@ def model_options(checkpoint: Checkpoint) -> Dict[str, Any]:
         raise UserError(
             f"contains the model {name}, which is not a model of mega_fairseq; give one that {WRITER} wrote"
         )
-    given = {**checkpoint.cfg["model"], **dict.fromkeys(PATHS)}
-    return {field.name: given[field.name] for field in fields(MODEL_DATACLASS_REGISTRY[name]) if field.name in given}
+    options = {**checkpoint.cfg["model"], **dict.fromkeys(PATHS)}
+    names = [field.name for field in fields(MODEL_DATACLASS_REGISTRY[name])]
+    return {name: options[name] for name in names if name in options}
 
 
 def empty_model(checkpoint: Checkpoint) -> nn.Module:
@@ -52,8 +53,10 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
         with torch.device("meta"):
             model = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), _task(checkpoint))
             if isinstance(model, MegaClassifier):
-                for head, tensor in _heads(checkpoint.tensors).items():
-                    model.register_classification_head(head, tensor.size(0))
+                for tensor_name, tensor in checkpoint.tensors.items():
+                    head = HEADS.fullmatch(tensor_name)
+                    if head is not None:
+                        model.register_classification_head(head[1], tensor.size(0))
             return model
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise invalid_options(error) from None
@@ -70,18 +73,12 @@ def _task(checkpoint: Checkpoint) -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=words, label_dictionary=None, state_dict=dict)
 
 
-def _heads(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """The last weight (classes, D) of each head of a classifier."""
-    found = {HEADS.fullmatch(name): tensor for name, tensor in tensors.items()}
-    return {match.group(1): tensor for match, tensor in found.items() if match is not None}
-
-
 def _dictionary(types: int) -> Dictionary:
     """A dictionary with this number of types."""
-    found = Dictionary()
-    for number in range(types - len(found)):
-        found.add_symbol(str(number))
-    return found
+    dictionary = Dictionary()
+    for number in range(types - len(dictionary)):
+        dictionary.add_symbol(str(number))
+    return dictionary
 
 
 def invalid_options(error: Exception) -> UserError:

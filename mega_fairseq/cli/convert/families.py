@@ -124,8 +124,8 @@ class _Language(Family):
 
 
 def _all_taps(ema: str, option: str, taps: Any) -> List[str]:
-    said = f"{ema} keeps all its taps ({option}): the release used {taps} in training, but all in evaluation"
-    return [said] if taps else []
+    remark = f"{ema} keeps all its taps ({option}): the release used {taps} in training, but all in evaluation"
+    return [remark] if taps else []
 
 
 class _Classification(Family):
@@ -159,15 +159,15 @@ class _Classification(Family):
         return super().model_options(options, names)
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
-        given = super().task_options(options, tensors)
+        common = super().task_options(options, tensors)
         if "encoder.embed_tokens.bias" not in tensors:
             # The release puts <CLS>, the last type, in front if that is the position that it reads.
             first = types_of(tensors, "encoder.embed_tokens") - 1 if options.get("sen_rep_type") == "cls" else None
-            return {**given, "input_kind": "tokens", "shorten_method": "truncate", "init_token": first}
+            return {**common, "input_kind": "tokens", "shorten_method": "truncate", "init_token": first}
         # Images and speech: the latter have neither of these options.
         normalization = options.get("pixel_normalization") if "input_type" in options else (0, 1)
         mean, deviation = (0.5, 0.5) if normalization is None else normalization
-        return {**given, "input_kind": "values", "values_mean": mean, "values_deviation": deviation}
+        return {**common, "input_kind": "values", "values_mean": mean, "values_deviation": deviation}
 
     def criterion(self, options: Options) -> Dict[str, Any]:
         return {"_name": "sentence_prediction"}
