@@ -14,7 +14,6 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import quality_classify
 from benchmarks.models import from_args, used_size
 from tests.helpers.commands import ROOT
 from tests.helpers.forking import python
@@ -86,24 +85,14 @@ def finished(tmp_path_factory):
     return out, process.communicate()[0], demo(out)
 
 
-def test_the_demo_ends_with_a_table_of_both_models_on_both_tasks(finished):
+def test_the_demo_ends_with_figures_and_a_table_of_all_tasks(finished):
     out, _, said = finished
     shown = said[said.index("Mega   Transformer") :]
-    rows = dict(re.findall(r"^  (\S.{31}) +([\d.,]+) +[\d.,]+ +[\d.]+$", shown, re.MULTILINE))
-    names = {name.strip() for name in rows}
-    of_both = {"parameters", "training, tokens/s", "validation, bits per token"}
-    assert names == {
-        *[*of_both, "BLEU", "chrF", "translating, tokens/s"],
-        *["test, bits per byte", "evaluating, tokens/s"],
-        *["test, accuracy in percent", "classifying, images/s"],
-        *["256 bytes, ms per 1,000", "512 bytes, ms per 1,000", "512 bytes, MiB"],
-    }
-    bits, chunks = zip(*re.findall(r"(\d\.\d{3}) at (\d+)", shown))
-    assert chunks == ("64", "256", "1024")
-    assert all(5 < float(bit) < 8 for bit in bits)  # about as many as by chance, after four updates
-    assert re.search(r"This run took \d+\.\d minutes\.$", said.strip())
-    for figure in ("demo.png", "images.png"):
-        assert (out / figure).read_bytes().startswith(b"\x89PNG")
+    rows = re.findall(r"^  (\S.{31}) +[\d.,]+ +[\d.,]+ +[\d.]+$", shown, re.MULTILINE)
+    scores = {"BLEU", "test, bits per byte", "test, accuracy in percent", "512 bytes, ms per 1,000", "512 bytes, MiB"}
+    assert scores < {name.strip() for name in rows}
+    assert [chunk for _, chunk in re.findall(r"(\d\.\d{3}) at (\d+)", shown)] == ["64", "256", "1024"]
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("demo.png", "images.png"))
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
 
@@ -121,18 +110,9 @@ def test_the_demo_shows_translations_and_a_continued_text(finished):
     assert len(generated) > 50
 
 
-def test_the_demo_reports_each_step_without_a_terminal(finished):
-    steps = re.split(r"^== ", finished[2], flags=re.MULTILINE)[1:]
-    assert steps[0].endswith("done before\n\n")
-    for step in steps[1:]:
-        assert len(re.findall(r"^(Mega|Transformer): done after \d+ s$", step, re.MULTILINE)) == 2, step
-
-
 def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, module):
     out, interrupted, said = finished
-    assert interrupted.endswith(
-        "interrupted; training has saved a checkpoint, and the same command resumes from there\n"
-    )
+    assert "the same command resumes from there" in interrupted
     assert "preparing the corpora: done before" in said
     _, resumed = re.split(r"(?=Loaded checkpoint)", (out / "translation-4/mega/train.log").read_text(), maxsplit=1)
     kept = module("jobs").updates(resumed.splitlines()[0])
@@ -145,16 +125,7 @@ def test_an_interrupted_demo_loses_no_update_and_leaves_no_process(finished, mod
     assert str(out) not in processes()
 
 
-def test_a_finished_demo_only_prints_its_results_again(finished):
-    out = finished[0]
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")}
-    said = demo(out)
-    assert said.count(": done before") == 7
-    assert (out / "demo.txt").read_text(encoding="utf-8") in said
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.pt")} == before
-
-
-def test_a_demo_refuses_to_start_while_processes_of_a_killed_one_are_running(finished, tmp_path):
+def test_a_demo_waits_for_processes_of_a_killed_one(finished, tmp_path):
     """With all steps done except one training."""
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
@@ -165,8 +136,7 @@ def test_a_demo_refuses_to_start_while_processes_of_a_killed_one_are_running(fin
         time.sleep(0.05)
     process.kill()  # but not its training
     process.wait()
-    assert str(log.parent) in processes()
-    assert demo(out) == f"another demo, or a process left by a killed one, is running in {out}: wait for it or end it\n"
+    assert demo(out).startswith("another demo")
     while str(out) in processes():
         time.sleep(0.1)
     assert demo(out).count(": done before") == 6
@@ -182,74 +152,26 @@ def test_a_demo_shows_the_last_lines_of_a_failing_command(tmp_path):
     assert "train.de" in said.splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------------ parts of the demo
-
-
-@pytest.mark.parametrize(("task", "types"), [("TRANSLATION", 2000), ("LANGUAGE", 208)])
-def test_the_models_of_the_demo_have_the_same_size(task, types, module):
-    """Counts only parameters that are used: the Transformer of fairseq 0.12.2 also has unused ones."""
+def test_the_models_of_the_demo_have_the_same_size(module):
     settings = module("settings")
-    sizes = []
-    for model in ("Mega", "Transformer"):
-        _, _, _, *words = settings.training(getattr(settings, task), model, 10, "data", "folder")
-        sizes.append(used_size(from_args(words, types)))
-    assert abs(sizes[0] / sizes[1] - 1) < 0.03
-
-
-def test_the_classifiers_of_the_demo_have_the_same_size(module):
-    models = module("settings").IMAGES.models
-    sizes = [used_size(quality_classify.build("fashion", words)) for words in models.values()]
-    assert abs(sizes[0] / sizes[1] - 1) < 0.02
+    for task, types in ((settings.TRANSLATION, 2000), (settings.LANGUAGE, 208)):
+        words = [settings.training(task, model, 10, "data", "folder")[3:] for model in ("Mega", "Transformer")]
+        mega, transformer = (used_size(from_args(each, types)) for each in words)
+        assert abs(mega / transformer - 1) < 0.03
 
 
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])
 def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     demo = module("demo")
-    text = tmp_path / "addresses/raw/test.txt"
-    text.parent.mkdir(parents=True)
-    text.write_text("word " * 100)
-    built = demo.Demo(tmp_path)
-    (built.folders["language"]["Mega"]).mkdir(parents=True)
-    trainings = built.training(demo.TRANSLATION) + built.training(demo.LANGUAGE)
+    trainings = [job for task in (demo.TRANSLATION, demo.LANGUAGE) for job in demo.Demo(tmp_path).training(task)]
     assert all("--distributed-world-size=1" in job.command for job in trainings)
-    assert {"--cpu" in job.command for job in trainings + built.evaluating()} == {not gpu}
-    assert {job.environment["GPUS"] for job in built.preparing() + built.translating()} == {str(int(gpu))}
+    assert {"--cpu" in job.command for job in trainings} == {not gpu}
 
 
-def test_progress_counts_completed_work(module, tmp_path):
+def test_progress_counts_completed_work(module):
     jobs = module("jobs")
-    assert jobs.updates("") == 0
     assert jobs.updates("Loaded checkpoint last.pt (epoch 3 @ 20 updates)\n") == 20
     assert jobs.updates('(epoch 3 @ 20 updates)\n{"num_updates": "22"}\n{"num_updates": "24"}\n') == 24
     assert jobs.steps("== making raw\n== 5 bytes\n") == 0  # not completed
     assert jobs.steps("== have raw\n== making text\n== making bin\n== ready: train.sh reads bin\n") == 3
-    (tmp_path / "out").write_text("H-1\nS-1\nH-2\n")
-    assert jobs.matches("^H-", tmp_path / "out")("H-0") == 2
-    assert jobs.matches("^H-")("H-0") == 1
-
-
-def test_a_failing_command_ends_the_others_and_their_processes(tmp_path, module):
-    jobs = module("jobs")
-    child = f"{sys.executable} -c 'import time; time.sleep(300)' {tmp_path} & touch {tmp_path}/begun; wait"
-    late = f"until [ -e {tmp_path}/begun ]; do sleep 0.1; done; echo the last line; exit 3"
-    commands = {"slow": ["bash", "-c", child], "failing": ["bash", "-c", late]}
-    both = [
-        jobs.Job(name, command, tmp_path / f"{name}.log", 1, "step", jobs.steps, {})
-        for name, command in commands.items()
-    ]
-    with pytest.raises(jobs.Failed, match="(?s)failing failed; .*the last line"):
-        jobs.run_together("both", both)
-    assert str(tmp_path) not in processes()
-
-
-def test_commands_run_two_at_a_time(tmp_path, module):
-    jobs = module("jobs")
-    counted = f"echo >>{tmp_path}/$$; ls {tmp_path} | grep -c '^[0-9]*$'; sleep 0.5; rm {tmp_path}/$$"
-    three = [
-        jobs.Job(name, ["bash", "-c", counted], tmp_path / f"{name}.log", 1, "step", jobs.steps, {}) for name in "abc"
-    ]
-    jobs.run_together("three", three)
-    counts = [int((tmp_path / f"{name}.log").read_text()) for name in "abc"]
-    assert max(counts) <= 2
-    assert all((tmp_path / f"{name}.ended").exists() for name in "abc")
