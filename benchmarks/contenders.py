@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import Step
-from mega_fairseq.modules import MIXERS, Block, DampedEMA, FeedForwardConfig
+from mega_fairseq.modules import MIXERS, Block, DampedEMA, FeedForwardConfig, MixerConfig
 
 DIM, SHARED, VALUES, NDIM, HEADS = 512, 128, 1024, 16, 8  # widths of mega_transformer_base
 FEED_FORWARD = 2144  # width of the feed-forward part of torch's layer
@@ -90,13 +90,17 @@ class Stack(nn.Module):
 def layer(name: str) -> nn.Module:
     if name in (TRANSFORMER, CAUSAL_TRANSFORMER):
         return TransformerLayer(name == CAUSAL_TRANSFORMER)
-    options = dict(LAYERS[name])
-    config = MIXERS[options.pop("mixer")](DIM, **options)
+    config = mixer(name)
     if name.startswith(("GAU", "FLASH")):
         return Stack([Block(config), Block(config)])
     missing = size_of(TransformerLayer(False)) - size_of(Block(config))
     width = missing // (2 * DIM + 1) // 8 * 8  # GPUs multiply matrices of other widths at half the speed
     return Stack([Block(config, FeedForwardConfig(DIM, hidden_dim=width))])
+
+
+def mixer(name: str, **options: Any) -> MixerConfig:
+    options = {**LAYERS[name], **options}
+    return MIXERS[options.pop("mixer")](DIM, **options)
 
 
 def size_of(module: nn.Module) -> int:

@@ -24,7 +24,7 @@ from benchmarks import quality_lm, runs
 from benchmarks.measure import CPU
 from benchmarks.models import NO_DROPOUT, classifier, from_args, like_words
 from mega_fairseq.data.classification.inputs import byte_dictionary
-from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig
+from mega_fairseq.modules import EXAMPLES, Block, FeedForwardConfig, MixerConfig
 
 # Largest relative difference of outputs and of gradients. TF32 is off.
 LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2), torch.float16: (1e-2, 5e-2)}
@@ -84,33 +84,33 @@ def gradients(module: nn.Module, *inputs: Tensor) -> Tensor:
 
 
 def layers(device: torch.device, quick: bool) -> Iterator[Case]:
-    """Every mixer, causal and bidirectional, with pads; streams in pieces and token by token."""
-    for name in ["Mega, chunks", "FLASH"] if quick else c.OTHERS:
-        for causal in (True, False):
-            case = f"{name}, {'causal' if causal else 'bidirectional'}"
-            yield case, partial(_layer, case, name, causal, device, 97 if quick else 997)
+    """Every mixer, small and at the width of the measurements, with pads; streams in pieces and token by token."""
+    configs = [*EXAMPLES.items()][: 3 if quick else None]
+    for name in [] if quick else c.OTHERS:
+        configs += [
+            (f"{name}, causal={causal}", c.mixer(name, causal=causal, init="scaled")) for causal in (True, False)
+        ]
+    for case, config in configs:
+        yield case, partial(_layer, case, config, device, 97 if config.dim < c.DIM else 997)
 
 
-def _layer(case: str, name: str, causal: bool, device: torch.device, length: int) -> Iterator[Finding]:
+def _layer(case: str, config: MixerConfig, device: torch.device, length: int) -> Iterator[Finding]:
     torch.manual_seed(0)
-    options = {**c.OTHERS[name], "causal": causal, "init": "scaled"}
-    mixer = MIXERS[options.pop("mixer")](c.DIM, **options)
-    unit = name.startswith(("GAU", "FLASH"))  # attention and feed-forward layer in one
-    block = rounded(Block(mixer, None if unit else FeedForwardConfig(c.DIM, hidden_dim=c.DIM)))
-    inputs = torch.randn(2, length, c.DIM).bfloat16().double()
+    block = rounded(Block(config, FeedForwardConfig(config.dim)))
+    inputs = torch.randn(2, length, config.dim).bfloat16().double()
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[1, length // 2 :] = True
 
     def passed(place: torch.device, dtype: torch.dtype) -> Passed:
         module, x = deepcopy(block).to(place, dtype), inputs.to(place, dtype, copy=True).requires_grad_()
         y = module(x, padding_mask=padding.to(place))
-        y = (y[0] if causal else y).masked_fill(padding.to(place).unsqueeze(-1), 0)
+        y = (y[0] if config.causal else y).masked_fill(padding.to(place).unsqueeze(-1), 0)
         weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
         (y * weights).sum().backward()
         return Passed(y.detach(), gradients(module, x))
 
     yield from compared(case, passed, device)
-    if causal:
+    if config.causal:
         streamed = _in_pieces(deepcopy(block).to(device).eval(), inputs[:1].to(device, torch.float32))
         truth = deepcopy(block).double()(inputs[:1])[0]
         yield Finding(f"{case}, stream", difference(streamed, truth), LIMITS[torch.float32][0])

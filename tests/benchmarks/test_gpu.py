@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks
+from benchmarks import contenders, gpu, gpu_checks
 from benchmarks.gpu_checks import Finding
 from benchmarks.measure import CPU, Meter
 from tests.helpers.forking import benchmark
@@ -30,9 +30,9 @@ def test_all_parts_run_to_the_end(tmp_path):
 def test_a_stream_that_loses_its_state_and_rough_numbers_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "_in_pieces", lambda block, x: torch.cat([block(p)[0] for p in x.split(40, 1)], 1))
     monkeypatch.setitem(gpu_checks.LIMITS, torch.bfloat16, (1e-5, 1e-5))
-    findings = gpu_checks._layer("FLASH, causal", "FLASH", True, CPU, 97)
+    findings = gpu_checks._layer("FLASH", contenders.mixer("FLASH"), CPU, 97)
     wrong = [finding.case for finding in findings if not finding.ok]
-    assert wrong == [f"FLASH, causal, {what}" for what in ("bfloat16, outputs", "bfloat16, gradients", "stream")]
+    assert wrong == [f"FLASH, {what}" for what in ("bfloat16, outputs", "bfloat16, gradients", "stream")]
 
 
 def test_a_failed_case_is_reported_and_late_ones_are_listed(monkeypatch, capsys):
