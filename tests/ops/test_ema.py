@@ -238,8 +238,8 @@ def blocks_without_operator(x, c):
     """The forward and the backward pass of `ema` with the inside of its operators visible to a Recorder."""
     tables = [t.detach() for t in blocks._block_tables(c, None, BLOCK)]
     with torch.no_grad():
-        y, enter = block_scan._init_fn(x, None, *tables)
-        blocks._block_scan_backward._init_fn(y, None, x, *tables, enter)
+        y, enter = blocks._forward(x, None, *tables)
+        blocks._backward((y, None), (enter,), x, None, *tables)
     return x
 
 

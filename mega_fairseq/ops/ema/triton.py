@@ -11,14 +11,14 @@ The gradient of x is the EMA of dy in the opposite direction, with `expand` and 
 """
 
 import math
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
 from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
-from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.derivatives import operator
 from mega_fairseq.ops.ema import kernels
 from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
 from mega_fairseq.ops.precision import at_least_float32
@@ -79,7 +79,7 @@ class _Segments(NamedTuple):
 def _pass(
     x: Tensor,
     segments: _Segments,
-    tables: Tuple[Tensor, Tensor, Tensor],
+    tables: Sequence[Tensor],
     skip: Optional[Tensor],
     start: Optional[Tensor],
     add: Optional[Tensor],
@@ -103,58 +103,36 @@ def _pass(
     return y, end, before
 
 
-@torch.library.custom_op("mega::ema_triton", mutates_args=())
-def _ema(
-    x: Tensor,
-    lengths: Optional[Tensor],
-    start: Optional[Tensor],
-    skip: Tensor,
-    log_decay: Tensor,
-    expand: Tensor,
-    project: Tensor,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """y, the state of the first direction after it (B, N, D), and the states before segments (R, B, K, N, D), K > 1."""
+def _forward(x, lengths, start, skip, *tables: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     segments, y, entering = _Segments.of(x, lengths), None, []
-    for direction in reversed(range(len(log_decay))):
-        tables = (log_decay[direction], expand[direction], project[direction])
+    for direction in reversed(range(len(tables[0]))):
         # The backward direction's outputs are in float32, since they are rounded with those of the forward direction.
         args = (None, None, None, skip.dtype) if direction else (skip, start, y, x.dtype)
-        y, end, before = _pass(x, segments, tables, *args, BACK=bool(direction), GRADIENT=False)
+        of_direction = [t[direction] for t in tables]
+        y, end, before = _pass(x, segments, of_direction, *args, BACK=bool(direction), GRADIENT=False)
         entering.insert(0, before)
     return y, end, torch.stack(entering) if segments.count > 1 else skip.new_empty(0)
 
 
-@torch.library.custom_op("mega::ema_triton_backward", mutates_args=())
-def _ema_backward(
-    dy: Tensor,
-    dend: Optional[Tensor],
-    x: Tensor,
-    lengths: Optional[Tensor],
-    start: Optional[Tensor],
-    skip: Tensor,
-    log_decay: Tensor,
-    expand: Tensor,
-    project: Tensor,
-    entering: Tensor,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, start (B, N, D), skip, and of the three tables (R, 3, N, D)."""
-    segments, dx, dtables = _Segments.of(x, lengths), None, []
-    for direction in reversed(range(len(log_decay))):
-        tables = (log_decay[direction], project[direction], expand[direction])
+def _backward(grads, saved, x, lengths, start, skip, *tables: Tensor) -> List[Tensor]:
+    dy, dend, _ = (None if t is None else t.contiguous() for t in grads)
+    dy = torch.zeros_like(x) if dy is None else dy
+    segments, dx, dtables, (_, entering) = _Segments.of(x, lengths), None, [], saved
+    for direction in reversed(range(len(tables[0]))):
+        log_decay, expand, project = of_direction = [t[direction] for t in tables]
         args = (None, None, None, skip.dtype) if direction else (skip, dend, dx, x.dtype)
-        dx, dstart, after = _pass(dy, segments, tables, *args, BACK=not direction, GRADIENT=True)
+        dx, dstart, after = _pass(dy, segments, (log_decay, project, expand), *args, BACK=not direction, GRADIENT=True)
         before = entering[direction] if segments.count > 1 else None if direction else start
-        tables = (log_decay[direction], expand[direction], project[direction])
-        of_tables, dskip = _coefficient_gradients(x, dy, segments, tables, before, after, BACK=bool(direction))
-        dtables.insert(0, of_tables)
-    return dx, dstart, dskip, torch.stack(dtables)
+        gradients, dskip = _coefficient_gradients(x, dy, segments, of_direction, before, after, BACK=bool(direction))
+        dtables.insert(0, gradients)
+    return [dx, *([] if start is None else [dstart]), dskip, *torch.stack(dtables, 1)]
 
 
 def _coefficient_gradients(
     x: Tensor,
     dy: Tensor,
     segments: _Segments,
-    tables: Tuple[Tensor, Tensor, Tensor],
+    tables: Sequence[Tensor],
     before: Optional[Tensor],
     after: Optional[Tensor],
     BACK: bool,
@@ -168,84 +146,56 @@ def _coefficient_gradients(
     return dtables.sum(0), dskip.sum(0)
 
 
-@_ema.register_fake
-def _(x, lengths, start, skip, log_decay, expand, project):
+def _fake(x, lengths, start, skip, log_decay, expand, project):
     directions, *shape = log_decay.shape
     count = _Segments.of(x, lengths).count
     entering = skip.new_empty(directions, x.size(0), count, *shape) if count > 1 else skip.new_empty(0)
     return torch.empty_like(x), skip.new_empty(x.size(0), *shape), entering
 
 
-@_ema_backward.register_fake
-def _(dy, dend, x, lengths, start, skip, log_decay, expand, project, entering):
-    directions, *shape = log_decay.shape
-    tables = skip.new_empty(directions, 3, *shape)
-    return torch.empty_like(x), skip.new_empty(x.size(0), *shape), torch.empty_like(skip), tables
-
-
-def _save_ema(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, output[2])
-    ctx.set_materialize_grads(False)
-
-
-@once_differentiable
-def _ema_gradients(ctx, dy, dend, _):
-    x, lengths, start, *others = ctx.saved_tensors
-    dy = torch.zeros_like(x) if dy is None else dy.contiguous()
-    dend = None if dend is None else dend.contiguous()
-    dx, dstart, dskip, dtables = _ema_backward(dy, dend, x, lengths, start, *others)
-    return dx, None, None if start is None else dstart, dskip, *dtables.unbind(1)
-
-
-_ema.register_autograd(_ema_gradients, setup_context=_save_ema)
+# y, the state of the first direction after it (B, N, D), and the states before several segments (R, B, K, N, D).
+_ema = operator(
+    "ema_triton",
+    "Tensor x, Tensor? lengths, Tensor? start, Tensor skip, Tensor log_decay, Tensor expand, Tensor project",
+    "(Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+)
 
 
 # ---------------------------------------------------------------------------------------------- coefficients
 
 
-@torch.library.custom_op("mega::ema_coefficients", mutates_args=())
-def _coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> Tensor:
-    """log_decay, expand and project (3, R, N, D), in float32 or better."""
-    directions, dim, ndim = alpha.shape
-    tables = alpha.new_empty(3, directions, ndim, dim, dtype=at_least_float32(alpha.dtype))
-    _launch(kernels.coefficients, directions, dim, ndim, alpha, delta, beta, eta, tables, dim, **_constants(ndim))
+def _coefficients_forward(alpha, delta, beta, eta) -> Tensor:
+    tables = _coefficients_fake(alpha, delta, beta, eta)
+    _run_coefficients(kernels.coefficients, alpha, delta, beta, eta, tables)
     return tables
 
 
-@torch.library.custom_op("mega::ema_coefficients_backward", mutates_args=())
-def _coefficients_backward(alpha: Tensor, delta: Tensor, beta: Tensor, dtables: Tensor) -> Tensor:
-    """The gradients of alpha, delta, beta and eta (4, R, N, D)."""
-    directions, dim, ndim = alpha.shape
-    dlogits = dtables.new_empty(4, directions, ndim, dim)
-    args = (alpha, delta, beta, dtables, dlogits, dim)
-    _launch(kernels.coefficients_backward, directions, dim, ndim, *args, **_constants(ndim))
-    return dlogits
-
-
-def _constants(ndim: int) -> dict:
-    return {"SCALE": math.sqrt(1.0 / ndim), "LARGEST": LARGEST_LOGIT}
-
-
-@_coefficients.register_fake
-def _(alpha, delta, beta, eta):
+def _coefficients_fake(alpha, delta, beta, eta) -> Tensor:
     directions, dim, ndim = alpha.shape
     return alpha.new_empty(3, directions, ndim, dim, dtype=at_least_float32(alpha.dtype))
 
 
-@_coefficients_backward.register_fake
-def _(alpha, delta, beta, dtables):
-    return dtables.new_empty(4, *dtables.shape[1:])
+def _coefficients_backward(grads, saved, alpha, delta, beta, eta) -> List[Tensor]:
+    dtables = grads[0].contiguous()
+    dlogits = dtables.new_empty(4, *dtables.shape[1:])
+    _run_coefficients(kernels.coefficients_backward, alpha, delta, beta, dtables, dlogits)
+    return [d.to(t.dtype) for d, t in zip(dlogits.transpose(2, 3), (alpha, delta, beta, eta))]
 
 
-def _save_logits(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+def _run_coefficients(kernel: Any, alpha: Tensor, *args: Tensor) -> None:
+    directions, dim, ndim = alpha.shape
+    _launch(kernel, directions, dim, ndim, alpha, *args, dim, SCALE=math.sqrt(1.0 / ndim), LARGEST=LARGEST_LOGIT)
 
 
-@once_differentiable
-def _logit_gradients(ctx, dtables):
-    *logits, eta = ctx.saved_tensors
-    dlogits = _coefficients_backward(*logits, dtables.contiguous())
-    return tuple(d.to(t.dtype) for d, t in zip(dlogits.transpose(2, 3).unbind(), (*logits, eta)))
-
-
-_coefficients.register_autograd(_logit_gradients, setup_context=_save_logits)
+# log_decay, expand and project (3, R, N, D), in float32 or better, by one kernel and one for the gradients.
+_coefficients = operator(
+    "ema_coefficients",
+    "Tensor alpha, Tensor delta, Tensor beta, Tensor eta",
+    "Tensor",
+    _coefficients_forward,
+    _coefficients_fake,
+    _coefficients_backward,
+)

@@ -7,17 +7,18 @@ triton.py    the form for NVIDIA GPUs: the elementwise parts as Triton kernels, 
 """
 
 from types import ModuleType
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
-from mega_fairseq.ops.derivatives import once_differentiable
+from mega_fairseq.ops.derivatives import operator
 from mega_fairseq.ops.gates import tiles
 from mega_fairseq.ops.gates.naive import gate_output, gated_output_naive
-from mega_fairseq.ops.precision import cast_dtype, without_autocast
+from mega_fairseq.ops.gates.tiles import Rows
+from mega_fairseq.ops.precision import cast_dtype
 
 __all__ = ["gate_output", "gated_output", "gated_output_naive"]
 
@@ -51,66 +52,29 @@ def _form(residual: Tensor, activation: str) -> ModuleType:
     return tiles
 
 
-@torch.library.custom_op("mega::gated_output", mutates_args=())
-def _gated_output(
-    gate_input: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    hidden: Tensor,
-    hidden_bias: Tensor,
-    keep: Optional[Tensor],
-    scale: float,
-    activation: str,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    args = (gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, activation)
-    with without_autocast(residual):
-        return _form(residual, activation).forward(*args)
+def _forward(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    rows = Rows(*args)
+    return _form(rows.residual, rows.activation).forward(rows)
 
 
-@torch.library.custom_op("mega::gated_output_backward", mutates_args=())
-def _gated_output_backward(
-    dy: Tensor,
-    gate_input: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    hidden: Tensor,
-    keep: Optional[Tensor],
-    base: Tensor,
-    before: Tensor,
-    scale: float,
-    activation: str,
-) -> List[Tensor]:
-    args = (dy, gate_input, attended, residual, weight, hidden, keep, base, before, scale, activation)
-    with without_autocast(residual):
-        return _form(residual, activation).backward(*args)
+def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> List[Tensor]:
+    rows = Rows(*args)
+    return _form(rows.residual, rows.activation).backward(grads[0], rows, *saved)
 
 
-@_gated_output.register_fake
-def _(gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, activation):
-    base = gate_input.new_empty(residual.size(0), weight.size(0))
-    return torch.empty_like(residual), base, gate_input.new_empty(residual.shape)
+def _fake(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    rows = Rows(*args)
+    base = rows.gate_input.new_empty(rows.residual.size(0), rows.weight.size(0))
+    return torch.empty_like(rows.residual), base, rows.gate_input.new_empty(rows.residual.shape)
 
 
-@_gated_output_backward.register_fake
-def _(dy, gate_input, attended, residual, weight, hidden, keep, base, before, scale, activation):
-    biases = (weight.new_empty(t.size(0)) for t in (weight, hidden))
-    dweight, dhidden = (t.new_empty(t.shape) for t in (weight, hidden))
-    of_inputs = (torch.empty_like(t) for t in (gate_input, attended, residual))
-    return [*of_inputs, dweight, next(biases), dhidden, next(biases)]
-
-
-def _save(ctx, inputs, output):
-    gate_input, attended, residual, weight, _, hidden, _, keep, *ctx.options = inputs
-    ctx.save_for_backward(gate_input, attended, residual, weight, hidden, keep, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-@once_differentiable
-def _gradients(ctx, dy, *_):
-    return *_gated_output_backward(dy, *ctx.saved_tensors, *ctx.options), None, None, None
-
-
-_gated_output.register_autograd(_gradients, setup_context=_save)
+# Y, the projection of X', and the candidate before its activation, which are saved for backward.
+_gated_output = operator(
+    "gated_output",
+    "Tensor gate_input, Tensor attended, Tensor residual, Tensor weight, Tensor bias, Tensor hidden, "
+    "Tensor hidden_bias, Tensor? keep, float scale, str activation",
+    "(Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+)

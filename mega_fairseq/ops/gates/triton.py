@@ -4,7 +4,7 @@ Base is X' (W_u, W_r, W_h) + b, its rows D + E + D wide, or D + E without W_h. E
 better; only what matrix products need is stored.
 """
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import triton
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
+from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.precision import at_least_float32
 
 BLOCK = 1024  # columns of a program
@@ -110,19 +111,9 @@ def _launch(kernel: Any, rows: int, width: int, like: Tensor, *args: Any, **opti
     launch(kernel, (rows, triton.cdiv(width, block)), *args, **options, BLOCK=block, WIDE=wide)
 
 
-def forward(
-    gate_input: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    hidden: Tensor,
-    hidden_bias: Tensor,
-    keep: Optional[Tensor],
-    scale: float,
-    activation: str,
-) -> Tuple[Tensor, Tensor, Tensor]:
+def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     """As in tiles.py, with silu. Matrix products are torch's."""
+    gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
     attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
     base = torch.addmm(bias, gate_input, weight.t())
     (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
@@ -134,19 +125,8 @@ def forward(
     return y, base, before
 
 
-def backward(
-    dy: Tensor,
-    gate_input: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    hidden: Tensor,
-    keep: Optional[Tensor],
-    base: Tensor,
-    before: Tensor,
-    scale: float,
-    activation: str,
-) -> List[Tensor]:
+def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Tensor]:
+    gate_input, attended, residual, weight, _, hidden, _, keep, scale, _ = inputs
     attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
     (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
     dbase, dbefore, dresidual = (torch.empty_like(t) for t in (base, before, residual))
