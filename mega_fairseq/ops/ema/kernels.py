@@ -298,11 +298,10 @@ def coefficient_gradients(
 
 
 @triton.jit
-def logit(pointer, channel, D, N: tl.constexpr, PADDED: tl.constexpr, wide: tl.constexpr):
-    """A parameter (directions, D, N) of this program's direction as (N, C)."""
+def logits_at(channel, D, N: tl.constexpr, PADDED: tl.constexpr):
+    """Where a parameter (directions, D, N) has this program's direction as (N, C), and which of it exists."""
     n = tl.arange(0, PADDED)[:, None]
-    at = (tl.program_id(0) * D + channel[None, :]) * N + n
-    return tl.load(pointer + at, mask=(n < N) & (channel[None, :] < D), other=0.0).to(wide)
+    return (tl.program_id(0) * D + channel[None, :]) * N + n, (n < N) & (channel[None, :] < D)
 
 
 @triton.jit
@@ -320,39 +319,42 @@ def odds(alpha, delta, LARGEST: tl.constexpr):
 
 @triton.jit
 def coefficients(
-    alpha, delta, beta, eta, tables, D,
+    alpha, delta, beta, eta, log_decay, expand, project, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """tables (3, directions, N, D): log_decay, expand and project, as in `ema_coefficients_naive`."""
+    """log_decay, expand and project (directions, N, D), as in `ema_coefficients_naive`."""
     channel = channels(C)
-    wide: tl.constexpr = tables.dtype.element_ty
-    a_logit, d_logit = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
-    a, b, s = odds(a_logit, d_logit, LARGEST)
-    out, table = tables + tl.program_id(0) * N * D, tl.num_programs(0) * N * D
-    store(out, -_log1p(1.0 / s), channel, D, N, PADDED)
-    store(out + table, logit(beta, channel, D, N, PADDED, wide) / (1.0 + tl.exp(-a_logit)), channel, D, N, PADDED)
-    store(out + 2 * table, logit(eta, channel, D, N, PADDED, wide) * SCALE, channel, D, N, PADDED)
+    wide: tl.constexpr = log_decay.dtype.element_ty
+    at, inside = logits_at(channel, D, N, PADDED)
+    alphas, deltas = tl.load(alpha + at, inside, 0.0).to(wide), tl.load(delta + at, inside, 0.0).to(wide)
+    a, b, s = odds(alphas, deltas, LARGEST)
+    first = tl.program_id(0) * N * D
+    store(log_decay + first, -_log1p(1.0 / s), channel, D, N, PADDED)
+    weight = tl.load(beta + at, inside, 0.0).to(wide) / (1.0 + tl.exp(-alphas))
+    store(expand + first, weight, channel, D, N, PADDED)
+    store(project + first, tl.load(eta + at, inside, 0.0).to(wide) * SCALE, channel, D, N, PADDED)
 
 
 @triton.jit
 def coefficients_backward(
-    alpha, delta, beta, dtables, dlogits, D,
+    alpha, delta, beta, d_log_phi, d_expand, d_project, d_alpha, d_delta, d_beta, d_eta, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """dlogits (4, directions, N, D): gradients of alpha, delta, beta and eta, from dtables (3, directions, N, D)."""
+    """From the gradients of the coefficients, those of the parameters (directions, D, N)."""
     channel = channels(C)
-    wide: tl.constexpr = dtables.dtype.element_ty
-    a_logit, d_logit = logit(alpha, channel, D, N, PADDED, wide), logit(delta, channel, D, N, PADDED, wide)
-    a, b, s = odds(a_logit, d_logit, LARGEST)
-    at, table = dtables + tl.program_id(0) * N * D, tl.num_programs(0) * N * D
-    d_s = load(at, channel, D, N, PADDED) / (s * (1.0 + s))  # d log phi / d S
-    d_expand = load(at + table, channel, D, N, PADDED)
-    weight = 1.0 / (1.0 + tl.exp(-a_logit))
-    d_alpha = tl.where(tl.abs(a_logit) <= LARGEST, -d_s * a * (1.0 + b), 0.0)
-    d_alpha += d_expand * logit(beta, channel, D, N, PADDED, wide) * weight * (1.0 - weight)
-    d_delta = tl.where(tl.abs(d_logit) <= LARGEST, -d_s * b * (1.0 + a), 0.0)
-    out = dlogits + tl.program_id(0) * N * D
-    store(out, d_alpha, channel, D, N, PADDED)
-    store(out + table, d_delta, channel, D, N, PADDED)
-    store(out + 2 * table, d_expand * weight, channel, D, N, PADDED)
-    store(out + 3 * table, load(at + 2 * table, channel, D, N, PADDED) * SCALE, channel, D, N, PADDED)
+    wide: tl.constexpr = d_log_phi.dtype.element_ty
+    at, inside = logits_at(channel, D, N, PADDED)
+    alphas, deltas = tl.load(alpha + at, inside, 0.0).to(wide), tl.load(delta + at, inside, 0.0).to(wide)
+    a, b, s = odds(alphas, deltas, LARGEST)
+    first = tl.program_id(0) * N * D
+    d_s = load(d_log_phi + first, channel, D, N, PADDED) / (s * (1.0 + s))  # d log phi / d S
+    d_weight = load(d_expand + first, channel, D, N, PADDED)
+    weight = 1.0 / (1.0 + tl.exp(-alphas))
+    of_alpha = tl.where(tl.abs(alphas) <= LARGEST, -d_s * a * (1.0 + b), 0.0)
+    of_alpha += d_weight * tl.load(beta + at, inside, 0.0).to(wide) * weight * (1.0 - weight)
+    of_delta = tl.where(tl.abs(deltas) <= LARGEST, -d_s * b * (1.0 + a), 0.0)
+    tl.store(d_alpha + at, of_alpha.to(d_alpha.dtype.element_ty), inside)
+    tl.store(d_delta + at, of_delta.to(d_delta.dtype.element_ty), inside)
+    tl.store(d_beta + at, (d_weight * weight).to(d_beta.dtype.element_ty), inside)
+    of_eta = load(d_project + first, channel, D, N, PADDED) * SCALE
+    tl.store(d_eta + at, of_eta.to(d_eta.dtype.element_ty), inside)

@@ -48,7 +48,7 @@ def ema_triton(
 def ema_coefficients_triton(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """`ema_coefficients` by one kernel."""
     tables = _coefficients(*(t.contiguous() for t in (alpha, delta, beta, eta)))
-    return EMACoefficients(*(t.transpose(1, 2) for t in tables.unbind()))
+    return EMACoefficients(*(t.transpose(1, 2) for t in tables))
 
 
 def _launch(kernel: Any, programs: int, dim: int, ndim: int, *args: Any, **options: Any) -> None:
@@ -111,7 +111,7 @@ def _forward(x, lengths, start, skip, *tables: Tensor) -> Tuple[Tensor, Tensor, 
         of_direction = [t[direction] for t in tables]
         y, end, before = _pass(x, segments, of_direction, *args, BACK=bool(direction), GRADIENT=False)
         entering.insert(0, before)
-    return y, end, torch.stack(entering) if segments.count > 1 else skip.new_empty(0)
+    return y, end, _stack(entering) if segments.count > 1 else skip.new_empty(0)
 
 
 def _backward(grads, saved, x, lengths, start, skip, *tables: Tensor) -> List[Tensor]:
@@ -125,7 +125,11 @@ def _backward(grads, saved, x, lengths, start, skip, *tables: Tensor) -> List[Te
         before = entering[direction] if segments.count > 1 else None if direction else start
         gradients, dskip = _coefficient_gradients(x, dy, segments, of_direction, before, after, BACK=bool(direction))
         dtables.insert(0, gradients)
-    return [dx, *([] if start is None else [dstart]), dskip, *torch.stack(dtables, 1)]
+    return [dx, *([] if start is None else [dstart]), dskip, *map(_stack, zip(*dtables))]
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # not a copy
 
 
 def _coefficient_gradients(
@@ -136,14 +140,14 @@ def _coefficient_gradients(
     before: Optional[Tensor],
     after: Optional[Tensor],
     BACK: bool,
-) -> Tuple[Tensor, Tensor]:
-    """The gradients of log_decay, expand and project together (3, N, D), and of skip."""
+) -> Tuple[List[Tensor], Tensor]:
+    """The gradients of log_decay, expand and project (N, D), and of skip."""
     total, shape = x.size(0) * segments.count, tables[0].shape
     parts = min(total, PARTS)
     dtables, dskip = tables[0].new_empty(parts, 3, *shape), tables[0].new_empty(parts, shape[1])
     args = (x, dy, segments.lengths, *tables, before, after, dtables, dskip, total)
     segments.run(x, shape[0], kernels.coefficient_gradients, parts, *args, BACK=BACK)
-    return dtables.sum(0), dskip.sum(0)
+    return [t.sum(0) for t in dtables.unbind(1)], dskip.sum(0)
 
 
 def _fake(x, lengths, start, skip, log_decay, expand, project):
@@ -167,22 +171,23 @@ _ema = operator(
 # ---------------------------------------------------------------------------------------------- coefficients
 
 
-def _coefficients_forward(alpha, delta, beta, eta) -> Tensor:
+def _coefficients_forward(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
     tables = _coefficients_fake(alpha, delta, beta, eta)
-    _run_coefficients(kernels.coefficients, alpha, delta, beta, eta, tables)
+    _run_coefficients(kernels.coefficients, alpha, delta, beta, eta, *tables)
     return tables
 
 
-def _coefficients_fake(alpha, delta, beta, eta) -> Tensor:
+def _coefficients_fake(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
     directions, dim, ndim = alpha.shape
-    return alpha.new_empty(3, directions, ndim, dim, dtype=at_least_float32(alpha.dtype))
+    dtype = at_least_float32(alpha.dtype)
+    return tuple(alpha.new_empty(directions, ndim, dim, dtype=dtype) for _ in range(3))
 
 
-def _coefficients_backward(grads, saved, alpha, delta, beta, eta) -> List[Tensor]:
-    dtables = grads[0].contiguous()
-    dlogits = dtables.new_empty(4, *dtables.shape[1:])
-    _run_coefficients(kernels.coefficients_backward, alpha, delta, beta, dtables, dlogits)
-    return [d.to(t.dtype) for d, t in zip(dlogits.transpose(2, 3), (alpha, delta, beta, eta))]
+def _coefficients_backward(grads, saved, *logits: Tensor) -> List[Tensor]:
+    grads = [torch.zeros_like(saved[0]) if t is None else t.contiguous() for t in grads]
+    dlogits = [t.new_empty(t.shape) for t in logits]
+    _run_coefficients(kernels.coefficients_backward, *logits[:3], *grads, *dlogits)
+    return dlogits
 
 
 def _run_coefficients(kernel: Any, alpha: Tensor, *args: Tensor) -> None:
@@ -190,11 +195,11 @@ def _run_coefficients(kernel: Any, alpha: Tensor, *args: Tensor) -> None:
     _launch(kernel, directions, dim, ndim, alpha, *args, dim, SCALE=math.sqrt(1.0 / ndim), LARGEST=LARGEST_LOGIT)
 
 
-# log_decay, expand and project (3, R, N, D), in float32 or better, by one kernel and one for the gradients.
+# log_decay, expand and project (R, N, D), in float32 or better, by one kernel and one for the gradients.
 _coefficients = operator(
     "ema_coefficients",
     "Tensor alpha, Tensor delta, Tensor beta, Tensor eta",
-    "Tensor",
+    "(Tensor, Tensor, Tensor)",
     _coefficients_forward,
     _coefficients_fake,
     _coefficients_backward,
