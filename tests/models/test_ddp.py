@@ -272,14 +272,3 @@ def test_torchrun_trains_with_a_process_on_each_of_two_nodes(runs, torchrun, tmp
     for number in found:
         for name in ("loss", "gnorm", "bsz", "wpb"):
             assert found[number].train[name] == pytest.approx(run.two[number].train[name], abs=1e-5)
-
-
-def test_torchrun_ends_the_other_process_of_a_node_if_one_is_killed(text, torchrun, tmp_path):
-    words = [text, *WORDS["softmax"], "--no-save", "--max-update=100000", "--disable-validation"]
-    output = tmp_path / "said"
-    started = torchrun(output, ["--standalone", "--nproc_per_node=2"], *words)
-    wait_until(lambda: "train_inner" in output.read_text(), LIMIT)
-    os.kill(max(writers(output) - {started.pid}), signal.SIGKILL)
-    assert started.wait(30) == 1
-    assert "exitcode  : -9" in output.read_text()
-    wait_until(lambda: not writers(output), 20)

@@ -1,6 +1,5 @@
 """Classifiers of tokens, pairs of documents and real values through fairseq's command lines, and their predictions."""
 
-import json
 import re
 import shutil
 
@@ -12,7 +11,6 @@ from mega_fairseq.models import MegaClassifier
 from tests.helpers.classifiers import (
     EXAMPLES,
     LABELS,
-    MEGA,
     OPTIONS,
     SIZES,
     TASK,
@@ -22,7 +20,6 @@ from tests.helpers.classifiers import (
     words_of,
 )
 from tests.helpers.commands import (
-    ROOT,
     as_words,
     checkpoint,
     failure,
@@ -185,48 +182,6 @@ def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(d
         return
     for name in ("valid_loss", "valid_accuracy"):
         assert records(two, "valid")[-1][name] == pytest.approx(records(one, "valid")[-1][name], abs=2e-3)
-
-
-HYDRA = {
-    "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
-    "criterion": {"_name": "sentence_prediction"},
-    "optimizer": {"_name": "adam"},
-    "lr_scheduler": {"_name": "fixed"},
-    "optimization": {"lr": [0.01], "max_update": 3},
-    "dataset": {"batch_size": 8, "num_workers": 0, "required_batch_size_multiple": 1},
-}
-STOCK_TASK = {"_name": "sentence_prediction", "num_classes": 2, "max_positions": 20}
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "arch", "expected"),
-    [
-        ("tokens", STOCK_TASK, "mega_lra_text_chunk", ["scalenorm", 1024, 20, 5]),
-        (
-            "values",
-            {"_name": "mega_classification", "input_kind": "values"},
-            "mega_lra_image_chunk",
-            ["batchnorm", 1024, 1024, 5],
-        ),
-    ],
-)
-def test_a_preset_keeps_its_defaults_under_hydra_in_training_and_resuming(data, tmp_path, kind, task, arch, expected):
-    saving = {"no_epoch_checkpoints": True, "save_dir": str(tmp_path)}
-    config = {
-        **HYDRA,
-        "task": {**task, "data": str(data(kind))},
-        "model": {"_name": arch, **MEGA},
-        "checkpoint": saving,
-    }
-    (tmp_path / "classifier.yaml").write_text(json.dumps(config))  # JSON is YAML
-    words = ["--config-dir", tmp_path, "--config-name=classifier", f"hydra.run.dir={tmp_path}"]
-    fairseq("hydra-train", *words, cwd=tmp_path)
-    fairseq("hydra-train", *words, "optimization.max_update=5", cwd=tmp_path)
-    log = (tmp_path / "hydra_train.log").read_text()
-    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 3 updates\)", log)
-    saved = checkpoint(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
-    names = ("normalization_type", "truncation_length", "max_positions", "encoder_chunk_size")
-    assert [saved[name] for name in names] == expected
 
 
 def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):

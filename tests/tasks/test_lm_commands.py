@@ -318,28 +318,3 @@ def test_options_that_cannot_be_evaluated_are_refused_in_one_sentence(text, soft
         for kind in ("bin", "idx"):
             (text.parent / "nothing" / f"train.{kind}").rename(text / f"empty.{kind}")
     assert re.search(said, failure("eval-lm", text, *LM, "--path", softmax.last, *options))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            ["--max-tokens=63", "--skip-invalid-size-inputs-valid-test"],  # no segment is skipped on request either
-            "ValueError: samples have up to 64 tokens, --max-tokens and the model allow 63: raise --max-",
-        ),
-        (
-            ["--decoder-chunk-size=-1"],
-            "ValueError: training segments are multiples of a chunk and --decoder-chunk-size is -1",
-        ),
-        (
-            ["--arch=lstm_lm", "--criterion=cross_entropy"],
-            "which LSTMLanguageModel cannot do; choose an --arch that starts",
-        ),
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_trained_are_refused_in_one_sentence(text, options, said):
-    words = [*LM, *MEGA_LM, *LM_TRAINING, "--no-save", "--max-update=1", *options]
-    if "--arch=lstm_lm" in options:
-        words = [word for word in words if word not in MEGA_LM]
-    assert said in failure("train", text, *words)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mega_fairseq.modules import MIXERS
 from tests.helpers.commands import (
     CPU,
     LM,
@@ -23,7 +22,6 @@ from tests.helpers.commands import (
     TRAINING,
     as_words,
     checkpoint,
-    failure,
     fairseq,
     lines,
     losses,
@@ -41,10 +39,6 @@ UPDATES, WITHIN_EPOCH = 24, 12  # an epoch has 19
 # Names of EXAMPLES, one of each mixer but Mega, which other files test. Not all commands need all of them.
 NAMES = ["gau, unbounded", "flash", "attention, before", "gmlp, paper", "aft, local", "sparse"]
 SOME = ["flash", "sparse"]
-
-
-def test_every_mixer_is_tested():
-    assert {"mega", *map(mixer_of, NAMES)} == set(MIXERS)
 
 
 @pytest.fixture(scope="session")
@@ -167,28 +161,3 @@ def test_translation_with_different_mixers_in_encoder_and_decoder(mixers, tmp_pa
 
 
 # ------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"token_mixer": "flash", "decoder_n_dim": 4}, "--decoder-n-dim"),
-        ({"token_mixer": "flash", "decoder_chunk_size": -1}, "--decoder-chunk-size"),
-        ({"decoder_gau_scale": "inner"}, "--decoder-gau-scale"),
-    ],
-)
-def test_options_that_do_not_fit_the_mixer_are_refused(text, options, name):
-    assert name in failure("train", text, *LM, "--arch=mega_lm", *as_words(options), *LM_TRAINING)
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "reason"),
-    [
-        ("gmlp, paper", {"decoder_chunk_size": 4}, "chunks of 6"),
-        ("aft, local", {"decoder_aft_reach": 3}, "aft.reach"),
-        ("gmlp, paper", {"token_mixer": "aft"}, "token.mixer"),
-    ],
-)
-def test_overrides_that_need_other_weights_are_refused(text, models, name, overrides, reason):
-    words = ["--path", models(name).last, "--gen-subset=valid", f"--model-overrides={overrides}"]
-    assert re.search(reason, failure("eval-lm", text, *LM, *words))
