@@ -30,7 +30,7 @@ def test_all_parts_run_to_the_end(tmp_path):
 def test_a_stream_that_loses_its_state_and_rough_numbers_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "_in_pieces", lambda block, x: torch.cat([block(p)[0] for p in x.split(40, 1)], 1))
     monkeypatch.setitem(gpu_checks.LIMITS, torch.bfloat16, (1e-5, 1e-5))
-    findings = gpu_checks._layer("FLASH", contenders.mixer("FLASH"), CPU, 97)
+    findings = gpu_checks._layer("FLASH", contenders.mixer("FLASH", init="scaled"), CPU, 97)
     wrong = [finding.case for finding in findings if not finding.ok]
     assert wrong == [f"FLASH, {what}" for what in ("bfloat16, outputs", "bfloat16, gradients", "stream")]
 
