@@ -12,7 +12,7 @@ from mega_fairseq.ops.ema.naive import EMACoefficients, powers
 from mega_fairseq.ops.padding import padding_from_lengths
 
 # A larger block has more Toeplitz work, fewer scan steps and states. Measured on the CPU by
-# `python benchmarks/layer.py --tables forms`.
+# `python benchmarks/layer.py --tables ema_blocks`.
 BLOCK = 64
 
 
