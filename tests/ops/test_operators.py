@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mega_fairseq.ops.aft import aft
 from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory
 from mega_fairseq.ops.sparse import Sparsity, sparse_attention
@@ -28,7 +29,11 @@ def multiply(x):
     return toeplitz(x, x[0].t().repeat(1, 2)[:2, :-1], causal=True)
 
 
-OPERATORS = [attend, remember, attend_sparsely, multiply]
+def average(x):
+    return aft(x, x, x[0, :, :2].t())
+
+
+OPERATORS = [average, attend, remember, attend_sparsely, multiply]
 
 
 @pytest.mark.parametrize("function", OPERATORS)

@@ -41,16 +41,15 @@ def with_tokens(sums: Sums, k: Tensor, v: Tensor, counts: Optional[Tensor] = Non
         return sums
     with without_autocast(k):
         dtype, lowest = sums.largest.dtype, torch.finfo(k.dtype).min
-        padding = None if counts is None else padding_from_lengths(counts, k.size(1)).unsqueeze(-1)
-        real = k.detach() if padding is None else k.detach().masked_fill(padding, lowest)
-        largest = torch.maximum(sums.largest, real.amax(1).to(dtype))
+        if counts is not None:
+            k = k.masked_fill(padding_from_lengths(counts, k.size(1)).unsqueeze(-1), lowest)
+        largest = torch.maximum(sums.largest, k.detach().amax(1).to(dtype))
         any_token = largest > lowest
         before = torch.exp(sums.largest - largest)
         numerator, denominator = sums.numerator * before, sums.denominator * before
         for start in range(0, k.size(1), PIECE):
             piece = slice(start, start + PIECE)
             e = torch.exp(k[:, piece].to(dtype) - largest.unsqueeze(1)) * any_token.unsqueeze(1)
-            e = e if padding is None else e.masked_fill(padding[:, piece], 0.0)
             numerator, denominator = numerator + (e * v[:, piece].to(dtype)).sum(1), denominator + e.sum(1)
         return Sums(largest, numerator, denominator)
 
