@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import classify, contenders, decode, eval_lm, layer, measure, models, train
 from benchmarks.figures import Panel, draw, lines
+from tests.helpers.commands import ROOT
 from tests.helpers.forking import benchmark
 
 ROWS = [{"case": 512, "numbers": {"torch": 2000.0, "Mega": 3000.0}}, {"case": 8192, "numbers": {"Mega": 5.0}}]
@@ -134,3 +135,16 @@ def test_a_quick_run_fills_all_tables(program, tmp_path):
     if program == "layer.py":
         benchmark(program, "--plot", out)
         assert out.with_suffix(".png").stat().st_size > 5000
+
+
+def test_headline_figures_of_the_readme_are_those_that_were_measured():
+    readme, docs = (ROOT / "README.md").read_text(), ROOT / "docs"
+    quality = json.loads((docs / "quality_translation.json").read_text())
+    for run in ("bible-mega-8e-3", "bible-transformer-4e-3", "docs-mega-8e-3", "docs-transformer-4e-3"):
+        scores = (f"{quality[f'{run}-{seed}']['scores']['BLEU']:.2f}" for seed in (1, 2))
+        assert f"{', '.join(scores)} BLEU" in readme
+    rows = {name: json.loads((docs / f"{name}.json").read_text()) for name in ("train", "decode")}
+    trained = [row["numbers"] for row in rows["train"]["base"]["rows"]]
+    decoded = [row["numbers"] for row in rows["decode"]["decode"]["rows"] if row["case"] != 256]
+    assert " / ".join(f"{row['Mega'] / row['Transformer']:.1f}x" for row in trained) in readme
+    assert " / ".join(f"{row['Transformer'] / row['Mega']:.1f}x" for row in decoded) in readme
