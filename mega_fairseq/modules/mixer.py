@@ -230,7 +230,7 @@ class ChunkedMixer(Mixer):
         size = self.config.chunk_size
         if not self.config.causal:
             return chunked(attend, q, k, v, size, batch.padding), None
-        if cache is not None and size is not None and cache.keys.size(1) >= size:
+        if cache is not None and cache.padding is None and size is not None and cache.keys.size(1) >= size:
             raise ValueError(
                 f"state has an unfinished chunk of {cache.keys.size(1)} tokens and chunk_size is {size}; use the "
                 "chunk_size that the state was made with"
