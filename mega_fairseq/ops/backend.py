@@ -14,13 +14,16 @@ TESTED = (3, 6)  # of Triton, which came with torch 2.11
 CAPABILITY = (8, 0)  # the first GPUs that compute in bfloat16
 
 
-@torch.compiler.assume_constant_result
 def backend(device: torch.device) -> str:
     """Returns the form for tensors on this device: "triton" on NVIDIA GPUs where it works, otherwise "cpu".
 
     The environment variable MEGA_BACKEND overrides the choice, for debugging.
     """
     return _choose(device)
+
+
+# What torch.compiler.assume_constant_result sets; it would also import the compiler, which takes a second.
+backend._dynamo_marked_constant = True
 
 
 @lru_cache(maxsize=None)
