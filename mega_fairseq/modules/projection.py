@@ -37,16 +37,23 @@ def is_plain(*modules: nn.Module) -> bool:
     )
 
 
-def _weights(layer: nn.Linear) -> Tuple[Tensor, Tensor]:
+def _weights(layer: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
     return layer.weight, layer.bias
 
 
 def packed(*layers: nn.Module) -> Projection:
     """Layers of the same input side by side, (R, in) -> (R, all outputs): one product, packed for a few rows."""
-    if is_plain(*layers):
-        weights, biases = zip(*map(_weights, layers))
-        return ready_linear(*(t[0] if len(t) == 1 else torch.cat(t) for t in (weights, biases)))
-    return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
+    if not is_plain(*layers):
+        return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
+    if len(layers) == 1:
+        return ready_linear(*_weights(layers[0]))
+    weights, biases = zip(*map(_weights, layers))
+    if any(bias is not None for bias in biases):
+        zeros = [weight.new_zeros(weight.size(0)) for weight in weights]
+        bias = torch.cat([zero if bias is None else bias for zero, bias in zip(zeros, biases)])
+    else:
+        bias = None
+    return ready_linear(torch.cat(weights), bias)
 
 
 def gated_residual(
@@ -60,6 +67,6 @@ def gated_residual(
     scale: float,
 ) -> Tensor:
     """`gated_output` (eq. 12-15), with gates of x: x, residual (B, L, D), O (B, L, v) -> (B, L, D)."""
-    if is_plain(gates, hidden):
+    if is_plain(gates, hidden) and gates.bias is not None and hidden.bias is not None:
         return gated_output(x, attended, residual, _weights(gates), _weights(hidden), activation, keep, scale)
     return gated_output_naive(x, attended, residual, gates, hidden, activation, keep, scale)

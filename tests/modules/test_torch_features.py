@@ -112,6 +112,21 @@ def test_adapters_around_all_projections_change_outputs_and_get_gradients(name):
     assert all(part.weight.grad.any() for adapter in adapters.values() for part in (adapter.up, adapter.down))
 
 
+@every_block
+@torch.no_grad()
+def test_projections_without_a_bias_equal_those_with_a_bias_of_zero(name):
+    made = block(name)
+    for module in projections(made).values():
+        module.bias.zero_()
+    before, steps = outputs(made), generated(made)
+    for path, module in projections(made).items():
+        plain = nn.Linear(module.in_features, module.out_features, bias=False)
+        plain.weight = module.weight
+        replace(made, path, plain)
+    torch.testing.assert_close(outputs(made), before)
+    torch.testing.assert_close(generated(made), steps)
+
+
 class Scaled(nn.Module):
     """An adapter as a parametrisation."""
 
