@@ -10,7 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules import Block, BlockState
+from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.linear import Projection
 
@@ -18,7 +18,7 @@ from mega_fairseq.ops.linear import Projection
 class PackedWeights(NamedTuple):
     """The weights of a decoder prepared for single tokens: a copy."""
 
-    blocks: Tuple[Block, ...]  # Block.step()
+    blocks: Tuple[BlockStep, ...]
     output: Projection  # of features (R, D)
 
 

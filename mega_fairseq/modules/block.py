@@ -1,7 +1,7 @@
 """A block: a token mixer, cross attention if there is a source, and a feed-forward layer (paper, section 3.4)."""
 
-from copy import copy
-from typing import Dict, NamedTuple, Optional, Tuple, Union
+from functools import partial
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,17 @@ class BlockState(NamedTuple):
         return BlockState(mixer, cross, None if self.feed_forward is None else self.feed_forward.index_select(0, order))
 
 
+class BlockParts(NamedTuple):
+    """The parts of a block, in their order, or their forms for single tokens."""
+
+    mixer: Callable[..., Any]
+    cross_attention: Optional[Callable[..., Any]]
+    feed_forward: Optional[Callable[..., Any]]
+
+
+BlockStep = Callable[[Tensor, BlockState], Tuple[Tensor, BlockState]]  # what Block.step() returns
+
+
 class Block(nn.Module):
     """(B, L, D) -> (B, L, D). Causal: `y, state = block(x, state, padding_mask)`; otherwise `y = block(x, ...)`."""
 
@@ -60,7 +71,7 @@ class Block(nn.Module):
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
         self.feed_forward = None if feed_forward is None else NormalizedFeedForward(feed_forward)
         self.dropout_module = DropoutSwitch()
-        for part in (self.mixer, self.cross_attention, self.feed_forward):
+        for part in self.parts():
             if part is not None:
                 part.dropout_module = self.dropout_module
 
@@ -72,32 +83,41 @@ class Block(nn.Module):
         source: Optional[Tensor] = None,
         source_padding_mask: Optional[Padding] = None,
         need_weights: bool = False,
+        parts: Optional[BlockParts] = None,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
-        """`need_weights` also returns the weights of cross attention over the source, pads last: (B, L, m)."""
+        """Runs the parts in order.
+
+        `need_weights` also returns the weights of cross attention over the source, pads last: (B, L, m). `parts` stand
+        in for the block's own, as in `step()`.
+        """
         if self.cross_attention is None and source is not None:
             raise ValueError("source was given to a block without cross attention; build it with cross_attention=...")
         if not (state is None or isinstance(state, BlockState)):
             raise TypeError(f"state is a {type(state).__name__}, not a BlockState (give masks as padding_mask)")
         mixer_state, cross_state, last = BlockState(None) if state is None else state
+        mixer, cross_attention, feed_forward = parts or self.parts()
         weights = None
 
-        mixed = self.mixer(x, mixer_state, padding_mask)
+        mixed = mixer(x, mixer_state, padding_mask)
         x, mixer_state = mixed if self.causal else (mixed, None)
-        if self.cross_attention is not None:
+        if cross_attention is not None:
             arguments = (x, source, cross_state, padding_mask, source_padding_mask)
             if need_weights:
-                x, cross_state, weights = self.cross_attention(*arguments, need_weights=True)
+                x, cross_state, weights = cross_attention(*arguments, need_weights=True)
             else:
-                x, cross_state = self.cross_attention(*arguments)
+                x, cross_state = cross_attention(*arguments)
         if self.shifts_feed_forward:
-            x, last = self.feed_forward(x, padding_mask, last)
-        elif self.feed_forward is not None:
-            x = self.feed_forward(x, padding_mask)
+            x, last = feed_forward(x, padding_mask, last)
+        elif feed_forward is not None:
+            x = feed_forward(x, padding_mask)
 
         if not self.causal:
             return x
         state = BlockState(mixer_state, cross_state, last)
         return (x, state, weights) if need_weights else (x, state)
+
+    def parts(self) -> BlockParts:
+        return BlockParts(self.mixer, self.cross_attention, self.feed_forward)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for the tensors of a whole block."""
@@ -117,19 +137,15 @@ class Block(nn.Module):
         ragged = state.cross is not None and state.cross.lengths is not None
         return self.mixer.takes_step(state.mixer) and not ragged
 
-    def step(self) -> "Block":
+    def step(self) -> BlockStep:
         """This block for one token at a time, in generation: `y, state = step(x, state)` for x (R, 1, D).
 
         Its parts have packed projections and coefficients that are computed here, so it is valid for one generation, in
         which no weight may change.
         """
-        parts = (self.cross_attention, self.feed_forward)
-        cross_attention, feed_forward = (None if part is None else part.step() for part in parts)
-        step = copy(self)
-        mixer = self.mixer.step() or self.mixer
-        step.__dict__.update(mixer=mixer, cross_attention=cross_attention, feed_forward=feed_forward)  # before modules
-        return step
+        mixer, *others = self.parts()
+        cross_attention, feed_forward = (None if part is None else part.step() for part in others)
+        return partial(self, parts=BlockParts(mixer.step() or mixer, cross_attention, feed_forward))
 
 
 MegaBlock = Block  # with GatedAttentionConfig, the block of the paper
-BlockStep = Block  # what Block.step() returns
