@@ -141,17 +141,17 @@ def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
 
 def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     """A split with its labels, if it has any."""
-    task, layout = classifier.task, classifier.task.layout
+    task, folder = classifier.task, classifier.task.folder
     needs_pairs = classifier.models[0].cfg.pairs
-    if layout.pairs() != needs_pairs:
+    if folder.pairs() != needs_pairs:
         known, has = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
         remedy = "give other data" if needs_pairs else "train with --task mega_classification and --pairs"
         raise UserError(f"the model classifies {known}, and {task.cfg.data} has {has} for each label; {remedy}")
     try:
         numbers = None
-        if layout.labels_file(split).exists():
-            numbers = class_numbers(layout.labels(split), task.classes, str(layout.labels_file(split)))
-        examples = task.examples(layout.inputs(split), numbers)
+        if folder.labels_file(split).exists():
+            numbers = class_numbers(folder.labels(split), task.classes, str(folder.labels_file(split)))
+        examples = task.examples(folder.inputs(split), numbers)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
     for inputs in examples.inputs:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
 from mega_fairseq.data.classification.inputs import Inputs, Scaling, byte_dictionary, tokens_of_bytes
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.data.classification.layouts import KINDS, Layout, NoData, open_folder
+from mega_fairseq.data.classification.layouts import KINDS, DataFolder, NoData, open_folder
 from mega_fairseq.fairseq_options import option, option_of_command
 
 logger = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ class MegaClassificationTask(FairseqTask):
         cfg: MegaClassificationConfig,
         dictionary: Optional[Dictionary],
         classes: List[str],
-        layout: Optional[Layout] = None,
+        folder: Optional[DataFolder] = None,
     ):
         super().__init__(cfg)
         self.dictionary, self.classes = dictionary, classes
-        self.layout = layout or NoData(ValueError("this task was built without data"))
+        self.folder = folder or NoData(ValueError("this task was built without data"))
         self.scaling = Scaling(cfg.values_mean, cfg.values_deviation)
         self.longest = cfg.max_positions
-        self.number_type = self.layout.number_type()  # of values, which decides their scale; None until data are read
+        self.number_type = self.folder.number_type()  # of values, which decides their scale; None until data are read
         self.trained = False  # whether it only classifies, so that options of the training cannot change
 
     @classmethod
@@ -65,13 +65,13 @@ class MegaClassificationTask(FairseqTask):
         try:
             if not cfg.data:
                 raise ValueError("there is no data; give a folder with inputs and labels")
-            layout = open_folder(cfg.data, str(cfg.input_kind), Scaling(cfg.values_mean, cfg.values_deviation))
+            folder = open_folder(cfg.data, str(cfg.input_kind), Scaling(cfg.values_mean, cfg.values_deviation))
         except (FileNotFoundError, ValueError) as error:
             if not from_checkpoint:  # a trained model can classify other inputs without them
                 raise
-            layout = NoData(error)
-        dictionary = byte_dictionary() if cfg.input_kind == "bytes" else layout.dictionary()
-        return cls(cfg, dictionary, layout.classes(), layout)
+            folder = NoData(error)
+        dictionary = byte_dictionary() if cfg.input_kind == "bytes" else folder.dictionary()
+        return cls(cfg, dictionary, folder.classes(), folder)
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -111,7 +111,7 @@ class MegaClassificationTask(FairseqTask):
                 f"{self.cfg.data} has another dictionary than the training of this checkpoint; give fairseq-preprocess "
                 "the dictionary of the training with --srcdict"
             )
-        self.classes = state_dict.get("classes") or self.layout.unnamed_classes()
+        self.classes = state_dict.get("classes") or self.folder.unnamed_classes()
         if state_dict.get("number_type"):
             self._check_type(self.number_type, str(self.cfg.data), state_dict["number_type"])
 
@@ -130,10 +130,10 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
-        if isinstance(self.layout, NoData):
-            self._check_complete(self.layout)
+        if isinstance(self.folder, NoData):
+            self._check_complete(self.folder)
         self.check_first_token()
-        if len(self.classes or self.layout.unnamed_classes()) < 2:  # or an error says what is missing
+        if len(self.classes or self.folder.unnamed_classes()) < 2:  # or an error says what is missing
             raise ValueError(
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
                 "at least 2, or list all of them in labels.txt"
@@ -152,25 +152,21 @@ class MegaClassificationTask(FairseqTask):
         if first is not None and not 0 <= first < types:
             raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
 
-    def _check_complete(self, layout: NoData) -> None:
+    def _check_complete(self, folder: NoData) -> None:
         """Without data, a converted checkpoint may lack what the release left in them."""
         lacking = [
             *["names of classes"] * (not self.classes),
             *["dictionary"] * (self.dictionary is None and self.cfg.input_kind == "tokens"),
         ]
         if lacking:
-            raise ValueError(f"the checkpoint has no {' and no '.join(lacking)}, and {layout.error}")
+            raise ValueError(f"the checkpoint has no {' and no '.join(lacking)}, and {folder.error}")
 
     def _check_other(self, model: BaseFairseqModel) -> None:
         """fairseq's own classifiers take tokens, and ignore a second input."""
-        lacking = [
-            *["is not a classifier"] * (not hasattr(model, "register_classification_head")),
-            *["does not take values"] * (self.dictionary is None),
-            *["does not take pairs"] * self.layout.pairs(),
-        ]
-        if lacking:
+        if not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs():
             raise ValueError(
-                f"{type(model).__name__} {lacking[0]}; choose --arch mega_classifier or one of its presets"
+                f"{type(model).__name__} is not a classifier, or does not take values or pairs; choose "
+                "--arch mega_classifier or one of its presets"
             )
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
@@ -184,9 +180,9 @@ class MegaClassificationTask(FairseqTask):
     # ------------------------------------------------------------------------------------------- data
 
     def load_dataset(self, split: str, **unused: Any) -> None:
-        labels = self.layout.labels(split)
-        numbers = class_numbers(labels, self.classes, str(self.layout.labels_file(split)))
-        self.datasets[split] = self.examples(self.layout.inputs(split), numbers)
+        labels = self.folder.labels(split)
+        numbers = class_numbers(labels, self.classes, str(self.folder.labels_file(split)))
+        self.datasets[split] = self.examples(self.folder.inputs(split), numbers)
 
     def examples(self, inputs: List[Inputs], classes: Optional[np.ndarray] = None) -> ExampleDataset:
         """Inputs, or both inputs of pairs, as examples for the model that the task has built."""
@@ -211,39 +207,27 @@ class MegaClassificationTask(FairseqTask):
 
     def encode(self, given: Any, name: str) -> Tensor:
         """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by this name."""
-        texts = {"tokens": (str,), "bytes": (str, bytes)}.get(self.cfg.input_kind)
-        if texts and not isinstance(given, texts):
-            kinds = " or ".join(kind.__name__ for kind in texts)
-            raise TypeError(f"{name} is of type {type(given).__name__}; give {kinds}")
-        if self.cfg.input_kind == "values":
-            given = _array(given, name)
-            x = self.scaling.checked(given, name)
-        elif self.cfg.input_kind == "bytes":
-            try:
-                line = given.encode() if isinstance(given, str) else given
-            except UnicodeEncodeError:
-                raise ValueError(f"{name} has half of a surrogate pair; give text or bytes") from None
+        kind = self.cfg.input_kind
+        if kind == "values":
+            if np.ma.isMaskedArray(given):
+                raise ValueError(f"{name} is a masked array; give a plain one, with a number in each place")
+            numbers = np.asarray(given)
+            x = self.scaling.checked(numbers, name)
+            self._check_type(self.scaling.number_type(numbers), name, self.number_type)
+            return x
+        if kind == "bytes" and isinstance(given, (str, bytes)):
+            line = given.encode() if isinstance(given, str) else given
             x = tokens_of_bytes(np.frombuffer(line, np.uint8), self.dictionary)
-        else:
+        elif kind == "tokens" and isinstance(given, str):
             x = self.dictionary.encode_line(given, add_if_not_exist=False).long()
-            if x.eq(self.dictionary.pad()).any():
-                raise ValueError(f"{name} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
-        if len(x) == (0 if self.cfg.input_kind == "values" else 1):  # eos
+        else:
+            raise TypeError(f"{name} is of type {type(given).__name__}; give str{' or bytes' * (kind == 'bytes')}")
+        if x.eq(self.dictionary.pad()).any():
+            raise ValueError(f"{name} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
+        if len(x) == 1:  # eos
             raise ValueError(f"{name} is empty; leave it out")
-        if self.cfg.input_kind == "values":
-            self._check_type(self.scaling.number_type(given), name, self.number_type)
         return x
 
     def max_positions(self) -> None:
         """No limit for fairseq, which would leave out longer inputs."""
         return None
-
-
-def _array(given: Any, name: str) -> np.ndarray:
-    if np.ma.isMaskedArray(given):
-        raise ValueError(f"{name} is a masked array; give a plain one, with a number in each place")
-    try:
-        return np.asarray(given)
-    # Lists of lists of unequal length; a tensor in bfloat16; one that requires gradients.
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} is not an array of numbers ({error})") from None

@@ -10,7 +10,7 @@ from fairseq.utils import apply_to_sample
 from torch import Tensor, nn
 
 from mega_fairseq.data.classification.examples import ExampleDataset
-from mega_fairseq.data.classification.inputs import Given
+from mega_fairseq.data.classification.inputs import InMemory
 from mega_fairseq.data.classification.labels import classes_of
 from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, MegaClassificationTask
 
@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         (head,) = model.classification_heads
         return model(**net_input, features_only=True, classification_head_name=head)[0]
 
-    def _inputs(self, inputs: Iterable[Any]) -> List[Given]:
+    def _inputs(self, inputs: Iterable[Any]) -> List[InMemory]:
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
         inputs = list(inputs)
@@ -93,8 +93,8 @@ class Classifier(nn.Module):
             raise ValueError("this model classifies pairs; give tuples of two inputs")
         return [self._given([pair[i] for pair in inputs], f"part {i + 1} of ") for i in (0, 1)]
 
-    def _given(self, inputs: Iterable[Any], part: str = "") -> Given:
-        return Given([self.task.encode(one, f"{part}input {number}") for number, one in enumerate(inputs, 1)])
+    def _given(self, inputs: Iterable[Any], part: str = "") -> InMemory:
+        return InMemory([self.task.encode(one, f"{part}input {number}") for number, one in enumerate(inputs, 1)])
 
 
 def _in_place_of(task: FairseqTask) -> MegaClassificationTask:

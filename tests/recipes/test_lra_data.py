@@ -344,12 +344,12 @@ def read(tmp_path):
 def test_the_task_reads_files_and_classes(data, source, read):
     out = read(data, source(data))
     kind = "values" if data in ("image", "speech", "pathfinder") else "bytes"
-    layout = open_folder(str(out), kind, Scaling(0, 1))
+    folder = open_folder(str(out), kind, Scaling(0, 1))
     for split in SPLITS:
-        inputs, labels = layout.inputs(split), layout.labels(split)
+        inputs, labels = folder.inputs(split), folder.labels(split)
         assert [len(each) for each in inputs] == [len(labels)] * (2 if data == "retrieval" else 1)
-        class_numbers(labels, layout.classes(), split)
-    assert layout.classes() == CLASSES.get(data, ["0", "1"])
+        class_numbers(labels, folder.classes(), split)
+    assert folder.classes() == CLASSES.get(data, ["0", "1"])
 
 
 def test_reviews_are_bytes_and_some_of_train_are_held_out(source, read):

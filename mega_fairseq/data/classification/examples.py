@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import FairseqDataset, data_utils
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mega_fairseq.data.classification.inputs import Inputs
 
@@ -53,7 +54,9 @@ class ExampleDataset(FairseqDataset):
         net_input: Dict[str, Tensor] = {}
         for number, suffix in zip(range(len(self.inputs)), ("", "1")):
             rows = [example["inputs"][number] for example in examples]
-            net_input[f"src_tokens{suffix}"] = padded(rows, self.pad)
+            net_input[f"src_tokens{suffix}"] = pad_sequence(
+                rows, batch_first=True, padding_value=self.pad
+            )  # on the right
             net_input[f"src_lengths{suffix}"] = torch.tensor([len(row) for row in rows])
         batch = {
             "id": torch.tensor([example["id"] for example in examples]),
@@ -97,8 +100,3 @@ class ExampleDataset(FairseqDataset):
                 "or a smaller --max-positions with --shorten-method truncate"
             )
         return super().batch_by_size(indices, max_tokens, max_sentences)
-
-
-def padded(rows: Sequence[Tensor], pad: float) -> Tensor:
-    """Rows (L_i,) -> (B, L), padded on the right."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad)

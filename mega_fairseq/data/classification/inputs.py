@@ -3,7 +3,7 @@
 import math
 import os
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mega_fairseq.data.corpus import Corpus
-from mega_fairseq.data.stored import is_stored, numbers_in
+from mega_fairseq.data.stored import numbers_in
 
 BLOCK = 2**24  # numbers checked at a time
 
@@ -29,7 +29,7 @@ class Inputs(Sequence[Tensor]):
         return len(self.sizes)
 
 
-class Given(Inputs):
+class InMemory(Inputs):
     """Inputs in memory."""
 
     def __init__(self, rows: Sequence[Tensor]):
@@ -122,7 +122,7 @@ class Scaling:
 
     def checked(self, numbers: np.ndarray, source: str) -> Tensor:
         """One input (L,), if it can be scaled."""
-        if numbers.ndim != 1 or numbers.dtype.name not in self.SCALES or not _finite(numbers).all():
+        if numbers.ndim != 1 or not numbers.size or numbers.dtype.name not in self.SCALES or not _finite(numbers).all():
             raise ValueError(
                 f"{source} has the shape {numbers.shape} and type {numbers.dtype}; give one row of finite numbers of "
                 f"type {', '.join(self.SCALES)}"
@@ -165,27 +165,17 @@ def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
             raise ValueError(f"{path} has NaN or an infinite number in example {number}; correct or remove it")
 
 
+# ------------------------------------------------------------------------------------ files of numbers
+
+
 def array(path: Path) -> np.ndarray:
     """The content of a .npy file, memory-mapped."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except PermissionError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
-    except Exception:  # of many types
-        found = None
-    if not isinstance(found, np.ndarray):  # or an archive of arrays
-        raise ValueError(
-            f"{path} is not an array of numbers that numpy saved, or it is damaged; give one with a row for each "
-            "example, all of the same length"
-        )
-    return found
+    return _load(path, np.ndarray, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def released_speech(path: Path) -> np.ndarray:
     """A tensor (examples, 1, length) that torch saved -> (examples, length)."""
     stored = _tensor(path)
-    if stored.dtype not in (torch.uint8, torch.int16, torch.float16, torch.float32, torch.float64):
-        raise ValueError(f"{path} has numbers of type {stored.dtype}; give float32")
     if stored.dim() != 3 or stored.size(1) != 1:
         raise ValueError(f"{path} has the shape {tuple(stored.shape)}; give (examples, 1, samples)")
     return stored[:, 0].numpy()
@@ -201,40 +191,35 @@ def released_labels(path: Path) -> List[str]:
 
 def released_images(path: Path) -> np.ndarray:
     """Text with one image in a line: integers from 0 to 255 -> (examples, length)."""
+    rows: List[np.ndarray] = []
     with open(path, "rb") as file, tqdm(
         total=os.path.getsize(path), unit="B", unit_scale=True, desc=path.name, disable=None, leave=False
     ) as bar:
-        rows: List[np.ndarray] = []
         for number, line in enumerate(file, 1):
-            rows.append(_pixels(line, len(rows[0]) if rows else None, f"{path} has in line {number}"))
+            try:
+                row = numbers_in(line, np.int64)
+            except (OverflowError, ValueError):
+                row = np.empty(0)
+            if not row.size or row.size != len(rows[0] if rows else row) or row.min() < 0 or row.max() > 255:
+                raise ValueError(f"{path} has no image in line {number}; give integers from 0 to 255, as many in each")
+            rows.append(row.astype(np.uint8))
             bar.update(len(line))
     if not rows:
         raise ValueError(f"{path} is empty; give one image in each line")
     return np.stack(rows)
 
 
-def _pixels(line: bytes, length: Optional[int], place: str) -> np.ndarray:
-    words = line.split()
-    if not words or len(words) != (length or len(words)):
-        raise ValueError(f"{place} {len(words)} numbers and in the first {length}; give images of equal size")
-    try:
-        row = numbers_in(line, np.int64)
-    except (OverflowError, ValueError):
-        raise ValueError(f"{place} a word that is not a whole number; give integers from 0 to 255") from None
-    if row.min() < 0 or row.max() > 255:
-        raise ValueError(f"{place} numbers from {row.min()} to {row.max()}; give integers from 0 to 255")
-    return row.astype(np.uint8)
-
-
 def _tensor(path: Path) -> Tensor:
+    return _load(path, Tensor, lambda: torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _load(path: Path, kind: type, read: Callable[[], Any]) -> Any:
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except PermissionError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
+        content = read()
+    except OSError:  # names the file
+        raise
     except Exception:  # of many types
-        raise ValueError(f"{path} is damaged or something else; give a tensor that torch saved") from None
-    if not isinstance(stored, Tensor):
-        raise ValueError(f"{path} contains a {type(stored).__name__}; give a tensor")
-    if type(stored) is not Tensor or not is_stored(stored):
-        raise ValueError(f"{path} contains a tensor without all of its numbers; give a dense tensor that torch saved")
-    return stored.resolve_conj().resolve_neg()
+        content = None
+    if not isinstance(content, kind):  # or an archive of arrays
+        raise ValueError(f"{path} is damaged, or does not contain one {kind.__name__} of numbers")
+    return content

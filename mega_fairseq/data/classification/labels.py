@@ -14,7 +14,11 @@ ORDER = "labels.txt"  # one label in a line, in the order of the classes
 
 def read_labels(path: Path) -> List[str]:
     """The labels in a text file, one in a line."""
-    labels = _lines(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; give one label in a line") from None
+    labels = lines[:-1] if lines[-1] == "" else lines
     for number, label in enumerate(labels, 1):
         if len(label.split()) != 1 or not label.strip().isprintable():
             raise ValueError(f"{path} has {label!r} in line {number}; give one label, a single word, in each line")
@@ -50,9 +54,9 @@ def classes_in(labels: Sequence[str]) -> List[str]:
 def read_classes(path: Path) -> List[str]:
     """The order of the classes in a file."""
     classes = read_labels(path)
-    if len(set(classes)) < len(classes):
-        twice = next(name for number, name in enumerate(classes) if name in classes[:number])
-        raise ValueError(f"{path} has the label {twice} twice; give each label once")
+    for name in classes:
+        if classes.count(name) > 1:
+            raise ValueError(f"{path} has the label {name} twice; give each label once")
     return classes
 
 
@@ -70,13 +74,3 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str], source: str) ->
 
 def _some(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _lines(path: Path) -> List[str]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no {path}; give a folder with one label in a line in this file") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text; give one label in a line") from None
-    return lines[:-1] if lines[-1] == "" else lines
