@@ -2,11 +2,30 @@
 
 from typing import Any, Dict, List
 
+import numpy as np
 import torch
-from fairseq.data import data_utils
+from fairseq.data import FairseqDataset, data_utils
 from torch import Tensor
 
 from mega_fairseq.data.corpus import Corpus
+
+
+class SizedDataset(FairseqDataset):
+    """A dataset whose `sizes` has the number of tokens of each sample."""
+
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
 
 
 def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dict[str, Tensor]:

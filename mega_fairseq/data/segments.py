@@ -3,14 +3,13 @@
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
-from fairseq.data import FairseqDataset
 from numpy.random import default_rng
 
-from mega_fairseq.data.batches import collate, shifted
+from mega_fairseq.data.batches import SizedDataset, collate, shifted
 from mega_fairseq.data.corpus import Corpus
 
 
-class SegmentDataset(FairseqDataset):
+class SegmentDataset(SizedDataset):
     """Segments of a corpus: each epoch contains every token once, cut at positions that depend only on (seed, epoch).
 
     So a resumed run sees the same segments. The last segment of a document may be shorter. Sources are the targets
@@ -48,9 +47,6 @@ class SegmentDataset(FairseqDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         return False  # each epoch has other batches
 
-    def __len__(self) -> int:
-        return self.sizes.size
-
     def __getitem__(self, index: int) -> Dict[str, Any]:
         start, stop = int(self.bounds[index]), int(self.bounds[index + 1])
         place = np.searchsorted(self.documents, start)
@@ -58,15 +54,6 @@ class SegmentDataset(FairseqDataset):
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
         return collate(samples, self.pad)
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
         """Sort by size, so that batches need little padding, and at random among equal sizes.

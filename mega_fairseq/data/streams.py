@@ -4,13 +4,12 @@ import re
 from typing import Any, Dict, List, Optional
 
 import numpy as np
-from fairseq.data import FairseqDataset
 
-from mega_fairseq.data.batches import collate, shifted
+from mega_fairseq.data.batches import SizedDataset, collate, shifted
 from mega_fairseq.data.corpus import Corpus
 
 
-class StreamDataset(FairseqDataset):
+class StreamDataset(SizedDataset):
     """One sample per stream, of any length: the model reads it in pieces.
 
     A stream starts from `eos` with an empty state, without context from the stream before it.
@@ -25,9 +24,6 @@ class StreamDataset(FairseqDataset):
         """Return the same streams for a scorer that needs the probabilities of the targets only."""
         return StreamDataset(self.corpus, self.bounds, self.pad, self.eos, targets_only=True)
 
-    def __len__(self) -> int:
-        return self.sizes.size
-
     def __getitem__(self, index: int) -> Dict[str, Any]:
         start, stop = int(self.bounds[index]), int(self.bounds[index + 1])
         return {"id": index, **shifted(self.corpus, start, stop, True, self.eos)}
@@ -37,12 +33,6 @@ class StreamDataset(FairseqDataset):
         if batch and self.targets_only:
             batch["net_input"]["target"] = batch["target"]
         return batch
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
     @property
     def longest(self) -> int:

@@ -17,8 +17,6 @@ from mega_fairseq.models.mega_lm import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_transformer import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models.presets import CLASSIFIERS, LANGUAGE_MODELS, TRANSLATION
 
-PAIRWISE_TASKS = ("multilingual_translation", "multilingual_translation_latent_depth", "semisupervised_translation")
-
 
 def register(
     name: str, model: Type[BaseFairseqModel], config: Type[FairseqDataclass], presets: Dict[str, Dict[str, Any]]
@@ -48,11 +46,6 @@ def _with_defaults(config: Type[FairseqDataclass], arch: str, __doc__: str, **va
 
 def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
     """Sets options that were not given, and corrects fairseq's assumption that `--bf16` means a TPU."""
-    if getattr(args, "task", None) in PAIRWISE_TASKS:  # which would fail after fairseq has read the data
-        raise ValueError(
-            f"--task {args.task} needs a model with an encoder and a decoder for each pair of languages; give "
-            "--task translation_multi_simple_epoch, which trains one model on all pairs"
-        )
     for name, value in defaults.items():
         if not hasattr(args, name):
             setattr(args, name, value)

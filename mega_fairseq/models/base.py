@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass import FairseqDataclass
@@ -50,16 +50,7 @@ class MegaModel(BaseFairseqModel):
                 setattr(model_cfg, f"{side}_layers_to_keep", None)
             elif side not in pruned or stored[side] <= own[side]:  # fairseq would leave out all layers of this side
                 setattr(model_cfg, f"{side}_layers_to_keep", ",".join(map(str, range(stored[side]))))
-        try:
-            return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
-        except RuntimeError as error:
-            _, *tensors = str(error).splitlines()  # torch lists all that do not fit
-            if not tensors:
-                raise
-            raise RuntimeError(
-                f"the checkpoint does not fit the options of this model, {tensors[0].strip(' .')}; give the options "
-                "of its training"
-            ) from None
+        return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to the chunk sizes and longest sequences of this model."""
@@ -78,10 +69,11 @@ class MegaModel(BaseFairseqModel):
     ) -> GeneratorHubInterface:
         """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
 
-        It first checks the paths. It refuses unknown `options`, and those of the model that must be as in training.
+        It refuses unknown `options`, and those of the model that must be as in training.
         """
         folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
-        _check_paths(folder, checkpoints.split(os.pathsep), data)
+        if "://" not in folder and not os.path.exists(folder):  # fairseq would take it for the name of a model
+            raise FileNotFoundError(f"there is no {folder}; give a folder of checkpoints")
         with plain_containers_allowed():
             hub = super().from_pretrained(folder, checkpoints, data, **options)
         if not isinstance(hub.models[0], cls):
@@ -90,29 +82,3 @@ class MegaModel(BaseFairseqModel):
         names = (name for name in options if name != "generation_args")
         check_names("from_pretrained has", names, hub.models[0].cfg)
         return hub
-
-
-def _check_paths(folder: str, checkpoints: List[str], data: str) -> None:
-    if "://" in folder:
-        return
-    if not os.path.exists(folder):
-        raise FileNotFoundError(f"model_name_or_path is {folder!r}, which does not exist; give a folder of checkpoints")
-    if not os.path.isdir(folder):
-        if folder.endswith(".pt"):
-            path, name = os.path.split(folder)
-            raise ValueError(
-                f"model_name_or_path is the file {folder!r}; give {path or '.'!r} and checkpoint_file={name!r}"
-            )
-        return  # an archive, which fairseq unpacks
-    for name in checkpoints:
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            raise FileNotFoundError(
-                f"checkpoint_file is {name!r} and {path!r} does not exist; give the name of a file in the folder"
-            )
-    path = os.path.join(folder, data) if data.startswith(".") else data
-    if "://" not in data and not os.path.exists(path):
-        raise FileNotFoundError(
-            f"data_name_or_path is {data!r} and {path!r} does not exist; give the folder of the dictionaries, "
-            "relative to the checkpoint's folder if it starts with a dot"
-        )

@@ -1,6 +1,5 @@
 """Embeddings of tokens."""
 
-import os
 import re
 from typing import Dict, Mapping, Optional
 
@@ -29,29 +28,20 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
 
 
 def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tensor]:
-    """The rows of the file for the types of the dictionary, `dim` numbers each. Raises an error if there is none."""
-    given = f"--encoder-embed-path or --decoder-embed-path is {path}"
-    if not os.path.exists(path):
-        raise ValueError(f"{given}, which does not exist; give a file of pre-trained embeddings")
+    """The rows of the file for the types of the dictionary, `dim` finite numbers each. Raises an error without any."""
+    option = f"--encoder-embed-path or --decoder-embed-path is {path}"
     try:
         rows = utils.parse_embedding(path)
-    except (OSError, StopIteration, ValueError):  # StopIteration: not even a header
-        raise ValueError(
-            f"{given}, which lacks a header followed by lines of a word and its numbers; give another file"
-        ) from None
+    except (OSError, StopIteration, ValueError) as error:  # StopIteration: not even a header
+        raise ValueError(f"{option}, which cannot be read as a file of embeddings ({error})") from None
     known = {word: row for word, row in rows.items() if word in dictionary}
-    if not known:
+    if not known:  # fairseq would leave all embeddings random
         raise ValueError(
-            f"{given}, which has none of the words in the dictionary; give a file of the same units as the data"
+            f"{option}, which has none of the words in the dictionary; give a file of the same units as the data"
         )
     for word, row in known.items():
-        if row.numel() != dim:
-            raise ValueError(
-                f"{given}, which has {row.numel()} numbers for {word!r}, and embeddings are {dim} wide; set --encoder-"
-                "embed-dim, --decoder-embed-dim or --decoder-input-dim to the width of the file"
-            )
-        if not row.isfinite().all():
-            raise ValueError(f"{given}, which has a number that is not finite for {word!r}; give another file")
+        if row.numel() != dim or not row.isfinite().all():
+            raise ValueError(f"{option}, which lacks {dim} finite numbers for {word!r}; give embeddings of this width")
     return known
 
 
@@ -63,16 +53,6 @@ def types_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
     start = f"{embedding}."
     tables = (t for name, t in tensors.items() if name.startswith(start) and TABLES.fullmatch(name[len(start) :]))
     return sum(sum(table.shape[:1]) for table in tables)
-
-
-def check_types(stack: nn.Module, state_dict: Dict[str, Tensor], name: str) -> None:
-    """Raises a one-sentence error for a checkpoint with another dictionary, instead of torch's list of all shapes."""
-    stored, types = types_of(state_dict, f"{name}.embed_tokens"), len(stack.dictionary)
-    if stored not in (0, types):
-        raise ValueError(
-            f"the checkpoint's {name} has {stored:,} types and does not fit the {types:,} types of its dictionary "
-            "here; give the data that it was trained on, or another --save-dir to train anew"
-        )
 
 
 class NarrowEmbedding(TokenEmbedding):

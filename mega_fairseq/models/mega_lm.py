@@ -120,13 +120,12 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
     if cfg.adaptive_input and cfg.decoder_embed_path:
         raise ValueError("--decoder-embed-path fills one table and --adaptive-input has several; leave one of them out")
-    if (cfg.tie_adaptive_weights or cfg.tie_adaptive_proj) and not (cfg.adaptive_input and softmax):
+    ties = cfg.tie_adaptive_weights or cfg.tie_adaptive_proj
+    if ties and not (cfg.tie_adaptive_weights and cfg.adaptive_input and softmax):
         raise ValueError(
-            "--tie-adaptive-weights and --tie-adaptive-proj share weights of adaptive input and softmax; "
-            "give --adaptive-input and --adaptive-softmax-cutoff with them, or leave them out"
+            "--tie-adaptive-weights and --tie-adaptive-proj share weights of adaptive input and softmax; give both "
+            "with --adaptive-input and --adaptive-softmax-cutoff, or leave them out"
         )
-    if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
-        raise ValueError("--tie-adaptive-proj shares the projections of shared tables; add --tie-adaptive-weights")
     if cfg.tie_adaptive_weights and (
         width != dim
         or cfg.adaptive_input_factor != cfg.adaptive_softmax_factor

@@ -76,8 +76,6 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         model.decoder.need_attn = bool(getattr(options, "load_alignments", False))
         if model.decoder.need_attn:
             _check_alignments(cfg)
-        if "print_alignment" in str(getattr(options, "eval_bleu_args", None)):
-            raise ValueError("--eval-bleu-args has print_alignment, which BLEU does not use; leave it out")
         check_start(model, cfg)
         return model
 
@@ -131,13 +129,8 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
             "--share-all-embeddings needs one dictionary for both languages and they have two; "
             "run fairseq-preprocess with --joined-dictionary, or leave the option out"
         )
-    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+    if cfg.encoder_embed_dim != cfg.decoder_embed_dim or cfg.decoder_embed_path not in (None, cfg.encoder_embed_path):
         raise ValueError(
-            f"--share-all-embeddings needs one width and --encoder-embed-dim is {cfg.encoder_embed_dim}, "
-            f"--decoder-embed-dim {cfg.decoder_embed_dim}; make them equal, or leave the option out"
-        )
-    if cfg.decoder_embed_path and cfg.decoder_embed_path != cfg.encoder_embed_path:
-        raise ValueError(
-            "--share-all-embeddings has one table, but --decoder-embed-path is a second file; "
-            "give only --encoder-embed-path"
+            "--share-all-embeddings has one table; make --encoder-embed-dim and --decoder-embed-dim equal, and give "
+            "only --encoder-embed-path"
         )

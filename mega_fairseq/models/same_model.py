@@ -1,8 +1,7 @@
 """Checks that a training starts from a complete checkpoint of the same model, and that overrides fit the weights.
 
 fairseq compares only names and shapes of weights, but most options of a Mega model change neither and still change what
-it computes. A run that is killed while fairseq copies a checkpoint to checkpoint_last.pt leaves a truncated file there,
-next to complete ones.
+it computes. A run that is killed while fairseq copies a checkpoint to checkpoint_last.pt leaves a truncated file there.
 
 With a stock task such as `translation`, building the model is the only call into the plugin before fairseq loads a
 checkpoint, so this is checked there.
@@ -11,10 +10,8 @@ checkpoint, so this is checked there.
 import ast
 import difflib
 import logging
-import math
 import pickle
 import re
-import zipfile
 from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +35,6 @@ LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # ma
 CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
 TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on
 LAST = "checkpoint_last.pt"  # the default of --restore-file
-SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|\.best_.+)\.pt")  # what fairseq calls checkpoints
 
 
 def check_start(
@@ -57,8 +53,10 @@ def check_start(
         return
 
     def compare() -> bool:
-        path, resumes = _start(options)
-        return path is not None and path.is_file() and _compare(model, cfg, path, resumes, task_state)
+        option, path, resumes = _start(options)
+        if not path or not Path(path).is_file():
+            return False
+        return _compare(model, cfg, _read(option, path), path, resumes, task_state)
 
     model.has_other_classes = _decided_by_first_process(compare)
 
@@ -79,82 +77,37 @@ def _decided_by_first_process(decide: Callable[[], bool]) -> bool:
     return outcome[0]
 
 
-# --------------------------------------------------------------------------------------- complete checkpoints
-
-
-def _start(options: DictConfig) -> Tuple[Optional[Path], bool]:
-    """The checkpoint that fairseq will load, if it is complete, and whether that resumes its training."""
-    last = Path(options.save_dir, LAST)
+def _start(options: DictConfig) -> Tuple[str, Optional[str], bool]:
+    """The option that names the checkpoint that fairseq will load, its path, and whether that resumes its training."""
+    resumes, last = not options.reset_optimizer, Path(options.save_dir, LAST)
     if options.restore_file != LAST:
-        return _complete("--restore-file", options.restore_file), not options.reset_optimizer
+        return "--restore-file", options.restore_file, resumes
     if last.exists():
-        return _complete("--restore-file", str(last)), not options.reset_optimizer
-    saved = _newest_complete(last.parent)
-    if saved is not None:
-        logger.warning(
-            f"starting a new training, since there is no {last}: --restore-file {saved} would resume from there"
-        )
-    once = getattr(options, "continue_once", None)  # fairseq 0.12.2 has no such option
-    if once:
-        return Path(once), not options.reset_optimizer
-    return _complete("--finetune-from-model", options.finetune_from_model), False
-
-
-def _complete(option: str, path: Optional[str]) -> Optional[Path]:
-    if not path:
-        return None
-    if Path(path).is_file() and not _is_complete(Path(path)):
-        newest = _newest_complete(Path(path).parent)
-        remedy = "remove it to train from the start" if newest is None else f"give --restore-file {newest}"
-        raise ValueError(f"{option} is {path}, which is not a complete checkpoint; {remedy}, or copy it again")
-    return Path(path)
-
-
-def _newest_complete(folder: Path) -> Optional[Path]:
-    """By the epochs and updates in names, which copies of a folder keep; those of best and last, copies, come last."""
-    saved = [path for path in folder.glob("checkpoint*.pt") if SAVED.fullmatch(path.name) and _is_complete(path)]
-    return max(saved, key=lambda path: (*_progress(path.name), path.stat().st_mtime, path.name), default=None)
-
-
-def _progress(name: str) -> Tuple[int, float]:
-    """Epoch and update: checkpoint3.pt is from the end of epoch 3, checkpoint_3_400.pt from update 400 within it."""
-    epoch, _, updates = re.sub(r"^checkpoint_?|\.pt$", "", name).partition("_")
-    return (int(epoch), int(updates) if updates else math.inf) if epoch.isdigit() else (0, 0)
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether the file is a ZIP archive from its first byte to its last, where its table of contents is.
-
-    Bytes before the archive are from a failed save: fairseq tries three times to save to the same file.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return min(entry.header_offset for entry in archive.infolist()) == 0
-    except (zipfile.BadZipFile, ValueError):
-        return False
-
-
-# --------------------------------------------------------------------------------------- the same model
+        return "--restore-file", str(last), resumes
+    if getattr(options, "continue_once", None):  # fairseq 0.12.2 has no such option
+        return "--continue-once", options.continue_once, resumes
+    return "--finetune-from-model", options.finetune_from_model, False
 
 
 def _compare(
-    model: BaseFairseqModel, cfg: FairseqDataclass, path: Path, resumes: bool, task_state: Mapping[str, Any]
+    model: BaseFairseqModel, cfg: FairseqDataclass, state: Dict[str, Any], path: str, resumes: bool, task_state: Mapping
 ) -> bool:
     """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has.
 
     Returns whether its classes differ from those of the checkpoint.
     """
-    state = _read(path)
-    theirs = _section(state, "model")
-    if MODEL_REGISTRY.get(theirs.get("_name")) is not type(model):
+    if MODEL_REGISTRY.get(_section(state, "model").get("_name")) is not type(model):
         return False  # not a Mega model, which fairseq reports
     pruned = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}
     compared = {"model": [n for n in cfg if n not in pruned and not FREE.fullmatch(n)], "task": TASK if resumes else ()}
     changed = {}
-    for section, names in compared.items():  # as on the command line: building a model changes some of its options
-        ours = {name: option_of_command(cfg, f"{section}.{name}") for name in names}
-        changed.update(_changed(ours, _section(state, section)))
-    listed = ", ".join(f"{typed(name)} is {ours} and was {before}" for name, (ours, before) in changed.items())
+    for section, names in compared.items():
+        theirs = _section(state, section)
+        for name in set(names) & theirs.keys():
+            ours = option_of_command(cfg, f"{section}.{name}")  # building a model changes some in `cfg`
+            if str(ours) != str(theirs[name]):
+                changed[name] = f"{typed(name)} is {ours} and was {theirs[name]}"
+    listed = ", ".join(sorted(changed.values()))
     remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
     if resumes and changed.keys() - LIMITS:
         raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
@@ -170,23 +123,23 @@ def _compare(
     return stored.get("classes") not in (None, task_state.get("classes"))
 
 
-def _read(path: Path) -> Dict[str, Any]:
+def _read(option: str, path: str) -> Dict[str, Any]:
     try:
         with plain_containers_allowed():
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError):
-        return {}  # fairseq loads it next and reports the error
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        return {}  # fairseq may load classes that are not plain containers
+    except (RuntimeError, OSError, EOFError):
+        raise ValueError(
+            f"{option} is {path}, which is not a complete checkpoint; give another one of its training as "
+            "--restore-file, or remove it to train from the start"
+        ) from None
 
 
-def _section(state: Dict[str, Any], name: str) -> Dict[str, Any]:
+def _section(state: Dict[str, Any], name: str) -> Mapping[str, Any]:
     """A section of the config in a checkpoint; those of tasks and models without a dataclass are Namespaces."""
     section = (state.get("cfg") or {}).get(name) or {}
     return vars(section) if isinstance(section, Namespace) else section
-
-
-def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Tuple[Any, Any]]:
-    """The options that both have, with different values."""
-    return {name: (v, theirs[name]) for name, v in ours.items() if name in theirs and str(v) != str(theirs[name])}
 
 
 # --------------------------------------------------------------------------------------- overrides

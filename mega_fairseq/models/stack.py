@@ -8,7 +8,7 @@ import math
 import re
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -17,7 +17,6 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.fairseq_options import is_training, option_of_command
-from mega_fairseq.models.embedding import check_types
 from mega_fairseq.models.options import StackOptions, layer_configs
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
@@ -98,11 +97,6 @@ class Stack:
         for module, name in ((self, own), *((layer, f"{own}Layer") for layer in self.layers)):
             if names is None or name in names:
                 module.dropout_module.apply_during_inference = True
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        if self.dictionary is not None:
-            check_types(self, state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)
 
 
 def _recomputed(layer: nn.Module, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:

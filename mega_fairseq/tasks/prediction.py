@@ -40,8 +40,6 @@ class Classifier(nn.Module):
 
         Several models are averaged.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; give at least 1")
         examples = self.examples(inputs)
         found = torch.zeros(len(examples), len(self.labels))
         for rows, probabilities in self.probabilities(examples, batch_size):

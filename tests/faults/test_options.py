@@ -229,8 +229,8 @@ OF_LANGUAGE_MODEL = [
     *((["--decoder-embed-path={}/" + name], f"/{name}, ") for name in ("gone", "empty", "foreign", "nan", "narrow")),
 ]
 OF_TRANSLATION = [
-    (["--encoder-embed-dim=64"], "--encoder-embed-dim is 64"),
-    (["--decoder-embed-path={}/narrow"], "--decoder-embed-path is a second file"),
+    (["--encoder-embed-dim=64"], "--encoder-embed-dim"),
+    (["--decoder-embed-path={}/narrow"], "--encoder-embed-path"),
 ]
 
 

@@ -3,8 +3,6 @@
 Broken checkpoints and those of other models are refused.
 """
 
-import os
-import shutil
 from functools import lru_cache, partial
 from types import SimpleNamespace
 
@@ -36,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 # Checkpoints are saved after 6, 12 and 18 updates, within the first epoch; each is better than the one before.
 SAVING = ["--save-interval-updates=6", "--max-update=18"]
-FIRST, SECOND, LAST, BEST = "checkpoint_1_6.pt", "checkpoint_1_12.pt", "checkpoint_last.pt", "checkpoint_best.pt"
+SECOND, LAST, BEST = "checkpoint_1_12.pt", "checkpoint_last.pt", "checkpoint_best.pt"
 KILLED = -9
 
 
@@ -91,7 +89,7 @@ def broken(folder):
 
 
 def assert_refused(training, folder, *options, path=LAST, remedy="--restore-file"):
-    """Checks that the training does not start from a broken checkpoint and names another one or an option."""
+    """Checks that the training does not start from a broken checkpoint and names an option."""
     line = failure("train", *training.words, "--save-dir", folder, *options)
     assert line.startswith("ValueError: ")
     assert str(folder / path) in line
@@ -133,10 +131,10 @@ def test_a_half_copied_best_checkpoint_is_copied_again(translation, tmp_path):
     assert_ends_like(translation, tmp_path, after=6)
 
 
-def test_a_half_copied_last_checkpoint_is_refused_naming_a_complete_one(translation, tmp_path):
+def test_a_half_copied_last_checkpoint_is_refused(translation, tmp_path):
     train(translation, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
     assert broken(tmp_path) == [LAST]
-    assert_refused(translation, tmp_path, remedy=tmp_path / SECOND)
+    assert_refused(translation, tmp_path)
     assert_ends_like(translation, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
@@ -157,46 +155,31 @@ def half(path):
     return content[: len(content) // 2]
 
 
-@pytest.fixture
-def interrupted(language_model, tmp_path):
-    """A folder with a broken last checkpoint and two complete ones; the later of these has the earlier file time."""
-    for name in (FIRST, SECOND):
-        shutil.copy(language_model.folder / name, tmp_path)
-    os.utime(tmp_path / SECOND, (0, 0))
-    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
-    return tmp_path
-
-
 @pytest.mark.parametrize(("harm", "finetune"), [("empty", False), ("a failed save before", True)])
-def test_a_broken_last_checkpoint_is_refused_naming_the_newest_complete_one(
-    language_model, interrupted, harm, finetune
-):
+def test_a_broken_last_checkpoint_is_refused(language_model, harm, finetune, tmp_path):
     """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
     last = language_model.folder / LAST
-    (interrupted / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
-    (interrupted / "checkpoint_averaged.pt").write_bytes(last.read_bytes())
-    options = ["--finetune-from-model", last] if finetune else []
-    assert_refused(language_model, interrupted, *options, remedy=interrupted / SECOND)
+    (tmp_path / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
+    assert_refused(language_model, tmp_path, *(["--finetune-from-model", last] if finetune else []))
 
 
-def test_a_new_training_warns_about_other_checkpoints(language_model, interrupted):
-    (interrupted / LAST).unlink()
-    said = train(language_model, interrupted, "--max-update=1")
-    assert losses(said) == {1: losses(language_model.said)[1]}
-    assert f"--restore-file {interrupted / SECOND}" in said
-
-
-def test_checkpoints_with_a_suffix_are_left_to_fairseq(language_model, interrupted):
-    said = train(language_model, interrupted, "--checkpoint-suffix=-a", "--max-update=1")
+def test_checkpoints_with_a_suffix_are_left_to_fairseq(language_model, tmp_path):
+    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
+    said = train(language_model, tmp_path, "--checkpoint-suffix=-a", "--max-update=1")
     assert losses(said) == {1: losses(language_model.said)[1]}
 
 
-def test_all_processes_refuse_the_broken_checkpoint_of_the_first(language_model, interrupted, tmp_path_factory):
+def test_all_processes_refuse_the_broken_checkpoint_of_the_first(language_model, tmp_path):
     """The second one has a folder without checkpoints."""
-    folders = [["--save-dir", each] for each in (interrupted, tmp_path_factory.mktemp("empty"))]
-    for code, said in (each.wait() for each in start_processes(*language_model.words, own=folders)):
+    folders = [tmp_path / "broken", tmp_path / "empty"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / LAST).write_bytes(half(language_model.folder / LAST))
+    for code, said in (
+        each.wait() for each in start_processes(*language_model.words, own=[["--save-dir", each] for each in folders])
+    ):
         assert code, said
-        assert f"--restore-file {interrupted / SECOND}" in said.splitlines()[-1]
+        assert str(folders[0] / LAST) in said.splitlines()[-1]
 
 
 def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_path):
@@ -213,12 +196,6 @@ def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_pa
 def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, option, tmp_path):
     (tmp_path / "half.pt").write_bytes(half(language_model.folder / LAST))
     assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
-
-
-def test_a_training_does_not_resume_without_a_complete_checkpoint(language_model, tmp_path):
-    for name in (FIRST, LAST):
-        (tmp_path / name).write_bytes(half(language_model.folder / LAST))
-    assert_refused(language_model, tmp_path)
 
 
 def test_a_truncated_checkpoint_is_not_evaluated(language_model, tmp_path):

@@ -175,12 +175,6 @@ def test_a_norm_over_the_batch_is_refused(capsys):
     assert "--normalization-type: invalid choice" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("task_name", ["multilingual_translation", "semisupervised_translation"])
-def test_tasks_that_need_a_model_for_each_language_pair_are_refused(task_name):
-    with pytest.raises(ValueError, match=f"--task {task_name} .*translation_multi_simple_epoch"):
-        parsed("--arch=mega_transformer", "--task", task_name)
-
-
 def test_every_classifier_preset_builds_the_classifier():
     assert {name for name, model in MODEL_REGISTRY.items() if model is MegaClassifier} == {
         "mega_classifier",

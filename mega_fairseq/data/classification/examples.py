@@ -5,10 +5,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import data_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mega_fairseq.data.batches import SizedDataset
 from mega_fairseq.data.classification.inputs import Inputs
 
 
@@ -30,7 +31,7 @@ class Shortened(Inputs):
         return f"{self.cut:,} of {len(self):,} inputs in {self.source} have more than {self.longest:,} positions"
 
 
-class ExampleDataset(FairseqDataset):
+class ExampleDataset(SizedDataset):
     """Examples of one input, or of two, each with a class number unless `classes` is None.
 
     They have one fixed random order, the one of fairseq's task: the same seed draws the same batches.
@@ -40,9 +41,6 @@ class ExampleDataset(FairseqDataset):
         self.inputs, self.classes, self.pad, self.seed = inputs, classes, pad, seed
         # Both inputs of a pair are padded to the longer of them, since they are encoded in one batch.
         self.sizes = len(inputs) * np.max([one.sizes for one in inputs], 0)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
         example = {"id": index, "inputs": [one[index] for one in self.inputs]}
@@ -67,15 +65,6 @@ class ExampleDataset(FairseqDataset):
         if self.classes is not None:
             batch["target"] = torch.tensor([example["class"] for example in examples])
         return batch
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return self.num_tokens(index)
 
     def ordered_indices(self) -> np.ndarray:
         with data_utils.numpy_seed(self.seed):
