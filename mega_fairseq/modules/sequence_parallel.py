@@ -86,15 +86,13 @@ class SequenceParallelFlash(MixedChunkAttention):
             batch = batch._replace(state=state._replace(finished=finished))
         return super().mix(x, batch)
 
-    def read(
-        self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor], quad: Tensor
-    ) -> Tuple[Tensor, Memory]:
+    def read(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor]) -> Tuple[Tensor, Memory]:
         slices = self.exchange.slices
         if slices is None:
-            return super().read(q, k, v, memory, lengths, quad)
+            return super().read(q, k, v, memory, lengths)
         entering, after = entering_memory(k, v, slices, memory.sum)
-        mixed, _ = super().read(q, k, v, Memory(entering, memory.tokens), lengths, quad)
-        return mixed, Memory(after, memory.tokens + (slices.group.size - slices.rank) * slices.width)
+        lin, _ = super().read(q, k, v, Memory(entering, memory.tokens), lengths)
+        return lin, Memory(after, memory.tokens + (slices.group.size - slices.rank) * slices.width)
 
 
 class SequenceParallelAFT(LocalAFT):

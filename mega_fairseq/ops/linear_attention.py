@@ -8,12 +8,13 @@ float32 or better. The form in chunks saves only its inputs for backward. On the
 GPUs those of all chunks, n / c x s x e numbers.
 """
 
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
@@ -57,16 +58,15 @@ def chunk_memory(
     chunk_size: int,
     memory: Memory,
     lengths: Optional[Tensor] = None,
-    quad: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Memory]:
     """Queries of the last n of m places against the chunks before theirs -> (B, n, e), and the next memory.
 
     q (B, n, s), k (B, m, s) and v (B, m, e) start at the first place of a chunk, behind `memory`. `lengths` (B,) marks
-    right padding of k and v; a chunk is finished when all its tokens are real. `quad` (B, n, e) is added to the result.
+    right padding of k and v; a chunk is finished when all its tokens are real.
     """
     with without_autocast(q):
         start = memory.sum.to(at_least_float32(q.dtype))
-        out, total = _in_chunks(q, k, v, quad, start, memory.tokens, lengths, chunk_size)
+        out, total = _chunk_memory(q, k, v, start, memory.tokens, lengths, chunk_size)
     whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
     return out, Memory(total, memory.tokens + (whole - whole % chunk_size))
 
@@ -130,16 +130,8 @@ def _after_each(dsums: Tensor, dafter: Tensor) -> Tensor:
     return torch.cat([dsums[:, 1:], dafter.unsqueeze(1)], 1).flip(1).cumsum_(1).flip(1)
 
 
-@torch.library.custom_op("mega_fairseq::chunk_memory", mutates_args=())
-def _in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    quad: Optional[Tensor],
-    memory: Tensor,
-    tokens: Tensor,
-    lengths: Optional[Tensor],
-    size: int,
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, memory: Tensor, tokens: Tensor, lengths: Optional[Tensor], size: int
 ) -> Tuple[Tensor, Tensor]:
     new, dtype = q.size(1), memory.dtype
     before = k.size(1) - new
@@ -149,74 +141,55 @@ def _in_chunks(
     for rows, chunks, sums in _memories(q, k, v, running):
         queries = q[rows, chunks] * factor[rows, chunks]
         out[rows, chunks] = (queries @ sums[:, : queries.size(1)]).to(out.dtype)  # (R, G, c, e)
-    out = out.flatten(1, 2)[:, before : before + new]
-    return (out if quad is None else out.add_(quad)).contiguous(), running
+    return out.flatten(1, 2)[:, before : before + new].contiguous(), running
 
 
-@_in_chunks.register_fake
-def _(q, k, v, quad, memory, tokens, lengths, size):
+def _fake(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
     return v.new_empty(v.size(0), q.size(1), v.size(2)), torch.empty_like(memory)
 
 
-# By hand: autograd would keep the memories of all chunks, n / c x s x e numbers.
-@torch.library.custom_op("mega_fairseq::chunk_memory_backward", mutates_args=())
-def _backward(
-    dout: Tensor,
-    dmemory: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    memory: Tensor,
-    tokens: Tensor,
-    lengths: Optional[Tensor],
-    size: int,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and the first memory; all sums are computed again."""
+def _backward(grads, _, q, k, v, memory, tokens, lengths, size) -> List[Tensor]:
+    """All sums are computed again."""
     new, total, dtype = q.size(1), k.size(1), memory.dtype
     before, whole = total - new, total // size
+    dout, dmemory = grads
+    dout = v.new_zeros(v.size(0), new, v.size(2)) if dout is None else dout
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    with without_autocast(q):
-        queries, keys, values = _split(q, k, v, size, lengths)
-        padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
-        factor = _one_over(tokens, queries.size(1), size, dtype)
-        dqueries = torch.empty_like(queries)
-        for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
-            grad = padded[rows, chunks].to(dtype)
-            dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
-        # The gradient of each chunk's sums, then of its product: that of all later sums.
-        dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
-        dafter = dmemory.clone()
-        for rows, chunks in reversed(_tiles(queries)):
-            dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
-            dproducts = _after_each(dsums, dafter[rows])
-            finished = slice(chunks.start, min(chunks.stop, whole))
-            some = dproducts[:, : finished.stop - finished.start]
-            dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
-            dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
-            dafter[rows] = dproducts[:, 0] + dsums[:, 0]
-        for t, chunks in ((dk, dkeys), (dv, dvalues)):
-            t[:, whole * size :] = 0.0
-            if lengths is not None:
-                chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
-    return dqueries.flatten(1, 2)[:, before : before + new].contiguous(), dk, dv, dafter
+    queries, keys, values = _split(q, k, v, size, lengths)
+    padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
+    factor = _one_over(tokens, queries.size(1), size, dtype)
+    dqueries = torch.empty_like(queries)
+    for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
+        grad = padded[rows, chunks].to(dtype)
+        dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
+    # The gradient of each chunk's sums, then of its product: that of all later sums.
+    dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
+    dafter = torch.zeros_like(memory) if dmemory is None else dmemory.clone()
+    for rows, chunks in reversed(_tiles(queries)):
+        dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
+        dproducts = _after_each(dsums, dafter[rows])
+        finished = slice(chunks.start, min(chunks.stop, whole))
+        some = dproducts[:, : finished.stop - finished.start]
+        dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
+        dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
+        dafter[rows] = dproducts[:, 0] + dsums[:, 0]
+    for t, chunks in ((dk, dkeys), (dv, dvalues)):
+        t[:, whole * size :] = 0.0
+        if lengths is not None:
+            chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
+    return [dqueries.flatten(1, 2)[:, before : before + new], dk, dv, dafter]
 
 
-@_backward.register_fake
-def _(dout, dmemory, q, k, v, memory, tokens, lengths, size):
-    return tuple(torch.empty_like(t) for t in (q, k, v, memory))
-
-
-def _save(ctx, inputs, output):
-    q, k, v, quad, *others, ctx.size = inputs
-    ctx.save_for_backward(q, k, v, *others)
-
-
-def _differentiate(ctx, dout, dmemory):
-    dq, dk, dv, dstart = _backward(dout, dmemory, *ctx.saved_tensors, ctx.size)
-    return dq, dk, dv, dout if ctx.needs_input_grad[3] else None, dstart, None, None, None
-
-
-_in_chunks.register_autograd(_differentiate, setup_context=_save)
+# Autograd would keep the memories of all chunks, n / c x s x e numbers.
+_chunk_memory = operator(
+    "chunk_memory",
+    "Tensor q, Tensor k, Tensor v, Tensor memory, Tensor tokens, Tensor? lengths, int size",
+    "(Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+    saved=slice(0),
+)
 
 
 # ------------------------------------------------------------------------------------------- bidirectional

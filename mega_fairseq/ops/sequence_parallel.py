@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.ops.aft import Sums, as_token
-from mega_fairseq.ops.derivatives import once_differentiable
 from mega_fairseq.ops.ema import EMACoefficients, final_state
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
@@ -93,7 +92,11 @@ class Slices(NamedTuple):
         All processes must compute the same loss from the result, so that the gradient of a process's columns is already
         complete there.
         """
-        return _Join.apply(columns, self)
+        missing = self.width - columns.size(1)
+        padded = F.pad(columns.detach(), (0, 0) * (columns.dim() - 2) + (0, missing))
+        every = self.group.all_gather(padded).transpose(0, 1).flatten(1, 2)  # (B, S width, ...)
+        start, stop = self.bounds
+        return torch.cat([every[:, :start], columns, every[:, stop : self.length]], 1)
 
     def ages(self, count: int, like: Tensor) -> Tensor:
         """Tokens from the end of each of the first `count` slices to the end of the last of these: (count,)."""
@@ -107,24 +110,10 @@ class _Gather(torch.autograd.Function):
         return group.all_gather(state)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise RuntimeError("sequence parallelism has no second derivatives")
         return ctx.group.all_to_all(gradient).sum(0), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, columns, slices):
-        ctx.slices = slices
-        missing = slices.width - columns.size(1)
-        columns = F.pad(columns, (0, 0) * (columns.dim() - 2) + (0, missing))
-        return slices.group.all_gather(columns).transpose(0, 1).flatten(1, 2)[:, : slices.length].clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        start, stop = ctx.slices.bounds
-        return gradient[:, start:stop], None
 
 
 # ------------------------------------------------------------------------------------------- composition of states

@@ -18,12 +18,8 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import scaled_rows
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
-from mega_fairseq.ops.precision import (
-    at_least_float32,
-    cast_dtype,
-    product_dtype,
-    without_autocast,
-)
+from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, without_autocast
 
 BLOCK_ROWS = 128  # of a matrix, on the CPU: fewer rows leave out more of the future, more rows multiply faster
 
@@ -65,7 +61,7 @@ def toeplitz(
         if causal:  # the weights of later keys have no effect and no gradient
             queries = weight.size(1) - v.size(1) + 1
             weight = F.pad(weight[:, : v.size(1)], (0, queries - 1))
-        return _forward(v, weight, rows, keys, bias, causal).to(dtype)
+        return _toeplitz(v, weight, rows, keys, bias, causal).to(dtype)
 
 
 # ------------------------------------------------------------------------------------------- blocks
@@ -112,73 +108,51 @@ def _blocks(v: Tensor, weight: Tensor, causal: bool) -> Iterator[_Block]:
             yield _Block(head, slice(head * width, (head + 1) * width), slice(start, stop), slice(0, seen), distances)
 
 
-@torch.library.custom_op("mega_fairseq::toeplitz", mutates_args=())
 def _forward(
     v: Tensor, weight: Tensor, rows: Optional[Tensor], keys: Optional[Tensor], bias: Optional[Tensor], causal: bool
 ) -> Tensor:
     matrices = _Matrices(weight, rows, keys)
-    y = v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
-    with without_autocast(v):
-        for b in _blocks(v, weight, causal):
-            out = y[:, b.rows, b.channels]
-            _multiply(matrices.block(b), v[:, b.keys, b.channels], out)
-            if bias is not None:
-                out += bias[b.head, b.rows].unsqueeze(1).to(out.dtype)
+    y = _fake(v, weight)
+    for b in _blocks(v, weight, causal):
+        out = y[:, b.rows, b.channels]
+        _multiply(matrices.block(b), v[:, b.keys, b.channels], out)
+        if bias is not None:
+            out += bias[b.head, b.rows].unsqueeze(1).to(out.dtype)
     return y
 
 
-@_forward.register_fake
-def _(v, weight, rows, keys, bias, causal):
+def _fake(v: Tensor, weight: Tensor, *_) -> Tensor:
     return v.new_empty(v.size(0), weight.size(1) - v.size(1) + 1, v.size(2))
 
 
-# By hand, since autograd would keep the matrices of all heads and the sums of dv by blocks.
-@torch.library.custom_op("mega_fairseq::toeplitz_backward", mutates_args=())
-def _backward(
-    dy: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    rows: Optional[Tensor],
-    keys: Optional[Tensor],
-    bias: Optional[Tensor],
-    causal: bool,
-) -> List[Tensor]:
-    """The gradients of all tensors that are given."""
-    matrices, inputs = _Matrices(weight, rows, keys), (weight, rows, keys, bias)
+def _backward(grads, _, v, weight, rows, keys, bias, causal) -> List[Tensor]:
+    (dy,), matrices, inputs = grads, _Matrices(weight, rows, keys), (weight, rows, keys, bias)
     dv = torch.empty_like(v, dtype=at_least_float32(v.dtype))
     sums = [None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in inputs]
     dweight, drows, dkeys, dbias = sums
-    with without_autocast(v):
-        for b in _blocks(v, weight, causal):
-            grad = dy[:, b.rows, b.channels]  # (G, r, w)
-            if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
-                values = _channels_together(v[:, :, b.channels])  # (m, G w)
-                _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
-            else:
-                _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
-            dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
-            _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
-            if dbias is not None:
-                dbias[b.head, b.rows] += grad.sum((0, 2), dtype=dbias.dtype)
+    for b in _blocks(v, weight, causal):
+        grad = dy[:, b.rows, b.channels]  # (G, r, w)
+        if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
+            values = _channels_together(v[:, :, b.channels])  # (m, G w)
+            _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+        else:
+            _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+        dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
+        _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
+        if dbias is not None:
+            dbias[b.head, b.rows] += grad.sum((0, 2), dtype=dbias.dtype)
     return [dv.to(v.dtype), *(s.to(t.dtype) for t, s in zip(inputs, sums) if t is not None)]
 
 
-@_backward.register_fake
-def _(dy, v, weight, rows, keys, bias, causal):
-    return [torch.empty_like(t) for t in (v, weight, rows, keys, bias) if t is not None]
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:5])
-    ctx.causal = inputs[5]
-
-
-def _differentiate(ctx, dy):
-    grads = iter(_backward(dy, *ctx.saved_tensors, ctx.causal))
-    return (*(None if t is None else next(grads) for t in ctx.saved_tensors), None)
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+# Autograd would keep the matrices of all heads and the sums of dv by blocks.
+_toeplitz = operator(
+    "toeplitz",
+    "Tensor v, Tensor weight, Tensor? rows, Tensor? keys, Tensor? bias, bool causal",
+    "Tensor",
+    _forward,
+    _fake,
+    _backward,
+)
 
 
 def _add_gradients(

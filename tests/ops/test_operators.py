@@ -59,6 +59,5 @@ def test_an_operator_runs_on_meta_tensors_with_gradients(function):
 @pytest.mark.parametrize("function", OPERATORS)
 def test_second_derivatives_are_refused(function):
     x = noise(2, 8, 4, grad=True)
-    (grad,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        grad.sum().backward()
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)

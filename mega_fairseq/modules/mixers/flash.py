@@ -78,14 +78,12 @@ class MixedChunkAttention(GatedAttentionUnit):
         places = memory.tokens.unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
         queries, keys = self.linear_maps(joined.k, places)
         queries = queries[:, -joined.q.size(1) :]
-        mixed, memory = self.read(queries, keys, joined.v, memory, joined.lengths, quad)
-        return joined.outputs(mixed), FlashState(joined.rest(chunk_size), *memory)
+        lin, memory = self.read(queries, keys, joined.v, memory, joined.lengths)
+        return joined.outputs(lin.add_(quad)), FlashState(joined.rest(chunk_size), *memory)
 
-    def read(
-        self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor], quad: Tensor
-    ) -> Tuple[Tensor, Memory]:
-        """quad + lin, and the memory after v, as in `chunk_memory`."""
-        return chunk_memory(q, k, v, self.config.chunk_size, memory, lengths, quad)
+    def read(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor]) -> Tuple[Tensor, Memory]:
+        """lin, and the memory after v, as in `chunk_memory`."""
+        return chunk_memory(q, k, v, self.config.chunk_size, memory, lengths)
 
     def _bidirectional(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, None]:
         quad = chunked(self.attend, shared, shared, values, self.config.chunk_size, batch.padding)

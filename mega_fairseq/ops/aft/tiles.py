@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
-from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32
 
 TILE, SMALL_TILE = 128, 32  # places at most; small ones where w is 0, and on GPUs
 SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
@@ -368,91 +369,67 @@ def _together(parts: List[Tensor], columns: List[_Columns]) -> Tensor:
     return torch.cat(parts, -1).index_select(-1, torch.cat([each.index for each in columns]).argsort())
 
 
-@torch.library.custom_op("mega_fairseq::aft", mutates_args=())
-def aft_tiles(
+def _forward(
     k: Tensor, v: Tensor, ahead: Tensor, back: Optional[Tensor], older: Optional[Tensor], queries: int
 ) -> Tuple[Tensor, Tensor]:
-    """`aft_naive` of keys and values (G, m, D) -> o (G, n, D) and the logarithms of its denominators.
-
-    `ahead` (H, R) are the weights by distance of keys before each row, `back` of those after it. `older` (3, G, D) is
-    `Sums`.
-    """
-    out = v.new_empty(v.size(0), queries, v.size(2))
-    log_denominators = torch.empty_like(out, dtype=ahead.dtype)
-    with without_autocast(k):
-        for slab in _slabs(k, ahead):
-            keys, values, before = slab.tiles(k, torch.finfo(ahead.dtype).min), slab.tiles(v), slab.older(older)
-            directions, results = _directions(slab, ahead, back), []
-            columns = _columns(keys, directions)
-            for part in columns:
-                own, sums = [part.of(t) for t in (keys, values)], []
-                for each in directions:
-                    found = sums_before(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
-                    sums.append(Sums(*(_flip(t, each) for t in found)))
-                total = sums[0] if len(sums) == 1 else joined(*sums)
-                results.append((total.numerator / total.denominator, total.scale + torch.log(total.denominator)))
-            for target, parts in zip((out, log_denominators), zip(*results)):
-                slab.put(_together(parts, columns), target)
+    out, log_denominators = _fake(k, v, ahead, back, older, queries)
+    for slab in _slabs(k, ahead):
+        keys, values, before = slab.tiles(k, torch.finfo(ahead.dtype).min), slab.tiles(v), slab.older(older)
+        directions, results = _directions(slab, ahead, back), []
+        columns = _columns(keys, directions)
+        for part in columns:
+            own, sums = [part.of(t) for t in (keys, values)], []
+            for each in directions:
+                found = sums_before(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
+                sums.append(Sums(*(_flip(t, each) for t in found)))
+            total = sums[0] if len(sums) == 1 else joined(*sums)
+            results.append((total.numerator / total.denominator, total.scale + torch.log(total.denominator)))
+        for target, parts in zip((out, log_denominators), zip(*results)):
+            slab.put(_together(parts, columns), target)
     return out, log_denominators
 
 
-@aft_tiles.register_fake
-def _(k, v, ahead, back, older, queries):
+def _fake(k, v, ahead, back, older, queries) -> Tuple[Tensor, Tensor]:
     out = v.new_empty(v.size(0), queries, v.size(2))
     return out, torch.empty_like(out, dtype=ahead.dtype)
 
 
-@torch.library.custom_op("mega_fairseq::aft_backward", mutates_args=())
-def aft_tiles_backward(
-    k: Tensor,
-    v: Tensor,
-    ahead: Tensor,
-    back: Optional[Tensor],
-    older: Optional[Tensor],
-    out: Tensor,
-    log_denominators: Tensor,
-    dout: Tensor,
-) -> List[Tensor]:
-    """The gradients of k, v, both tables and the older sums."""
+def _backward(grads, saved, k, v, ahead, back, older, queries) -> List[Tensor]:
+    dout, (out, log_denominators) = grads[0], saved
     grads = [torch.zeros_like(t) for t in (k, v, ahead, back, older) if t is not None]
     lowest, highest = torch.finfo(ahead.dtype).min, torch.finfo(ahead.dtype).max
     # A row that sees pads alone has no gradient.
     log_denominators = log_denominators.masked_fill(log_denominators < lowest / 2, highest)
-    with without_autocast(k):
-        for slab in _slabs(k, ahead):
-            keys, values, rows = slab.tiles(k, lowest), slab.tiles(v), slab.tiles(log_denominators, highest)
-            g = slab.tiles(dout)
-            every, before = (keys, values, rows, g, g * slab.tiles(out)), slab.older(older)
-            directions, results = _directions(slab, ahead, back), []
-            columns = _columns(keys, directions)
-            for part in columns:
-                own, total = [part.of(t) for t in every], None
-                for each, dweight in zip(directions, grads[2:]):
-                    d = sums_before_backward(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
-                    dweight[slab.heads] += d.weight
-                    keys_values = [_flip(t, each) for t in d[:2]]
-                    total = keys_values if total is None else [a.add_(b) for a, b in zip(total, keys_values)]
-                results.append([*total, *([] if older is None else [d.older])])
-            found = [_together(parts, columns) for parts in zip(*results)]
-            for x, into in zip(found[:2], grads):
-                slab.put(x, into)
-            if older is not None:
-                slab.put_older(found[2], grads[-1])
+    for slab in _slabs(k, ahead):
+        keys, values, rows = slab.tiles(k, lowest), slab.tiles(v), slab.tiles(log_denominators, highest)
+        g = slab.tiles(dout)
+        every, before = (keys, values, rows, g, g * slab.tiles(out)), slab.older(older)
+        directions, results = _directions(slab, ahead, back), []
+        columns = _columns(keys, directions)
+        for part in columns:
+            own, total = [part.of(t) for t in every], None
+            for each, dweight in zip(directions, grads[2:]):
+                d = sums_before_backward(*(_flip(t, each) for t in own), each, part.of(before), part.divided)
+                dweight[slab.heads] += d.weight
+                keys_values = [_flip(t, each) for t in d[:2]]
+                total = keys_values if total is None else [a.add_(b) for a, b in zip(total, keys_values)]
+            results.append([*total, *([] if older is None else [d.older])])
+        found = [_together(parts, columns) for parts in zip(*results)]
+        for x, into in zip(found[:2], grads):
+            slab.put(x, into)
+        if older is not None:
+            slab.put_older(found[2], grads[-1])
     return grads
 
 
-@aft_tiles_backward.register_fake
-def _(k, v, ahead, back, older, out, log_denominators, dout):
-    return [torch.empty_like(t) for t in (k, v, ahead, back, older) if t is not None]
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:5], *output)
-
-
-def _differentiate(ctx, dout, _):
-    grads = iter(aft_tiles_backward(*ctx.saved_tensors, dout.contiguous()))
-    return (*(None if t is None else next(grads) for t in ctx.saved_tensors[:5]), None)
-
-
-aft_tiles.register_autograd(_differentiate, setup_context=_save)
+# `aft_naive` of keys and values (G, m, D) -> o (G, n, D) and the logarithms of its denominators. `ahead` (H, R) are the
+# weights by distance of keys before each row, `back` of those after it. `older` (3, G, D) is `Sums`.
+aft_tiles = operator(
+    "aft",
+    "Tensor k, Tensor v, Tensor ahead, Tensor? back, Tensor? older, int queries",
+    "(Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+    saved=slice(2),
+)

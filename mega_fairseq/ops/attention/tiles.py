@@ -5,7 +5,7 @@ half-precision inputs, products are in half precision and everything else is in 
 gradients, and sums over tiles.
 """
 
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from mega_fairseq.ops.attention.scores import (
     weights_of,
 )
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
-from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32
 
 TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
 TILE_SCORES_GPU = 1 << 26  # 256 MiB
@@ -45,110 +46,73 @@ class _Inputs(NamedTuple):
     after: Optional[Tensor]  # (G, n, 1)
 
 
-@torch.library.custom_op("mega_fairseq::tiled_attention", mutates_args=())
-def _forward(
-    v: Tensor,
-    q: Tensor,
-    k: Tensor,
-    bias: Optional[Tensor],
-    multiplier: Optional[Tensor],
-    key_padding: Optional[Tensor],
-    keep: Optional[Tensor],
-    rest: Optional[Tensor],
-    after: Optional[Tensor],
-    function: str,
-    causal: bool,
-    scale: float,
-) -> Tensor:
-    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after)
-    out = v.new_empty(q.size(0), q.size(1), v.size(2))
-    with without_autocast(q):
-        for tile in _tiles(inputs, causal):
-            _, weights = _tile_weights(inputs, function, causal, tile)
-            if multiplier is not None:
-                _by_head(weights, tile).mul_(_matrices(multiplier, inputs, tile))
-            if keep is not None:
-                weights.mul_(keep[tile[:3]]).mul_(scale)
-            _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
+def _forward(v: Tensor, *args: Any) -> Tensor:
+    *tensors, function, causal, scale = args
+    inputs = _Inputs(*tensors)
+    out = _fake(v, inputs.q)
+    for tile in _tiles(inputs, causal):
+        _, weights = _tile_weights(inputs, function, causal, tile)
+        if inputs.multiplier is not None:
+            _by_head(weights, tile).mul_(_matrices(inputs.multiplier, inputs, tile))
+        if inputs.keep is not None:
+            weights.mul_(inputs.keep[tile[:3]]).mul_(scale)
+        _multiply(weights, v[tile.groups, tile.keys], out[tile.groups, tile.rows])
     return out
 
 
-@_forward.register_fake
-def _(v, q, *_):
+def _fake(v: Tensor, q: Tensor, *_: Any) -> Tensor:
     return v.new_empty(q.size(0), q.size(1), v.size(2))
 
 
-# By hand, since autograd would keep the weights of all tiles, n x m numbers for each group.
-@torch.library.custom_op("mega_fairseq::tiled_attention_backward", mutates_args=())
-def _backward(
-    dout: Tensor,
-    v: Tensor,
-    q: Tensor,
-    k: Tensor,
-    bias: Optional[Tensor],
-    multiplier: Optional[Tensor],
-    key_padding: Optional[Tensor],
-    keep: Optional[Tensor],
-    rest: Optional[Tensor],
-    after: Optional[Tensor],
-    function: str,
-    causal: bool,
-    scale: float,
-) -> List[Tensor]:
-    """The gradients of v, q, k, and of bias and multiplier if given."""
-    inputs = _Inputs(q, k, bias, multiplier, key_padding, keep, rest, after)
+def _backward(grads: Sequence[Tensor], _: Any, v: Tensor, *args: Any) -> List[Tensor]:
+    (dout,), (*tensors, function, causal, scale) = grads, args
+    inputs = _Inputs(*tensors)
+    q, k, bias, multiplier, _, keep, rest, after = inputs
     dq = torch.empty_like(q)
     dk, dv = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in (k, v))  # sums over tiles
     dbias, dmultiplier = (
         None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (bias, multiplier)
     )
-    with without_autocast(q):
-        for tile in _tiles(inputs, causal):
-            groups, rows, keys, _ = tile
-            # The first tile of a group covers every key, so it initialises the sums of dk and dv.
-            first = rows.stop == q.size(1)
-            scores, weights = _tile_weights(inputs, function, causal, tile)
-            grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
-            kept = weights
-            if keep is not None:
-                grad.mul_(keep[tile[:3]]).mul_(scale)
-                kept = weights * keep[tile[:3]] * scale
-            if multiplier is not None:
-                factors = _matrices(multiplier, inputs, tile)
-                kept = (_by_head(kept, tile) * factors).view_as(kept)
-                _add_vectors(dmultiplier, _by_head(grad * weights, tile).sum(0), inputs, tile)
-                _by_head(grad, tile).mul_(factors)
-            _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
-            dscores = weights_backward(grad, scores, weights, function)
-            if after is not None:
-                dscores.mul_(after[groups, rows])
-            if bias is not None:
-                _add_vectors(dbias, _by_head(dscores, tile).sum(0), inputs, tile)
-            if rest is not None:
-                dscores.mul_(rest[groups, rows])
-            _multiply(dscores, k[groups, keys], dq[groups, rows])
-            _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
+    for tile in _tiles(inputs, causal):
+        groups, rows, keys, _ = tile
+        # The first tile of a group covers every key, so it initialises the sums of dk and dv.
+        first = rows.stop == q.size(1)
+        scores, weights = _tile_weights(inputs, function, causal, tile)
+        grad = torch.bmm(dout[groups, rows], v[groups, keys].transpose(1, 2)).to(scores.dtype)
+        kept = weights
+        if keep is not None:
+            grad.mul_(keep[tile[:3]]).mul_(scale)
+            kept = weights * keep[tile[:3]] * scale
+        if multiplier is not None:
+            factors = _matrices(multiplier, inputs, tile)
+            kept = (_by_head(kept, tile) * factors).view_as(kept)
+            _add_vectors(dmultiplier, _by_head(grad * weights, tile).sum(0), inputs, tile)
+            _by_head(grad, tile).mul_(factors)
+        _add_transposed(dv[groups, keys], kept, dout[groups, rows], first)
+        dscores = weights_backward(grad, scores, weights, function)
+        if after is not None:
+            dscores.mul_(after[groups, rows])
+        if bias is not None:
+            _add_vectors(dbias, _by_head(dscores, tile).sum(0), inputs, tile)
+        if rest is not None:
+            dscores.mul_(rest[groups, rows])
+        _multiply(dscores, k[groups, keys], dq[groups, rows])
+        _add_transposed(dk[groups, keys], dscores, q[groups, rows], first)
     results = ((dv, v), (dq, q), (dk, k), (dbias, bias), (dmultiplier, multiplier))
     return [grad.to(t.dtype) for grad, t in results if t is not None]
 
 
-@_backward.register_fake
-def _(dout, v, q, k, bias, multiplier, *_):
-    return [torch.empty_like(t) for t in (v, q, k, bias, multiplier) if t is not None]
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:9])
-    ctx.options = inputs[9:]
-
-
-def _differentiate(ctx, dout):
-    tensors = ctx.saved_tensors
-    grads = iter(_backward(dout, *tensors, *ctx.options))
-    return (*(None if t is None else next(grads) for t in tensors[:5]), *(None,) * 7)
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+# Autograd would keep the weights of all tiles, n x m numbers for each group.
+_tiled_attention = operator(
+    "tiled_attention",
+    "Tensor v, Tensor q, Tensor k, Tensor? bias, Tensor? multiplier, Tensor? key_padding, Tensor? keep, "
+    "Tensor? rest, Tensor? after, str function, bool causal, float scale",
+    "Tensor",
+    _forward,
+    _fake,
+    _backward,
+    gradients=5,
+)
 
 
 def tiled_attention(
@@ -166,7 +130,7 @@ def tiled_attention(
     after: Optional[Tensor] = None,
 ) -> Tensor:
     """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
-    return _forward(v, q, k, bias, multiplier, key_padding, keep, rest, after, function, causal, scale)
+    return _tiled_attention(v, q, k, bias, multiplier, key_padding, keep, rest, after, function, causal, scale)
 
 
 def tile_size(x: Tensor) -> int:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.derivatives import operator
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.ema.naive import EMACoefficients, powers
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 
 # A larger block has more Toeplitz work, fewer scan steps and states. Measured on the CPU by

@@ -18,9 +18,9 @@ import triton
 from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
-from mega_fairseq.ops.derivatives import operator
 from mega_fairseq.ops.ema import kernels
 from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
 
 CHANNELS = 32  # of a program: one warp

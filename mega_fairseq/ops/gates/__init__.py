@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
-from mega_fairseq.ops.derivatives import operator
 from mega_fairseq.ops.gates import tiles
 from mega_fairseq.ops.gates.naive import gate_output, gated_output_naive
 from mega_fairseq.ops.gates.tiles import Rows
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
 __all__ = ["gate_output", "gated_output", "gated_output_naive"]

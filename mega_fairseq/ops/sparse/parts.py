@@ -8,7 +8,7 @@ again. It keeps both numbers, since the logarithm of the sum would be lost besid
 """
 
 import math
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from mega_fairseq.ops.attention.scores import MASKED
 from mega_fairseq.ops.attention.tiles import TILE_SCORES_GPU
 from mega_fairseq.ops.dropout import keep_mask
-from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32
 
 TILE_SCORES = 2**17  # scores of a tile on the CPU, so that these and their gradients stay in the L2 cache
 ROWS = 64  # of a tile; few, so that most keys after its rows are left out
@@ -227,8 +228,7 @@ def attend_parts(q: Tensor, keys: Sequence[Keys], sources: Sequence[Source], dro
         keep += [] if mask is None else [mask]
     padding = [each.padding for each in keys if each.padding is not None]  # of all keys or of none
     code = [number for source in sources for number in source.encode()]
-    with without_autocast(q):
-        return _forward(q, [each.k for each in keys], [each.v for each in keys], padding, keep, code, scale)[0]
+    return _sparse_attention(q, [each.k for each in keys], [each.v for each in keys], padding, keep, code, scale)[0]
 
 
 class _Tile(NamedTuple):
@@ -296,7 +296,6 @@ def add_to_keys(views: List[Tensor], tile: _Tile, grad: Tensor) -> None:
         first = last
 
 
-@torch.library.custom_op("mega_fairseq::sparse_attention", mutates_args=())
 def _forward(
     q: Tensor,
     k: List[Tensor],
@@ -339,76 +338,48 @@ def _forward(
     return out, top, total
 
 
-@_forward.register_fake
-def _(q, k, v, padding, keep, code, scale):
+def _fake(q: Tensor, k: List[Tensor], v: List[Tensor], *_: Any) -> Tuple[Tensor, Tensor, Tensor]:
     top = q.new_empty(*q.shape[:2], 1, dtype=at_least_float32(q.dtype))
     return q.new_empty(*q.shape[:2], v[0].size(2)), top, torch.empty_like(top)
 
 
-# By hand, since autograd would keep the weights of all tiles, n x M numbers for each part.
-@torch.library.custom_op("mega_fairseq::sparse_attention_backward", mutates_args=())
-def _backward(
-    dout: Tensor,
-    q: Tensor,
-    k: List[Tensor],
-    v: List[Tensor],
-    padding: List[Tensor],
-    keep: List[Tensor],
-    out: Tensor,
-    top: Tensor,
-    total: Tensor,
-    code: List[int],
-    scale: float,
-) -> List[Tensor]:
-    """The gradients of q and of all k and v."""
-    sources, keys = _decode(code), _keys(k, v, padding)
-    dtype, dout = total.dtype, (dout / total).to(q.dtype)  # in place of dividing the weights
-    with without_autocast(q):
-        dq = torch.empty_like(q, dtype=dtype)
-        grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
-        mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
-        for place, ((part, number), kept) in enumerate(zip(sources, keep or repeat(None))):
-            views = _Views(part, q, keys[number], kept)
-            douts, tops, means, dqs = (part.queries(t) for t in (dout, top, mean, dq))
-            dk, dv = (part.apart(t) for t in grads[number][:2])
-            for tile in views.tiles():
-                own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
-                weights = views.scores(own_q, k, tile).sub_(of_rows(tops, tile)).exp2_()
-                own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
-                dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, scale)
-                dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
-                weights = views.drop(weights, tile, scale).to(q.dtype)
-                add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
-                own_dq = dqs[tile[:3]]
-                more = torch.bmm(dscores, k).view(own_dq.shape)
-                own_dq.copy_(more) if place == 0 else own_dq.add_(more)
-                add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), own_q))
-        for t in (dq, *(each.k for each in grads)):
-            t.mul_(LOG_2)
+def _backward(grads, saved, q, k, v, padding, keep, code, scale) -> List[Tensor]:
+    (out, top, total), sources, keys = saved, _decode(code), _keys(k, v, padding)
+    dtype, dout = total.dtype, (grads[0] / total).to(q.dtype)  # in place of dividing the weights
+    dq = torch.empty_like(q, dtype=dtype)
+    grads = [Keys(*(torch.zeros_like(t, dtype=dtype) for t in each[:2])) for each in keys]
+    mean = (dout.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)  # of each row's gradients of weights
+    for place, ((part, number), kept) in enumerate(zip(sources, keep or repeat(None))):
+        views = _Views(part, q, keys[number], kept)
+        douts, tops, means, dqs = (part.queries(t) for t in (dout, top, mean, dq))
+        dk, dv = (part.apart(t) for t in grads[number][:2])
+        for tile in views.tiles():
+            own_q, k = of_rows(views.q, tile), of_keys(views.k, tile)
+            weights = views.scores(own_q, k, tile).sub_(of_rows(tops, tile)).exp2_()
+            own_dout, v = of_rows(douts, tile), of_keys(views.v, tile)
+            dscores = views.drop(torch.bmm(own_dout, v.transpose(1, 2)).to(dtype), tile, scale)
+            dscores = dscores.sub_(of_rows(means, tile)).mul_(weights).to(q.dtype)
+            weights = views.drop(weights, tile, scale).to(q.dtype)
+            add_to_keys(dv, tile, torch.bmm(weights.transpose(1, 2), own_dout))
+            own_dq = dqs[tile[:3]]
+            more = torch.bmm(dscores, k).view(own_dq.shape)
+            own_dq.copy_(more) if place == 0 else own_dq.add_(more)
+            add_to_keys(dk, tile, torch.bmm(dscores.transpose(1, 2), own_q))
+    for t in (dq, *(each.k for each in grads)):
+        t.mul_(LOG_2)
     return [dq.to(q.dtype), *(each.k.to(q.dtype) for each in grads), *(each.v.to(q.dtype) for each in grads)]
 
 
-@_backward.register_fake
-def _(dout, q, k, v, *_):
-    return [torch.empty_like(t) for t in (q, *k, *v)]
-
-
-def _save(ctx, inputs, output):
-    q, *lists, ctx.code, ctx.scale = inputs
-    ctx.counts = [len(each) for each in lists]
-    ctx.save_for_backward(*output, q, *chain(*lists))
-
-
-def _differentiate(ctx, dout, *_):
-    out, top, total, q, *rest = ctx.saved_tensors
-    rest = iter(rest)
-    lists = [[next(rest) for _ in range(count)] for count in ctx.counts]
-    dq, *grads = _backward(dout, q, *lists, out, top, total, ctx.code, ctx.scale)
-    count, _, pads, masks = ctx.counts
-    return dq, grads[:count], grads[count:], [None] * pads, [None] * masks, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+# Autograd would keep the weights of all tiles, n x M numbers for each part.
+_sparse_attention = operator(
+    "sparse_attention",
+    "Tensor q, Tensor[] k, Tensor[] v, Tensor[] padding, Tensor[] keep, int[] code, float scale",
+    "(Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+    saved=slice(3),
+)
 
 
 def _keys(k: List[Tensor], v: List[Tensor], padding: List[Tensor]) -> List[Keys]:

@@ -1,0 +1,82 @@
+"""Operators with a backward pass of their own."""
+
+from functools import wraps
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mega_fairseq.ops.precision import without_autocast
+
+
+def operator(
+    name: str,
+    arguments: str,
+    outputs: str,
+    forward: Callable,
+    fake: Callable,
+    backward: Callable,
+    saved: slice = slice(1, None),
+    gradients: Optional[int] = None,
+) -> Callable[..., Any]:
+    """Makes `forward(*args)` one operator of torch, which torch.compile and torch.export trace as a whole.
+
+    `arguments` and `outputs` are types as in torch's schemas; `fake(*args)` returns empty tensors like the outputs.
+    `backward(grads, saved, *args)` returns the gradients of all real or complex tensors among the arguments, or among
+    the first `gradients` of them, where `grads` are those of the outputs, or None for some, and `saved` the outputs in
+    that slice. Autocast is off in both. There are no second derivatives.
+    """
+    run = torch.library.custom_op(
+        f"mega_fairseq::{name}", _without_autocast(forward), mutates_args=(), schema=f"({arguments}) -> {outputs}"
+    )
+    run.register_fake(fake)
+
+    def contiguous(grads: Sequence, saved: Sequence, *args: Any) -> List[Tensor]:
+        return [t.contiguous() for t in _without_autocast(backward)(grads, saved, *args)]
+
+    schema = f"(Tensor?[] grads, Tensor[] saved, {arguments}) -> Tensor[]"
+    run_backward = torch.library.custom_op(f"mega_fairseq::{name}_backward", contiguous, mutates_args=(), schema=schema)
+    run_backward.register_fake(
+        lambda _, __, *args: [t.new_empty(t.shape) for t in tree_flatten(args[:gradients])[0] if _has_gradient(t)]
+    )
+
+    def save(ctx: Any, inputs: Sequence, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        leaves, ctx.structure = tree_flatten(list(inputs))
+        ctx.others = [None if isinstance(t, Tensor) else [t] for t in leaves]
+        kept = output[saved] if isinstance(output, (tuple, list)) else ()
+        ctx.save_for_backward(*(t for t in leaves if isinstance(t, Tensor)), *kept)
+
+    def differentiate(ctx: Any, *grads: Any) -> Any:
+        # torch's `once_differentiable` leaves terms out in silence if only derivatives of inputs are computed.
+        if torch.is_grad_enabled():
+            raise RuntimeError("this layer has no second derivatives; compute the first ones without create_graph=True")
+        tensors = iter(ctx.saved_tensors)
+        leaves = [next(tensors) if other is None else other[0] for other in ctx.others]
+        args = tree_unflatten(leaves, ctx.structure)
+        no_gradient = all(t is None for t in grads)
+        results = iter([] if no_gradient else run_backward(list(grads), list(tensors), *args))
+
+        def gradient(argument: Any) -> Any:
+            if isinstance(argument, list) and all(isinstance(t, Tensor) for t in argument):
+                return [gradient(t) for t in argument]
+            return next(results, None) if _has_gradient(argument) else None
+
+        return tuple(gradient(argument) for argument in args)
+
+    run.register_autograd(differentiate, setup_context=save)
+    return run
+
+
+def _without_autocast(function: Callable) -> Callable:
+    @wraps(function)
+    def run(*args: Any) -> Any:
+        with without_autocast(next(t for t in args if isinstance(t, Tensor))):
+            return function(*args)
+
+    return run
+
+
+def _has_gradient(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
