@@ -68,15 +68,19 @@ def test_fairseq_validate_gives_the_released_losses_and_accuracies(name, ours):
 
 
 def evaluated(path, data):
-    """Log-probabilities and classes of each example of both splits, in the order of the files."""
+    """Log-probabilities and classes of each example of both splits, in the order of the files.
+
+    They are computed in double precision, which does not depend on the order of additions, and so not on the processor.
+    """
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data)})
     found = {}
     for split in SPLITS:
         task.load_dataset(split)
         examples = task.datasets[split]
         batch = examples.collater([examples[i] for i in range(len(examples))])
+        given = {n: t.double() if t.is_floating_point() else t for n, t in batch["net_input"].items()}
         with torch.no_grad():
-            logits, _ = models[0].eval()(**batch["net_input"], classification_head_name=HEAD.rpartition(".")[2])
+            logits, _ = models[0].double().eval()(**given, classification_head_name=HEAD.rpartition(".")[2])
         found[f"{split}/lprobs"], found[f"{split}/target"] = logits.log_softmax(1).numpy(), batch["target"].numpy()
     return found
 
