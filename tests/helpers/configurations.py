@@ -9,6 +9,9 @@ from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+import mega_fairseq.criterions
+import mega_fairseq.models
+import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from tests.helpers.golden_cases import FOLDER
 
 
