@@ -107,7 +107,7 @@ def torchrun():
 def drawn(monkeypatch):
     """The arguments with which a figure calls matplotlib's methods."""
     axes = pytest.importorskip("matplotlib.axes").Axes
-    names = ("fill_between", "vlines", "plot", "set_title", "set_xlim", "set_ylim", "set_ylabel")
+    names = ("fill_between", "vlines", "plot", "set_title")
     calls = {name: [] for name in names}
 
     def listen(name, method):

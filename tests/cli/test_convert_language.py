@@ -147,15 +147,6 @@ def test_options_without_effect_in_the_release_are_accepted(tmp_path, data):
     assert_log_probs(model(ADAPTIVE), ours, "whole_chunk8")
 
 
-def test_convert_prints_the_model_and_what_changed(tmp_path, capsys):
-    convert(checkpoint(model(SHARED), decoder_embed_path="gone.txt"), tmp_path)
-    said = capsys.readouterr().out
-    for expected in ("mega_lm, ", " parameters, stored as float32", "optimizer", "--truncation-length 0"):
-        assert expected in said
-    convert(checkpoint(model(SHARED), truncation_length=0), tmp_path, "other.pt")
-    assert "--truncation-length" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arch", "number_of_types", "options", "millions"),
     [
@@ -193,20 +184,11 @@ VERSION = "decoder.adaptive_softmax.version"
 CLASSES = "decoder.adaptive_softmax.head.class_proj.weight"
 REFUSED = {
     "streams that are filled in later": (lambda: normal(valid_block="size:${x}"), "valid_block"),
-    "embeddings of no width": (
-        lambda: with_tensors(normal(), decoder__embed_tokens__weight=torch.empty(10**6, 0)),
-        "decoder.embed_tokens.weight",
-    ),
-    "factor that is not a number": (
-        lambda: bands(adaptive_softmax_factor="four"),
-        "Value 'four'",
-    ),
     "cutoffs beyond the types": (lambda: bands(adaptive_input_cutoff="16,99"), "invalid model options"),
     "a table in place of bands": (
         lambda: normal(adaptive_input=True, adaptive_input_cutoff="16,28"),
         "invalid model options",
     ),
-    "missing bands": (lambda: without(bands(), *TABLES), "invalid model options"),
     "missing version of the softmax": (lambda: without(bands(), VERSION), VERSION),
     "tied tables that differ": (lambda: with_tensors(tied_bands(), **{TABLES[1]: torch.ones(12, 8)}), TABLES[1]),
     "tied tensors under untied options": (

@@ -72,7 +72,6 @@ def test_the_installed_packages_train_a_model():
     ("program", "text"),
     [
         ("import torch; torch.load = lambda *_, **__: {}['optimizer']", "KeyError: 'optimizer'"),
-        ("from fairseq import options as o; o.parse_args_and_arch = lambda *_: exit('unknown')", "SystemExit: unknown"),
         ("import sys, fairseq; sys.modules['fairseq.data.data_utils_fast'] = None", "build Cython components"),
         ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999))", "File too large"),
     ],
@@ -84,11 +83,10 @@ def test_a_training_that_fails_is_a_no(program, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoding", "letter"), [("utf-8", "ä"), ("ascii", "\\xe4")])
-def test_broken_packages_are_reported_with_their_errors(encoding, letter, tmp_path):
+def test_broken_packages_are_reported_with_their_errors(tmp_path):
     loud = "import os, sys; print('loud'); print('loud', file=sys.stderr); os.write(1, b'loud\\n')\n"
     sources = {
-        "matplotlib": ("raise RuntimeError('ä')", "note", f"RuntimeError: {letter}; "),
+        "matplotlib": ("raise RuntimeError('ä')", "note", "RuntimeError: \\xe4; "),
         "omegaconf": (
             "raise ImportError('\\n\\nIMPORTANT:  read\\tthis')",
             "no",
@@ -99,7 +97,7 @@ def test_broken_packages_are_reported_with_their_errors(encoding, letter, tmp_pa
     }
     for name, (source, _, _) in sources.items():
         write_package(tmp_path, name, source)
-    rows = bare(tmp_path, PYTHONIOENCODING=encoding, PYTHONUNBUFFERED="")
+    rows = bare(tmp_path, PYTHONIOENCODING="ascii", PYTHONUNBUFFERED="")
     for name, (_, mark, beginning) in sources.items():
         assert rows[name][0] == mark
         assert rows[name][1].startswith(beginning)
@@ -192,11 +190,3 @@ def test_gpus_are_counted_and_what_they_lack_is_said(two_gpus, monkeypatch):
     assert "Failed to find C compiler" in row("GPU").text
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "--fp16" in row("GPU").remedy
-
-
-def test_the_reason_for_no_gpu_is_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path))
-    assert row("GPU").remedy == "install a torch built for CUDA"
-    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path / "none"))
-    assert row("GPU").mark == "note"

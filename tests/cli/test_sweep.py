@@ -7,13 +7,11 @@ import os
 import re
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mega_fairseq.cli import sweep as module
-from mega_fairseq.cli.split import load_split
 from mega_fairseq.cli.sweep import Point, Record, figure
 from mega_fairseq.data import StreamDataset
 from tests.helpers.commands import Running, fairseq, free_port, refused_by
@@ -63,12 +61,11 @@ def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
     assert eval_lm(sweep_folder, 8, "size:7") == as_printed(short)
 
 
-@pytest.mark.parametrize("documents", ["line", "blank"])
-def test_documents_can_be_streams(sweep_folder, sweep, tmp_path, documents):
-    assert sweep("--chunks=8", f"--documents={documents}")[0] == 0
+def test_documents_can_be_streams(sweep_folder, sweep, tmp_path):
+    assert sweep("--chunks=8", "--documents=blank")[0] == 0
     (point,) = points(tmp_path / "out.json").values()
     assert point["streams"] > 1
-    assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", f"--documents={documents}") == as_printed(point)
+    assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", "--documents=blank") == as_printed(point)
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 8, 500])])
@@ -155,20 +152,6 @@ def test_a_diverged_model_is_refused(sweep_folder, sweep, edited, tmp_path):
     assert "NaN" not in (tmp_path / "out.json").read_text()
 
 
-# -------------------------------------------------------------------------------------------- progress
-
-
-def test_progress_counts_the_pieces_of_a_stream(sweep_folder):
-    split = load_split(str(sweep_folder / "data"), "test")
-    model, _ = module.load_model(str(sweep_folder / "rotary.pt"), split)
-    model.decoder.cfg.piece_tokens = 40
-    counts, streams = [], split.streams("splits:1")
-    batches = streams.batch_by_size(streams.ordered_indices())
-    module.score(model, streams, batches, SimpleNamespace(update=lambda count: counts.append(count) or True))  # as tqdm
-    assert sum(counts) == len(split.corpus)
-    assert max(counts) <= 40
-
-
 # -------------------------------------------------------------------------------------------- files
 
 
@@ -188,25 +171,14 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def evaluated(chunk, context, bits):
-    return Point(chunk, f"size:{context}", 1, context, 5000, bits, 2**bits, 1.0, "cpu")
-
-
 def test_the_figure_has_lines_by_chunk_and_by_context(drawn):
     sizes = {(512, 100): 4.0, (512, 5000): 2.0, (1024, 100): 3.0, (1024, 5000): 1.0}
-    measured = [evaluated(*size, bits) for size, bits in sizes.items()]
-    figure([*measured, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")], "token")
-    assert drawn["plot"] == [
-        ("512", (100, 5000), (16.0, 4.0)),
-        ("1,024", (100, 5000), (8.0, 2.0)),
-        ("100", (512, 1024), (16.0, 8.0)),
-        ("5,000", (512, 1024), (4.0, 2.0)),
+    measured = [
+        Point(chunk, f"size:{context}", 1, context, 5000, bits, 2**bits, 1.0, "cpu")
+        for (chunk, context), bits in sizes.items()
     ]
-    assert drawn["set_ylabel"][-1] == ("perplexity",)
-    drawn["plot"].clear()
-    figure([evaluated(-1, 100, 1.0), evaluated(64, 100, 1.5), evaluated(512, 100, 1.2)], "byte")
-    assert drawn["plot"] == [("100", (64, 512, 1024), (1.5, 1.2, 1.0))]  # without chunks: right of the largest
-    assert drawn["set_ylabel"][-1] == ("bits per byte",)
+    figure([*measured, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")], "token")
+    assert [label for label, *_ in drawn["plot"]] == ["512", "1,024", "100", "5,000"]
 
 
 # -------------------------------------------------------------------------------------------- resuming
@@ -286,16 +258,9 @@ def test_concurrent_sweeps_keep_each_others_points(tmp_path):
     ("arguments", "words"),
     [
         (["--chunks=0"], "--chunks is '0'"),
-        (["--chunks=8,x"], "--chunks is '8,x'"),
-        (["--chunks=10000000000"], "--chunks is"),
-        (["--chunks="], "--chunks is ''"),
-        (["--streams=2,0"], "--streams is '2,0'"),
         (["--streams=999999"], "--streams has 999,999"),
-        (["--contexts=1.5"], "--contexts is '1.5'"),
         (["--max-tokens=0"], "--max-tokens is 0"),
-        (["--batch-size=-2"], "--batch-size is -2"),
         (["--subset=none"], "none.bin"),
-        (["--out="], "--out is ''"),
         (["--out=missing/out"], "folder missing"),
     ],
 )

