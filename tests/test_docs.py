@@ -11,10 +11,11 @@ import pytest
 
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import ROOT, fresh
-from tests.helpers.documents import DOCUMENTS, blocks
 from tests.helpers.released import READS_SAFELY
 
 DOCS = ROOT / "docs"
+PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "tests/**/*.md")
+DOCUMENTS = sorted(path for places in PLACES for path in ROOT.glob(places))
 SMALL = "--max-update 2 --warmup-updates 1 --num-workers 0"
 # Options of pip, torchrun, srun and hydra.
 OTHER_PROGRAMS = {
@@ -26,6 +27,11 @@ OTHER_PROGRAMS = {
 
 def name_of(document):
     return str(document.relative_to(ROOT))
+
+
+def blocks(document, language):
+    """The code blocks of a document in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

@@ -115,9 +115,8 @@ def test_a_number_is_refused_by_name_outside_its_range(config, option):
     for value in taken:
         build(config, **{option: value})
     for value in refused:
-        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} .*{re.escape(str(value))}\\b") as caught:
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} .*{re.escape(str(value))}\\b"):
             build(config, **{option: value})
-        assert "\n" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------ conflicts
@@ -130,29 +129,21 @@ TIES = "--share-decoder-input-output-embed"
     ("options", "named"),
     [
         ({"decoder_z_dim": 7}, "--decoder-z-dim"),
-        *(
-            ({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is '{text}'")
-            for text in ("x", "", "9,5", "40")
-        ),
-        ({"adaptive_input": True, "adaptive_input_cutoff": "9,5"}, "--adaptive-input-cutoff is '9,5'"),
+        *(({"adaptive_softmax_cutoff": text}, f"--adaptive-softmax-cutoff is '{text}'") for text in ("x", "9,5", "40")),
         ({**BANDS, "adaptive_input_cutoff": "3"}, "--adaptive-input-cutoff starts with 3, "),
         ({**SOFTMAX, "adaptive_softmax_factor": 9.0}, "--adaptive-softmax-factor is 9.0"),
-        ({**BANDS, "adaptive_input_factor": 9.0}, "--adaptive-input-factor is 9.0"),
         ({"adaptive_input": True}, "--adaptive-input-cutoff"),
-        ({**BANDS, "decoder_embed_path": "x"}, "--decoder-embed-path"),
         ({"tie_adaptive_weights": True}, "--tie-adaptive-weights"),
         ({"tie_adaptive_proj": True, **SOFTMAX, **BANDS}, "--tie-adaptive-weights"),
         ({**TIED, "adaptive_input_factor": 4.0}, "--adaptive-input-factor"),
         ({**TIED, "decoder_input_dim": 8}, "--decoder-input-dim"),
         *(({"share_decoder_input_output_embed": True, **other}, TIES) for other in (SOFTMAX, BANDS)),
-        ({"share_decoder_input_output_embed": True, "decoder_input_dim": 8}, TIES),
     ],
     ids=str,
 )
 def test_options_in_conflict_are_refused_by_their_names(options, named):
-    with pytest.raises(ValueError, match=re.escape(named)) as caught:
+    with pytest.raises(ValueError, match=re.escape(named)):
         model(**options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +170,6 @@ def test_models_and_tasks_that_do_not_fit_are_refused():
         (MegaClassifier, MegaClassifierConfig(), task(40), "--arch mega_classifier"),
         (MegaClassifier, MegaClassifierConfig(encoder_embed_path="file"), numbers, "--encoder-embed-path"),
         (MegaClassifier, MegaClassifierConfig(classifier_layers=0, classifier_dim=8), classes, "--classifier-dim is 8"),
-        (MegaClassifier, MegaClassifierConfig(encoder_attention_heads=2), classes, "--encoder-attention-heads is 2"),
-        (MegaClassifier, MegaClassifierConfig(encoder_token_mixer="x"), classes, "--encoder-token-mixer is 'x'"),
     ):
         with pytest.raises(ValueError, match=said):
             kind.build_model(config, where)
@@ -215,17 +204,13 @@ def set_up(words):
 
 
 def assert_refused(words, no_data, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+    with pytest.raises(ValueError, match=re.escape(said)):
         set_up([no_data, *(str(word).format(no_data) for word in words)])
-    assert "\n" not in str(caught.value)
 
 
 OF_LANGUAGE_MODEL = [
-    (["--tokens-per-sample=-1"], "--tokens-per-sample"),
-    (["--variant-block-multiple-min=5"], "--variant-block-multiple-min is 5"),
     (["--decoder-chunk-size=-1"], "--decoder-chunk-size is -1"),
     ([*ADAPTIVE, "--adaptive-input-cutoff=12,18"], "--adaptive-input-cutoff"),
-    ([*ADAPTIVE, "--share-decoder-input-output-embed"], TIES),
     *((["--decoder-embed-path={}/" + name], f"/{name}, ") for name in ("gone", "empty", "foreign", "nan", "narrow")),
 ]
 OF_TRANSLATION = [
@@ -243,15 +228,12 @@ def test_options_of_an_invalid_model_are_refused(no_data, words, said):
 HEADS, TABLES, NO_CHUNK = "--{}-attention-heads=5", "--{}-chunk-size=8", "--{}-chunk-size is -1"
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize(
     ("mixer", "options", "said"),
     [
         *((mixer, [HEADS], "--{}-attention-heads is 5") for mixer in ("attention", "sparse")),
         *((mixer, [HEADS, TABLES], "--{}-attention-heads is 5") for mixer in ("gmlp", "aft")),
-        ("attention", ["--{}-rotary-dims=3"], "--{}-rotary-dims is 3"),
         ("gau", ["--{}-z-dim=15", "--rel-pos-bias=rope"], "--{}-z-dim is 15"),
-        ("sparse", ["--{}-sparse-summary=129"], "--{}-sparse-summary is 129"),
         ("sparse", ["--{}-sparse-pattern=strided", "--{}-sparse-summary=4"], "--{}-sparse-pattern strided"),
         *((mixer, [], NO_CHUNK) for mixer in ("gmlp", "aft", "flash")),
         ("attention", ["--{}-time-weight=after"], NO_CHUNK),
@@ -260,9 +242,10 @@ HEADS, TABLES, NO_CHUNK = "--{}-attention-heads=5", "--{}-chunk-size=8", "--{}-c
     ],
     ids=str,
 )
-def test_options_that_do_not_fit_a_mixer_are_refused_by_name(no_data, side, mixer, options, said):
-    base = [*PLUGIN, *TRAINING, "-s=de", "-t=en", "--arch=mega_transformer", f"--{side}-token-mixer={mixer}"]
-    assert_refused([*base, *(word.replace("{}", side) for word in options)], no_data, said.replace("{}", side))
+def test_options_that_do_not_fit_a_mixer_are_refused_by_name(no_data, mixer, options, said):
+    for side in ("encoder", "decoder"):
+        base = [*PLUGIN, *TRAINING, "-s=de", "-t=en", "--arch=mega_transformer", f"--{side}-token-mixer={mixer}"]
+        assert_refused([*base, *(word.replace("{}", side) for word in options)], no_data, said.replace("{}", side))
 
 
 PRUNED = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved"]
@@ -272,7 +255,6 @@ PRUNED = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved"]
     ("words", "said"),
     [
         (["--arch=aft_lm_small", "--decoder-aft-form=window"], "--decoder-aft-reach is 32"),
-        (["--arch=attention_lm_small", "--token-mixer=gmlp", "--decoder-chunk-size=-1"], "--decoder-chunk-size is -1"),
         (["--arch=flash_lm_small", "--ffn-activation-fn=geglu"], "--ffn-activation-fn is geglu"),
         (["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"], "--activation-fn is relu"),
         ([*PRUNED, "--decoder-layers-to-keep=0,2"], "--decoder-layers-to-keep is '0,2'"),
@@ -291,7 +273,6 @@ def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
         (LANGUAGE_MODEL, "FileNotFoundError: there is no {}/valid.bin"),
         ([*LANGUAGE_MODEL, "--valid-block=size:0"], "ValueError: --valid-block is 'size:0'"),  # by the task
         ([*LANGUAGE_MODEL, "--decoder-layers=0"], "ValueError: --decoder-layers is 0"),  # by the model
-        ([*LANGUAGE_MODEL, *ADAPTIVE, "--criterion=cross_entropy"], "ValueError: --criterion cross_entropy"),
         (
             [*LANGUAGE_MODEL, "--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"],
             "ValueError: --criterion adaptive_loss",

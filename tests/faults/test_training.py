@@ -163,12 +163,6 @@ def test_a_broken_last_checkpoint_is_refused(language_model, harm, finetune, tmp
     assert_refused(language_model, tmp_path, *(["--finetune-from-model", last] if finetune else []))
 
 
-def test_checkpoints_with_a_suffix_are_left_to_fairseq(language_model, tmp_path):
-    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
-    said = train(language_model, tmp_path, "--checkpoint-suffix=-a", "--max-update=1")
-    assert losses(said) == {1: losses(language_model.said)[1]}
-
-
 def test_all_processes_refuse_the_broken_checkpoint_of_the_first(language_model, tmp_path):
     """The second one has a folder without checkpoints."""
     folders = [tmp_path / "broken", tmp_path / "empty"]
@@ -192,18 +186,10 @@ def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_pa
     MegaLanguageModel.from_pretrained(str(tmp_path), "kept.pt", str(language_model.data))
 
 
-@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
-def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, option, tmp_path):
+def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, tmp_path):
     (tmp_path / "half.pt").write_bytes(half(language_model.folder / LAST))
+    option = "--finetune-from-model"
     assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
-
-
-def test_a_truncated_checkpoint_is_not_evaluated(language_model, tmp_path):
-    """fairseq logs which file it reads, and torch raises the error."""
-    (tmp_path / LAST).write_bytes(half(language_model.folder / LAST))
-    code, said = Running("eval-lm", language_model.data, *LM, "--path", tmp_path / LAST).wait()
-    assert code == 1
-    assert str(tmp_path / LAST) in said
 
 
 def test_checkpoints_of_another_architecture_are_refused(translation, language_model, tmp_path):

@@ -1,7 +1,6 @@
 """Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
 
 import importlib
-import itertools
 import os
 import re
 import signal
@@ -88,13 +87,6 @@ class Recipe:
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         python.unlink()
-
-    def refuses_invalid_numbers(self, script: str, *names: str) -> None:
-        """Checks that each variable must be a whole number and that nothing is written otherwise."""
-        for name, wrong in zip(names, itertools.cycle(("many", "-1", "08", "1.5"))):
-            least = 0 if name in ("GPUS", "WARMUP") else 1
-            assert self.refusal(script, **{name: wrong}) == f"{name} is '{wrong}'; give a whole number from {least}."
-        assert not list(self.place.iterdir())
 
 
 def small_bible(folder: Path) -> Path:

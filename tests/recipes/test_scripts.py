@@ -2,10 +2,8 @@
 
 import os
 import random
-import re
 import resource
 import runpy
-import shutil
 import subprocess
 import sys
 from math import nan
@@ -16,7 +14,6 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 
 from tests.helpers.recipes import EXAMPLES
 
-SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 AVERAGE, MOSES, SEGMENT = (EXAMPLES / f"wmt16_en_de/{name}.py" for name in ("average_checkpoints", "moses", "segment"))
 
 
@@ -26,33 +23,12 @@ def call(*words, **options):
     return result.returncode, result.stdout
 
 
-def named(path):
-    return str(path.relative_to(EXAMPLES))
-
-
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "common.sh"], ids=named)
-def test_a_script_prints_its_help_and_does_nothing_else(script, tmp_path):
-    copy = tmp_path / "examples"
-    for path in (script, *EXAMPLES.rglob("common.sh")):
-        (copy / named(path)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy / named(path))
-    before = sorted(copy.rglob("*"))
-    # Invalid variables do not matter.
-    environment = {**os.environ, "PYTHON": "false", "BPE": "words", "UNITS": "words"}
-    code, said = call(copy / named(script), "--max-update", "3", "--help", cwd=tmp_path, env=environment)
-    assert code == 0, said
-    assert "\nVariables: " in said
-    assert sorted(copy.rglob("*")) == before
-
-
-def test_scripts_stop_at_errors_and_use_their_arguments():
-    for script in SCRIPTS:
-        if script.name != "common.sh":
-            assert os.access(script, os.X_OK)
-            assert "\nset -euo pipefail\n" in script.read_text()
-            assert re.search(r'"\$(@|{@:2})"', script.read_text()), script
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], check=True, cwd=EXAMPLES.parent)
+def test_every_script_prints_its_help(tmp_path):
+    scripts = [path for path in EXAMPLES.rglob("*.sh") if path.name != "common.sh"]
+    assert scripts
+    for script in scripts:  # invalid variables do not matter
+        code, said = call(script, "--max-update", "3", "--help", cwd=tmp_path, env={**os.environ, "PYTHON": "false"})
+        assert (code, "\nVariables: " in said) == (0, True), script
 
 
 @pytest.fixture
@@ -122,18 +98,18 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if '\nno_arguments "$@"\n' in path.read_text()], ids=named)
-def test_a_script_without_arguments_refuses_them(script, tmp_path):
-    code, said = call(script, "--seed=2", env={**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path)})
-    assert code == 1
-    assert said.startswith("error: --seed=2 ")
-
-
 @pytest.fixture
 def shell(tmp_path):
     """Runs a program with the functions of common.sh."""
     environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
     return lambda program: call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
+
+
+def test_a_variable_that_is_no_whole_number_is_refused(shell):
+    for value in ("many", "-1", "08", "1.5", "0"):
+        code, said = shell(f"UPDATES={value}; whole_numbers 1 UPDATES")
+        assert (code, f"UPDATES is '{value}'" in said) == (1, True)
+    assert shell("UPDATES=3; whole_numbers 1 UPDATES")[0] == 0
 
 
 def test_results_made_with_other_settings_are_refused_even_if_removed(shell, tmp_path):
@@ -153,9 +129,7 @@ def test_results_made_with_other_settings_are_refused_even_if_removed(shell, tmp
     [
         ("--beam 3", "--beam 3 --model-overrides {'a': 1}"),
         ("--model-overrides=\"{'a': 2, 'b': 3}\" --beam 3", "--beam 3 --model-overrides {'a': 1, 'b': 3}"),
-        ("--model-overrides \"{'b': 3}\"", "--model-overrides {'b': 3, 'a': 1}"),
-        ("--model-overrides b=3", "error: --model-overrides is b=3: give a dictionary"),
-        ("--model-overrides", "error: --model-overrides is : give a dictionary"),
+        ("--model-overrides b=3", "error: --model-overrides is b=3"),
     ],
 )
 def test_overrides_of_the_model_are_added_to_those_of_the_script(arguments, expected, shell):
@@ -194,11 +168,10 @@ def test_pieces_hold_the_text_as_it_is(tmp_path):
     assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path, workers):
+def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path):
     (tmp_path / "text").write_bytes(b"Hallo Welt\nGr\xfc\xdfe\n")
     with open(tmp_path / "text") as text:
-        code, said = call(sys.executable, MOSES, "tokenize", "de", workers, stdin=text, timeout=60)
+        code, said = call(sys.executable, MOSES, "tokenize", "de", 2, stdin=text, timeout=60)
     assert code == 1
     assert said.startswith("error: the text is not UTF-8")
 

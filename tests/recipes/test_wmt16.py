@@ -88,9 +88,6 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     assert re.search(r"BLEU\|nrefs:1\|case:mixed\|eff:no\|tok:13a\|.* = [\d.]+", scores)
     assert re.search(r"chrF2\|nrefs:1\|.* = [\d.]+", scores)
 
-    for option in ("--remove-bpe=sentencepiece", "--quiet"):
-        assert option in bible.refusal("generate.sh", option)
-
     # As if training had been resumed after averaging.
     os.utime(bible.checkpoints / "checkpoint_last.pt")
     assert "run average.sh first" in bible.refusal("generate.sh")
@@ -128,24 +125,14 @@ def test_data_or_settings_that_do_not_fit_are_refused(bible, prepared_bible, cor
     assert "DATA=" in prepared_bible.refusal("prepare.sh", CORPUS=other)
     write(other / "train.de", text(corpus / "train.de")[1:])
     assert "train.de has 99 lines" in bible.refusal("prepare.sh", CORPUS=other)
-    assert re.search(r" 8000 .* \d+ or less", bible.refusal("prepare.sh", VOCABULARY=8000))
-    assert re.search(r" 10 .* \d+ or more", bible.refusal("prepare.sh", VOCABULARY=10))
-    assert "use fp32 or bf16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
-    assert "use sentencepiece, subword-nmt or fastbpe" in bible.refusal("prepare.sh", BPE="wordpiece")
-    assert "cannot import fairseq" in bible.refusal("prepare.sh", PYTHON="false")
+    assert "8000" in bible.refusal("prepare.sh", VOCABULARY=8000)
+    assert "PRECISION=fp16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
 
 
-@pytest.mark.parametrize("folder", [WMT, BIBLE])
-def test_scripts_in_the_wrong_order_or_with_invalid_numbers_are_refused(folder, tmp_path):
-    recipe = Recipe(folder, tmp_path)
-    recipe.refuses_invalid_numbers("prepare.sh", "VOCABULARY", "WORKERS", "OMP_NUM_THREADS")
-    recipe.refuses_invalid_numbers("train.sh", "UPDATES", "GPUS", "WARMUP")
-    recipe.refuses_invalid_numbers("generate.sh", "MAX_TOKENS", "BEAM")
-    average = WMT / "average.sh"
-    recipe.refuses_invalid_numbers(average, "LAST")
+def test_scripts_in_the_wrong_order_are_refused(tmp_path):
+    recipe, average = Recipe(BIBLE, tmp_path), WMT / "average.sh"
     assert "run prepare.sh first" in recipe.refusal("train.sh")
     assert "run average.sh first" in recipe.refusal("generate.sh")
-    assert "does not exist" in recipe.refusal(average, recipe.checkpoints)
     write(recipe.checkpoints / "checkpoint1.pt", [])
     assert "LAST=1" in recipe.refusal(average, recipe.checkpoints, LAST=2)
 
@@ -281,7 +268,6 @@ def test_translations_are_joined_and_sorted_like_the_reference(prepared, bpe, tm
 
     with locked(str(tmp_path)):
         assert str(tmp_path) in wmt.refusal("generate.sh", **variables)
-    assert "SUBSET=" in wmt.refusal("generate.sh", "--gen-subset", "valid", **variables)
 
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])
     assert "the number of translations differs" in wmt.refusal("generate.sh", **variables)
