@@ -79,7 +79,7 @@ class MixedChunkAttention(GatedAttentionUnit):
         queries, keys = self.linear_maps(joined.k, places)
         queries = queries[:, -joined.q.size(1) :]
         lin, memory = self.read(queries, keys, joined.v, memory, joined.lengths)
-        return joined.outputs(lin.add_(quad)), FlashState(joined.rest(chunk_size), *memory)
+        return joined.outputs(quad + lin), FlashState(joined.rest(chunk_size), *memory)
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor]) -> Tuple[Tensor, Memory]:
         """lin, and the memory after v, as in `chunk_memory`."""
