@@ -212,6 +212,8 @@ class MegaClassificationTask(FairseqTask):
             if np.ma.isMaskedArray(given):
                 raise ValueError(f"{name} is a masked array; give a plain one, with a number in each place")
             numbers = np.asarray(given)
+            if not numbers.size:
+                raise ValueError(f"{name} is empty; leave it out")
             x = self.scaling.checked(numbers, name)
             self._check_type(self.scaling.number_type(numbers), name, self.number_type)
             return x

@@ -122,7 +122,7 @@ class Scaling:
 
     def checked(self, numbers: np.ndarray, source: str) -> Tensor:
         """One input (L,), if it can be scaled."""
-        if numbers.ndim != 1 or not numbers.size or numbers.dtype.name not in self.SCALES or not _finite(numbers).all():
+        if numbers.ndim != 1 or numbers.dtype.name not in self.SCALES or not _finite(numbers).all():
             raise ValueError(
                 f"{source} has the shape {numbers.shape} and type {numbers.dtype}; give one row of finite numbers of "
                 f"type {', '.join(self.SCALES)}"
