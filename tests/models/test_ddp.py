@@ -26,7 +26,6 @@ from tests.helpers.commands import (
     PLUGIN,
     TRAINING,
     fairseq,
-    free_port,
     preprocess_pairs,
     preprocess_text,
     records,
@@ -254,21 +253,3 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
     assert "RuntimeError" in ends[1 - victim][1]
     train_in_processes(*words)
     assert_same_course(course(tmp_path), run.two, range(1, UPDATES + 1))
-
-
-# ------------------------------------------------------------------------------------------------ torchrun
-
-
-def test_torchrun_trains_with_a_process_on_each_of_two_nodes(runs, torchrun, tmp_path):
-    run = runs("softmax")
-    where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
-    words = [*run.words, "--max-update=3", "--save-dir", tmp_path / "run"]
-    outputs = [tmp_path / f"node{rank}" for rank in (0, 1)]
-    started = [torchrun(output, [*where, f"--node_rank={rank}"], *words) for rank, output in enumerate(outputs)]
-    codes = [process.wait(LIMIT) for process in started]
-    assert codes == [0, 0], outputs[0].read_text()
-    found = course(tmp_path / "run")
-    assert sorted(found) == [1, 2, 3]
-    for number in found:
-        for name in ("loss", "gnorm", "bsz", "wpb"):
-            assert found[number].train[name] == pytest.approx(run.two[number].train[name], abs=1e-5)

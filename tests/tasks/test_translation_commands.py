@@ -1,7 +1,6 @@
 """Translation with fairseq's commands: training, generation, interactive use and from_pretrained."""
 
 import functools
-import json
 import re
 import sys
 import sysconfig
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mega_fairseq.models import MegaTransformerModel
 from mega_fairseq.ops.linear import INT8_WORKS
 from tests.helpers.commands import (
     CPU,
@@ -51,10 +51,7 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     files = [f"--{split}pref={folder / split}" for split in SIZES]
-    fresh(
-        sys.executable, "-m", "fairseq_cli.preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files,
-        "--destdir", folder / "bin",
-    )  # fmt: skip
+    fairseq("preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *files, "--destdir", folder / "bin")
     return folder / "bin"
 
 
@@ -375,34 +372,24 @@ assert set(torch.serialization.get_safe_globals()) == before
 
 # ------------------------------------------------------------------------------------------------ from_pretrained
 
-HUB = """
-from mega_fairseq.models import MegaTransformerModel
-import json, sys
-folder, data, codes, *sentences = sys.argv[1:]
-hub = MegaTransformerModel.from_pretrained(folder, "checkpoint_best.pt", data, bpe="subword_nmt", bpe_codes=codes)
-how = {"beam": 4, "max_len_a": 0, "max_len_b": 30}
-print(json.dumps([hub.translate(sentences, **how), [hub.translate(sentence, **how) for sentence in sentences]]))
-"""
-
 
 def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, trained, generate, sources, tmp_path):
     joined = [sentence.replace("@@ ", "") for sentence in sources]
     codes = tmp_path / "codes"
     merges = [f"{syllable[0]} {syllable[1]}{end}\n" for syllable in SYLLABLES for end in ("", "</w>")]
     codes.write_text("".join(["#version: 0.2\n", *merges]))
-    said = fresh(sys.executable, "-c", HUB, trained.folder, corpus, codes, *joined, cwd=tmp_path)
-    together, one_by_one = json.loads(said.splitlines()[-1])
-    assert together == one_by_one
+    where = (str(trained.folder), "checkpoint_best.pt", str(corpus))
+    hub = MegaTransformerModel.from_pretrained(*where, bpe="subword_nmt", bpe_codes=str(codes))
+    how = {"beam": 4, "max_len_a": 0, "max_len_b": 30}
+    together = hub.translate(joined, **how)
+    assert together == [hub.translate(sentence, **how) for sentence in joined]
     generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
     assert together == texts(generated)
 
 
-@pytest.mark.parametrize(
-    ("cwd", "folder"), [(ROOT, "mega_fairseq"), (ROOT / "tests", "../mega_fairseq"), (Path("/"), ROOT / "mega_fairseq")]
-)
-def test_the_plugin_is_found_from_any_folder(corpus, trained, generate, cwd, folder):
-    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--user-dir", folder, "--batch-size=64"]
-    said = fresh(sys.executable, "-m", "fairseq_cli.generate", *words, cwd=cwd)
+def test_the_plugin_is_found_by_a_relative_path(corpus, trained, generate):
+    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--user-dir", "../mega_fairseq", "--batch-size=64"]
+    said = fresh(sys.executable, "-m", "fairseq_cli.generate", *words, cwd=ROOT / "tests")
     assert_same_translations(said, generate("--batch-size=64"))
 
 
