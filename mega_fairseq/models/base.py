@@ -16,6 +16,7 @@ from mega_fairseq.fairseq_options import all_options
 from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.same_model import check_names
 from mega_fairseq.models.stack import count_layers
+from mega_fairseq.modules.config import check_positive
 
 
 class MegaModel(BaseFairseqModel):
@@ -81,4 +82,12 @@ class MegaModel(BaseFairseqModel):
             raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         names = (name for name in options if name != "generation_args")
         check_names("from_pretrained has", names, hub.models[0].cfg)
-        return hub
+        return MegaHub(hub.cfg, hub.task, hub.models)
+
+
+class MegaHub(GeneratorHubInterface):
+    """fairseq's interface, which also checks the size of the beam."""
+
+    def generate(self, tokenized_sentences: Any, beam: int = 5, *args: Any, **kwargs: Any) -> Any:
+        check_positive(beam=beam)
+        return super().generate(tokenized_sentences, beam, *args, **kwargs)
