@@ -4,7 +4,6 @@ import logging
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
 from mega_fairseq.data.texts import typed_texts
-from mega_fairseq.fairseq_options import option
+from mega_fairseq.fairseq_options import option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
 from mega_fairseq.tasks.sequence_group import sequence_group
@@ -75,10 +74,12 @@ class MegaLanguageModelingTask(FairseqTask):
     ) -> "MegaLanguageModelingTask":
         if not cfg.data:
             raise ValueError("there is no data; give the folder that fairseq-preprocess wrote")
-        folder = utils.split_paths(cfg.data)[0]
-        path = os.path.join(folder, "dict.txt")
-        if not os.path.exists(path):
-            raise FileNotFoundError(_no_dictionary(folder, for_trained_model=from_checkpoint))
+        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        if not os.path.exists(path):  # of translation data, for example
+            remedy = "give the folder that fairseq-preprocess --only-source wrote (--destdir)"
+            if from_checkpoint:
+                remedy = "for --lm-path, copy dict.txt of the target language there"
+            raise FileNotFoundError(f"there is no {path}; {remedy}")
         return cls(cfg, Dictionary.load(path))
 
     @property
@@ -320,9 +321,9 @@ class MegaLanguageModelingTask(FairseqTask):
     # ------------------------------------------------------------------------------------ generation
 
     def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
-        _refuse_constraints(getattr(args, "constraints", None))
-        if getattr(args, "print_alignment", None):
-            raise ValueError("--print-alignment is for translation, and a language model has no source; leave it out")
+        for name in ("constraints", "print_alignment"):
+            if getattr(args, name, None):
+                raise ValueError(f"{typed(name)} is for translation; leave it out")
         return super().build_generator(models, args, *rest, **options)
 
     def build_dataset_for_inference(
@@ -340,7 +341,8 @@ class MegaLanguageModelingTask(FairseqTask):
         constraints: Optional[Tensor] = None,
     ) -> Any:
         """Score the texts of `sample`, or continue them; `prefix_tokens` replace them as prefixes."""
-        _refuse_constraints(constraints)
+        if constraints is not None:
+            raise ValueError("--constraints is for translation; leave it out")
         eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
@@ -354,21 +356,6 @@ class MegaLanguageModelingTask(FairseqTask):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
             given = prefixes(prefix_tokens, self.dictionary)
             return continue_texts(generator, models, sample, given, self.dictionary)
-
-
-def _refuse_constraints(constraints: Any) -> None:
-    if constraints is not None:
-        raise ValueError("--constraints is for translation; leave it out")
-
-
-def _no_dictionary(folder: str, for_trained_model: bool) -> str:
-    pairs = sorted(path.name for path in Path(folder).glob("dict.*.txt"))
-    if not pairs:
-        return f"there is no {folder}/dict.txt; give the folder that fairseq-preprocess --only-source wrote (--destdir)"
-    remedy = "run fairseq-preprocess --only-source on the text for a language model"
-    if for_trained_model:
-        remedy = "for --lm-path, copy the target's dictionary there under that name"
-    return f"{folder} contains translation data ({', '.join(pairs)}) and no dict.txt; {remedy}"
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:
