@@ -1,7 +1,6 @@
 """Tables are measured, printed, kept and drawn; wrong contenders are refused before they are timed."""
 
 import json
-from argparse import ArgumentTypeError
 
 import pytest
 import torch
@@ -33,11 +32,6 @@ def test_figures_have_a_line_for_each_contender(tmp_path):
     assert drawn == {"torch": [(512, 2000.0)], "Mega": [(512, 3000.0), (8192, 5.0)]}
     draw([Panel("", "x", "y", drawn, log=True)], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
-
-
-def test_an_unknown_table_is_refused_with_the_known_ones():
-    with pytest.raises(ArgumentTypeError, match="speed is unknown; choose from layer, flat"):
-        measure.names(["layer", "flat"])("layer,speed")
 
 
 def test_the_textbook_form_equals_the_recurrence():

@@ -1,15 +1,13 @@
 """Benchmarks of quality train, score, collect and draw models of equal size, and repeat nothing."""
 
 import json
-import lzma
 import random
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import extrapolation, models, quality_classify, quality_lm, quality_translation, runs
+from benchmarks import models, quality_classify, quality_lm, quality_translation, runs
 from tests.helpers.commands import preprocess_text
 from tests.helpers.forking import benchmark, python
 from tests.helpers.recipes import bible_recipe, small_bible
@@ -82,19 +80,6 @@ def test_classifiers_are_trained_scored_and_collected(tmp_path):
     assert all(0 <= run["scores"]["accuracy on test"] <= 100 for run in results(out).values())
 
 
-def test_data_of_classifiers_are_made_once(tmp_path, monkeypatch):
-    recipe = tmp_path / "examples/lra/listops"
-    recipe.mkdir(parents=True)
-    monkeypatch.setattr(quality_classify, "ROOT", tmp_path)
-    (recipe / "prepare.sh").write_text("mkdir -p $DATA/$SIZE; echo $@ >>$DATA/$SIZE/bin; exit 1")
-    with pytest.raises(subprocess.CalledProcessError):
-        quality_classify.prepared("listops", tmp_path / "data")
-    (recipe / "prepare.sh").write_text("echo again >>$DATA/$SIZE/bin")
-    for _ in range(2):
-        made = quality_classify.prepared("listops", tmp_path / "data")
-    assert made.read_text() == "--train=40000 --valid=1000 --test=2000\nagain\n"
-
-
 @pytest.mark.slow
 def test_compared_models_have_equal_sizes():
     common = [*quality_translation.COMMON, "--lr=1"]
@@ -107,18 +92,6 @@ def test_compared_models_have_equal_sizes():
     for limit, built in zip((1.03, 1.02, 1.02, 1.02, 1.02), (translation, language, *classifiers)):
         sizes = {name: models.used_size(model) for name, model in built.items()}
         assert max(sizes.values()) < limit * min(sizes.values()), sizes
-
-
-@pytest.mark.slow
-def test_text_is_converted_to_bytes_and_split_like_enwik8(tmp_path):
-    text = bytes(range(256)) * 10
-    (tmp_path / "text.xz").write_bytes(lzma.compress(text))
-    quality_lm.LanguageModels().prepare(tmp_path / "text.xz", tmp_path)
-    folder = tmp_path / "wikipedia"
-    parts = [(folder / f"{name}.numbers").read_text().split() for name in quality_lm.PARTS]
-    assert bytes(int(number) for part in parts for number in part) == text
-    assert [len(part) for part in parts] == [2304, 128, 128]
-    assert (folder / "bin/dict.txt").exists()
 
 
 @pytest.mark.slow
@@ -144,13 +117,3 @@ def test_figures_show_each_model_at_its_best_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "draw", lambda panels, path: drawn.extend(panels))
     quality_translation.Translation().plot(tmp_path / "quality.json")
     assert [(panel.title, panel.lines) for panel in drawn] == [("short", {"mega": [[1, 9.0], [2, 1.5]]})]
-
-
-def test_sweeps_of_several_models_are_drawn_in_one_figure(tmp_path):
-    numbers = ((128, 900, 2.2), (256, 900, 2.1), (256, 90, 2.4), (512, 900, None))  # a point that was refused
-    points = [{"chunk": chunk, "context": context, "bits": bits} for chunk, context, bits in numbers]
-    (tmp_path / "simple.json").write_text(json.dumps({"points": points}))
-    assert extrapolation.lines(points, trained=256) == ([(128, 2.2), (256, 2.1)], [(90, 2.4), (900, 2.1)])
-    figure = tmp_path / "figure.png"
-    benchmark("extrapolation.py", figure, f"simple={tmp_path / 'simple.json'}")
-    assert figure.stat().st_size > 5000

@@ -153,21 +153,6 @@ def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, opt
     assert not [word for word in words if word not in err], err
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("values", {"values_mean": "x"}, "invalid task options (Value 'x'"),
-        ("values", {"values_deviation": 0.0}, "--values-deviation is 0.0"),
-        ("tokens", {"init_token": 10_000}, "--init-token is 10000"),
-    ],
-)
-def test_invalid_task_options_in_a_checkpoint_are_refused(classifiers, classify, edited, kind, options, words):
-    trained = classifiers(kind)
-    path = edited(trained.last, lambda content: content["cfg"]["task"].update(options))
-    code, _, err = classify(path, trained.data, "--subset=valid")
-    assert (code, words in err, err.count("\n")) == (1, True, 1), err
-
-
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):
     trained = classifiers("values")
     good = lines_of(trained).splitlines(keepends=True)[:3]

@@ -48,15 +48,6 @@ def test_user_dir_prints_the_package_folder_without_importing_torch():
     assert result.stderr.strip() == "set()"
 
 
-def test_a_closed_pipe_gives_no_traceback():
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [sys.executable, "-m", "mega_fairseq.cli", "user-dir"]
-    result = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (result.returncode, result.stderr) == (1, "")
-
-
 def test_output_that_a_full_disk_cuts_is_an_error(tmp_path):
     words = [sys.executable, "-m", "mega_fairseq.cli", "options", "mega_lm"]  # prints more than a KiB
     shell = ["bash", "-c", 'ulimit -f 1; "$@" >"$0"', tmp_path / "out", *words]
@@ -66,27 +57,17 @@ def test_output_that_a_full_disk_cuts_is_an_error(tmp_path):
     assert "File too large" in result.stderr
 
 
-def test_an_interrupted_command_prints_one_line(monkeypatch, capsys):
-    def interrupt(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "print_user_dir", interrupt)
-    assert command.main(["user-dir"]) == 130
-    assert capsys.readouterr().err == "mega-fairseq user-dir: interrupted\n"
-
-
 # ---------------------------------------------------------------------------------------- options
 
 
 def options(capsys, *arguments):
-    """The output of `mega-fairseq options`, and its lines by their first words, without wrapped texts."""
+    """The lines of `mega-fairseq options` by their first words, without wrapped texts."""
     assert command.main(["options", *arguments]) == 0
-    out = capsys.readouterr().out
-    return out, {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
 
 
 def test_options_lists_every_registered_architecture_and_task(capsys):
-    _, lines = options(capsys)
+    lines = options(capsys)
     presets = {*data.CLASSIFIERS, *data.LANGUAGE_MODELS, *data.TRANSLATION}
     assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
@@ -97,7 +78,7 @@ def test_options_lists_every_registered_architecture_and_task(capsys):
     "arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_lra_text_chunk", "mega_language_modeling"]
 )
 def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsys):
-    _, lines = options(capsys, arch)
+    lines = options(capsys, arch)
     task = "translation" if "transformer" in arch else "mega_language_modeling"
     arguments = ["data", f"--task={task}", f"--arch={'mega_lm' if arch == task else arch}"]
     parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(task), arguments)
@@ -107,20 +88,6 @@ def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsy
     assert printed == {name: str(getattr(cfg[name], "value", cfg[name])) for name in printed}
     own = {field.name for field in fields(REGISTRIES[arch == task][arch]) if field.metadata.get("help")} - {"data"}
     assert set(printed) == own
-
-
-def test_options_marks_the_defaults_of_a_preset_and_lists_choices(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # no list of choices is wrapped
-    out, lines = options(capsys, "mega_lm_small")
-    assert lines["--decoder-layers"].split()[1:3] == ["4", "*"]
-    assert lines["--attention-dropout"].split()[1:3] == ["0.0", "dropout"]
-    assert "softmax, relu2, laplace" in out
-    assert "*" not in options(capsys, "mega_lm")[0]
-
-
-def test_options_suggests_names_similar_to_an_unknown_one(capsys):
-    code = command.main(["options", "mega_lm_smal"])
-    refused_by("options", (code, *capsys.readouterr()), "'mega_lm_smal'", "mega_lm_small, ")
 
 
 # -------------------------------------------------------------------------------------- files of convert

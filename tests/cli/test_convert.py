@@ -36,7 +36,6 @@ from tests.helpers.released import (
 
 pytestmark = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
 POST, PRE = "post_softmax_simple_full_rightpad", "pre_softmax_rotary_chunk8_rightpad"
-TRUNCATED = "post_softmax_simple_enc8_decfull_trunc4"
 SYMBOLS = 36  # and bos, pad, eos, unk
 
 
@@ -237,7 +236,6 @@ def normal(**options):
 
 
 BIAS = "encoder__final_norm__norm__bias"
-OMEGA = "encoder.layers.1.mega_layer.move.omega"
 REFUSED = {
     "stock transformer, old": (lambda: normal(arch="transformer_iwslt_de_en"), "'transformer_iwslt_de_en'"),
     "missing option": (lambda: without_option(normal(), "no_scale_embedding"), "the option no_scale_embedding"),

@@ -128,26 +128,6 @@ def test_labels_that_do_not_fit_are_refused(name, names, content, words, labels,
     assert [path.name for path in tmp_path.iterdir()] == ["any.pt"]
 
 
-# What the release accepts without an effect: a width for a hidden layer, and a dropout in a feed-forward layer.
-WITHOUT = {
-    "hidden layer": (
-        lambda: with_tensors(text(classifier_layers=0, classifier_out_dim=24), **{OUT: torch.ones(CLASSES, 24)}),
-        lambda name: name.startswith("classifier."),
-    ),
-    "feed-forward layer": (lambda: text(encoder_ffn_embed_dim=0, act_dropout=0.1), lambda name: ".nffn." in name),
-}
-
-
-@pytest.mark.parametrize("lacking", WITHOUT)
-def test_options_without_effect_are_converted(lacking, tmp_path):
-    content, of_it = WITHOUT[lacking][0](), WITHOUT[lacking][1]
-    found = read(str(convert(without(content, *filter(of_it, content["model"])), tmp_path)))
-    ours = fill(empty_model(found), found.tensors).eval()
-    logits, _ = ours(torch.full((1, 5), 7), torch.tensor([5]), classification_head_name=HEAD.rpartition(".")[2])
-    assert logits.shape == (1, CLASSES)
-    assert logits.isfinite().all()
-
-
 # -------------------------------------------------------------------------------------- errors
 
 

@@ -181,7 +181,6 @@ def tied_bands():
 
 TABLES = [f"decoder.embed_tokens.embeddings.{i}.0.weight" for i in (0, 1, 2)]
 VERSION = "decoder.adaptive_softmax.version"
-CLASSES = "decoder.adaptive_softmax.head.class_proj.weight"
 REFUSED = {
     "streams that are filled in later": (lambda: normal(valid_block="size:${x}"), "valid_block"),
     "cutoffs beyond the types": (lambda: bands(adaptive_input_cutoff="16,99"), "invalid model options"),

@@ -5,13 +5,11 @@ import re
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mega_fairseq.cli import doctor
-from mega_fairseq.ops import backend
 from tests.helpers.commands import LIMIT, ROOT, Running
 
 BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
@@ -137,16 +135,6 @@ def test_the_two_distributions_of_fairseq_are_distinguished(tmp_path, monkeypatc
     assert text in f"{result.text}; {result.remedy}"
 
 
-def test_a_folder_that_hides_the_installed_fairseq_is_named(tmp_path, monkeypatch):
-    for place in ("installed", "other"):
-        write_package(tmp_path / place, "fairseq", "")
-    write_metadata(tmp_path / "installed", "fairseq-fixed", "0.12.3.1")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), str(tmp_path / "installed")])
-    monkeypatch.delitem(sys.modules, "fairseq", raising=False)
-    assert row("fairseq").mark == "note"
-    assert f"remove {tmp_path / 'other'} from PYTHONPATH" in row("fairseq").remedy
-
-
 def test_remedies_install_the_required_versions():
     setup = (ROOT / "setup.py").read_text()
     assert '"torch>=2.4"' in setup
@@ -155,38 +143,8 @@ def test_remedies_install_the_required_versions():
     assert "==".join(doctor.FIXED if doctor.NEW else doctor.OFFICIAL) in doctor.GET_FAIRSEQ
 
 
-def test_a_torch_that_was_built_for_another_numpy_is_a_no(monkeypatch):
-    def fail(tensor):
-        raise RuntimeError("Numpy is not available")
-
-    monkeypatch.setattr(torch.Tensor, "numpy", fail)
-    assert (row("torch").mark, row("torch").remedy) == ("no", "pip install 'numpy<2'")
-
-
 @pytest.mark.parametrize(("faster", "mark"), [(2.4, "ok"), (1.0, "note"), (0.02, "note")])
 def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, faster, mark):
     monkeypatch.setattr(doctor, "product_seconds", {"float32": faster, "bfloat16": 1.0}.get)
     assert row("bf16").mark == mark
     assert f"{faster:.2f} times" in row("bf16").text
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """Two fake GPUs, which compute on the CPU."""
-    properties = SimpleNamespace(name="Tesla T4", total_memory=15 << 30)
-    monkeypatch.setattr(torch.version, "cuda", "12.4")
-    monkeypatch.setattr(torch, "device", lambda *_: "cpu")
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(backend, "why_no_kernels", lambda _: None)
-
-
-def test_gpus_are_counted_and_what_they_lack_is_said(two_gpus, monkeypatch):
-    assert row("GPU")[::2] == ("ok", "2 x Tesla T4 with 15 GiB")
-    monkeypatch.setattr(backend, "why_no_kernels", lambda _: "Failed to find C compiler")
-    assert (row("GPU").mark, row("GPU").remedy) == ("note", doctor.TRITON)
-    assert "Failed to find C compiler" in row("GPU").text
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "--fp16" in row("GPU").remedy

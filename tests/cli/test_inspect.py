@@ -1,7 +1,6 @@
 """`mega-fairseq inspect`: half-lives, parameters, curves and memories are those of the checkpoint's tensors."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -278,16 +277,6 @@ def test_scores_of_other_biases(kind, sweep_folder, inspect, edited):
     assert [curve["values"] for curve in numbers["curves"]] == expected
 
 
-def test_quantiles_are_shown_of_many_heads(sweep_folder, inspect, tmp_path):
-    options = {"decoder_embed_dim": 40, "decoder_attention_heads": 40, "decoder_time_beta": False}
-    path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", "aft", **options)
-    curve = curves_of(inspect(path)[1], "decoder layer 1")[W]
-    weights = tensors_of(path, "decoder.layers.1.mixer.")["log_weight"].flip(1)
-    assert len(curve["labels"]) == len(QUANTILES)
-    expected = torch.quantile(weights, torch.tensor(list(QUANTILES.values())), dim=0)
-    torch.testing.assert_close(torch.tensor(curve["values"]), expected, rtol=1e-5, atol=1e-5)
-
-
 # -------------------------------------------------------------------------------------------- memory
 
 
@@ -343,15 +332,6 @@ def test_the_figure_has_a_histogram_for_each_row_and_a_panel_for_each_kind(trans
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert len(drawn["fill_between"]) == len(drawn["vlines"]) == len(numbers["half_lives"]["rows"]) == 3
     assert len(drawn["set_title"]) == 1 + len(numbers["curves"])
-
-
-def test_without_matplotlib_there_is_no_figure(translation, call, tmp_path, monkeypatch):
-    for module in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    code, _, err = call(translation.last)
-    assert code == 0
-    assert "matplotlib" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_an_inspection_replaces_an_earlier_one_but_no_other_files(sweep_folder, call, tmp_path):

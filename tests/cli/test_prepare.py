@@ -1,7 +1,6 @@
 """`mega-fairseq prepare`: digits, pictures of any format, splits, and what is refused."""
 
 import os
-import sys
 from collections import Counter
 
 import numpy as np
@@ -43,11 +42,6 @@ def test_digits_are_all_images_of_scikit_learn(tmp_path):
         assert max(Counter((out / "test.label").read_text().split()).values()) == 21
         held_out.append((out / "test.npy").read_bytes())
     assert held_out[0] != held_out[1]
-
-
-def test_digits_need_scikit_learn(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    refused_by("prepare", (main(["prepare", "digits", str(tmp_path / "out")]), *capsys.readouterr()), "scikit-learn")
 
 
 # ------------------------------------------------------------------------------------------- splits
@@ -143,15 +137,6 @@ def test_pictures_are_upright_on_white_and_grey(pictures, prepare, tmp_path):
     assert values == {("dark", upright), ("light", (grey,) * SIDE**2), ("light", (255,) * SIDE**2)}
 
 
-def test_files_without_a_label_are_counted(pictures, prepare):
-    (pictures / ".DS_Store").write_text("")
-    os.mkfifo(pictures / "dark/.fifo")
-    (pictures / "readme.txt").write_text("")
-    code, said, errors = prepare()
-    assert code == 0, errors
-    assert f"left out: 1, first {pictures / 'readme.txt'}\n" in said
-
-
 def film(path):
     from PIL import Image
 
@@ -189,13 +174,6 @@ def test_a_result_within_the_pictures_or_over_other_files_is_refused(pictures, p
     for out in ("thesis", "thesis/thesis.txt", "thesis/thesis.txt/out"):
         refused_by("prepare", prepare(out=out), tmp_path / out)
     assert contents(tmp_path / "thesis") == {"thesis.txt": b"precious"}
-
-
-def test_options_out_of_range_and_a_missing_pillow_are_refused(prepare, monkeypatch):
-    for option in ("--side=0", "--side=50000", "--workers=0"):
-        refused_by("prepare", prepare(option), option.split("=")[0])
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    refused_by("prepare", prepare(), "pip install pillow")
 
 
 def test_an_interrupted_preparation_leaves_nothing(prepare, tmp_path, monkeypatch, pictures):

@@ -203,21 +203,6 @@ def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
     assert {name: (tmp_path / name).read_bytes() for name in files_before} == files_before
 
 
-def test_an_interrupted_sweep_says_how_to_resume(sweep, tmp_path, monkeypatch):
-    measure = module.measure
-
-    def stop(model, split, chunk, *rest, **more):
-        if chunk == 8:
-            raise KeyboardInterrupt
-        return measure(model, split, chunk, *rest, **more)
-
-    monkeypatch.setattr(module, "measure", stop)
-    code, out, err = sweep("--chunks=4,8")
-    assert (code, out) == (1, "")
-    assert "the same command continues" in err.splitlines()[-1]
-    assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
-
-
 @pytest.mark.parametrize("other", ["--subset=valid", "simple.pt"])
 def test_results_of_another_sweep_are_kept_unless_forced(sweep, tmp_path, other):
     sweep("--chunks=8")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from mega_fairseq.cli.main import main
 from tests.helpers.commands import CPU, LM, PLUGIN, SIZES, failure, fairseq, records, trained, translations
 
 pytestmark = pytest.mark.slow
@@ -71,14 +70,6 @@ def test_missing_or_damaged_text_is_refused(language_model, command, file, harm,
     line = failure(*words_of(command, data, language_model, tmp_path))
     assert f"{data}/{file.split('.')[0]}." in line
     assert line.startswith("FileNotFoundError: " if harm == "removed" else "ValueError: ")
-
-
-@pytest.mark.parametrize(("file", "harm"), [("test.bin", "empty"), ("test.idx", "half")])
-def test_a_sweep_refuses_damaged_text(language_model, file, harm, tmp_path, capsys):
-    data = harmed(language_model.data, tmp_path, file, harm)
-    words = ["sweep", str(language_model.last), str(data), "--chunks=8", f"--out={tmp_path / 'out'}", "--cpu"]
-    assert main(words) == 1
-    assert capsys.readouterr().err.startswith(f"mega-fairseq sweep: {data}/{file}")
 
 
 def preprocess(known, folder, **texts):

@@ -4,7 +4,6 @@ The commands get a folder that contains only dictionaries, so a command that loo
 none.
 """
 
-import json
 import math
 import re
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from mega_fairseq.models import (
     MegaTransformerModel,
 )
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
-from tests.helpers.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, ROOT, TRAINING, Running, failure
+from tests.helpers.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, TRAINING, failure
 from tests.helpers.golden_models import classification, dictionary, task
 from tests.helpers.small_models import ADAPTIVE as SOFTMAX
 from tests.helpers.small_models import TIED
@@ -273,10 +272,6 @@ def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
         (LANGUAGE_MODEL, "FileNotFoundError: there is no {}/valid.bin"),
         ([*LANGUAGE_MODEL, "--valid-block=size:0"], "ValueError: --valid-block is 'size:0'"),  # by the task
         ([*LANGUAGE_MODEL, "--decoder-layers=0"], "ValueError: --decoder-layers is 0"),  # by the model
-        (
-            [*LANGUAGE_MODEL, "--criterion=adaptive_loss", "--ddp-backend=legacy_ddp"],
-            "ValueError: --criterion adaptive_loss",
-        ),
         (TRANSLATION, "FileNotFoundError: Dataset not found: valid ({})"),
         ([*OTHER_CRITERION, "--criterion=mega_lm_cross_entropy"], "ValueError: --criterion mega_lm_cross_entropy"),
         (
@@ -289,21 +284,3 @@ def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
 def test_options_are_checked_before_data_is_read(no_data, words, said, tmp_path):
     """Valid options end in an error about data."""
     assert failure("train", no_data, *words, "--save-dir", tmp_path).startswith(said.format(no_data))
-
-
-@pytest.mark.slow
-def test_hydra_refuses_numbers_out_of_range(no_data, tmp_path):
-    config = {
-        "common": {"user_dir": str(ROOT / "mega_fairseq"), "cpu": True},
-        "task": {"_name": "mega_language_modeling", "data": str(no_data)},
-        "model": {"_name": "mega_lm_small", "decoder_layers": 0},
-        "criterion": {"_name": "mega_lm_cross_entropy"},
-        "optimizer": {"_name": "adam"},
-        "dataset": {"max_tokens": 256},
-        "checkpoint": {"save_dir": str(tmp_path)},
-    }
-    (tmp_path / "mega.yaml").write_text(json.dumps(config))  # JSON is YAML
-    words = ["--config-dir", tmp_path, "--config-name=mega", f"hydra.run.dir={tmp_path}"]
-    code, output = Running("hydra-train", *words, cwd=tmp_path).wait()
-    assert code, output
-    assert "--decoder-layers is 0" in output

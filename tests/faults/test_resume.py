@@ -181,11 +181,3 @@ def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
         hub.sample("a b", beam=0)
     with pytest.raises(ValueError, match="^from_pretrained has 'decoder_chunck_size', .* 'decoder_chunk_size'"):
         model.from_pretrained(*where, decoder_chunck_size=8)
-
-
-def test_the_advice_for_too_long_sources_and_targets_can_be_followed(translation):
-    for option in ("max_source_positions", "max_target_positions"):
-        line = failure(*evaluation(translation, {option: 2000}))
-        assert f"--{option.replace('_', '-')} is 2000" in line
-        assert "1024 tokens" in line
-    fairseq(*evaluation(translation, {"max_source_positions": 1024, "max_target_positions": 512}))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mega_fairseq.cli import doctor
-from mega_fairseq.cli.output import locked
 from tests.helpers.recipes import EXAMPLES, Recipe, answering, files, half, text, write
 
 pytestmark = pytest.mark.slow
@@ -177,16 +176,6 @@ def test_score_files_are_named_after_the_settings(evaluated):
         values, _, _ = scores(evaluated, f"test-chunk512-streams1{name}.txt")
         assert values["bits per byte"] == number
     assert len(files(evaluated.results)) == len(calls)
-
-
-def test_two_scripts_do_not_write_one_result_at_once(evaluated):
-    log = evaluated.results / "test-chunk512-streams1.log.tmp"
-    write(log, [])
-    with locked(str(log)):
-        assert str(log) in evaluated.refusal("evaluate.sh")
-        evaluated.run("evaluate.sh", CHUNK=4)
-    with locked(str(evaluated.checkpoints)):
-        assert str(evaluated.checkpoints) in evaluated.refusal("train.sh")
 
 
 def test_a_failed_evaluation_leaves_no_scores(evaluated):

