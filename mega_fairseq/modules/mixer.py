@@ -102,6 +102,7 @@ class Mixer(Layer):
     State: Type[MixerState] = tuple  # of a causal mixer, without token shift
     PARTS: Dict[str, str] = {}  # first part of a parameter's name -> what `inspect` counts it as
     gated_residual = False  # whether `mix` adds the residual itself
+    norm_in_mix = False  # whether `mix` applies the norm itself, where it has the state of a norm that carries one
     exports_step = True  # whether a step takes the same operations at every position, as torch.export needs
 
     def __init__(self, config: MixerConfig):
@@ -119,27 +120,20 @@ class Mixer(Layer):
         x, align, padding = to_front(x, padding_mask, self.longest)
         batch = Batch(x, state, None if align is None else align.done(), padding)
 
-        y = self.normalize(x, batch) if c.prenorm else x
+        y = self.norm(x, padding) if c.prenorm and not self.norm_in_mix else x
         if self.token_shift is not None:
             y, last = self.token_shift(y, last, batch.lengths)
         y, state = self.mix(y, batch)
         if not self.gated_residual:
             y = x + self.drop(y, c.dropout)
-        if not c.prenorm:
-            y = self.normalize(y, batch)
+        if not (c.prenorm or self.norm_in_mix):
+            y = self.norm(y, padding)
 
         if align is not None:
             y = align.back(y.masked_fill(padding.unsqueeze(-1), 0.0))
         if not c.causal:
             return y
         return y, TokenShiftState(last, state) if c.token_shift else state
-
-    def normalize(self, x: Tensor, batch: Batch) -> Tensor:
-        """The norm before or after `mix`.
-
-        A mixer whose norm carries a state returns x here, and norms in `mix`, where it has its state.
-        """
-        return self.norm(x, batch.padding)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         """Maps the (normed, shifted) input x (B, L, D) to M(x), and the next state if causal."""
@@ -202,18 +196,20 @@ class MixerStep:
     """
 
     def __init__(self, mixer: Mixer, mix: MixToken):
-        self.config, self.norm, self.gated_residual, self.mix = mixer.config, mixer.norm, mixer.gated_residual, mix
+        self.config, self.gated_residual, self.mix = mixer.config, mixer.gated_residual, mix
+        norm = None if mixer.norm_in_mix else mixer.norm
+        self.prenorm, self.postnorm = (norm, None) if mixer.config.prenorm else (None, norm)
 
     def __call__(self, x: Tensor, state: MixerState, padding_mask: None = None) -> Tuple[Tensor, MixerState]:
         c, residual = self.config, x.squeeze(1)  # (R, D)
-        y = self.norm(residual) if c.prenorm else residual
+        y = residual if self.prenorm is None else self.prenorm(residual)
         if c.token_shift:
             y, last = shifted_token(y, state.last)
             state = state.mixer
         y, state = self.mix(y, residual, state)
         if not self.gated_residual:
             y = residual + y
-        y = (y if c.prenorm else self.norm(y)).unsqueeze(1)
+        y = (y if self.postnorm is None else self.postnorm(y)).unsqueeze(1)
         return y, TokenShiftState(last, state) if c.token_shift else state
 
 

@@ -3,13 +3,14 @@
 import ast
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import mega_fairseq
 from mega_fairseq.models import MegaTransformerConfig
-from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig
+from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.description import DISTANCE, PLACE, Decays, RunningMemory
 from mega_fairseq.modules.mixer_state import batch_size, tensor_at
 
@@ -132,6 +133,43 @@ def test_a_mixer_without_its_own_step_decodes_with_forward():
         for t in range(1, 6):
             y, state = step(x[:, t : t + 1], state)
             torch.testing.assert_close(y, whole[:, t : t + 1])
+
+
+class RunningMean(NamedTuple):
+    total: torch.Tensor  # (B, D)
+    tokens: torch.Tensor  # (B,)
+
+
+class Centred(Mixer):
+    """A norm with a state: each token minus the mean of all tokens so far."""
+
+    State, norm_in_mix = RunningMean, True
+
+    def mix(self, x, batch):
+        total, tokens = batch.state or (x.new_zeros(x.size(0), x.size(2)), x.new_zeros(x.size(0)))
+        totals = total.unsqueeze(1) + x.cumsum(1)
+        counts = tokens.unsqueeze(1) + torch.arange(1, x.size(1) + 1)
+        return x - totals / counts.unsqueeze(-1), RunningMean(totals[:, -1], counts[:, -1])
+
+    def step(self):
+        def mix(x, residual, state):
+            state = RunningMean(state.total + x, state.tokens + 1)
+            return x - state.total / state.tokens.unsqueeze(-1), state
+
+        return MixerStep(self, mix)
+
+
+@pytest.mark.parametrize("prenorm", [True, False])
+@torch.no_grad()
+def test_a_mixer_with_norm_in_mix_carries_the_state_of_its_norm(prenorm):
+    made, x = Centred(MixerConfig(DIM, prenorm=prenorm)), torch.randn(BATCH, LENGTH, DIM)
+    whole, _ = made(x)
+    means = x.cumsum(1) / torch.arange(1, LENGTH + 1).view(-1, 1)
+    torch.testing.assert_close(whole, 2 * x - means)
+    y, state = made(x[:, :5])
+    torch.testing.assert_close(y, whole[:, :5])
+    torch.testing.assert_close(made(x[:, 5:], state)[0], whole[:, 5:])
+    torch.testing.assert_close(made.step()(x[:, 5:6], state)[0], whole[:, 5:6])
 
 
 @every_example
