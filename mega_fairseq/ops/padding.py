@@ -10,20 +10,6 @@ import torch
 from torch import Tensor
 
 
-class _PermuteRows(torch.autograd.Function):
-    """x[order]; backward gathers by the inverse order instead of scattering."""
-
-    @staticmethod
-    def forward(ctx, x, order, inverse):
-        ctx.save_for_backward(order, inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx, grad):
-        order, inverse = ctx.saved_tensors
-        return _PermuteRows.apply(grad, inverse, order), None, None
-
-
 def _extremes(lengths: Tensor, width: int) -> Tuple[int, int]:
     """The shortest and the longest length, together, since a GPU waits for each; while compiling, what they may be."""
     return (0, width) if torch.compiler.is_compiling() else tuple(torch.stack(lengths.aminmax()).tolist())
@@ -67,7 +53,7 @@ class Alignment(NamedTuple):
         """(B, L, ...) -> (B, width, ...) with each row's real tokens first, in the same order."""
         if self.order is None:
             return x
-        return _PermuteRows.apply(x.flatten(0, 1), self.order, self.inverse).view(x.shape)[:, : self.width]
+        return x.flatten(0, 1).index_select(0, self.order).view(x.shape)[:, : self.width]
 
     def back(self, x: Tensor) -> Tensor:
         """The inverse of `front`: (B, width, ...) -> (B, L, ...)."""
@@ -76,7 +62,7 @@ class Alignment(NamedTuple):
         missing = self.order.numel() // x.size(0) - self.width
         if missing:
             x = torch.cat([x, x.new_zeros(x.size(0), missing, *x.shape[2:])], 1)
-        return _PermuteRows.apply(x.flatten(0, 1), self.inverse, self.order).view(x.shape)
+        return x.flatten(0, 1).index_select(0, self.inverse).view(x.shape)
 
 
 # What a layer takes as `padding_mask`: bool (B, L), True = pad, on any side; or the alignment (`done`) of a batch that

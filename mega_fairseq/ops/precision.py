@@ -1,15 +1,10 @@
-"""The precision that operators compute in, and whether torch.compile traces them."""
+"""The precision that operators compute in."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Optional
 
 import torch
 from torch import Tensor
-
-
-def is_compiling() -> bool:
-    """True while torch.compile or torch.export traces. Plain forms then run, which the compiler fuses."""
-    return torch.compiler.is_compiling()
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
@@ -47,8 +42,6 @@ def sums_in_half(x: Tensor) -> bool:
 def product_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype to multiply matrices of `dtype` in.
 
-    float16 becomes float32 where torch's float16 products are slower (on the CPU, five to sixty times), and when
-    compiling, since the plain forms do not scale values to float16's small range.
+    float16 becomes float32 on the CPU, where torch's float16 products are five to sixty times slower.
     """
-    plain = dtype == torch.float16 and (device_type == "cpu" or is_compiling())
-    return torch.float32 if plain else dtype
+    return torch.float32 if dtype == torch.float16 and device_type == "cpu" else dtype

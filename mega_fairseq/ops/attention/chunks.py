@@ -19,9 +19,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]
 Place = Union[int, Tensor]  # in a chunk; (B, 1) if rows are at different places
 
 
-def _is_compiling() -> bool:
-    """Whether a graph is traced, in which states do not change in place and numbers of tokens are unknown."""
-    return torch.compiler.is_compiling()
+def _may_reuse() -> bool:
+    """Whether states may share storage and change in place: not with gradients, nor in a graph of the compiler."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 def writable(tensor: Tensor) -> bool:
@@ -74,7 +74,7 @@ class KeyValues(NamedTuple):
         """Appends n tokens: (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
         buffer, total = self.buffer, self.keys.size(1) + keys.size(1)
         temporary = self.padding is not None or (chunk_size is not None and total >= chunk_size)  # not the next state
-        if torch.is_grad_enabled() or _is_compiling() or temporary:
+        if temporary or not _may_reuse():
             return KeyValues(torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1), self.padding)
         if buffer is None or not buffer.holds(self.keys, self.values) or buffer.keys.size(1) < total:
             capacity = total + max(MIN_SPARE, total // 2)  # grows geometrically, so that copies are rare
@@ -91,11 +91,11 @@ class KeyValues(NamedTuple):
 
     def select(self, order: Tensor) -> "KeyValues":
         """Replaces row i by row order[i]."""
-        if self.buffer is not None and not (torch.is_grad_enabled() or _is_compiling()):
+        if self.buffer is not None and _may_reuse():
             buffer = Buffer(len(order), self.keys, self.values, self.buffer.keys.size(1))
             return KeyValues(*buffer.fill(self.keys, self.values, order), None, buffer)
         chosen = KeyValues(*(None if t is None else t.index_select(0, order) for t in self[:3]))
-        if chosen.padding is None or _is_compiling():
+        if chosen.padding is None or not _may_reuse():
             return chosen
         counts = chosen.place
         if not bool((counts == counts[:1]).all()):
