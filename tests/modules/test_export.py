@@ -59,7 +59,6 @@ NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
         (language_model, {"decoder_chunk_size": -1, "decoder_z_dim": 4, "decoder_hidden_dim": 8}),  # torch's attention
         (language_model, {**AFT, "decoder_aft_form": "local", "decoder_aft_reach": 3}),
         (language_model, {**AFT, "decoder_aft_form": "simple"}),
-        (language_model, {**AFT, "decoder_aft_form": "ema"}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "gau"}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "attention", "decoder_attention_heads": 2}),
     ],
