@@ -422,7 +422,7 @@ CLIP = bytes(32_000)
         ("text", "test/neg/3_*.txt", None, "29 reviews"),
         ("retrieval", "*.eval.tsv", b"1.0\ta\tb\ttext\ttext\n0.0\ta\tb\ttext\n", "row 2"),
         ("listops", "*_val.tsv", HEADER + b"( ( ( [MAX 2 ) 9 ) ] )\t8\n" * 5, "row 2"),
-        ("image", "data_batch_2", published.batch(PIXELS, NUMBERS), "data_batch_"),
+        ("image", "data_batch_2", published.batch(PIXELS, NUMBERS), "the same images"),
         # Neither numbers a place in memory nor asks for bytes that it does not have.
         ("image", "data_batch_2", b"\x80\2Nr" + b"\xff\xff\xff\x7f.", "not a batch"),
         ("image", "data_batch_2", b"\x80\5\x96" + (1 << 40).to_bytes(8, "little"), "not a batch"),
