@@ -164,9 +164,9 @@ def test_segments_of_equal_length_are_batched_differently_in_each_epoch():
 def test_a_limit_shorter_than_some_segment_is_refused_in_every_epoch(number):
     """Also if no segment of the first epoch exceeds it: training must not stop in its fifth epoch."""
     dataset = SegmentDataset(in_memory([60]), np.array([0, 60]), 10, (1, 5), 1, PAD, EOS)
-    with pytest.raises(ValueError, match="samples have up to 50 tokens, --max-tokens and the model allow 49: raise"):
+    with pytest.raises(ValueError, match="50 tokens, --max-tokens .* 49"):
         epoch(dataset, max_tokens=49, max_positions=49, ignore_invalid_inputs=True, epoch=number)
-    with pytest.raises(ValueError, match="samples have up to 50 tokens, --max-tokens and the model allow 49: raise"):
+    with pytest.raises(ValueError, match="50 tokens, --max-tokens .* 49"):
         epoch(dataset, max_tokens=49, epoch=number)  # as in validation
     assert epoch(dataset, max_tokens=50, max_positions=50, ignore_invalid_inputs=True, epoch=number)
 
@@ -246,7 +246,7 @@ def test_streams_are_spread_over_all_processes(shards, limits, expected):
 
 def test_an_evaluation_of_fewer_streams_than_processes_is_refused():
     dataset = StreamDataset(in_memory([20]), np.array([0, 10, 20]), PAD, EOS)
-    with pytest.raises(ValueError, match="there are 2 streams for 3 shards; give --valid-block splits:K"):
+    with pytest.raises(ValueError, match="2 streams for 3 shards"):
         task().eval_lm_dataloader(dataset, num_shards=3, shard_id=0)
 
 
@@ -259,13 +259,13 @@ def test_targets_are_passed_to_the_model_only_for_scoring():
 
 
 def test_more_streams_than_tokens_are_refused():
-    with pytest.raises(ValueError, match="'splits:8' and the split has only 7 tokens; give fewer splits"):
+    with pytest.raises(ValueError, match="'splits:8' .* 7 tokens"):
         stream_bounds("splits:8", np.array([0, 7]))
 
 
 def test_a_stream_longer_than_the_model_allows_is_refused():
     dataset = StreamDataset(in_memory([20]), np.array([0, 13, 20]), PAD, EOS)
-    with pytest.raises(ValueError, match="13 tokens, .* allow 12: --valid-block size:N gives shorter streams"):
+    with pytest.raises(ValueError, match="13 tokens, .* 12"):
         epoch(dataset, max_positions=12)
 
 

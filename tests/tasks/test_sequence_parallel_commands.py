@@ -161,7 +161,7 @@ def test_a_stream_in_two_processes_has_the_loss_of_one_process(text, run):
 
 def test_a_number_that_does_not_divide_the_processes_is_refused(text, tmp_path):
     said = failure("train", text, *WORDS, *shared(2), "--save-dir", tmp_path)
-    assert "--sequence-parallel-size is 2 and does not divide the number of processes, 1; give a divisor" in said
+    assert "--sequence-parallel-size is 2" in said
 
 
 def task(text, **options):
@@ -172,28 +172,27 @@ def task(text, **options):
 
 
 def test_segments_that_are_too_short_for_all_processes_are_refused(text):
-    refused = "--sequence-parallel-size is 4 and segments have at most 48 tokens, fewer than a chunk of 16 for each"
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(ValueError, match="--sequence-parallel-size is 4 .* 48 tokens"):
         task(text, variant_block_multiple_max=3).load_dataset("train", data_selector=None)
     task(text, variant_block_multiple_max=4).load_dataset("train", data_selector=None)
 
 
 def test_other_criteria_are_refused(text):
-    with pytest.raises(ValueError, match="--criterion cross_entropy needs the scores of a whole segment"):
+    with pytest.raises(ValueError, match="--criterion cross_entropy"):
         task(text).build_criterion(CrossEntropyCriterionConfig(_name="cross_entropy"))
 
 
 @pytest.mark.parametrize("size", [0, -2])
 def test_no_process_is_refused(text, size):
-    with pytest.raises(ValueError, match=f"--sequence-parallel-size is {size}; give a number of processes, or 1"):
+    with pytest.raises(ValueError, match=f"--sequence-parallel-size is {size}"):
         task(text, sequence_parallel_size=size)
 
 
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        ({"decoder_chunk_size": -1}, "--decoder-chunk-size is -1, and processes can share a sequence only if"),
-        ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop drops other layers in each process"),
+        ({"decoder_chunk_size": -1}, "--decoder-chunk-size is -1"),
+        ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop"),
     ],
 )
 def test_models_that_cannot_share_sequences_are_refused(options, refused):
