@@ -302,9 +302,8 @@ def attention(
         if fused:
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
-        return tiled_attention(q, k, v, function, causal, bias, key_padding, keep, scale, multiplier, rest, after).to(
-            dtype
-        )
+        out = tiled_attention(v, q, k, bias, multiplier, key_padding, keep, rest, after, function, causal, scale)
+        return out.to(dtype)
 
 
 def _with_columns(x: Tensor, columns: Tensor) -> Tensor:

@@ -102,8 +102,9 @@ def _backward(grads: Sequence[Tensor], _: Any, v: Tensor, *args: Any) -> List[Te
     return [grad.to(t.dtype) for grad, t in results if t is not None]
 
 
+# `attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1).
 # Autograd would keep the weights of all tiles, n x m numbers for each group.
-_tiled_attention = operator(
+tiled_attention = operator(
     "tiled_attention",
     "Tensor v, Tensor q, Tensor k, Tensor? bias, Tensor? multiplier, Tensor? key_padding, Tensor? keep, "
     "Tensor? rest, Tensor? after, str function, bool causal, float scale",
@@ -113,24 +114,6 @@ _tiled_attention = operator(
     _backward,
     gradients=5,
 )
-
-
-def tiled_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    function: str,
-    causal: bool = False,
-    bias: Optional[Tensor] = None,
-    key_padding: Optional[Tensor] = None,
-    keep: Optional[Tensor] = None,
-    scale: float = 1.0,
-    multiplier: Optional[Tensor] = None,
-    rest: Optional[Tensor] = None,
-    after: Optional[Tensor] = None,
-) -> Tensor:
-    """`attention_naive` in tiles, for q and `rest` of `scaled_queries`; bias and multiplier are (H, n + m - 1)."""
-    return _tiled_attention(v, q, k, bias, multiplier, key_padding, keep, rest, after, function, causal, scale)
 
 
 def tile_size(x: Tensor) -> int:
