@@ -8,7 +8,7 @@ import math
 import re
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -17,6 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.fairseq_options import is_training, option_of_command
+from mega_fairseq.models.embedding import types_of
 from mega_fairseq.models.options import StackOptions, layer_configs
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
@@ -72,6 +73,17 @@ class Stack:
         for i, layer in enumerate(self.layers):
             if kept[i]:
                 yield i, partial(_recomputed, layer, self.cfg.offload_activations) if recompute else layer
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        """Refuses weights of another dictionary: fairseq would blame the architecture."""
+        if self.dictionary is not None:
+            stored, types = types_of(state_dict, f"{name}.embed_tokens"), len(self.dictionary)
+            if stored not in (0, types):
+                raise ValueError(
+                    f"the checkpoint's {name} has {stored:,} types and its dictionary here has {types:,} types; give "
+                    "the data that it was trained on, or another --save-dir to train anew"
+                )
+        return super().upgrade_state_dict_named(state_dict, name)
 
     def make_generation_fast_(
         self,

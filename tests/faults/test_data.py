@@ -106,16 +106,12 @@ def test_text_with_types_outside_the_dictionary_is_refused(language_model, tmp_p
     assert "dict.txt" in line
 
 
-@pytest.mark.parametrize(
-    ("kind", "command", "change", "dictionary"),
-    [("softmax", "eval-lm", -1, "dict.txt"), ("translation", "generate", 3, "source")],
-)
-def test_a_checkpoint_of_another_dictionary_is_refused(kind, command, change, dictionary, tmp_path):
+@pytest.mark.parametrize(("kind", "command", "change"), [("softmax", "eval-lm", -1), ("translation", "generate", 3)])
+def test_a_checkpoint_of_another_dictionary_is_refused(kind, command, change, tmp_path):
     model = trained(kind)
     line = failure(*words_of(command, with_types(model.data, tmp_path, change), model, tmp_path))
-    ours, theirs = re.findall(r"(\d+) types", line)
-    assert int(theirs) - int(ours) == change
-    assert dictionary in line
+    stored, types = re.findall(r"(\d+) types", line)
+    assert int(types) - int(stored) == change
 
 
 # ------------------------------------------------------------------------------------------------ tiny and huge
