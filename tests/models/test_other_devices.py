@@ -157,15 +157,14 @@ def checked_there(step: Callable[[Case], List[Tensor]], name: str) -> int:
 
 
 # How often the host waits in training and validation: once for the pads of each side, once per cluster of an adaptive
-# softmax, once per batch norm in training. In validation of translation, numbers that are not finite are refused; in
-# pieces, it waits once per piece, and once per layer where rows of other lengths have ended.
+# softmax, once per batch norm in training. In validation of translation, numbers that are not finite are refused.
 WAITS = {
     "translation": (2, 3),
     "translation in chunks": (2, 3),
     "language model, softmax": (1, 1),
     "language model, adaptive": (3, 3),
     "language model, tied": (3, 3),
-    "language model in pieces": (1, 5),
+    "language model in pieces": (1, 1),
     "classifier": (1, 1),
     "classifier of pairs": (1, 1),
     "classifier of numbers": (5, 1),
