@@ -199,6 +199,11 @@ class FixedAttention(SparseAttention):
         c, state = self.config, batch.state
         if not c.causal:
             return self.in_chunks(self.attend, q, k, v, None, batch)
+        if state is not None and (state.open.keys.size(1) >= c.stride or state.summaries.keys.size(1) % self.kept):
+            raise ValueError(
+                f"the state has another stride or summary than this module, {c.stride} and {self.kept}; continue with "
+                "the module that made it"
+            )
         place = 0 if state is None else self.place(state)
         ragged = batch.lengths is not None or isinstance(place, Tensor)
         if state is None or ragged or (c.chunk_size is not None and place + q.size(1) >= c.chunk_size):
