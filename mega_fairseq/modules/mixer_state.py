@@ -54,10 +54,3 @@ def batch_size(state: MixerState) -> int:
     """The number of rows of a state."""
     first = state[0]
     return first.size(0) if isinstance(first, Tensor) else batch_size(first)
-
-
-def tensor_at(state: MixerState, path: str) -> Tensor:
-    """The tensor at a path such as "cache.keys"."""
-    for name in path.split("."):
-        state = getattr(state, name)
-    return state

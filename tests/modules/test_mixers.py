@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import mega_fairseq
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig, MixerStep
 from mega_fairseq.modules.description import DISTANCE, PLACE, Decays, RunningMemory
-from mega_fairseq.modules.mixer_state import batch_size, tensor_at
+from mega_fairseq.modules.mixer_state import batch_size
 
 BATCH, LENGTH = 3, 14
 DIM = 4  # of all EXAMPLES
@@ -48,7 +49,7 @@ def test_a_state_has_the_tensors_and_shapes_of_state_shapes(name):
     assert isinstance(state, made.State)
     assert batch_size(state) == BATCH
     for path, shape in made.state_shapes().items():
-        tensor = tensor_at(state, path)
+        tensor = reduce(getattr, path.split("."), state)
         assert tensor.size(0) == BATCH
         assert all(isinstance(said, str) or said == size for said, size in zip(shape, tensor.shape[1:]))
     with pytest.raises(ValueError, match="state was given to a bidirectional"):
