@@ -14,7 +14,7 @@ from typing import Optional
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare import new_folder, stratified, write_arrays
+from mega_fairseq.cli.prepare import new_folder, run_program, stratified, write_arrays
 
 LABELS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 CLIPS = 34_975  # of a whole second
@@ -54,9 +54,4 @@ def main(source: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}.")
+    run_program(__doc__, main)

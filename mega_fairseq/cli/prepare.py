@@ -1,17 +1,19 @@
 """`mega-fairseq prepare`: data for --task mega_classification, from your pictures or from scikit-learn's digits.
 
-`new_folder`, `write_arrays` and the splits also serve scripts that prepare other data.
+The recipes of examples/ prepare other data with the same functions, and `run_program`.
 """
 
 import argparse
 import contextlib
 import os
 import shutil
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from random import Random
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from tqdm import tqdm
@@ -151,19 +153,8 @@ def stratified(labels: Sequence[int], sizes: Sequence[int], name: str) -> np.nda
         examples = [example for example, its in enumerate(labels) if its == label]
         random.shuffle(examples)
         places += [((rank + 0.5) / len(examples), ties.random(), example) for rank, example in enumerate(examples)]
-    return _members([example for *_, example in sorted(places)], sizes)
-
-
-def published_split(sizes: Sequence[int]) -> np.ndarray:
-    """The splits that torch's `random_split` with seed 42 gives, as in the code of the paper."""
-    import torch  # here, because it takes seconds and workers do not need it
-
-    return _members(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(42)).numpy(), sizes)
-
-
-def _members(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
     members = np.empty(sum(sizes), dtype=np.uint8)
-    members[order] = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)
+    members[[example for *_, example in sorted(places)]] = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)
     return members
 
 
@@ -237,3 +228,16 @@ def draw_examples(folder: str) -> None:
         return figure
 
     write_figure(os.path.join(folder, "examples.png"), draw)
+
+
+# ----------------------------------------------------------------------------------------- programs
+
+
+def run_program(usage: str, main: Callable[[Path, Path], None]) -> None:
+    """Run `main(source, out)` with the arguments of the command line."""
+    if len(sys.argv) != 3:
+        sys.exit(usage)
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"error: {error}.")

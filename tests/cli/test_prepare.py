@@ -8,7 +8,7 @@ import pytest
 
 from mega_fairseq.cli import prepare as module
 from mega_fairseq.cli.main import main
-from mega_fairseq.cli.prepare import published_split, stratified
+from mega_fairseq.cli.prepare import stratified
 from tests.helpers.commands import refused_by
 
 SIDE = 6
@@ -45,16 +45,6 @@ def test_digits_are_all_images_of_scikit_learn(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- splits
-
-
-def test_published_splits_are_those_of_torch():
-    from torch import Generator
-    from torch.utils.data import random_split
-
-    train, valid = random_split(range(100), (90, 10), generator=Generator().manual_seed(42))
-    members = published_split((90, 10))
-    assert sorted(train.indices) == np.flatnonzero(members == 0).tolist()
-    assert sorted(valid.indices) == np.flatnonzero(members == 1).tolist()
 
 
 def test_splits_have_equal_shares_of_all_labels():

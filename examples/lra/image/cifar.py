@@ -6,14 +6,15 @@ cifar.py cifar-10-batches-py OUT
 import io
 import operator
 import pickle
-import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 
 import numpy as np
+from torch import Generator
+from torch.utils.data import random_split
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare import draw_examples, new_folder, published_split, write_arrays
+from mega_fairseq.cli.prepare import SPLITS, draw_examples, new_folder, run_program, write_arrays
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -71,16 +72,14 @@ def main(source: Path, out: Path) -> None:
     if len({each.tobytes() for each, _ in batches}) < len(BATCHES):
         raise UserError(f"two batches in {source} have the same images; get them again")
     training = len(labels) - IMAGES
-    members = np.append(published_split((training - HELD_OUT, HELD_OUT)), np.full(IMAGES, 2))
+    members = np.full(len(labels), SPLITS.index("test"))
+    published = Generator().manual_seed(42)  # as in the code of the paper
+    for split, part in enumerate(random_split(range(training), (training - HELD_OUT, HELD_OUT), published)):
+        members[part.indices] = split
     with new_folder(str(out)) as folder:
         write_arrays(folder, grey(pixels), labels, members, LABELS)
         draw_examples(folder)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}.")
+    run_program(__doc__, main)

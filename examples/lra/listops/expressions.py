@@ -127,6 +127,8 @@ def value(symbols: Iterable[str]) -> int:
 
 def published(path: str, rows: int) -> List[Example]:
     """The expressions of a table, without parentheses; each value is computed again."""
+    if not os.path.exists(path):
+        raise UserError(f"{path} does not exist; give the folder with the published tables")
     with open(path, encoding="latin1", newline="") as file:
         lines = [line.rstrip("\r\n") for line in file]
     if lines[:1] != ["Source\tTarget"] or len(lines) != rows + 1:

@@ -5,14 +5,15 @@
 FOLDER is pathfinder32 or pathfinder128 of the archive lra_release.gz; its hard pictures are read.
 """
 
-import sys
 from pathlib import Path
 from typing import List, Tuple
 
 import numpy as np
+from torch import Generator
+from torch.utils.data import random_split
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare import draw_examples, new_folder, published_split, write_arrays
+from mega_fairseq.cli.prepare import draw_examples, new_folder, run_program, write_arrays
 
 HARD = "curv_contour_length_14"
 IMAGES = 200_000
@@ -58,7 +59,10 @@ def main(source: Path, out: Path) -> None:
     if len(labelled) != IMAGES:
         raise UserError(f"{source} has {len(labelled):,} pictures instead of {IMAGES:,}; get it again")
     side, tenth = len(read(labelled[0][0])), IMAGES // 10
-    members = published_split((IMAGES - 2 * tenth, tenth, tenth))
+    members = np.empty(IMAGES, np.uint8)
+    published = Generator().manual_seed(42)  # as in the code of the paper
+    for split, part in enumerate(random_split(range(IMAGES), (IMAGES - 2 * tenth, tenth, tenth), published)):
+        members[part.indices] = split
     rows = (square(path, side) for path, _ in labelled)
     with new_folder(str(out)) as folder:
         write_arrays(folder, rows, [label for _, label in labelled], members, LABELS)
@@ -66,9 +70,4 @@ def main(source: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}.")
+    run_program(__doc__, main)

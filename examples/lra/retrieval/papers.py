@@ -5,12 +5,11 @@
 FOLDER has new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of the archive lra_release.gz.
 """
 
-import sys
 from pathlib import Path
 from typing import List
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare import new_folder
+from mega_fairseq.cli.prepare import new_folder, run_program
 
 FILES = {"train": "new_aan_pairs.train.tsv", "valid": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 TRAINING = 147_086  # rows; the numbers of the others are not published
@@ -49,9 +48,4 @@ def main(source: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}.")
+    run_program(__doc__, main)

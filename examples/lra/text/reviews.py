@@ -3,14 +3,13 @@
 reviews.py aclImdb OUT
 """
 
-import sys
 from pathlib import Path
 from typing import List
 
 import numpy as np
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.prepare import SPLITS, new_folder, stratified, write_lines
+from mega_fairseq.cli.prepare import SPLITS, new_folder, run_program, stratified, write_lines
 
 LABELS = ("neg", "pos")
 REVIEWS = 12_500  # in each folder
@@ -43,9 +42,4 @@ def main(source: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}.")
+    run_program(__doc__, main)
