@@ -105,20 +105,9 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--batch-size", type=int, metavar="N", help="streams in a batch (default: what fits)")
     sweep.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    inspect = add(
-        "inspect",
-        "show a checkpoint's architecture, parameters, and what it learned about positions",
-        "inspect.command",
-    )
+    inspect = add("inspect", "show a checkpoint's architecture, parameters, and half-lives of the EMA's states")
     inspect.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
-    inspect.add_argument(
-        "--data",
-        metavar="DATA",
-        help="folder that fairseq-preprocess --only-source wrote: also show the memory of FLASH after its valid split",
-    )
-    inspect.add_argument(
-        "--out", default="inspect", metavar="PREFIX", help="write PREFIX.json and .png (default: %(default)s)"
-    )
+    inspect.add_argument("--out", default="inspect", metavar="PREFIX", help="write PREFIX.json (default: %(default)s)")
 
     classify = add("classify", "print the class of each input, with its probability")
     classify.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_classifier of fairseq-train or convert")

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
-from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
@@ -187,10 +186,6 @@ class GatedCrossAttention(Layer):
             return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed_values)
 
         return step
-
-    def describe(self, most: int) -> Description:
-        """Same as `Mixer.describe`."""
-        return self.position_bias.describe(min(self.config.max_positions, most), causal=False)
 
     def _attend(self, queries: Tensor, state: CrossAttentionState, drops: bool = True) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""

@@ -13,7 +13,6 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig, setting
-from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, TokenShiftState, batch_size
 from mega_fairseq.modules.normalization import BATCH_NORMS
@@ -160,9 +159,9 @@ class Mixer(Layer):
         """Shapes of a state's tensors, without the batch and token shift, by their path, such as "cache.keys"."""
         raise NotImplementedError
 
-    def describe(self, most: int) -> Description:
-        """What it has learned about positions, for `inspect`; curves cover at most `most` positions."""
-        return []
+    def log_decays(self) -> Dict[str, Tensor]:
+        """The logarithm of the factor by which a token multiplies each state of an EMA, by direction: (D, N)."""
+        return {}
 
     def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
         """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""

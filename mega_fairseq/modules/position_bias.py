@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.modules.description import DISTANCE, Curves, Description
 from mega_fairseq.ops.attention import attention, fused_kernel_runs, needs_mask, weights_at_one_position
 from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.position import turned, turns
@@ -42,14 +41,6 @@ class PositionBias(nn.Module):
     def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """The same at these positions, (n,) or (B, n)."""
         return x
-
-    def describe(self, positions: int, causal: bool) -> Description:
-        """The scores of all distances between this number of positions, if they are learned."""
-        parameter = next(self.parameters(), None)
-        if parameter is None:
-            return []
-        scores = self(1 - positions, 1 if causal else positions, parameter.device)
-        return [Curves("position scores", DISTANCE, 1 - positions, scores.unsqueeze(0))]
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
         """Fits the tensors of a checkpoint to a shorter reach, in place.

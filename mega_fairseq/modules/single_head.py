@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.description import Description
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
 from mega_fairseq.modules.position_bias import POSITION_BIASES, attend, check_attention
 from mega_fairseq.modules.projection import RELEASED_STD
@@ -80,7 +79,3 @@ class SingleHeadMixer(ChunkedMixer):
             f"{c.name('chunk_size')} is {c.written(chunk_size)}{limit} and this model's position bias 'simple' reaches "
             f"{learned} tokens; evaluate at chunks of 1 to {learned}, or train with {c.name('position_bias')} rotary"
         )
-
-    def describe(self, most: int) -> Description:
-        c = self.config
-        return self.position_bias.describe(min(c.chunk_size or c.max_positions, most), c.causal)

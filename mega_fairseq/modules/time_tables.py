@@ -10,21 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.description import DISTANCE, PLACE, Curves, Description
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
 
 MOST_PLACES = 1_000_000  # larger tables are mistakes that would fill the memory
 
-# Attributes of mixers that are tables, and what they are. The last dimension is that of distances or places.
-TABLES = {
-    "log_weight": "time weight w(t - u)",
-    "time_weight": "time weight f(t - u)",
-    "alpha": "query weight alpha(t)",
-    "log_beta": "key weight log beta(u)",
-    "beta": "key weight beta(u)",
-    "gamma": "output factor gamma(t)",
-    "spatial_bias": "bias c(t)",
-}
+# Attributes of mixers that are tables. The last dimension is that of distances t - u or places.
+TABLES = ("log_weight", "time_weight", "alpha", "log_beta", "beta", "gamma", "spatial_bias")
 DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
 
 
@@ -70,18 +61,6 @@ class TimeMixer(ChunkedMixer):
             if table is not None and parameter is not None and table.shape != parameter.shape:
                 places = table.size(-1) if self.config.causal or name not in DISTANCES else (table.size(-1) + 1) // 2
                 raise ValueError(self._other(self.config.chunk_size, places))
-
-    def describe(self, most: int) -> Description:
-        tables = {name: getattr(self, name, None) for name in TABLES}
-        return [self._curves(name, table, most) for name, table in tables.items() if table is not None]
-
-    def _curves(self, name: str, table: Tensor, most: int) -> Curves:
-        causal = self.config.causal
-        if name not in DISTANCES:
-            return Curves(TABLES[name], PLACE, 0, table.view(-1, table.size(-1))[:, :most])
-        places = min(most, table.size(-1) if causal else (table.size(-1) + 1) // 2)
-        values = by_distance(table, causal, places, places)  # (H, 2 n - 1), from 1 - n on
-        return Curves(TABLES[name], DISTANCE, 1 - places, values[:, :places] if causal else values)
 
     def _other(self, chunk_size: Optional[int], learned: int) -> str:
         name = self.config.name("chunk_size")

@@ -12,7 +12,6 @@ import torch
 import mega_fairseq
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig, MixerStep
-from mega_fairseq.modules.description import DISTANCE, PLACE, Decays, RunningMemory
 from mega_fairseq.modules.mixer_state import batch_size
 
 BATCH, LENGTH = 3, 14
@@ -81,22 +80,11 @@ def test_with_chunk_equals_a_mixer_built_with_that_chunk_size(name):
 
 
 @every_example
-@torch.no_grad()
-def test_descriptions_have_one_number_per_state_distance_or_place(name):
+def test_log_decays_are_those_of_the_states(name):
     for causal in (True, False):
-        made = mixer(name, causal=causal)
-        _, state = made(torch.randn(BATCH, LENGTH, DIM)) if causal else (None, None)
-        state = state.mixer if causal and made.config.token_shift else state
-        for found in made.describe(3):
-            if isinstance(found, Decays):
-                assert found.log_decay.shape == found.alpha.shape == found.delta.shape
-                assert bool((found.log_decay <= 0).all())
-            elif isinstance(found, RunningMemory):
-                assert found.read(state).size(0) == BATCH
-            elif found.axis == DISTANCE:
-                assert (found.first, found.values.size(1)) == (-2, 3 if causal else 5)
-            else:
-                assert (found.axis, found.first, found.values.size(1)) == (PLACE, 0, 3)
+        for decay in mixer(name, causal=causal).log_decays().values():
+            assert decay.size(0) == DIM
+            assert bool((decay <= 0).all())
 
 
 def test_no_code_outside_a_mixer_uses_its_fields():
@@ -195,9 +183,3 @@ def test_states_made_in_inference_mode_continue_outside_of_it(name):
     y, state = made(x[:, 3:5], state)
     torch.testing.assert_close(y, expected[:, 3:5])
     torch.testing.assert_close(made(x[:, 5:], state)[0], expected[:, 5:])
-
-
-def test_a_mixer_on_another_device_is_described_there():
-    with torch.device("meta"):
-        described = EXAMPLES["mega"].build().describe(5)
-    assert any(getattr(part, "axis", None) == DISTANCE for part in described)

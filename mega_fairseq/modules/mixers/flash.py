@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.description import Description, RunningMemory
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit, GAUConfig
@@ -137,13 +136,3 @@ class MixedChunkAttention(GatedAttentionUnit):
             return y, FlashState(cache.unless_complete(c.chunk_size), memory, finished)
 
         return MixerStep(self, mix)
-
-    def describe(self, most: int) -> Description:
-        if not self.config.causal:
-            return super().describe(most)
-        return [*super().describe(most), RunningMemory("memory per token", mean_memory)]
-
-
-def mean_memory(state: FlashState) -> Tensor:
-    """M / (g c), which queries read: (B, s, e)."""
-    return state.memory / state.finished.clamp_min(1).view(-1, 1, 1)

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import check_positive, setting
-from mega_fairseq.modules.description import Decays, Description
 from mega_fairseq.modules.layer import check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
@@ -96,11 +95,9 @@ class DampedEMA(nn.Module):
 
         return step
 
-    def describe(self) -> Description:
-        """The decays in each direction."""
+    def log_decays(self) -> Dict[str, Tensor]:
         names = ("forward", "backward") if self.bidirectional else ("",)
-        logits = zip(names, self.alpha, self.delta)
-        return [Decays(name, log_decays(a, d), a.sigmoid(), d.sigmoid()) for name, a, d in logits]
+        return {name: log_decays(a, d) for name, a, d in zip(names, self.alpha, self.delta)}
 
     def extra_repr(self) -> str:
         return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"
@@ -217,5 +214,5 @@ class MovingAverageGatedAttention(SingleHeadMixer):
 
         return MixerStep(self, mix)
 
-    def describe(self, most: int) -> Description:
-        return [*self.ema.describe(), *super().describe(most)]
+    def log_decays(self) -> Dict[str, Tensor]:
+        return self.ema.log_decays()

@@ -1,0 +1,181 @@
+"""`mega-fairseq inspect`: a checkpoint's architecture, parameters and half-lives, as tables and as PREFIX.json."""
+
+import argparse
+import math
+from collections import Counter
+from dataclasses import fields
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mega_fairseq.cli import errors_of
+from mega_fairseq.cli.checkpoint import untrusted
+from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
+from mega_fairseq.cli.checkpoint.trained import Checkpoint, read
+from mega_fairseq.cli.output import check_prefix, table, write_json
+from mega_fairseq.modules import MIXERS
+from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
+
+Numbers = Dict[str, Any]
+# Columns of the table of parameters, by parts of names. Norms have one column, and a mixer may add columns.
+NORMS = {"norm", "embed_norm", "final_norm"}
+COLUMNS = {
+    "embed_tokens": "embedding",
+    "mixer": "mixer",
+    "cross_attention": "cross attention",
+    "feed_forward": "feed-forward",
+    "output_projection": "head",
+    "adaptive_softmax": "head",
+    "classification_heads": "head",
+}
+QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+# Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.
+NEVER = 0.99 * math.log(2) * math.exp(LARGEST_LOGIT)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    path, prefix = arguments.checkpoint, arguments.out
+    check_prefix(prefix, (".json",), "half_lives")
+    with errors_of(path):
+        numbers = numbers_of(read(path))
+    write_json(prefix, {"checkpoint": path, **numbers})
+    for part in (architecture(numbers), parameters(numbers), half_lives_table(numbers)):
+        print(part, end="\n\n")
+    print(f"wrote {prefix}.json")
+
+
+@torch.no_grad()
+def numbers_of(checkpoint: Checkpoint) -> Numbers:
+    """Plain values, ready for JSON."""
+    model = empty_model(checkpoint)
+    counts = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
+    fill(model, checkpoint.tensors)
+    untrusted.check_finite(checkpoint.tensors)
+    return {"architecture": _architecture(checkpoint, model), "parameters": counts, "half_lives": _half_lives(model)}
+
+
+# -------------------------------------------------------------------------- architecture, parameters
+
+
+def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
+    dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
+    return {
+        "model": checkpoint.word("model"),
+        "task": checkpoint.word("task"),
+        "updates": checkpoint.updates,
+        "stored_as": dtypes.most_common(1)[0][0],
+        **{side: _stack(stack) for side, stack in stacks(model)},
+    }
+
+
+def _stack(stack: nn.Module) -> Numbers:
+    layer = stack.layers[0]
+    config, feed_forward = layer.mixer.config, layer.feed_forward
+    values = {field.name: getattr(config, field.name) for field in fields(config) if not config.is_unused(field.name)}
+    return {
+        "layers": len(stack.layers),
+        "mixer": next(name for name, kind in MIXERS.items() if type(config) is kind),
+        "vocabulary": None if stack.dictionary is None else len(stack.dictionary),
+        "feed_forward": None if feed_forward is None else feed_forward.config.hidden_dim,
+        "config": {name: value for name, value in values.items() if isinstance(value, (int, float, str, type(None)))},
+    }
+
+
+def architecture(numbers: Numbers) -> str:
+    what = numbers["architecture"]
+    lines = [f"{what['model']}, task {what['task']}, {what['updates']:,} updates, stored as {what['stored_as']}"]
+    for side in ("encoder", "decoder"):
+        if side in what:
+            config = ", ".join(f"{name} {value}" for name, value in what[side]["config"].items() if value)
+            inputs = "real numbers" if what[side]["vocabulary"] is None else f"{what[side]['vocabulary']:,} types"
+            feed_forward = what[side]["feed_forward"] or "none"
+            lines.append(f"{side}: {what[side]['layers']} x {what[side]['mixer']}, {inputs}, {config}, ")
+            lines[-1] += f"feed-forward {feed_forward}"
+    return "\n".join(lines)
+
+
+def _parameters(model: nn.Module) -> Numbers:
+    """Counts by layer and column. A tied parameter counts under each of its names, and once in `unique`."""
+    rows: Dict[str, Dict[str, int]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        row = rows.setdefault(f"{parts[0]} layer {parts[2]}" if parts[1] == "layers" else parts[0], {})
+        column = _column(model, parts)
+        row[column] = row.get(column, 0) + parameter.numel()
+    return {
+        "parts": rows,
+        "total": sum(count for row in rows.values() for count in row.values()),
+        "unique": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _column(model: nn.Module, parts: List[str]) -> str:
+    if NORMS & set(parts):
+        return "norms"
+    if "mixer" in parts:
+        place = parts.index("mixer") + 1
+        return model.get_submodule(".".join(parts[:place])).PARTS.get(parts[place], "mixer")
+    return next(column for part, column in COLUMNS.items() if part in parts)
+
+
+def parameters(numbers: Numbers) -> str:
+    """A row for each layer, a column for each kind of part."""
+    parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
+    columns = list(dict.fromkeys(column for row in parts.values() for column in row))
+    columns.sort(key=["norms", "head"].__contains__)  # last
+    rows = [
+        [name, *(f"{row[column]:,}" if column in row else "" for column in columns), f"{sum(row.values()):,}"]
+        for name, row in parts.items()
+    ]
+    blank = [""] * len(columns)
+    ends = [["total", *blank, f"{total:,}"], ["total, tied ones once", *blank, f"{unique:,}"]]
+    return table([["parameters", *columns, "all"], *rows, *ends])
+
+
+# ---------------------------------------------------------------------------------------- half-lives
+
+
+def _half_lives(model: nn.Module) -> List[Numbers]:
+    """The number of tokens after which half of a state is left, for the states of each layer and direction."""
+    rows = []
+    for side, stack in stacks(model):
+        for number, layer in enumerate(stack.layers):
+            config = layer.mixer.config
+            for direction, log_decay in layer.mixer.log_decays().items():
+                values, chunk = half_lives(log_decay), config.chunk_size
+                beyond = None if chunk is None else float((values > chunk).mean())
+                name = f"{side} layer {number} {direction}".strip()
+                rows.append({"name": name, "chunk": chunk, **_quantiles(values), "beyond_chunk": beyond})
+    return rows
+
+
+def half_lives(log_decay: Tensor) -> np.ndarray:
+    """The h with decay^h = 1/2 for each state; infinite if a state never decays."""
+    lives = (math.log(0.5) / log_decay.double()).flatten().numpy()
+    return np.where(lives < NEVER, lives, np.inf)
+
+
+def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
+    """Each quantile is one of the values; None means infinity, which JSON cannot represent."""
+    ordered = np.sort(values)
+    chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
+    return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
+
+
+def half_lives_table(numbers: Numbers) -> str:
+    """The quantiles of each layer and direction."""
+
+    def shown(value: Optional[float]) -> str:
+        return "infinite" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+    rows = [
+        [
+            row["name"],
+            *(shown(row[name]) for name in QUANTILES),
+            "no chunks" if row["beyond_chunk"] is None else f"{row['beyond_chunk']:.1%}",
+        ]
+        for row in numbers["half_lives"]
+    ]
+    return table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else "no half-lives"

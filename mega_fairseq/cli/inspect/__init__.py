@@ -1,1 +1,0 @@
-"""`mega-fairseq inspect`: what a checkpoint contains."""
