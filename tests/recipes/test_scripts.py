@@ -12,7 +12,7 @@ import pytest
 import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
-from tests.helpers.recipes import EXAMPLES
+from tests.helpers.recipes import EXAMPLES, Recipe
 
 AVERAGE, MOSES, SEGMENT = (EXAMPLES / f"wmt16_en_de/{name}.py" for name in ("average_checkpoints", "moses", "segment"))
 
@@ -29,6 +29,21 @@ def test_every_script_prints_its_help(tmp_path):
     for script in scripts:  # invalid variables do not matter
         code, said = call(script, "--max-update", "3", "--help", cwd=tmp_path, env={**os.environ, "PYTHON": "false"})
         assert (code, "\nVariables: " in said) == (0, True), script
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "data"),
+    [
+        ("wmt16_en_de/bible", "generate.sh", "sentencepiece/bin"),
+        ("lm/addresses", "evaluate.sh", "bytes/bin"),
+        ("lra/image", "evaluate.sh", "small/bin"),
+    ],
+)
+def test_scripts_in_the_wrong_order_are_refused(name, last, data, tmp_path):
+    recipe = Recipe(EXAMPLES / name, tmp_path)
+    assert "run prepare.sh first" in recipe.refusal("train.sh")
+    (recipe.data / data).mkdir(parents=True)
+    assert f"run {'average' if last == 'generate.sh' else 'train'}.sh first" in recipe.refusal(last)
 
 
 @pytest.fixture

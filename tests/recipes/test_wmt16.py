@@ -15,7 +15,6 @@ from fairseq.data.encoders import build_bpe
 
 from mega_fairseq.cli.output import locked
 from tests.helpers.recipes import (
-    BIBLE,
     BIBLE_PAIRS,
     EXAMPLES,
     Recipe,
@@ -63,12 +62,11 @@ def prepared_bible(tmp_path_factory, corpus):
 
 def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     bible = prepared_bible
-    recipe = {"UPDATES": 4, "WARMUP": 2, "MAX_TOKENS": 8000, "BATCH_TOKENS": 8000}
-    said = bible.run("train.sh", *NARROW, "--max-update=1", **recipe, OMP_NUM_THREADS=2)
-    assert re.search(r"on the CPU in \w+ with OMP_NUM_THREADS=2$", said, re.MULTILINE)
+    recipe = {"UPDATES": 4, "WARMUP": 2, "MAX_TOKENS": 8000, "BATCH_TOKENS": 8000, "PRECISION": "fp32"}
     bible.variables.pop("OMP_NUM_THREADS", None)
+    said = bible.run("train.sh", *NARROW, "--max-update=1", **recipe)
+    assert "on the CPU in fp32 with OMP_NUM_THREADS=1\n" in said
     said = bible.run("train.sh", *NARROW, **recipe)
-    assert re.search(r"on the CPU in \w+ with OMP_NUM_THREADS=1$", said, re.MULTILINE)
     assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
     assert "num_updates: 4 >= max_update: 4" in said
 
@@ -127,14 +125,6 @@ def test_data_or_settings_that_do_not_fit_are_refused(bible, prepared_bible, cor
     assert "train.de has 99 lines" in bible.refusal("prepare.sh", CORPUS=other)
     assert "8000" in bible.refusal("prepare.sh", VOCABULARY=8000)
     assert "PRECISION=fp16" in prepared_bible.refusal("train.sh", PRECISION="fp16")
-
-
-def test_scripts_in_the_wrong_order_are_refused(tmp_path):
-    recipe, average = Recipe(BIBLE, tmp_path), WMT / "average.sh"
-    assert "run prepare.sh first" in recipe.refusal("train.sh")
-    assert "run average.sh first" in recipe.refusal("generate.sh")
-    write(recipe.checkpoints / "checkpoint1.pt", [])
-    assert "LAST=1" in recipe.refusal(average, recipe.checkpoints, LAST=2)
 
 
 # ------------------------------------------------------------------------------------------------------ WMT'16
@@ -202,17 +192,13 @@ def prepared(tmp_path_factory, mirror):
     @functools.lru_cache(maxsize=None)
     def prepare(bpe):
         recipe = wmt_recipe(tmp_path_factory.mktemp(bpe), mirror, BPE=bpe)
-        (recipe.data / "downloads").mkdir(parents=True)
-        # An interrupted download.
-        (recipe.data / "downloads/web.tgz.part").write_bytes(half(mirror / "web.tgz"))
         return recipe, recipe.run("prepare.sh")
 
     return prepare
 
 
-def test_wmt_is_downloaded_cleaned_and_segmented(prepared, mirror):
+def test_wmt_is_downloaded_cleaned_and_segmented(prepared):
     wmt, said = prepared("subword-nmt")
-    assert (wmt.data / "downloads/web.tgz").read_bytes() == (mirror / "web.tgz").read_bytes()
     assert "train: 104 pairs" in said
     assert "cleaning removed 3 of 104 pairs (1 empty, 1 lengths differ by more than 9 times, 1 longer than 80" in said
     for language in ("en", "de"):
