@@ -154,12 +154,9 @@ def test_the_architecture_is_that_of_the_options(translation, inspect, edited):
 
 
 @pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("mega_model", "post_softmax_simple_enc8_decfull_trunc4"), ("mega_lm", "adaptive_untied_simple_chunk8")],
-)
-def test_converted_checkpoints_are_inspected(kind, name, inspect, tmp_path, capsys):
-    case = released.model(name, kind)
+@pytest.mark.parametrize("name", ["post_softmax_simple_enc8_decfull_trunc4", "adaptive_untied_simple_chunk8"])
+def test_converted_checkpoints_are_inspected(name, inspect, tmp_path, capsys):
+    case = released.model(name)
     path = released.convert(released.checkpoint(case), tmp_path)
     converted = capsys.readouterr().out
     _, numbers = inspect(path)

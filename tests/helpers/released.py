@@ -4,11 +4,12 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
 from mega_fairseq.cli.main import main
 from tests.helpers import golden_cases as golden
@@ -58,12 +59,10 @@ OF_TRAINING = {
 }
 
 
-def models(kind: str = "translation model") -> List[golden.Case]:
-    return golden.cases(kind)
-
-
-def model(name: str, kind: str = "mega_model") -> golden.Case:
-    return golden.load(golden.FOLDER / f"{kind}_{name}.npz")
+def model(name: str) -> golden.Case:
+    """The golden model whose name ends like this."""
+    (case,) = (case for case in golden.cases(*OF_TASK) if case.name.endswith(name))
+    return case
 
 
 def checkpoint(case: golden.Case, **options: Any) -> Dict[str, Any]:
@@ -111,20 +110,16 @@ def load(path: Path, data: Path, **overrides: Any) -> Tuple[torch.nn.Module, Any
     return models[0].eval(), cfg
 
 
-# Damaged checkpoints.
-
-
-def without(content: Dict[str, Any], *names: str) -> Dict[str, Any]:
-    return {**content, "model": {name: tensor for name, tensor in content["model"].items() if name not in names}}
-
-
-def with_tensors(content: Dict[str, Any], **tensors: Any) -> Dict[str, Any]:
-    return {**content, "model": {**content["model"], **{name.replace("__", "."): t for name, t in tensors.items()}}}
-
-
-def without_option(content: Dict[str, Any], name: str) -> Dict[str, Any]:
-    options = vars(content["args"])
-    return {**content, "args": Namespace(**{key: value for key, value in options.items() if key != name})}
+def tied_bands(case: golden.Case, tie_proj: bool) -> Tuple[Dict[str, Any], AdaptiveSoftmax]:
+    """A checkpoint of the case with an adaptive softmax that is tied to its embeddings, and fairseq's module for it."""
+    types, dim, cutoff, prefix = 40, 32, [16, 28], "decoder.embed_tokens."
+    embeddings = AdaptiveInput(types, 1, dim, 4.0, dim, cutoff)
+    embeddings.load_state_dict({n[len(prefix) :]: t for n, t in case.parameters.items() if n.startswith(prefix)})
+    softmax = AdaptiveSoftmax(types, dim, cutoff, 0.0, factor=4.0, adaptive_inputs=embeddings, tie_proj=tie_proj)
+    content = checkpoint(case, tie_adaptive_weights=True, tie_adaptive_proj=tie_proj, criterion="adaptive_loss")
+    kept = {name: tensor for name, tensor in content["model"].items() if "adaptive_softmax" not in name}
+    stock = {f"decoder.adaptive_softmax.{name}": tensor for name, tensor in softmax.state_dict().items()}
+    return {**content, "model": {**kept, **stock}}, softmax.eval()
 
 
 def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
@@ -142,13 +137,6 @@ def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
     capsys.readouterr()  # discards the output of earlier conversions
     code = main(["convert", *map(str, arguments)])
     refused_by("convert", (code, *capsys.readouterr()), *words)
-
-
-def refuse_content(content: Any, words: str, folder: Path, capsys: Any) -> None:
-    """Checks that `mega-fairseq convert` refuses a checkpoint with this content and writes nothing."""
-    source = save(content, folder / "any.pt")
-    refuse(capsys, source, folder / "ours.pt", words=[f"convert: {source} ", words])
-    assert [path.name for path in folder.iterdir()] == ["any.pt"]
 
 
 def converter(folder: Path) -> Callable[[golden.Case], Path]:
