@@ -43,11 +43,6 @@ def as_loaded(path):
     return model
 
 
-def tensors_of(path, prefix):
-    tensors = torch.load(path, weights_only=False)["model"]
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 # -------------------------------------------------------------------------------------------- half-lives
 
 
@@ -167,7 +162,7 @@ def test_converted_checkpoints_are_inspected(name, inspect, tmp_path, capsys):
     assert (reported["min"], reported["max"]) == pytest.approx((lives.min().item(), lives.max().item()), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", {mixer_of(name): name for name in EXAMPLES}.values())
 def test_every_mixer_is_inspected(name, sweep_folder, inspect, tmp_path):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     out, numbers = inspect(path)

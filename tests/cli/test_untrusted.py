@@ -3,10 +3,11 @@
 fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
 """
 
-import json
+import importlib
 import random
 import sys
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,16 +18,7 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.main import main
 from tests.helpers import released
-from tests.helpers.commands import (
-    MEGA,
-    PLUGIN,
-    TRAINING,
-    Running,
-    fairseq,
-    fresh,
-    preprocess_pairs,
-    refused_by,
-)
+from tests.helpers.commands import Running, refused_by
 from tests.helpers.released import save
 from tests.helpers.sweeps import TASK
 
@@ -66,42 +58,21 @@ def refuses(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- code in checkpoints
 
 
-def with_hostile(content, place, path):
-    if place == "all":
-        return Hostile(path)
-    if place == "options":
-        return {**content, "cfg": {**content["cfg"], "optimizer": Namespace(lr=Hostile(path))}}
-    if place == "released options":
-        return {**content, "args": Namespace(**{**vars(content["args"]), "encoder_embed_path": Hostile(path)})}
-    return {**content, place: Hostile(path)}
-
-
 @pytest.mark.parametrize(
-    ("place", "how"),
-    [
-        ("all", {}),
-        ("cfg", {}),
-        ("options", {}),
-        ("model", LEGACY),
-        ("extra_state", {}),
-        ("last_optimizer_state", LEGACY),
-    ],
+    ("place", "how"), [("all", {}), ("options", {}), ("model", LEGACY), ("extra_state", {}), ("args", {})]
 )
 def test_code_in_a_checkpoint_is_refused_and_not_executed(content, refuses, tmp_path, place, how):
-    path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
+    hostile = Hostile(tmp_path / "trap")
+    if place == "all":
+        content = hostile
+    elif place == "options":
+        content["cfg"]["optimizer"] = Namespace(lr=hostile)
+    else:
+        content[place] = hostile
+    path = save(content, tmp_path / "hostile.pt", **how)
     refuses(path, path, "asks for", "open", "not executed")
     torch.load(path, weights_only=False)
     assert (tmp_path / "trap").exists(), "this checkpoint contains no code that would be executed"
-
-
-@pytest.mark.parametrize(
-    ("place", "how"), [("all", {}), ("args", {}), ("released options", {}), ("last_optimizer_state", LEGACY)]
-)
-def test_code_in_a_released_checkpoint_is_refused_and_not_executed(capsys, tmp_path, place, how):
-    content = released.checkpoint(released.model("pre_softmax_simple_noffn"))
-    path = save(with_hostile(content, place, tmp_path / "trap"), tmp_path / "hostile.pt", **how)
-    released.refuse(capsys, path, tmp_path / "ours.pt", words=[path, "open", "not executed"])
-    assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
 
 
 def test_code_is_refused_even_if_process_and_environment_trust_it(content, refuses, tmp_path, monkeypatch):
@@ -119,15 +90,9 @@ def test_code_is_refused_even_if_process_and_environment_trust_it(content, refus
 
 
 @pytest.mark.skipif(not released.READS_SAFELY, reason="older torch executes code in checkpoints")
-@pytest.mark.parametrize(
-    "command",
-    [["eval-lm", "--gen-subset=test"], ["generate", "--beam=1"]],
-    ids=lambda command: command[0],
-)
-def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tmp_path, command):
+def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tmp_path):
     path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
-    name, *options = command
-    code, said = Running(name, sweep_folder / "data", *TASK, f"--path={path}", *options, "--cpu").wait()
+    code, said = Running("eval-lm", sweep_folder / "data", *TASK, f"--path={path}", "--gen-subset=test", "--cpu").wait()
     assert code, said
     assert "UnpicklingError" in said
     assert not (tmp_path / "trap").exists()
@@ -181,15 +146,12 @@ def test_a_file_that_torch_did_not_write_is_refused(refuses, tmp_path, what):
 
 
 @pytest.mark.parametrize("how", [{}, LEGACY], ids=["zip", "legacy"])
-def test_a_truncated_checkpoint_is_refused(content, refuses, tmp_path, capsys, how):
-    path, old = save(content, tmp_path / "part.pt", **how), tmp_path / "old.pt"
-    save(released.checkpoint(released.model("pre_softmax_simple_noffn")), old, **how)
-    whole, whole_old = path.read_bytes(), old.read_bytes()
+def test_a_truncated_checkpoint_is_refused(content, refuses, tmp_path, how):
+    path = save(content, tmp_path / "part.pt", **how)
+    whole = path.read_bytes()
     for share in (0.0, 0.01, 0.5, 0.999):
         path.write_bytes(whole[: int(share * len(whole))])
         refuses(path, path, "only a part of one", "again")
-        old.write_bytes(whole_old[: int(share * len(whole_old))])
-        released.refuse(capsys, old, tmp_path / "ours.pt", words=[old, "only a part of one", "again"])
 
 
 def test_a_flipped_bit_never_gives_other_weights(content, refuses, tmp_path, capsys):
@@ -239,10 +201,8 @@ def test_content_other_than_a_checkpoint_is_refused(content, refuses, tmp_path, 
     ("options", "words"),
     [
         ({"decoder_layers": 10**9}, "1000000000 layers"),
-        ({"decoder_layers": 1}, "do not fit its options"),
         ({"decoder_embed_dim": -8}, "--decoder-embed-dim is -8"),
         ({"rel_pos_bias": "\x1b[31mX\x1b]0;owned\x07"}, "invalid model options"),
-        ({"rel_pos_bias": "${"}, "invalid model options"),
         ({"decoder_layers": 50, "decoder_embed_dim": 65536}, "do not fit its options"),
         ({"_name": "mega_lm_unheard_of"}, "contains the model mega_lm_unheard_of"),
     ],
@@ -257,7 +217,6 @@ def test_options_that_do_not_fit_the_tensors_are_refused(content, refuses, tmp_p
     [
         lambda tensors: tensors.pop("decoder.layers.1.mixer.ema.alpha"),
         lambda tensors: tensors.update({"more\x1b[2J": torch.zeros(2)}),
-        lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": torch.zeros(2, 9)}),
         lambda tensors: tensors.update({"decoder.layers.0.mixer.mu": tensors["decoder.layers.0.mixer.mu"].long()}),
         lambda tensors: tensors.update({"decoder.embed_tokens.weight": torch.tensor(1.0)}),
     ],
@@ -299,33 +258,25 @@ def test_other_classes_are_refused(names, tmp_path, monkeypatch):
         read(SimpleNamespace(), tmp_path / "any.pt", monkeypatch, names)
 
 
+def train_first(*words):
+    """Trains in this process, as a program that imports the plugin and does not use --user-dir."""
+    assert Namespace not in torch.serialization.get_safe_globals()
+    argv, sys.argv = sys.argv, ["fairseq-train", *map(str, words)]
+    importlib.import_module("fairseq_cli.train").cli_main()
+    sys.argv = argv
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not released.READS_SAFELY, reason="older torch allows no other names")
 def test_options_without_a_dataclass_are_read(sweep_folder, sweep, tmp_path):
+    path, task = tmp_path / "checkpoint_last.pt", "--task=mega_language_modeling"
     options = ["--arch=mega_lm_small", "--decoder-layers=1", "--decoder-embed-dim=8", "--decoder-chunk-size=8"]
     few = ["--max-update=1", "--max-tokens=200", "--disable-validation", "--cpu", f"--save-dir={tmp_path}"]
     criterion = ["--criterion=mega_lm_cross_entropy", "--optimizer=sgd", "--lr=0.1"]
-    fairseq("train", sweep_folder / "data", *TASK, *options, *criterion, *few)
-    path = tmp_path / "checkpoint_last.pt"
+    train = partial(train_first, sweep_folder / "data", task, *options, *few, *criterion)
+    words = [sweep_folder / "data", task, f"--path={path}", "--gen-subset=test", "--cpu"]
+    code, said = Running("eval-lm", *words, fault=train).wait()
+    assert (code, "Perplexity" in said) == (0, True), said
     assert type(torch.load(path, weights_only=False)["cfg"]["optimizer"]) is Namespace
     assert main(["inspect", str(path), f"--out={tmp_path / 'inspected'}"]) == 0
     assert sweep("--chunks=8", model=path)[0] == 0
-
-
-TRAIN_AND_TRANSLATE = """
-import argparse, json, sys, torch
-from fairseq_cli import generate, train
-import mega_fairseq.models
-assert argparse.Namespace not in torch.serialization.get_safe_globals()
-for command, words in zip((train, generate), json.loads(sys.argv[1])):
-    sys.argv = [command.__name__, *words]
-    command.cli_main()
-"""
-
-
-@NEWER
-@pytest.mark.slow
-def test_a_program_without_user_dir_loads_options_without_a_dataclass(tmp_path):
-    data, folder = preprocess_pairs(tmp_path), tmp_path / "checkpoints"
-    train = [data, *PLUGIN, *MEGA, *TRAINING, "--optimizer=sgd", "--max-update=1", "--save-dir", folder]
-    generate = [data, *PLUGIN, "--cpu", "--max-len-b=3", "--path", folder / "checkpoint_last.pt"]
-    words = json.dumps([list(map(str, train)), list(map(str, generate))])
-    assert "Generate test with beam=5" in fresh(sys.executable, "-c", TRAIN_AND_TRANSLATE, words)

@@ -91,7 +91,8 @@ def test_the_demo_shows_translations_and_a_continued_text(finished):
     sources, references = ((out / f"bible/raw/test.{language}").read_text().splitlines() for language in ("en", "de"))
     assert len(set(blocks)) == 5
     for source, reference in blocks:
-        assert references[sources.index(source)].startswith(reference.replace(" ...", ""))
+        (row,) = (row for row, sentence in enumerate(sources) if sentence.startswith(source.replace(" ...", "")))
+        assert references[row].startswith(reference.replace(" ...", ""))
     text = " ".join(shown[shown.index("bytes\n") :].split())
     prompt, generated = text.split(" [...]")
     assert prompt.replace("bytes ", "", 1) in (out / "addresses/raw/test.txt").read_text()
