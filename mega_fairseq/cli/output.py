@@ -1,7 +1,6 @@
 """Print tables, write files, and suppress the output of other packages."""
 
 import contextlib
-import fcntl
 import io
 import json
 import logging
@@ -19,7 +18,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
         [f"{cell:{'<' if i < left else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths))]
         for row in rows
     ]
-    return "\n".join(map("  ".join, aligned))
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
 def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None:
@@ -38,29 +37,6 @@ def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None
     finally:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-
-
-def lock(path: str, wait: bool = True) -> int:
-    """Open a folder or file that no other process locks until it is closed; BlockingIOError if one has locked it."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(opened)
-        raise
-    except OSError:  # some network file systems have no locks
-        pass
-    return opened
-
-
-@contextlib.contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Wait until no other process has locked this folder or file, and lock it."""
-    opened = lock(path)
-    try:
-        yield
-    finally:
-        os.close(opened)
 
 
 def write_json(prefix: str, content: Dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """`mega-fairseq sweep`: perplexity of a trained mega_lm at several chunk sizes and context lengths.
 
-PREFIX.json has the evaluated points, from which an interrupted sweep resumes, and PREFIX.csv the same points. Several
-processes of torchrun share each stream, and the first one directs the others.
+PREFIX.json has the evaluated points, from which an interrupted sweep resumes, and PREFIX.csv the same points.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -28,11 +26,10 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
-from mega_fairseq.cli.output import check_prefix, locked, table, write, write_figure, write_json
+from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
 from mega_fairseq.cli.split import Split, load_split
 from mega_fairseq.data.streams import StreamDataset
 from mega_fairseq.models.mega_lm import MegaLanguageModel
-from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 TASK = "mega_language_modeling"
 OTHER = {"checkpoint": "another checkpoint", "data": "other data or another subset"}
@@ -63,25 +60,18 @@ def run(arguments: argparse.Namespace) -> None:
     for name, value in (("--max-tokens", arguments.max_tokens), ("--batch-size", arguments.batch_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
-    group = _join(arguments.cpu)
-    first = group is None or group.rank == 0
-    if first:
-        check_prefix(arguments.out, (".json", ".csv", ".png"), "points", arguments.force)
+    check_prefix(arguments.out, (".json", ".csv", ".png"), "points", arguments.force)
     split = load_split(arguments.data, arguments.subset)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
     if most > len(split.corpus):
         tokens = f"{arguments.subset} only {len(split.corpus):,} tokens"
         raise UserError(f"--streams has {most:,} and {tokens}; give fewer")
     with errors_of(arguments.checkpoint):
-        model, origin = load_model(arguments.checkpoint, split, arguments.cpu, group)
+        model, origin = load_model(arguments.checkpoint, split, arguments.cpu)
     measured = partial(measure, model, split, limits=(arguments.max_tokens, arguments.batch_size))
-    if not first:
-        for chunk, cut in iter(_announce, None):
-            measured(chunk, cut, bar=tqdm(disable=True))
-        return
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
-    _sweep(record, plan, measured, len(split.corpus), group)
+    _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
     drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
@@ -104,30 +94,7 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
     return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
-def _join(cpu: bool) -> Optional[SequenceGroup]:
-    """All processes that torchrun started, or None in a single one; each uses its own GPU if there are any."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None
-    cuda = torch.cuda.is_available() and not cpu
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
-    return SequenceGroup()
-
-
-def _announce(point: Optional[Tuple[int, str]] = None) -> Optional[Tuple[int, str]]:
-    """The point that the first process gives, in all processes: a chunk size and a cut, or None at the end."""
-    announced = [point]
-    try:
-        dist.broadcast_object_list(announced, src=0)
-    except RuntimeError:
-        raise UserError("another process of this sweep has ended; see its output") from None
-    return announced[0]
-
-
-def _sweep(
-    record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int, group: Optional[SequenceGroup]
-) -> None:
+def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int) -> None:
     """Measure the points of the plan that the record lacks."""
     missing = [point for point in plan if not record.contains(*point)]
     if len(missing) < len(plan):
@@ -137,8 +104,6 @@ def _sweep(
             for number, (chunk, cut) in enumerate(missing, 1):
                 title = f"point {number} of {len(missing)}: chunk {shown(chunk)}, {cut}"
                 bar.set_description(title)
-                if group is not None:
-                    _announce((chunk, cut))
                 point = measured(chunk, cut, bar=bar)
                 record.add(point)
                 bar.update(number * tokens - bar.n)  # pads, and what was left of a point that failed
@@ -146,8 +111,6 @@ def _sweep(
                 bar.write(f"{title}: {text}", file=sys.stderr)
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command continues from {record.prefix}.json") from None
-    if group is not None:
-        _announce(None)
     if not any(record.contains(*point) for point in plan):
         raise UserError(f"no point could be evaluated; the last one: {point.refused}")
 
@@ -173,10 +136,8 @@ def results(points: Sequence[Point], unit: str) -> str:
 # --------------------------------------------------------------------------------------- evaluating
 
 
-def load_model(
-    path: str, split: Split, cpu: bool = True, group: Optional[SequenceGroup] = None
-) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
-    """The model, on a GPU if there is one, and how a record identifies it; the processes of `group` share streams."""
+def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
+    """The model, on a GPU if there is one, and how a record identifies it."""
     checkpoint = trained.read(path)
     name, task = checkpoint.word("model"), checkpoint.word("task")
     if not issubclass(MODEL_REGISTRY.get(name, object), MegaLanguageModel) or task != TASK:
@@ -187,7 +148,6 @@ def load_model(
     split.check_types(model)
     origin = {"path": path, "model": name, "updates": checkpoint.updates, "fingerprint": _fingerprint(checkpoint)}
     model = model.float().eval()
-    model.decoder.group = group  # whether it can be shared depends on the chunk size of each point
     return model if cpu or not torch.cuda.is_available() else model.cuda(), origin
 
 
@@ -218,8 +178,6 @@ def measure(
         batches = streams.batch_by_size(streams.ordered_indices(), *limits)
         total = score(model, streams, batches, bar)
     except torch.cuda.OutOfMemoryError:
-        if model.decoder.group is not None:
-            raise  # the others wait for this process
         return point._replace(refused="the GPU ran out of memory; give a smaller --max-tokens, or --cpu")
     seconds, bits = time.perf_counter() - started, -total / point.tokens / math.log(2)
     if not bits < MOST_BITS:  # true for NaN
@@ -235,10 +193,9 @@ def score(model: MegaLanguageModel, streams: StreamDataset, batches: List[np.nda
     """The log-probability of all tokens: float32 for each token, summed in float64."""
     device, total = next(model.parameters()).device, 0.0
     # A stream may be the whole split, so the bar counts the tokens of each piece that the last layer has processed.
-    processes = 1 if model.decoder.group is None else model.decoder.group.size
 
     def count(layer: nn.Module, inputs: Any, output: Tuple[Tensor, Any]) -> None:  # any other value replaces the output
-        bar.update(processes * output[0].shape[:2].numel())
+        bar.update(output[0].shape[:2].numel())
 
     hook = model.decoder.layers[-1].register_forward_hook(count)
     try:
@@ -294,12 +251,11 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        with locked(os.path.dirname(self.prefix) or "."):  # another sweep may have written points in the meantime
-            self._points = {**self._read(), **self._points, (point.chunk, point.cut): point}
-            write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
-            rows = io.StringIO()
-            csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])
-            write(f"{self.prefix}.csv", rows.getvalue().encode())
+        self._points[point.chunk, point.cut] = point
+        write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+        rows = io.StringIO()
+        csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])
+        write(f"{self.prefix}.csv", rows.getvalue().encode())
 
 
 def figure(points: Sequence[Point], unit: str) -> Any:

@@ -1,6 +1,5 @@
 """The command line of `mega-fairseq`, and the files that `convert` writes."""
 
-import errno
 import importlib.metadata
 import os
 import signal
@@ -19,7 +18,6 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
 from mega_fairseq.cli import main as command
-from mega_fairseq.cli import output as files
 from mega_fairseq.models import presets as data
 from tests.helpers.commands import ROOT, Running, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
@@ -140,15 +138,3 @@ def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_fil
     process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=killed_while_writing)
     assert process.wait()[0] == -signal.SIGKILL
     assert target.read_text() == "precious"
-
-
-def test_a_folder_is_locked_except_on_a_file_system_without_locks(tmp_path, monkeypatch):
-    with files.locked(str(tmp_path)), pytest.raises(BlockingIOError):
-        files.lock(str(tmp_path), wait=False)
-
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
-    with files.locked(str(tmp_path)), files.locked(str(tmp_path)):
-        pass

@@ -2,8 +2,6 @@
 
 import csv
 import io
-import multiprocessing
-import os
 import re
 import signal
 from functools import partial
@@ -12,9 +10,9 @@ import pytest
 import torch
 
 from mega_fairseq.cli import sweep as module
-from mega_fairseq.cli.sweep import Point, Record, figure
+from mega_fairseq.cli.sweep import Point, figure
 from mega_fairseq.data import StreamDataset
-from tests.helpers.commands import Running, fairseq, free_port, refused_by
+from tests.helpers.commands import Running, fairseq, refused_by
 from tests.helpers.faults import killed_after_a_point, killed_while_writing
 from tests.helpers.mixer_checkpoints import language_checkpoint
 from tests.helpers.sweeps import CHUNK, TASK, points
@@ -22,8 +20,6 @@ from tests.helpers.sweeps import CHUNK, TASK, points
 pytestmark = pytest.mark.slow
 
 refused = partial(refused_by, "sweep")
-ORIGIN = {part: {"path": part, "fingerprint": "1", "subset": "test"} for part in ("checkpoint", "data")}
-POINT = Point(8, "splits:1", 1, 100, 100, 2.0, 4.0, 1.0, "cpu")
 
 
 def eval_lm(folder, chunk, cut, model="rotary.pt", *more):
@@ -76,25 +72,6 @@ def test_other_mixers_are_swept(sweep_folder, sweep, tmp_path, name, chunks):
     measured = points(tmp_path / "out.json")
     assert len({point["bits"] for point in measured.values()}) == len(chunks)
     assert eval_lm(sweep_folder, chunks[0], "size:19", path) == as_printed(measured[chunks[0], "size:19"])
-
-
-def started_by_torchrun(rank, port):
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-
-
-def test_streams_are_shared_by_the_processes_of_torchrun(sweep_folder, tmp_path):
-    port, words = free_port(), [sweep_folder / "rotary.pt", sweep_folder / "data", "--streams=1,3", "--cpu"]
-    for name, faults in (("one", [None]), ("two", [partial(started_by_torchrun, rank, port) for rank in (0, 1)])):
-        command = ["sweep", *words, "--chunks=4,8", f"--out={tmp_path / name}"]
-        ends = [process.wait() for process in [Running("mega-fairseq", *command, fault=each) for each in faults]]
-        assert [code for code, _ in ends] == [0] * len(faults), ends
-        assert ["perplexity" in said for _, said in ends] == [True, False][: len(faults)]  # the first alone reports
-    one, two = (points(tmp_path / f"{name}.json") for name in ("one", "two"))
-    assert {at: point["bits"] for at, point in two.items()} == {
-        at: pytest.approx(point["bits"], abs=1e-6) for at, point in one.items()
-    }
 
 
 @pytest.mark.parametrize("limit", ["--max-tokens=40", "--batch-size=2"])
@@ -222,18 +199,6 @@ def test_later_sweeps_of_copies_add_to_the_same_files(sweep_folder, sweep, edite
     assert "1 of 2 points are in" in err
     assert "1 of 1 points are in" in sweep()[2]  # by default the chunk size of the model
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (CHUNK, "splits:1")]
-
-
-def add_two(prefix, chunk):
-    record = Record(prefix, ORIGIN)
-    for point in (POINT._replace(chunk=chunk), POINT._replace(chunk=chunk + 1)):
-        record.add(point)
-
-
-def test_concurrent_sweeps_keep_each_others_points(tmp_path):
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        pool.map(partial(add_two, str(tmp_path / "out")), range(1, 101, 2), chunksize=1)
-    assert {chunk for chunk, _ in points(tmp_path / "out.json")} == set(range(1, 101))
 
 
 # -------------------------------------------------------------------------------------------- errors

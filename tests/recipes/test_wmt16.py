@@ -1,5 +1,6 @@
 """The translation recipes, from raw text to scores, on slices of the corpus."""
 
+import fcntl
 import functools
 import io
 import os
@@ -13,7 +14,6 @@ import pytest
 import torch
 from fairseq.data.encoders import build_bpe
 
-from mega_fairseq.cli.output import locked
 from tests.helpers.recipes import (
     BIBLE_PAIRS,
     EXAMPLES,
@@ -252,8 +252,10 @@ def test_translations_are_joined_and_sorted_like_the_reference(prepared, bpe, tm
     assert min(bleu, chrf) > (99.9 if bpe == "sentencepiece" else 95)
     assert text(tmp_path / "reference.tok.split")[0].startswith("Arche ##AT##-##AT## Noah ")
 
-    with locked(str(tmp_path)):
-        assert str(tmp_path) in wmt.refusal("generate.sh", **variables)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert str(tmp_path) in wmt.refusal("generate.sh", **variables)
+    os.close(folder)
 
     write(tmp_path / "answers", text(tmp_path / "answers")[2:])
     assert "the number of translations differs" in wmt.refusal("generate.sh", **variables)
