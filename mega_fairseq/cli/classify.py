@@ -25,7 +25,6 @@ from mega_fairseq.cli.output import check_prefix, plain, write_figure, write_jso
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.inputs import Scaling
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.data.stored import numbers_in
 from mega_fairseq.models import MegaClassifier
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier, Prediction
@@ -220,7 +219,7 @@ def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:
             "the checkpoint does not say whether it was trained on uint8, int16 or floats; give a folder in place of -"
         )
     try:
-        values = numbers_in(line, np.float64)
+        values = np.array(line.split(), np.float64)
     except ValueError:
         raise ValueError("a word is not a number; give numbers, separated by blanks") from None
     if number_type == "float" or not values.size:

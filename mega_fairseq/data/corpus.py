@@ -19,7 +19,6 @@ from torch import Tensor
 
 DOCUMENTS = ("stream", "line", "blank")
 BLOCK = 2**24  # tokens checked at a time
-MAGIC, HEADER = b"MMIDIDX\x00\x00", 26  # first bytes of an index, and the number of bytes before its sizes
 
 
 class Corpus:
@@ -110,18 +109,9 @@ def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:
         if infer_dataset_impl(name) == "cached":
             older = IndexedDataset(name)
             return np.fromfile(data, older.dtype) - 1, older.sizes  # this format counts types from 1
-        _check_header(index)
         table = MMapIndexedDataset.Index(index)
         sizes, dtype = np.array(table.sizes, dtype=np.int64), table.dtype
     except (AssertionError, KeyError, ValueError, struct.error):
         raise ValueError(f"{index} is damaged or not fairseq's; run fairseq-preprocess again") from None
     whole = os.path.getsize(data) // np.dtype(dtype).itemsize
     return (np.memmap(data, dtype, "r", shape=(whole,)) if whole else np.empty(0, dtype)), sizes
-
-
-def _check_header(index: str) -> None:
-    """Check the header before fairseq does, whose reader raises a second error when an incomplete one is deleted."""
-    with open(index, "rb") as file:
-        header = file.read(HEADER)
-    if len(header) < HEADER or not header.startswith(MAGIC):
-        raise ValueError(header)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.data.stored import is_stored
 from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
 
 # Types of a model's numbers: not complex, and none that torch only stores, such as float8.
@@ -83,10 +82,17 @@ def model_tensors(content: Any, writer: str) -> Dict[str, Tensor]:
         raise UserError(f"contains no model, so it is not a fairseq checkpoint; give one that {writer} wrote")
     tensors = content["model"]
     for name, tensor in tensors.items():
-        usable = isinstance(tensor, Tensor) and tensor.numel() and is_stored(tensor) and tensor.dtype in NUMBERS
+        usable = isinstance(tensor, Tensor) and tensor.numel() and _is_stored(tensor) and tensor.dtype in NUMBERS
         if not (isinstance(name, str) and usable):
             raise UserError(f"contains {reprlib.repr(name)}, which is not a model's tensor; get the file again")
     return dict(tensors)
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    """Whether each entry is stored: the tensor is not sparse, on the meta device, or an expanded view."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def check_finite(tensors: Dict[str, Tensor]) -> None:

@@ -3,16 +3,14 @@
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
-from tqdm import tqdm
 
 from mega_fairseq.data.corpus import Corpus
-from mega_fairseq.data.stored import numbers_in
 
 BLOCK = 2**24  # numbers checked at a time
 
@@ -158,7 +156,7 @@ class Numbers(Inputs):
 
 def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
     rows = max(1, BLOCK // numbers.shape[1])
-    for start in tqdm(range(0, len(numbers), rows), desc=f"check {path.name}", disable=None, leave=False):
+    for start in range(0, len(numbers), rows):
         finite = _finite(numbers[start : start + rows]).all(1)
         if not finite.all():
             number = start + int(np.argmin(finite)) + 1
@@ -169,8 +167,14 @@ def _refuse_nan(path: Path, numbers: np.ndarray) -> None:
 
 
 def array(path: Path) -> np.ndarray:
-    """The content of a .npy file, memory-mapped."""
-    return _load(path, np.ndarray, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+    """The array in a .npy file, memory-mapped."""
+    try:
+        content = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:  # does not name the file
+        raise ValueError(f"{path} is not a complete array of numbers ({error})") from None
+    if not isinstance(content, np.ndarray):
+        raise ValueError(f"{path} is an archive of arrays; give one array")
+    return content
 
 
 def released_speech(path: Path) -> np.ndarray:
@@ -191,35 +195,11 @@ def released_labels(path: Path) -> List[str]:
 
 def released_images(path: Path) -> np.ndarray:
     """Text with one image in a line: integers from 0 to 255 -> (examples, length)."""
-    rows: List[np.ndarray] = []
-    with open(path, "rb") as file, tqdm(
-        total=os.path.getsize(path), unit="B", unit_scale=True, desc=path.name, disable=None, leave=False
-    ) as bar:
-        for number, line in enumerate(file, 1):
-            try:
-                row = numbers_in(line, np.int64)
-            except (OverflowError, ValueError):
-                row = np.empty(0)
-            if not row.size or row.size != len(rows[0] if rows else row) or row.min() < 0 or row.max() > 255:
-                raise ValueError(f"{path} has no image in line {number}; give integers from 0 to 255, as many in each")
-            rows.append(row.astype(np.uint8))
-            bar.update(len(line))
-    if not rows:
-        raise ValueError(f"{path} is empty; give one image in each line")
-    return np.stack(rows)
+    try:
+        return np.loadtxt(path, np.uint8, comments=None, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path} has lines that are not images, integers from 0 to 255 ({error})") from None
 
 
 def _tensor(path: Path) -> Tensor:
-    return _load(path, Tensor, lambda: torch.load(path, map_location="cpu", weights_only=True))
-
-
-def _load(path: Path, kind: type, read: Callable[[], Any]) -> Any:
-    try:
-        content = read()
-    except OSError:  # names the file
-        raise
-    except Exception:  # of many types
-        content = None
-    if not isinstance(content, kind):  # or an archive of arrays
-        raise ValueError(f"{path} is damaged, or does not contain one {kind.__name__} of numbers")
-    return content
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -67,10 +67,6 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str], source: str) ->
         if label not in place:
             raise ValueError(
                 f"{source} has the label {label!r} in line {number}, which is not one of the {len(classes)} classes of "
-                f"the training ({_some(classes)}); correct it, or list all classes in {ORDER} before training"
+                f"the training; correct it, or list all classes in {ORDER} before training"
             )
     return np.array([place[label] for label in labels], dtype=np.int64)
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
