@@ -26,7 +26,7 @@ from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
 from mega_fairseq.data.texts import typed_texts
-from mega_fairseq.fairseq_options import option, typed
+from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
 from mega_fairseq.tasks.sequence_group import sequence_group
@@ -43,15 +43,15 @@ class MegaLanguageModelingConfig(FairseqDataclass):
         "stream", "where documents end: stream (nowhere), line (at each line) or blank (at each blank line)"
     )
     tokens_per_sample: int = option(0, "tokens in a chunk of training segments; 0 takes the model's chunk size")
-    variant_block_multiple_min: int = option(1, "training segments have at least this many chunks")
-    variant_block_multiple_max: int = option(1, "training segments have at most this many chunks")
+    variant_block_multiple_min: int = option(1, "training segments have at least this many chunks", least=1)
+    variant_block_multiple_max: int = option(1, "training segments have at most this many chunks", least=1)
     valid_block: str = option(
         "documents",
         "streams to evaluate: documents (with --documents stream: the whole split, or one part per process), "
         "splits:K of equal length, size:N of N tokens each",
     )
     sequence_parallel_size: int = option(
-        1, "how many neighbouring processes share each segment and stream, with a slice of it in each"
+        1, "how many neighbouring processes share each segment and stream, with a slice of it in each", least=1
     )
     seed: int = II("common.seed")
 
@@ -65,22 +65,13 @@ class MegaLanguageModelingTask(FairseqTask):
         _check(cfg)
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
-        self.adaptive = False  # whether the model has an adaptive softmax
         self.group: Optional[SequenceGroup] = None  # the processes that share each sequence
 
     @classmethod
-    def setup_task(
-        cls, cfg: MegaLanguageModelingConfig, from_checkpoint: bool = False, **unused: Any
-    ) -> "MegaLanguageModelingTask":
+    def setup_task(cls, cfg: MegaLanguageModelingConfig, **unused: Any) -> "MegaLanguageModelingTask":
         if not cfg.data:
             raise ValueError("there is no data; give the folder that fairseq-preprocess wrote")
-        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
-        if not os.path.exists(path):  # of translation data, for example
-            remedy = "give the folder that fairseq-preprocess --only-source wrote (--destdir)"
-            if from_checkpoint:
-                remedy = "for --lm-path, copy dict.txt of the target language there"
-            raise FileNotFoundError(f"there is no {path}; {remedy}")
-        return cls(cfg, Dictionary.load(path))
+        return cls(cfg, Dictionary.load(os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -100,7 +91,6 @@ class MegaLanguageModelingTask(FairseqTask):
         self.chunk = self.cfg.tokens_per_sample or max(0, cfg.decoder_chunk_size)
         if not from_checkpoint:  # for training
             self._check_chunk()
-        self.adaptive = model.decoder.adaptive_softmax is not None
         if self.group is None:
             self.group = sequence_group(self.cfg.sequence_parallel_size, for_training=not from_checkpoint)
         if self.group is not None:
@@ -129,18 +119,7 @@ class MegaLanguageModelingTask(FairseqTask):
             )
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
-        """Refuse criteria that do not fit the softmax: fairseq fails in the first update or computes a wrong loss."""
         name = getattr(cfg, "_name", None)
-        if self.adaptive and name in ("cross_entropy", "label_smoothed_cross_entropy"):
-            raise ValueError(
-                f"--criterion {name} needs the probability of every type, which an adaptive softmax does not train; "
-                "choose mega_lm_cross_entropy, or leave out --adaptive-softmax-cutoff"
-            )
-        if not self.adaptive and name == "adaptive_loss":
-            raise ValueError(
-                "--criterion adaptive_loss needs an adaptive softmax; choose mega_lm_cross_entropy, or give "
-                "--adaptive-softmax-cutoff"
-            )
         if self.group is not None and name != "mega_lm_cross_entropy":
             raise ValueError(
                 f"--criterion {name} needs the scores of a whole segment, which --sequence-parallel-size divides among "
@@ -204,11 +183,6 @@ class MegaLanguageModelingTask(FairseqTask):
         if not for_training and not re.fullmatch(r"train\d*", split):
             self.datasets[split] = StreamDataset(corpus, self._stream_bounds(split, documents), *ends)
             return
-        if for_training and isinstance(self.datasets.get(split), StreamDataset):
-            logger.warning(
-                f"{split} is used for both training and validation: validation reads it as independent segments, "
-                "not as streams"
-            )
         self._check_chunk()
         self._check_slices()
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
@@ -222,11 +196,6 @@ class MegaLanguageModelingTask(FairseqTask):
             logger.info(
                 f"{split} is read as {processes} streams, one per process, each without context from the one before; "
                 "--valid-block splits:1 reads it as one stream"
-            )
-        elif block != "documents" and not whole:
-            logger.warning(
-                f"--valid-block {block} makes streams of {split} that cross document boundaries in spite of "
-                f"--documents {self.cfg.documents}; --valid-block documents makes one stream per document"
             )
         return stream_bounds(block, documents)
 
@@ -301,22 +270,10 @@ class MegaLanguageModelingTask(FairseqTask):
                 f"fairseq-eval-lm would report only the first of {processes} processes' parts; give "
                 f"--sequence-parallel-size {processes}, or run one process"
             )
-        shards = num_shards // self._sharing
-        if shards > len(dataset):
-            raise ValueError(
-                f"there are {len(dataset)} streams for {shards} shards; "
-                "give --valid-block splits:K with a larger K, or fewer of --num-shards"
-            )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
-        batches = self.get_batch_iterator(
+        return self.get_batch_iterator(
             dataset.for_scoring(), num_shards=num_shards, disable_iterator_cache=True, **limits, **options
-        )
-        if shards > 1:
-            logger.warning(
-                f"fairseq-eval-lm does not combine shards: this is the loss of the streams of one of {shards}; leave "
-                "out --num-shards to evaluate the whole split"
-            )
-        return batches.next_epoch_itr(shuffle=False)
+        ).next_epoch_itr(shuffle=False)
 
     # ------------------------------------------------------------------------------------ generation
 
@@ -341,8 +298,6 @@ class MegaLanguageModelingTask(FairseqTask):
         constraints: Optional[Tensor] = None,
     ) -> Any:
         """Score the texts of `sample`, or continue them; `prefix_tokens` replace them as prefixes."""
-        if constraints is not None:
-            raise ValueError("--constraints is for translation; leave it out")
         eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
@@ -359,19 +314,15 @@ class MegaLanguageModelingTask(FairseqTask):
 
 
 def _check(cfg: MegaLanguageModelingConfig) -> None:
-    least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
-    if not 1 <= least <= most:
-        raise ValueError(
-            f"--variant-block-multiple-min is {least} and --variant-block-multiple-max {most}; "
-            "give whole numbers of at least 1, the first not above the second"
-        )
     if cfg.tokens_per_sample < 0:
         raise ValueError(
             f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, which "
-            "is for models without state; --tokens-per-sample itself must be at least 0"
+            "is for models without state"
         )
-    if cfg.sequence_parallel_size < 1:
+    check_ranges(cfg, MegaLanguageModelingConfig)
+    least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
+    if least > most:
         raise ValueError(
-            f"--sequence-parallel-size is {cfg.sequence_parallel_size}; give a number of processes, or 1 for none"
+            f"--variant-block-multiple-min is {least}; give no more than --variant-block-multiple-max {most}"
         )
     check_valid_block(cfg.valid_block)

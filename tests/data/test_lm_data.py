@@ -244,12 +244,6 @@ def test_streams_are_spread_over_all_processes(shards, limits, expected):
     assert dataset.collater([]) == dataset.for_scoring().collater([]) == {}
 
 
-def test_an_evaluation_of_fewer_streams_than_processes_is_refused():
-    dataset = StreamDataset(in_memory([20]), np.array([0, 10, 20]), PAD, EOS)
-    with pytest.raises(ValueError, match="2 streams for 3 shards"):
-        task().eval_lm_dataloader(dataset, num_shards=3, shard_id=0)
-
-
 def test_targets_are_passed_to_the_model_only_for_scoring():
     dataset = StreamDataset(in_memory([20]), np.array([0, 13, 20]), PAD, EOS)
     (validation,), (scoring,) = epoch(dataset), task().eval_lm_dataloader(dataset)
