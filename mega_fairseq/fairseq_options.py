@@ -4,9 +4,10 @@ fairseq passes a model only its own section of the config, but that section rema
 interpolations can refer from any section to any other.
 """
 
+import math
 from argparse import Namespace
 from dataclasses import field, fields, is_dataclass
-from typing import Any
+from typing import Any, Optional, Type
 
 import omegaconf
 from fairseq.dataclass import FairseqDataclass
@@ -18,8 +19,21 @@ SECTIONS = [field.name for field in fields(FairseqConfig)]
 FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that are dataclasses only in training
 
 
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: Optional[str], least: Optional[float] = None, below: float = math.inf) -> Any:
+    """A field of a dataclass of options; `check_ranges` refuses numbers that are not in [least, below).
+
+    Without a help text, an interpolated option is one of another section, and no option of its own.
+    """
+    return field(default=default, metadata={"help": help, "least": least, "below": below})
+
+
+def check_ranges(cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None:
+    """Checks the numbers in `cfg` for which this dataclass states a range."""
+    for f in fields(options):
+        least, value = f.metadata.get("least"), getattr(cfg, f.name)
+        if least is not None and not least <= value < f.metadata["below"]:
+            limit = "" if f.metadata["below"] == math.inf else f" and below {f.metadata['below']}"
+            raise ValueError(f"{typed(f.name)} is {value}; give a number of at least {least}{limit}")
 
 
 def typed(name: str) -> str:

@@ -4,13 +4,12 @@ fairseq's module contains the parameters, and its `adaptive_loss` works with it.
 log-probability of each target from only the head and the target's own cluster.
 """
 
-import math
 from typing import List, Optional, Sequence
 
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
-from mega_fairseq.models.options import DecoderOptions, warn_unused
+from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from mega_fairseq.ops.log_probs import target_log_probs
 
@@ -28,8 +27,6 @@ def cutoffs(name: str, given: str, types: int) -> List[int]:
 
 def check_factor(name: str, factor: float, dim: int, ends: Sequence[int] = ()) -> None:
     """Raises an error if the last band would have no width, each being `factor` times narrower than the previous."""
-    if not 1 <= factor < math.inf:  # also refuses NaN
-        raise ValueError(f"{name} is {factor}; it must be a number of at least 1")
     if dim // factor ** len(ends) < 1:
         raise ValueError(
             f"{name} is {factor}, which leaves less than 1 of {dim} dimensions for the rarest types; "
@@ -41,15 +38,10 @@ def adaptive_softmax(
     cfg: DecoderOptions, types: int, tied: Optional[AdaptiveInput] = None, tie_projections: bool = False
 ) -> Optional[AdaptiveSoftmax]:
     """The adaptive softmax that the options specify, or None; with `tied`, it shares the weights of the input."""
-    if not 0.0 <= cfg.adaptive_softmax_dropout < 1.0:
-        raise ValueError(f"--adaptive-softmax-dropout is {cfg.adaptive_softmax_dropout}; give a probability below 1")
-    given = cfg.adaptive_softmax_cutoff
-    ends = [] if given is None else cutoffs("--adaptive-softmax-cutoff", given, types)
-    check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
-    if not ends:
-        needed = "--adaptive-softmax-cutoff"
-        warn_unused(cfg, DecoderOptions(), needed, "adaptive_softmax_dropout", "adaptive_softmax_factor")
+    if cfg.adaptive_softmax_cutoff is None:
         return None
+    ends = cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, types)
+    check_factor("--adaptive-softmax-factor", cfg.adaptive_softmax_factor, cfg.decoder_embed_dim, ends)
     softmax = AdaptiveSoftmax(
         types,
         cfg.decoder_embed_dim,

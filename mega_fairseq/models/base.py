@@ -2,20 +2,22 @@
 
 import os
 from argparse import Namespace
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass import FairseqDataclass
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
 import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
-from mega_fairseq.fairseq_options import all_options
+from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.checkpoints import plain_containers_allowed
-from mega_fairseq.models.same_model import check_names
-from mega_fairseq.models.stack import count_layers
+from mega_fairseq.models.options import check_unused
+from mega_fairseq.models.same_model import check_names, check_overrides
+from mega_fairseq.models.stack import count_layers, keep_layers
 from mega_fairseq.modules.config import check_positive
 
 
@@ -24,11 +26,21 @@ class MegaModel(BaseFairseqModel):
 
     cfg: FairseqDataclass
     STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
+    OPTIONS: Type[FairseqDataclass]  # of `cfg`
 
     @property
     def args(self) -> Namespace:
         """All options of the command that built the model, or of the training that saved it."""
         return all_options(self.cfg)
+
+    @classmethod
+    def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:
+        """Checks the options before anything is built, and applies --model-overrides and --encoder-layers-to-keep."""
+        check_overrides(cfg, task)
+        check_ranges(cfg, cls.OPTIONS)
+        for side in cls.STACKS:
+            keep_layers(cfg, side)
+        check_unused(cfg, cls.STACKS)
 
     def load_state_dict(
         self,

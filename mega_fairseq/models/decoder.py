@@ -4,8 +4,6 @@ Whole sequences, pieces of them and single tokens take the same path: `run` maps
 features and the next states.
 """
 
-import logging
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -30,14 +28,12 @@ from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.padding import Alignment, Padding
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
-logger = logging.getLogger(__name__)
 Blocks = Tuple[BlockState, ...]
 Source = Tuple[Optional[Tensor], Optional[Padding]]  # aligned_source, for layers that project it themselves
 Extra = Dict[str, List[Optional[Tensor]]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
 TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
-SECONDS_BETWEEN_REPORTS = 30.0
 MOST_SCORES = 2**30  # in memory at once: 4 GB in float32
 
 
@@ -268,7 +264,7 @@ class MegaLanguageDecoder(MegaDecoder):
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
         (batch, length), blocks, out = tokens.shape, self.start(), None
-        size, reported = length if self.training else self.piece_length(batch), time.monotonic()
+        size = length if self.training else self.piece_length(batch)
         for start in range(0, length, size):
             piece = slice(start, start + size)
             if target is None:
@@ -284,9 +280,6 @@ class MegaLanguageDecoder(MegaDecoder):
             if out is None:  # one tensor for all pieces: many small ones would fragment the heap
                 out = x.new_empty(batch, length, *x.shape[2:])
             out[:, piece] = x
-            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
-                logger.info(f"{(start + x.size(1)) * batch:,} of {length * batch:,} tokens")
-                reported = time.monotonic()
         if align is None:
             return out
         return align.back(out).masked_fill(padding.view(*padding.shape, *[1] * (out.dim() - 2)), 0.0)

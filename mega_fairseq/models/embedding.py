@@ -28,20 +28,17 @@ def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None
 
 
 def _pre_trained(path: str, dictionary: Dictionary, dim: int) -> Dict[str, Tensor]:
-    """The rows of the file for the types of the dictionary, `dim` finite numbers each. Raises an error without any."""
-    option = f"--encoder-embed-path or --decoder-embed-path is {path}"
+    """The rows of the file for the types of the dictionary; without any, fairseq would leave all embeddings random."""
     try:
         rows = utils.parse_embedding(path)
-    except (OSError, StopIteration, ValueError) as error:  # StopIteration: not even a header
-        raise ValueError(f"{option}, which cannot be read as a file of embeddings ({error})") from None
+    except (OSError, StopIteration, ValueError):  # StopIteration: not even a header
+        rows = {}
     known = {word: row for word, row in rows.items() if word in dictionary}
-    if not known:  # fairseq would leave all embeddings random
+    if not known or any(row.numel() != dim or not row.isfinite().all() for row in known.values()):
         raise ValueError(
-            f"{option}, which has none of the words in the dictionary; give a file of the same units as the data"
+            f"--encoder-embed-path or --decoder-embed-path is {path}, which is not a file with {dim} finite numbers "
+            "for each word and with words of the dictionary"
         )
-    for word, row in known.items():
-        if row.numel() != dim or not row.isfinite().all():
-            raise ValueError(f"{option}, which lacks {dim} finite numbers for {word!r}; give embeddings of this width")
     return known
 
 

@@ -11,13 +11,12 @@ from fairseq.models import FairseqEncoderModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from mega_fairseq.fairseq_options import is_training, option, option_of_command, typed
+from mega_fairseq.fairseq_options import is_training, option, option_of_command
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import EncoderOptions, check_sizes, check_unused
-from mega_fairseq.models.same_model import check_overrides, check_start
-from mega_fairseq.models.stack import keep_layers
+from mega_fairseq.models.options import EncoderOptions
+from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
 from mega_fairseq.modules.normalization import NORMS
@@ -32,20 +31,19 @@ class MegaClassifierConfig(EncoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
     max_positions: int = option(
-        512, "longest input, also for the task on a command line; with hydra, set it in the task as well"
+        512, "longest input, also for the task on a command line; with hydra, set it in the task as well", least=1
     )
     pooling: ChoiceEnum(list(POOLINGS)) = option("mean", "features: the mean over positions, or the first one")
     pairs: bool = option(False, "classify pairs of inputs, each encoded alone; needs a task that has pairs")
-    classifier_layers: int = option(1, "hidden layers of the head")
-    classifier_dim: int = option(0, "width of the head's hidden layers; 0 for twice --encoder-embed-dim")
+    classifier_layers: int = option(1, "hidden layers of the head", least=0)
+    classifier_dim: int = option(0, "width of the head's hidden layers; 0 for twice --encoder-embed-dim", least=0)
 
 
 class MegaClassifier(MegaModel, FairseqEncoderModel):
     """Tokens, or real numbers for a task without a dictionary; `--arch mega_classifier` builds it."""
 
-    STACKS = ("encoder",)
+    STACKS, OPTIONS = ("encoder",), MegaClassifierConfig
     takes_values_and_pairs = True  # as its task needs, and fairseq's own classifiers do not
-    has_other_classes = False  # than the checkpoint that a training starts from
 
     def __init__(self, cfg: MegaClassifierConfig, encoder: MegaEncoder):
         super().__init__(encoder)
@@ -59,11 +57,7 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
                 "--arch mega_classifier predicts one of several classes, and this --task has none; choose another "
                 "--arch, or --task mega_classification"
             )
-        check_overrides(cfg, task)
-        check_sizes(cfg, "encoder")
-        check_unused(cfg, cls.STACKS)
-        keep_layers(cfg, "encoder")
-        _check_head(cfg)
+        cls.check_options(cfg, task)
         encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
         model = cls(cfg, encoder)
         check_start(model, cfg, task.state_dict())
@@ -84,20 +78,16 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         return Classifier(hub.task, list(hub.models))
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Fits a checkpoint to this model; in a new training from its weights, heads for other classes start anew."""
+        """Fits a checkpoint to this model; in a new training from its weights, heads of other sizes start anew."""
         super().upgrade_state_dict_named(state_dict, name)
-        finetunes = is_training(self.cfg) and option_of_command(self.cfg, "checkpoint.finetune_from_model")
-        if not self.has_other_classes and not finetunes:
-            return
-        for head, module in self.classification_heads.items():
+        options = option_of_command(self.cfg, "checkpoint")
+        is_new = is_training(self.cfg) and (options.finetune_from_model or options.reset_optimizer)
+        for head, module in self.classification_heads.items() if is_new else ():
             prefix = f"classification_heads.{head}."
             own = {f"{prefix}{key}": tensor for key, tensor in module.state_dict().items()}
             stored = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
-            sizes = {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}
-            if sizes or self.has_other_classes:
-                logger.warning(
-                    f"the head {head!r} starts anew: the checkpoint has other {'sizes' if sizes else 'classes'}"
-                )
+            if {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}:
+                logger.warning(f"the head {head!r} starts anew: that of the checkpoint has other sizes")
                 for key in stored:
                     del state_dict[key]
                 state_dict.update(own)
@@ -159,14 +149,3 @@ def _embedding(cfg: MegaClassifierConfig, task: FairseqTask) -> nn.Module:
     if cfg.encoder_embed_path:
         raise ValueError("--encoder-embed-path has embeddings of tokens, and the inputs are numbers; leave it out")
     return ValueEmbedding(cfg.encoder_embed_dim)
-
-
-def _check_head(cfg: MegaClassifierConfig) -> None:
-    for name in ("classifier_layers", "classifier_dim"):
-        if getattr(cfg, name) < 0:
-            raise ValueError(f"{typed(name)} is {getattr(cfg, name)}; give a whole number of at least 0")
-    if cfg.classifier_dim and not cfg.classifier_layers:
-        raise ValueError(
-            f"--classifier-dim is {cfg.classifier_dim} and there is no hidden layer; leave it out, or give "
-            "--classifier-layers"
-        )

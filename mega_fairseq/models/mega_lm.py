@@ -16,36 +16,38 @@ from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaLanguageDecoder
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
-from mega_fairseq.models.options import DecoderOptions, check_sizes, check_unused, warn_unused
-from mega_fairseq.models.same_model import check_overrides, check_start
-from mega_fairseq.models.stack import keep_layers
+from mega_fairseq.models.options import DecoderOptions
+from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
-from mega_fairseq.modules.config import check_positive
 
 
 @dataclass
 class MegaLMConfig(DecoderOptions):
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
-    decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim")
+    decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0)
     no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm after the last layer")
     adaptive_input: bool = option(False, "narrower embeddings for rarer types")
     adaptive_input_cutoff: Optional[str] = option(
         None, "ends of the bands of an adaptive input; by default those of the softmax"
     )
-    adaptive_input_factor: float = option(4.0, "each band is narrower than the one before by this factor")
+    adaptive_input_factor: float = option(4.0, "each band is narrower than the one before by this factor", least=1)
     tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
     tie_adaptive_proj: bool = option(False, "also share their projections")
-    max_target_positions: int = option(2048, "longest sequence of a model with position bias simple and no chunks")
+    max_target_positions: int = option(
+        2048, "longest sequence of a model with position bias simple and no chunks", least=1
+    )
     piece_tokens: int = option(
-        8192, "tokens processed at once outside training; longer streams are processed in pieces, with equal results"
+        8192,
+        "tokens processed at once outside training; longer streams are processed in pieces, with equal results",
+        least=1,
     )
 
 
 class MegaLanguageModel(MegaModel, FairseqLanguageModel):
     """A causal Mega decoder; `--arch mega_lm` builds it and `from_pretrained` loads it."""
 
-    STACKS = ("decoder",)
+    STACKS, OPTIONS = ("decoder",), MegaLMConfig
 
     def __init__(self, cfg: MegaLMConfig, decoder: MegaLanguageDecoder):
         super().__init__(decoder)
@@ -63,12 +65,8 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
                 "--arch mega_lm predicts tokens, and this --task has classes; choose an --arch that starts with "
                 "mega_classifier or mega_lra, or --task mega_language_modeling"
             )
-        check_overrides(cfg, task)
+        cls.check_options(cfg, task)
         dictionary = task.source_dictionary
-        check_sizes(cfg, "decoder")
-        check_unused(cfg, cls.STACKS)
-        keep_layers(cfg, "decoder")
-        check_positive(**{"--piece-tokens": cfg.piece_tokens, "--max-target-positions": cfg.max_target_positions})
         if task.target_dictionary != dictionary:
             raise ValueError("--output-dictionary-size is not for Mega models, which predict all types; leave it out")
         embed_tokens = _embedding(cfg, dictionary)
@@ -107,35 +105,21 @@ def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
 
 def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
     """Checks for conflicting options before a large table is allocated."""
-    dim, softmax = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff
-    check_positive(**{"--decoder-input-dim": width})
-    check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width)
-    if not cfg.adaptive_input:
-        warn_unused(cfg, MegaLMConfig(), "--adaptive-input", "adaptive_input_cutoff", "adaptive_input_factor")
-    if not cfg.normalize_before:
-        warn_unused(
-            cfg, MegaLMConfig(), "--normalize-before, which adds the norm after the last layer", "no_affine_final_norm"
-        )
-    if cfg.adaptive_input and not (cfg.adaptive_input_cutoff or softmax):
+    dim, softmax, ends = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff, cfg.adaptive_input_cutoff
+    if cfg.adaptive_input and not (ends or softmax):
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
     if cfg.adaptive_input and cfg.decoder_embed_path:
         raise ValueError("--decoder-embed-path fills one table and --adaptive-input has several; leave one of them out")
-    ties = cfg.tie_adaptive_weights or cfg.tie_adaptive_proj
-    if ties and not (cfg.tie_adaptive_weights and cfg.adaptive_input and softmax):
-        raise ValueError(
-            "--tie-adaptive-weights and --tie-adaptive-proj share weights of adaptive input and softmax; give both "
-            "with --adaptive-input and --adaptive-softmax-cutoff, or leave them out"
-        )
-    if cfg.tie_adaptive_weights and (
-        width != dim
-        or cfg.adaptive_input_factor != cfg.adaptive_softmax_factor
-        or re.findall(r"\d+", cfg.adaptive_input_cutoff or softmax) != re.findall(r"\d+", softmax)
-    ):
-        raise ValueError(
-            "--tie-adaptive-weights needs bands and clusters of the same shape; make --adaptive-input-cutoff, "
-            "--adaptive-input-factor and --decoder-input-dim equal to --adaptive-softmax-cutoff, "
-            "--adaptive-softmax-factor and --decoder-embed-dim"
-        )
+    if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
+        both = cfg.tie_adaptive_weights and cfg.adaptive_input and softmax
+        equal = width == dim and cfg.adaptive_input_factor == cfg.adaptive_softmax_factor
+        if not (both and equal and re.findall(r"\d+", ends or softmax) == re.findall(r"\d+", softmax)):
+            raise ValueError(
+                "--tie-adaptive-weights, and --tie-adaptive-proj with it, share the tables of --adaptive-input and "
+                "--adaptive-softmax-cutoff; give both, and make --adaptive-input-cutoff, --adaptive-input-factor and "
+                "--decoder-input-dim equal to --adaptive-softmax-cutoff, --adaptive-softmax-factor and "
+                "--decoder-embed-dim"
+            )
     if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or softmax or width != dim):
         raise ValueError(
             "--share-decoder-input-output-embed ties one table of one width; leave out --adaptive-input, "

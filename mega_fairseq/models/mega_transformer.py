@@ -1,6 +1,5 @@
 """Translation with Mega in place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
@@ -16,12 +15,9 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import DecoderOptions, EncoderOptions, check_sizes, check_unused
-from mega_fairseq.models.same_model import check_overrides, check_start
-from mega_fairseq.models.stack import keep_layers
+from mega_fairseq.models.options import DecoderOptions, EncoderOptions
+from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -32,14 +28,14 @@ class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all encoder layers")
     decoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all decoder layers")
     # options of the translation task
-    max_source_positions: int = II("task.max_source_positions")
-    max_target_positions: int = II("task.max_target_positions")
+    max_source_positions: int = option(II("task.max_source_positions"), None, least=1)
+    max_target_positions: int = option(II("task.max_target_positions"), None, least=1)
 
 
 class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
     """A Mega encoder and decoder; `--arch mega_transformer` builds it and `from_pretrained` loads it."""
 
-    STACKS = ("encoder", "decoder")
+    STACKS, OPTIONS = ("encoder", "decoder"), MegaTransformerConfig
     full_context_alignment = True  # fairseq aligns whole targets in a forward pass of their own, not in the search
 
     def __init__(self, cfg: MegaTransformerConfig, encoder: MegaEncoder, decoder: MegaDecoder):
@@ -53,12 +49,8 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
                 "--arch mega_transformer reads a source, and this --task has none; choose an --arch that starts with "
                 "mega_lm, or --task translation"
             )
-        check_overrides(cfg, task)
+        cls.check_options(cfg, task)
         source, target = task.source_dictionary, task.target_dictionary
-        for side in cls.STACKS:
-            check_sizes(cfg, side)
-            keep_layers(cfg, side)
-        check_unused(cfg, cls.STACKS)
         _check_sharing(cfg, joined=source == target)
         encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         decoder_embed = encoder_embed
@@ -72,10 +64,13 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
-        options = getattr(task, "cfg", None)
-        model.decoder.need_attn = bool(getattr(options, "load_alignments", False))
-        if model.decoder.need_attn:
-            _check_alignments(cfg)
+        model.decoder.need_attn = bool(getattr(getattr(task, "cfg", None), "load_alignments", False))
+        # fairseq's loss takes the logarithm of the last layer's weights in each update.
+        if model.decoder.need_attn and (cfg.attention_activation_fn != "softmax" or cfg.decoder_layerdrop > 0.0):
+            raise ValueError(
+                "--load-alignments trains the attention of the last layer; give --attention-activation-fn softmax and "
+                "leave out --decoder-layerdrop"
+            )
         check_start(model, cfg)
         return model
 
@@ -100,20 +95,6 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()
 
 
-def _check_alignments(cfg: MegaTransformerConfig) -> None:
-    """fairseq's loss takes the logarithm of the last layer's attention weights."""
-    if cfg.attention_activation_fn != "softmax":
-        raise ValueError(
-            f"--attention-activation-fn is {cfg.attention_activation_fn}, whose weights can be 0, and "
-            "--load-alignments needs their logarithm; choose softmax, or leave out --load-alignments"
-        )
-    if cfg.decoder_layerdrop > 0.0:
-        raise ValueError(
-            "--decoder-layerdrop may drop the last layer, whose attention --load-alignments trains; leave out one of "
-            "them"
-        )
-
-
 def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
     if not cfg.share_all_embeddings:
         if cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
@@ -122,8 +103,6 @@ def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
                 "leave out this option or --adaptive-softmax-cutoff"
             )
         return
-    if cfg.adaptive_softmax_cutoff is not None:
-        logger.warning("--share-all-embeddings ties only source and target: the adaptive softmax has its own tables")
     if not joined:
         raise ValueError(
             "--share-all-embeddings needs one dictionary for both languages and they have two; "

@@ -22,12 +22,11 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
     MixerConfig,
 )
-from mega_fairseq.modules.config import ModuleConfig, check_positive
+from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
-from mega_fairseq.modules.mixers.mega import check_truncation
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.projection import INITS
@@ -37,15 +36,19 @@ from mega_fairseq.ops.linear import FORMATS
 
 logger = logging.getLogger(__name__)
 
-POSITIONS = {  # options of a model or of its task
-    "encoder": ("max_source_positions", "max_target_positions", "max_positions"),
-    "decoder": ("max_target_positions",),
+NEEDS = {  # options, and those without which they have no effect
+    "adaptive_softmax_dropout": "adaptive_softmax_cutoff",
+    "adaptive_softmax_factor": "adaptive_softmax_cutoff",
+    "adaptive_input_cutoff": "adaptive_input",
+    "adaptive_input_factor": "adaptive_input",
+    "no_affine_final_norm": "normalize_before",
+    "classifier_dim": "classifier_layers",
 }
 
 
-def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "") -> Any:
+def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", least: Optional[int] = None) -> Any:
     """The option that sets a field of a module's config, with the help text of that field."""
-    return option(default, config.help(name) + note)
+    return option(default, config.help(name) + note, least)
 
 
 def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
@@ -70,7 +73,7 @@ class StackOptions(FairseqDataclass):
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
     normalize_embedding: bool = option(False, "normalise embeddings")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
-    truncation_length: int = option(0, "how many steps the EMA looks back; 0 for no limit")
+    truncation_length: int = option(0, "how many steps the EMA looks back; 0 for no limit", least=0)
 
     dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
     attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0)
@@ -86,15 +89,17 @@ class StackOptions(FairseqDataclass):
 class EncoderOptions(StackOptions):
     """Options of any Mega encoder."""
 
-    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
-    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
-    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
+    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
+    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
     encoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
     encoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    encoder_layers: int = option(6, "number of layers")
+    encoder_layers: int = option(6, "number of layers", least=1)
     encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
     encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    encoder_layerdrop: float = option(0.0, "probability of leaving out each encoder layer in a training step")
+    encoder_layerdrop: float = option(
+        0.0, "probability of leaving out each encoder layer in a training step", least=0, below=1
+    )
     encoder_layers_to_keep: Optional[str] = option(
         None, "numbers of the encoder layers to keep of a checkpoint, as in 0,2,4; works best after --encoder-layerdrop"
     )
@@ -126,15 +131,17 @@ class EncoderOptions(StackOptions):
 class DecoderOptions(StackOptions):
     """Options of any Mega decoder."""
 
-    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512)
-    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024)
-    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128)
+    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
+    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
+    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
     decoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
     decoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    decoder_layers: int = option(6, "number of layers")
+    decoder_layers: int = option(6, "number of layers", least=1)
     decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
     decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    decoder_layerdrop: float = option(0.0, "probability of leaving out each decoder layer in a training step")
+    decoder_layerdrop: float = option(
+        0.0, "probability of leaving out each decoder layer in a training step", least=0, below=1
+    )
     decoder_layers_to_keep: Optional[str] = option(
         None, "numbers of the decoder layers to keep of a checkpoint, as in 0,2,4; works best after --decoder-layerdrop"
     )
@@ -172,23 +179,8 @@ class DecoderOptions(StackOptions):
         "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss with "
         "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
     )
-    adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters")
-    adaptive_softmax_factor: float = option(4.0, "each cluster is narrower than the one before by this factor")
-
-
-def check_sizes(cfg: FairseqDataclass, side: str) -> None:
-    """Checks options that no layer's config checks, or checks only after embeddings are allocated."""
-    positions = [name for name in POSITIONS[side] if hasattr(cfg, name)]
-    for name in (*(f"{side}_{size}" for size in ("embed_dim", "hidden_dim", "z_dim", "layers")), *positions):
-        check_positive(**{typed(name): getattr(cfg, name)})
-    check_truncation(cfg.truncation_length, "--truncation-length")
-
-
-def warn_unused(cfg: FairseqDataclass, defaults: StackOptions, needed: str, *names: str) -> None:
-    """Warns about given options that have no effect without another one."""
-    for name in names:
-        if getattr(cfg, name) != getattr(defaults, name):
-            logger.warning(f"{typed(name)} has no effect without {needed}")
+    adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters", least=0, below=1)
+    adaptive_softmax_factor: float = option(4.0, "each cluster is narrower than the one before by this factor", least=1)
 
 
 Config = TypeVar("Config", bound=ModuleConfig)
@@ -252,19 +244,14 @@ def _check_kept_layers(cfg: FairseqDataclass, side: str, period: int) -> None:
 def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     """Refuses options of token mixers and feed-forward layers that have no effect in this model, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
+    given = {name for name in vars(defaults) if getattr(cfg, name) != getattr(defaults, name)}
     used = {name for side in sides for config in _configs(cfg, side) for name in _read(config, cfg, side)}
-    for side in sides:
-        size, of_feed_forward = f"{side}_ffn_embed_dim", FeedForwardConfig.option_names(side)
-        of_mixers = {name for config in MIXERS.values() for name in config.option_names(side)}
-        for name in sorted((of_mixers | of_feed_forward) - used - {size}):
-            if getattr(cfg, name) != getattr(defaults, name):
-                other = _mixer_option(cfg, side)
-                if name in of_feed_forward:
-                    other = "ffn_activation_fn" if getattr(cfg, size) else size
-                raise ValueError(
-                    f"{typed(name)} is {getattr(cfg, name)} and has no effect with {typed(other)} "
-                    f"{getattr(cfg, other)}; leave it out"
-                )
+    of_modules = {name for config in (FeedForwardConfig, *MIXERS.values()) for name in config.option_names(*sides)}
+    for name in sorted(given & of_modules - used - {f"{side}_ffn_embed_dim" for side in sides}):
+        raise ValueError(f"{typed(name)} is {getattr(cfg, name)} and has no effect in this model; leave it out")
+    for name in given & NEEDS.keys():
+        if not getattr(cfg, NEEDS[name]):
+            logger.warning(f"{typed(name)} has no effect without {typed(NEEDS[name])}")
 
 
 def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:

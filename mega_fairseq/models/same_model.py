@@ -15,9 +15,9 @@ import re
 from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
-import torch.distributed
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import FairseqTask
@@ -42,62 +42,47 @@ def check_start(
 ) -> None:
     """Checks the checkpoint that a training will load; `task_state` is that of its task.
 
-    The model's `has_other_classes` then says whether that checkpoint is of a classifier with other classes. torch.load
-    may then read the plain containers that fairseq saves, also if the plugin was imported without `--user-dir`.
+    torch.load may then read the plain containers that fairseq saves, also if the plugin was imported without
+    `--user-dir`.
     """
     if not is_training(cfg):
         return
     allow_plain_containers()
     options = option_of_command(cfg, "checkpoint")
-    if options.checkpoint_suffix:  # each process loads a part of a checkpoint
+    path, resumes = _start(options)
+    if not path or options.checkpoint_suffix or not Path(path).is_file():  # a suffix: each process loads a part
         return
-
-    def compare() -> bool:
-        option, path, resumes = _start(options)
-        if not path or not Path(path).is_file():
-            return False
-        return _compare(model, cfg, _read(option, path), path, resumes, task_state)
-
-    model.has_other_classes = _decided_by_first_process(compare)
-
-
-def _decided_by_first_process(decide: Callable[[], bool]) -> bool:
-    """Returns the result of `decide` in the first process to all, which may see other folders, or raises its error."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    outcome: List[Any] = [None]
-    if not several or torch.distributed.get_rank() == 0:
-        try:
-            outcome = [decide()]
-        except Exception as error:
-            outcome = [error]
-    if several:
-        torch.distributed.broadcast_object_list(outcome, src=0)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
+    try:
+        with plain_containers_allowed():
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # fairseq may load classes that are not plain containers
+        return
+    except (RuntimeError, OSError, EOFError):
+        raise ValueError(
+            f"{path} is not a complete checkpoint; give another one of its training as --restore-file, or remove it "
+            "to train from the start"
+        ) from None
+    _compare(model, cfg, state, path, resumes, task_state)
 
 
-def _start(options: DictConfig) -> Tuple[str, Optional[str], bool]:
-    """The option that names the checkpoint that fairseq will load, its path, and whether that resumes its training."""
+def _start(options: DictConfig) -> Tuple[Optional[str], bool]:
+    """The path of the checkpoint that fairseq will load, and whether that resumes its training."""
     resumes, last = not options.reset_optimizer, Path(options.save_dir, LAST)
     if options.restore_file != LAST:
-        return "--restore-file", options.restore_file, resumes
+        return options.restore_file, resumes
     if last.exists():
-        return "--restore-file", str(last), resumes
+        return str(last), resumes
     if getattr(options, "continue_once", None):  # fairseq 0.12.2 has no such option
-        return "--continue-once", options.continue_once, resumes
-    return "--finetune-from-model", options.finetune_from_model, False
+        return options.continue_once, resumes
+    return options.finetune_from_model, False
 
 
 def _compare(
     model: BaseFairseqModel, cfg: FairseqDataclass, state: Dict[str, Any], path: str, resumes: bool, task_state: Mapping
-) -> bool:
-    """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has.
-
-    Returns whether its classes differ from those of the checkpoint.
-    """
+) -> None:
+    """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has."""
     if MODEL_REGISTRY.get(_section(state, "model").get("_name")) is not type(model):
-        return False  # not a Mega model, which fairseq reports
+        return  # not a Mega model, which fairseq reports
     pruned = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}
     compared = {"model": [n for n in cfg if n not in pruned and not FREE.fullmatch(n)], "task": TASK if resumes else ()}
     changed = {}
@@ -120,20 +105,6 @@ def _compare(
     if changed:
         start = "resuming from" if resumes else "starting a new training from"
         logger.warning(f"{start} {path} with other options: {listed}")
-    return stored.get("classes") not in (None, task_state.get("classes"))
-
-
-def _read(option: str, path: str) -> Dict[str, Any]:
-    try:
-        with plain_containers_allowed():
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError:
-        return {}  # fairseq may load classes that are not plain containers
-    except (RuntimeError, OSError, EOFError):
-        raise ValueError(
-            f"{option} is {path}, which is not a complete checkpoint; give another one of its training as "
-            "--restore-file, or remove it to train from the start"
-        ) from None
 
 
 def _section(state: Dict[str, Any], name: str) -> Mapping[str, Any]:

@@ -16,20 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.fairseq_options import is_training, option_of_command
 from mega_fairseq.models.embedding import types_of
 from mega_fairseq.models.options import StackOptions, layer_configs
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
-
-TORCH_DDP = ("pytorch_ddp", "c10d")
-# What --retain-dropout-modules may list: names of fairseq's Transformer, each with a counterpart here. AdaptiveSoftmax
-# is fairseq's own module, which checks the option itself.
-RETAINED = (
-    *("TransformerEncoder", "TransformerEncoderLayer", "TransformerDecoder", "TransformerDecoderLayer"),
-    "AdaptiveSoftmax",
-)
 
 
 class Stack:
@@ -99,12 +90,6 @@ class Stack:
             return
         names = retain_dropout_modules  # a list, or the text of one as on fairseq's command line
         names = re.findall(r"\w+", names) if isinstance(names, str) else names
-        unknown = [name for name in names or () if name not in RETAINED]
-        if unknown:
-            raise ValueError(
-                f"--retain-dropout-modules has {unknown[0]!r}, which Mega models lack; choose from "
-                f"{', '.join(RETAINED)}"
-            )
         own = f"Transformer{self.side.capitalize()}"
         for module, name in ((self, own), *((layer, f"{own}Layer") for layer in self.layers)):
             if names is None or name in names:
@@ -139,18 +124,8 @@ def _buffers_restored(module: nn.Module) -> Iterator[None]:
 
 
 def keep_layers(cfg: FairseqDataclass, side: str) -> None:
-    """Checks the options for dropping and pruning layers, and sets the number of layers kept."""
-    rate, kept = getattr(cfg, f"{side}_layerdrop"), getattr(cfg, f"{side}_layers_to_keep")
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"--{side}-layerdrop is {rate}; it must be a probability from 0 up to, but not including, 1")
-    if rate > 0.0 and is_training(cfg):
-        ddp = option_of_command(cfg, "distributed_training")
-        # torch's DDP fails in the second update if a layer had no gradient.
-        if ddp.distributed_world_size > 1 and ddp.ddp_backend in TORCH_DDP and not ddp.find_unused_parameters:
-            raise ValueError(
-                f"--{side}-layerdrop leaves out layers, and --ddp-backend {ddp.ddp_backend} expects gradients of all "
-                "of them in every update; add --find-unused-parameters, or give --ddp-backend legacy_ddp"
-            )
+    """Checks the option for pruning layers, and sets the number of layers kept."""
+    kept = getattr(cfg, f"{side}_layers_to_keep")
     if not kept:
         return
     layers, numbers = getattr(cfg, f"{side}_layers"), kept.split(",")
