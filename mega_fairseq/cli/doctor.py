@@ -20,20 +20,7 @@ from mega_fairseq.cli.output import quiet_output
 
 NEW = sys.version_info >= (3, 11)  # fairseq 0.12.2 does not run there, but fairseq-fixed does
 OFFICIAL, FIXED = ("fairseq", "0.12.2"), ("fairseq-fixed", "0.12.3.1")
-if NEW:
-    GET_TORCH = "pip install 'torch>=2.4'"
-    GET_PACKAGE = "pip install omegaconf==2.3.0 hydra-core==1.3.2 sacrebleu"
-    GET_FAIRSEQ = (
-        "pip uninstall -y fairseq fairseq-fixed, then pip install Cython numpy torch setuptools wheel, "
-        "then pip install --no-cache-dir --no-build-isolation fairseq-fixed==0.12.3.1"
-    )
-else:
-    GET_TORCH = "pip install 'torch>=2.4,<2.6' 'numpy<2'"
-    GET_PACKAGE = "pip install 'pip<24.1', then pip install 'omegaconf<2.1' 'hydra-core<1.1' sacrebleu"
-    GET_FAIRSEQ = (
-        "pip uninstall -y fairseq fairseq-fixed, then pip install 'pip<24.1', "
-        "then pip install --no-cache-dir fairseq==0.12.2 'torch<2.6' 'numpy<2'"
-    )
+INSTALL = "pip install -c constraints.txt . in a clone of this package, as in docs/install.md"
 TRITON = "install a C compiler such as gcc, and the Triton that belongs to your torch"
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 WORTH_IT = 1.5  # speed of matrix products in bf16 relative to float32; the rest of a layer does not become faster
@@ -224,13 +211,13 @@ def gpu() -> str:
 INSTALLED = [
     Check("Python", python, "use Python 3.13 if something fails", needed=True),
     Check("mega_fairseq", lambda: f"{mega_fairseq.__version__} in {mega_fairseq.__path__[0]}", "install it again"),
-    Check("fairseq", fairseq, GET_FAIRSEQ, needed=True),
-    Check("torch", torch, GET_TORCH, needed=True),
-    *(Check(name, partial(package, name), GET_PACKAGE, needed=True) for name in ("omegaconf", "hydra", "sacrebleu")),
+    Check("fairseq", fairseq, INSTALL, needed=True),
+    Check("torch", torch, INSTALL, needed=True),
+    *(Check(name, partial(package, name), INSTALL, needed=True) for name in ("omegaconf", "hydra", "sacrebleu")),
     Check("matplotlib", partial(package, "matplotlib"), "for figures: pip install matplotlib"),
 ]
 WORKING = [
-    Check("training", training, GET_FAIRSEQ, needed=True),
+    Check("training", training, INSTALL, needed=True),
     Check("bf16", cpu_bf16, "on the CPU, train in float32"),
     Check("GPU", gpu, "train small models on the CPU"),
 ]

@@ -117,8 +117,8 @@ OLD = "no" if doctor.NEW else "ok"
     [
         (["fairseq-fixed 0.12.3.1"], True, "ok", "fairseq-fixed 0.12.3.1"),
         (["fairseq 0.12.2"], True, OLD, "fairseq 0.12.2"),
-        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "overwrite each other; pip uninstall"),
-        (["fairseq-fixed 0.12.4"], True, "note", "0.12.4, not tested; pip uninstall"),
+        (["fairseq 0.12.2", "fairseq-fixed 0.12.3.1"], True, "no", "overwrite each other"),
+        (["fairseq-fixed 0.12.4"], True, "note", "0.12.4, not tested"),
         ([], True, "note", "unknown version"),
         ([], False, "no", "not installed"),
     ],
@@ -135,12 +135,10 @@ def test_the_two_distributions_of_fairseq_are_distinguished(tmp_path, monkeypatc
     assert text in f"{result.text}; {result.remedy}"
 
 
-def test_remedies_install_the_required_versions():
+def test_the_tested_versions_of_fairseq_are_the_required_ones():
     setup = (ROOT / "setup.py").read_text()
-    assert '"torch>=2.4"' in setup
     for pair in (doctor.OFFICIAL, doctor.FIXED):
         assert f"'{'=='.join(pair)};" in setup
-    assert "==".join(doctor.FIXED if doctor.NEW else doctor.OFFICIAL) in doctor.GET_FAIRSEQ
 
 
 @pytest.mark.parametrize(("faster", "mark"), [(2.4, "ok"), (1.0, "note"), (0.02, "note")])
