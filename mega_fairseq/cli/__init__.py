@@ -5,7 +5,7 @@ from typing import Iterator
 
 
 class UserError(Exception):
-    """An error of the user: one sentence with its remedy, which the command prints before it exits with code 1."""
+    """An error of the user: one sentence with its remedy. `main` prints it, like those of tasks, and returns 1."""
 
 
 @contextlib.contextmanager

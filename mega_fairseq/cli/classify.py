@@ -30,14 +30,13 @@ from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
 TASKS = ("mega_classification", "sentence_prediction")
-LARGEST = 1_000_000  # batch
 SHOWN = 8  # examples in a row of the figure
 TITLE_WIDTH = 16  # characters of a line above an example, so that neighbours do not touch
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if not 1 <= arguments.batch_size <= LARGEST:
-        raise UserError(f"--batch-size is {arguments.batch_size}; give a whole number from 1 to {LARGEST:,}")
+    if arguments.batch_size < 1:
+        raise UserError(f"--batch-size is {arguments.batch_size}; give a whole number of at least 1")
     typed, prefix = arguments.data == "-", arguments.out
     if typed and prefix:
         raise UserError("--out describes a split with labels; give a folder in place of -, or leave it out")
@@ -89,14 +88,12 @@ def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassifica
         options["data"] = data
     try:
         cfg = OmegaConf.merge(MegaClassificationConfig(), {**options, "seed": 1})  # checks their types
-        task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
-        task.load_state_dict(_state(checkpoint.task_state))
     except OmegaConfBaseException as error:
         raise UserError(
             f"has invalid task options ({str(error).splitlines()[0]}); get it again from its source"
         ) from None
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"cannot classify: {error}") from None
+    task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
+    task.load_state_dict(_state(checkpoint.task_state))
     return task
 
 
@@ -124,10 +121,7 @@ def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
         known = "no dictionary" if of_task is None else f"a dictionary of {of_task:,} types"
         needed = "takes values" if types is None else f"has {types:,} types"
         raise UserError(f"{needed}, and there is {known}; give the folder of its training as DATA")
-    try:
-        task.check_first_token()
-    except ValueError as error:
-        raise UserError(f"cannot classify: {error}") from None
+    task.check_first_token()
     if classes != len(task.classes):
         raise UserError(
             f"has {classes} classes and the labels of the data {len(task.classes)}; give the folder of its training "
@@ -146,13 +140,10 @@ def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
         known, has = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
         remedy = "give other data" if needs_pairs else "train with --task mega_classification and --pairs"
         raise UserError(f"the model classifies {known}, and {task.cfg.data} has {has} for each label; {remedy}")
-    try:
-        numbers = None
-        if folder.labels_file(split).exists():
-            numbers = class_numbers(folder.labels(split), task.classes, str(folder.labels_file(split)))
-        examples = task.examples(folder.inputs(split), numbers)
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
+    numbers = None
+    if folder.labels_file(split).exists():
+        numbers = class_numbers(folder.labels(split), task.classes, str(folder.labels_file(split)))
+    examples = task.examples(folder.inputs(split), numbers)
     for inputs in examples.inputs:
         if inputs.cut:
             print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
@@ -163,12 +154,9 @@ def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int
     """The probabilities (N, classes) of all examples."""
     result = torch.zeros(len(examples), len(classifier.labels))
     with tqdm(total=len(examples), unit="example", disable=None) as bar:
-        try:
-            for rows, probabilities in classifier.probabilities(examples, batch_size):
-                result[rows] = probabilities
-                bar.update(len(rows))
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        for rows, probabilities in classifier.probabilities(examples, batch_size):
+            result[rows] = probabilities
+            bar.update(len(rows))
     return result
 
 

@@ -13,13 +13,13 @@ from mega_fairseq.cli.output import quiet_logging
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run one subcommand and return its exit code; a UserError is printed on stderr."""
+    """Run one subcommand and return its exit code; errors of the user are printed on stderr."""
     open_streams()
     args = parser().parse_args(arguments)
     try:
         args.run(args)
         sys.stdout.flush()
-    except UserError as error:
+    except (UserError, ValueError) as error:
         text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
         print(f"mega-fairseq {args.command}: {text}", file=sys.stderr)
         return 1
