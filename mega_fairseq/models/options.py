@@ -249,7 +249,7 @@ def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     of_modules = {name for config in (FeedForwardConfig, *MIXERS.values()) for name in config.option_names(*sides)}
     for name in sorted(given & of_modules - used - {f"{side}_ffn_embed_dim" for side in sides}):
         raise ValueError(f"{typed(name)} is {getattr(cfg, name)} and has no effect in this model; leave it out")
-    for name in given & NEEDS.keys():
+    for name in sorted(given & NEEDS.keys()):
         if not getattr(cfg, NEEDS[name]):
             logger.warning(f"{typed(name)} has no effect without {typed(NEEDS[name])}")
 
