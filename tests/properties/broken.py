@@ -1,113 +1,147 @@
-"""Layers with one deliberate, plausible mistake each, for test_controls.py.
+"""Layers with one deliberate mistake each that public code makes, or almost made here, for test_controls.py.
 
-Each wraps a correct layer, or has a correct counterpart, so that it can only be rejected because of the mistake.
+Each is made from a correct layer, with the same parameters, so that it can only be rejected because of the mistake.
 """
 
-from typing import Any, Optional, Tuple
+from copy import copy
+from functools import partial
+from typing import Any, Callable, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.modules import DampedEMA
-from tests.properties.contracts import Layer, map_state
-from tests.properties.layers import DIM
+from mega_fairseq.modules import Mixer
+from mega_fairseq.modules.mixers.aft import WindowedAFT
+from mega_fairseq.modules.mixers.flash import FlashState, MixedChunkAttention
+from mega_fairseq.modules.mixers.gau import GatedAttentionUnit
+from mega_fairseq.modules.mixers.gmlp import GatedMLP, Weights
+from mega_fairseq.modules.mixers.multi_head import MultiHeadAttention
+from mega_fairseq.modules.mixers.sparse import SparseAttention
+from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.sparse import visible_places
+from tests.properties.contracts import Layer, leaves, map_state
+from tests.properties.layers import DIM, with_state
 
-# ------------------------------------------------------------------------------------------- mistakes with states
+Twin = Callable[[Layer], Layer]  # from a correct layer to a broken one
 
 
-def forgets_its_state(layer: Layer) -> Layer:
-    return Layer(lambda x, state, mask: layer.step(x, layer.start(), mask), layer.parameters, layer.start)
+def mistake(step: Callable[..., Tuple[Tensor, Any]]) -> Twin:
+    """The twin that runs step(s, x, state, mask), where s is the correct step."""
+
+    def twin(healthy: Layer) -> Layer:
+        return Layer(partial(step, healthy.step), healthy.parameters, healthy.start)
+
+    return twin
 
 
-def detaches_its_state(layer: Layer) -> Layer:
+def as_class(kind: Type[Mixer]) -> Twin:
+    """The twin that turns the mixer into one of another class."""
+    return lambda healthy: with_state(broken(healthy.step, kind))
+
+
+def broken(healthy: Mixer, kind: Type[Mixer]) -> Mixer:
+    """A mixer of another class with the parameters of `healthy`."""
+    twin = copy(healthy)
+    twin.__class__ = kind
+    return twin
+
+
+# ------------------------------------------------------------------------------------------- states
+
+
+@mistake
+def forgets_its_state(step, x, state, mask):
+    return step(x, None, mask)
+
+
+@mistake
+def forgets_its_unfinished_chunk(step, x, state, mask):
+    if state is not None:
+        state = state._replace(cache=KeyValues(state.cache.keys[:, :0], state.cache.values[:, :0]))
+    return step(x, state, mask)
+
+
+@mistake
+def forgets_the_token_before(step, x, state, mask):
+    """Token shift starts every piece with zeros."""
+    return step(x, None if state is None else state._replace(last=torch.zeros_like(state.last)), mask)
+
+
+@mistake
+def detaches_its_state(step, x, state, mask):
     """Unintended truncated back-propagation: values are right, but gradients stop at each cut."""
-
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x, state, mask)
-        return y, map_state(torch.detach, state)
-
-    return Layer(step, layer.parameters, layer.start)
+    y, state = step(x, state, mask)
+    return y, map_state(torch.detach, state)
 
 
-def writes_into_its_state(ema: DampedEMA) -> Layer:
-    """Overwrites the given state, as a decoder might do to save an allocation."""
-
-    def step(x: Tensor, state: Optional[Tensor], mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        y, new = ema(x, state, mask)
-        if state is not None:
-            with torch.no_grad():
-                state.copy_(new)
-        return y, new
-
-    return Layer(step, list(ema.parameters()))
+@mistake
+def returns_a_wrong_state(step, x, state, mask):
+    y, new = step(x, state, mask)
+    return y, new * (1.0 if state is None else 1.0 + 1e-6)
 
 
-class KeepsItsStateAsAnAttribute:
+@mistake
+def writes_into_its_state(step, x, state, mask):
+    """Overwrites what has the same size in the given state, as a decoder might do to save an allocation."""
+    y, new = step(x, state, mask)
+    with torch.no_grad():
+        for old, now in zip(leaves(state), leaves(new)):
+            if isinstance(old, Tensor) and isinstance(now, Tensor) and old.shape == now.shape:
+                old.copy_(now)
+    return y, new
+
+
+def keeps_its_state(healthy: Layer) -> Layer:
     """Returns only a placeholder as state; the numbers stay in the layer."""
+    kept = []
 
-    def __init__(self, ema: DampedEMA):
-        self.ema, self.kept = ema, None
-
-    def __call__(self, x: Tensor, state: Optional[str], mask: Optional[Tensor]) -> Tuple[Tensor, str]:
-        y, self.kept = self.ema(x, self.kept if state else None, mask)
+    def step(x: Tensor, state: Optional[str], mask: Optional[Tensor]) -> Tuple[Tensor, str]:
+        y, new = healthy.step(x, kept[-1] if state else None, mask)
+        kept.append(new)
         return y, "started"
 
-
-class _Box:
-    def __init__(self, state: Tensor):
-        self.state = state
+    return Layer(step)
 
 
-def hides_its_state(ema: DampedEMA) -> Layer:
-    """Wraps its state in an object, so that reordering tensors does not affect it."""
-
-    def step(x: Tensor, box: Optional[_Box], mask: Optional[Tensor]) -> Tuple[Tensor, _Box]:
-        y, state = ema(x, None if box is None else box.state, mask)
-        return y, _Box(state)
-
-    return Layer(step, list(ema.parameters()))
+@mistake
+def hides_its_state(step, x, box, mask):
+    """Puts its state into a list, so that reordering tensors does not affect it."""
+    y, state = step(x, None if box is None else box[0], mask)
+    return y, [state]
 
 
-def ages_at_pads(ema: DampedEMA) -> Layer:
+@mistake
+def ages_at_pads(step, x, state, mask):
     """Zeroes padded inputs, but lets the state decay at pads."""
-
-    def step(x: Tensor, state: Optional[Tensor], mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        if mask is None:
-            return ema(x, state)
-        y, state = ema(x.masked_fill(mask.unsqueeze(-1), 0.0), state)
-        return y.masked_fill(mask.unsqueeze(-1), 0.0), state
-
-    return Layer(step, list(ema.parameters()))
+    y, state = step(_without_pads(x, mask), state, None)
+    return _without_pads(y, mask), state
 
 
-# ------------------------------------------------------------------------------------------- mistakes with masks
+def _without_pads(x: Tensor, mask: Optional[Tensor]) -> Tensor:
+    return x if mask is None else x.masked_fill(mask.unsqueeze(-1), 0.0)
 
 
-def ignores_the_mask(layer: Layer) -> Layer:
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x, state, None)
-        return (y if mask is None else y.masked_fill(mask.unsqueeze(-1), 0.0)), state
-
-    return Layer(step, layer.parameters, layer.start)
+# ------------------------------------------------------------------------------------------- masks
 
 
-def leaves_padded_outputs(layer: Layer) -> Layer:
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x, state, mask)
-        return (y if mask is None else y + mask.unsqueeze(-1) * 0.1), state
-
-    return Layer(step, layer.parameters, layer.start)
+@mistake
+def ignores_the_mask(step, x, state, mask):
+    y, state = step(x, state, None)
+    return _without_pads(y, mask), state
 
 
-def leaks_gradients_into_pads(layer: Layer) -> Layer:
+@mistake
+def leaves_padded_outputs(step, x, state, mask):
+    y, state = step(x, state, mask)
+    return (y if mask is None else y + mask.unsqueeze(-1) * 0.1), state
+
+
+@mistake
+def leaks_gradients_into_pads(step, x, state, mask):
     """Values are right, but padded inputs get gradients."""
-
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x, state, mask)
-        total = x.sum((1, 2), keepdim=True)
-        return y + (0.0 if mask is None else (total - total.detach()) * ~mask.unsqueeze(-1)), state
-
-    return Layer(step, layer.parameters, layer.start)
+    y, state = step(x, state, mask)
+    total = x.sum((1, 2), keepdim=True)
+    return y + (0.0 if mask is None else (total - total.detach()) * ~mask.unsqueeze(-1)), state
 
 
 def chunked_means(chunk_size: int, counts_pads: bool = False, looks_ahead: bool = False) -> Layer:
@@ -126,48 +160,43 @@ def chunked_means(chunk_size: int, counts_pads: bool = False, looks_ahead: bool 
     return Layer(step)
 
 
-# ------------------------------------------------------------------------------------------- mistakes with time
+# ------------------------------------------------------------------------------------------- time
 
 
-def normalises_over_time(layer: Layer) -> Layer:
+@mistake
+def normalises_over_time(step, x, state, mask):
     """Uses norm statistics over all positions of all sequences."""
-
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x - x.mean((0, 1), keepdim=True), state, mask)
-        return (y if mask is None else y.masked_fill(mask.unsqueeze(-1), 0.0)), state
-
-    return Layer(step, layer.parameters, layer.start)
+    y, state = step(x - x.mean((0, 1), keepdim=True), state, mask)
+    return _without_pads(y, mask), state
 
 
-def shows_the_next_input(layer: Layer, values: bool, gradients: bool) -> Layer:
-    """Adds the next input, only to values or only to gradients."""
-
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        y, state = layer.step(x, state, mask)
-        after = torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
-        if values:
-            y = y + 0.01 * after.detach()
-        if gradients:
-            y = y + 0.01 * (after - after.detach())
-        return y, state
-
-    return Layer(step, layer.parameters, layer.start)
+@mistake
+def shows_values_of_the_next_input(step, x, state, mask):
+    y, state = step(x, state, mask)
+    return y + 0.01 * _next(x).detach(), state
 
 
-def drops_the_unfinished_chunk(layer: Layer, chunk_size: int) -> Layer:
-    """Processes whole chunks and returns the remainder unchanged."""
-
-    def step(x: Tensor, state: Any, mask: Optional[Tensor]) -> Tuple[Tensor, Any]:
-        whole = x.size(1) - x.size(1) % chunk_size
-        if whole == 0:
-            return x, state
-        y, state = layer.step(x[:, :whole], state, mask)
-        return torch.cat([y, x[:, whole:]], 1), state
-
-    return Layer(step, layer.parameters, layer.start)
+@mistake
+def shows_gradients_of_the_next_input(step, x, state, mask):
+    y, state = step(x, state, mask)
+    return y + 0.01 * (_next(x) - _next(x).detach()), state
 
 
-# ------------------------------------------------------------------------------------------- mistakes with numbers
+def _next(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
+
+
+@mistake
+def drops_the_unfinished_chunk(step, x, state, mask):
+    """Processes whole chunks of 4 tokens and returns the remainder unchanged."""
+    whole = x.size(1) - x.size(1) % 4
+    if whole == 0:
+        return x, state
+    y, state = step(x[:, :whole], state, mask)
+    return torch.cat([y, x[:, whole:]], 1), state
+
+
+# ------------------------------------------------------------------------------------------- numbers
 
 
 class PlainEMA(nn.Module):
@@ -232,3 +261,106 @@ class SpoilsItsGraph(nn.Module):
 
     def forward(self, x: Tensor, state: None = None, mask: None = None) -> Tuple[Tensor, None]:
         return _SpoilsWhatItSaved.apply(x * self.weight), None
+
+
+# ------------------------------------------------------------------------------------------- divisors of mixers
+
+
+class DividesByTheLength(GatedAttentionUnit):
+    """Every row divides by the number of all keys, later ones included."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        seen = torch.arange(1, k.size(1) + 1)[-q.size(1) :].unsqueeze(-1)  # (n, 1)
+        return super().attend(q, k, v, padding) * (seen / k.size(1))
+
+
+class DividesByTheChunk(MixedChunkAttention):
+    """The memory is divided by c, and not by the number of its tokens, so that it grows."""
+
+    def linear_maps(self, shared: Tensor, places: Tensor) -> Tuple[Tensor, Tensor]:
+        queries, keys = super().linear_maps(shared, places)
+        return queries * places.div(self.config.chunk_size, rounding_mode="floor").clamp_min(1).unsqueeze(-1), keys
+
+
+class CountsPads(MixedChunkAttention):
+    """Pads add nothing to the sums, but count in their divisors."""
+
+    def _bidirectional(self, shared: Tensor, values: Tensor, batch: Any) -> Tuple[Tensor, None]:
+        if batch.padding is not None:
+            values = values.masked_fill(batch.padding.unsqueeze(-1), 0.0)
+        return super()._bidirectional(shared, values, batch._replace(padding=None))
+
+
+class CountsTheTokensOfTheFirstRow(MixedChunkAttention):
+    """All rows take the number of finished tokens from the first."""
+
+    def _causal(self, shared: Tensor, values: Tensor, batch: Any) -> Tuple[Tensor, FlashState]:
+        if batch.state is not None:
+            finished = batch.state.finished
+            batch = batch._replace(state=batch.state._replace(finished=finished[:1].expand_as(finished)))
+        return super()._causal(shared, values, batch)
+
+
+# ------------------------------------------------------------------------------------------- places
+
+
+class CountsPlacesInThePiece(MultiHeadAttention):
+    """The first query of a piece takes the first entry of a table, wherever the piece starts in its chunk."""
+
+    def at(self, table: Optional[Tensor], places: slice) -> Optional[Tensor]:
+        return super().at(table, slice(0, places.stop - places.start))
+
+
+class KeepsItsWeights(GatedMLP):
+    """Computes the weights of its places once for evaluation."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.kept = {}
+
+    def weights(self, queries: int, keys: int) -> Weights:
+        if self.training:
+            return super().weights(queries, keys)
+        if (queries, keys) not in self.kept:
+            made = super().weights(queries, keys)
+            self.kept[queries, keys] = Weights(*(None if t is None else t.detach() for t in made))
+        return self.kept[queries, keys]
+
+
+# ------------------------------------------------------------------------------------------- exponentials, sets of keys
+
+
+class TakesNoMaximum(WindowedAFT):
+    """Divides sums of e^k as they are."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+        distance = torch.arange(k.size(1)).unsqueeze(1) - torch.arange(k.size(1))  # (m, m)
+        w = self.log_weight[:, distance.clamp_min(0)].exp() * (distance >= 0)  # (H, m, m)
+        e = torch.exp(k - self.largest(k))
+        sums = (torch.einsum("htu,buhi->bthi", w, t.unflatten(-1, (w.size(0), -1))) for t in (e * v, e))
+        numerator, denominator = (t.flatten(2) for t in sums)
+        return numerator / denominator
+
+    def largest(self, k: Tensor) -> Tensor:
+        return torch.zeros_like(k[:, :1])
+
+
+class TakesTheMaximumOfLaterKeys(TakesNoMaximum):
+    """Takes off the largest key of the window, which may be far above all keys that a row sees."""
+
+    def largest(self, k: Tensor) -> Tensor:
+        return k.amax(1, keepdim=True)
+
+
+class SeesOneKeyTwice(SparseAttention):
+    """The key at i - l is in the band and in the column. It also builds whole matrices."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], finished: None = None) -> Tensor:
+        c, places = self.config, torch.arange(k.size(1))
+        band, column = (
+            visible_places(c.sparsity._replace(sets=sets), c.heads, k.size(1)) for sets in ("first", "second")
+        )
+        times = band.double() + (column & (places != places.unsqueeze(1)))  # (H, n, n)
+        q, k, v = (t.unflatten(-1, (c.heads, -1)) for t in (q, k, v))  # (G, n, H, z)
+        scores = torch.einsum("gihz,gjhz->ghij", q, k) * q.size(-1) ** -0.5 + times.to(q).log()
+        return torch.einsum("ghij,gjhz->gihz", torch.softmax(scores, -1), v).flatten(2)

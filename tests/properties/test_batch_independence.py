@@ -12,7 +12,6 @@ from mega_fairseq.modules import (
     GatedAttentionConfig,
     GatedCrossAttention,
     GatedCrossAttentionConfig,
-    MovingAverageGatedAttention,
     SequenceNorm,
 )
 from mega_fairseq.ops.padding import Alignment
@@ -42,19 +41,12 @@ def test_a_sequence_has_the_same_outputs_and_gradients_alone_and_in_any_padded_b
     rows = [random_input(seed + i, n, DIM) for i, n in enumerate(counts)]
     tails = random_input(seed + 9, len(counts), 3, DIM) if kind in CAUSAL else None
     filler = None if pad is None else torch.full((*mask.shape, DIM), pad, dtype=torch.float64)  # None: large numbers
-    check_batch_independence(recipe.layer(len(counts)), rows, mask, tails, filler)
-
-
-@pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
-@given(data=st.data(), counts=row_lengths, seed=seeds)
-def test_every_layer_accepts_the_alignment_of_a_batch_instead_of_its_mask(kind, data, counts, seed):
-    recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
-    layer, x = recipe.layer(len(counts)), random_input(seed, *mask.shape, DIM)
-    y, _ = layer.step(x, layer.start(), mask)
-    align = Alignment.of(mask, crop=True)
-    front = align.front(x.masked_fill(mask.unsqueeze(-1), 0.0))
-    aligned, _ = layer.step(front, layer.start(), align.done())
-    assert_close(align.back(aligned), y, "aligned")
+    layer = recipe.layer(len(counts))
+    check_batch_independence(layer, rows, mask, tails, filler)
+    # The same from the alignment of the batch, which a stack of layers computes once.
+    align, x = Alignment.of(mask, crop=True), place(rows, mask, torch.zeros(*mask.shape, DIM, dtype=torch.float64))
+    aligned, _ = layer.step(align.front(x), layer.start(), align.done())
+    assert_close(align.back(aligned), layer.step(x, layer.start(), mask)[0], "aligned")
 
 
 @pytest.mark.parametrize("in_block", [False, True], ids=["cross_attention", "decoder_block"])
@@ -110,37 +102,29 @@ def test_a_source_of_only_pads_gives_finite_outputs_and_does_not_change_other_ro
 SHORT = 8  # the reach of a simple bias, and the length of the longest sequence
 
 
+def limited(cross=False, **options):
+    config = (GatedCrossAttentionConfig if cross else GatedAttentionConfig)(
+        DIM, shared_dim=2, max_positions=SHORT, **options
+    )
+    module = GatedCrossAttention(config) if cross else config.build()
+    return randomise(module, 5)
+
+
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_padding_does_not_use_up_the_reach_of_the_simple_bias(chunk_size, causal):
-    config = GatedAttentionConfig(DIM, shared_dim=2, chunk_size=chunk_size, causal=causal, max_positions=SHORT)
-    module = randomise(MovingAverageGatedAttention(config), 5)
+    module = limited(chunk_size=chunk_size, causal=causal)
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, 5:], mask[1, :5] = False, False
     rows = [random_input(1, 8, DIM), random_input(2, 5, DIM)]
     check_batch_independence(with_state(module) if causal else stateless(module), rows, mask)
 
 
-@pytest.mark.parametrize("kind", ["attention", "cross_attention"])
-def test_padding_of_pieces_does_not_use_up_the_reach_of_the_simple_bias(kind):
-    if kind == "attention":
-        layer = with_state(
-            randomise(MovingAverageGatedAttention(GatedAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
-        )
-    else:
-        module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
-        layer = reading(module, random_input(3, 2, 4, DIM), None)
+def test_padding_of_pieces_and_sources_does_not_use_up_the_reach_of_the_simple_bias():
     masks = [torch.tensor([[False, False, True, True, True], [True, True, True, False, True]]) for _ in range(3)]
-    rows = [random_input(1, 6, DIM), random_input(2, 3, DIM)]
-    check_ragged_pieces(layer, rows, masks, random_input(4, 2, 2, DIM))
-
-
-def test_padding_of_a_source_does_not_use_up_the_reach_of_the_simple_bias():
-    module = randomise(GatedCrossAttention(GatedCrossAttentionConfig(DIM, shared_dim=2, max_positions=SHORT)), 5)
-    source, x = random_input(3, 1, 6, DIM), random_input(4, 1, 7, DIM)
-    padded = torch.cat([random_input(5, 1, 9, DIM), source], 1)
-    mask = torch.arange(15).unsqueeze(0) < 9
-    assert_close(module(x, padded, None, None, mask)[0], module(x, source)[0], "outputs")
+    rows, padded = [random_input(1, 6, DIM), random_input(2, 3, DIM)], torch.arange(15).expand(2, -1) < 9
+    for layer in (with_state(limited()), reading(limited(cross=True), random_input(3, 2, 15, DIM), padded)):
+        check_ragged_pieces(layer, rows, masks, random_input(4, 2, 2, DIM))
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "syncbatchnorm"])
@@ -163,5 +147,5 @@ def test_syncbatchnorm_is_batchnorm_in_one_process_and_refused_among_processes_w
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     assert_close(ours(x), plain(x), "outputs")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="syncbatchnorm synchronises processes on GPUs only; choose batchnorm"):
+    with pytest.raises(ValueError, match="syncbatchnorm"):
         ours(x)

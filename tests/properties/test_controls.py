@@ -1,13 +1,15 @@
 """Negative controls: each check of contracts.py accepts a correct layer and rejects a deliberately broken one."""
 
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable
 
 import pytest
 import torch
 
-from mega_fairseq.modules import DampedEMA, GatedAttentionConfig, MovingAverageGatedAttention
-from mega_fairseq.ops.attention.chunks import KeyValues
-from tests.properties import broken, reference
+from mega_fairseq.modules import EXAMPLES, DampedEMA, GatedAttentionConfig, Mixer
+from tests.properties import broken, reference, reference_mixers
+from tests.properties.broken import as_class
 from tests.properties.contracts import (
     Layer,
     check_batch_independence,
@@ -21,186 +23,188 @@ from tests.properties.contracts import (
     check_split_anywhere,
     check_state_is_a_value,
 )
-from tests.properties.controls import LEFT, OTHER, RIGHT, ROWS, TAILS, X, rejects
 from tests.properties.layers import DIM, random_input, randomise, stateless, with_state
 
+CHUNK = 4
+X, OTHER = random_input(1, 2, 9, DIM), random_input(2, 2, 9, DIM)
+TAILS = random_input(3, 2, 3, DIM)
+ROWS = [random_input(4, 7, DIM), random_input(5, 4, DIM)]
+LONGER = [torch.cat([row, row[:2]]) for row in ROWS]
+LEFT = torch.zeros(2, 7, dtype=torch.bool)
+LEFT[1, :3] = True
+RIGHT = LEFT.flip(1)
 
-def ema(**options: Any) -> DampedEMA:
-    return randomise(DampedEMA(DIM, 2, **options), 5)
+
+def no_pads(length: int) -> torch.Tensor:
+    return torch.zeros(2, length, dtype=torch.bool)
 
 
-def attention(seed: int = 5, **options: Any) -> MovingAverageGatedAttention:
+def ema() -> Layer:
+    return with_state(randomise(DampedEMA(DIM, 2), 5))
+
+
+def both_ways() -> Layer:
+    return stateless(randomise(DampedEMA(DIM, 2, bidirectional=True), 5))
+
+
+def built(name: str, **options: Any) -> Mixer:
+    """An example of a mixer with other options."""
+    return randomise(replace(EXAMPLES[name], **options).build(), 5)
+
+
+def mega(**options: Any) -> Mixer:
     config = GatedAttentionConfig(DIM, shared_dim=2, value_dim=8, ndim=2, max_positions=32, **options)
-    return randomise(MovingAverageGatedAttention(config), seed)
+    return randomise(config.build(), 5)
 
 
-# ------------------------------------------------------------------------------------------- any split
+def mixer(make: Callable[..., Mixer], *args: Any, **options: Any) -> Layer:
+    module = make(*args, **options)
+    return with_state(module) if module.config.causal else stateless(module)
 
 
-def test_a_layer_that_forgets_its_state_is_rejected():
-    for healthy in (with_state(ema()), with_state(attention(chunk_size=4))):
-        twin = broken.forgets_its_state(healthy)
-        rejects(check_split_anywhere, healthy, twin, X, [4, 5], saying="outputs over pieces")
+chunks_of_mega = partial(mixer, mega, chunk_size=CHUNK)
+gau = partial(mixer, built, "gau", chunk_size=None, shared_dim=4, value_dim=8, max_positions=32)
+flash = partial(mixer, built, "flash", chunk_size=CHUNK)
+tabled = partial(mixer, built, "attention", chunk_size=CHUNK, gamma=True)
+means = partial(broken.chunked_means, CHUNK)
 
 
-def test_attention_that_forgets_its_unfinished_chunk_is_rejected_unless_cut_at_its_edge():
-    module = attention(chunk_size=4)
-
-    def step(x, state, mask):
-        if state is not None:
-            state = state._replace(cache=KeyValues(state.cache.keys[:, :0], state.cache.values[:, :0]))
-        return module(x, state, mask)
-
-    twin = Layer(step, list(module.parameters()))
-    check_split_anywhere(twin, X, [4, 5])
-    rejects(check_split_anywhere, with_state(module), twin, X, [5, 4], saying="outputs over pieces")
+def rejects(check: Callable[..., None], healthy: Layer, twin: Layer, *args: Any, saying: str) -> None:
+    check(healthy, *args)
+    with pytest.raises(AssertionError, match=saying):
+        check(twin, *args)
 
 
-def test_a_state_without_gradients_is_rejected():
-    healthy = with_state(ema())
-    rejects(check_split_anywhere, healthy, broken.detaches_its_state(healthy), X, [4, 5], saying="gradient")
+def instead(make: Callable[[], Layer]) -> broken.Twin:
+    """The twin that is another layer."""
+    return lambda healthy: make()
 
 
-def test_a_wrong_final_state_is_rejected():
-    healthy = with_state(ema())
-
-    def step(x, state, mask):
-        y, new = healthy.step(x, state, mask)
-        return y, new * (1.0 if state is None else 1.0 + 1e-6)
-
-    rejects(check_split_anywhere, healthy, Layer(step, healthy.parameters), X, [8, 1], saying="state after pieces")
-
-
-def test_a_state_that_decays_at_pads_is_rejected_in_ragged_pieces():
-    module = ema()
-    masks = [RIGHT, torch.zeros(2, 1, dtype=torch.bool)]
-    rows = [torch.cat([row, row[:1]]) for row in ROWS]
-    args = (rows, masks, TAILS)
-    rejects(
-        check_ragged_pieces, with_state(module), broken.ages_at_pads(module), *args, saying="over ragged pieces, row 1"
-    )
-
-
-def test_a_state_written_in_place_is_rejected():
-    module = ema()
-    twin = broken.writes_into_its_state(module)
-    rejects(check_state_is_a_value, with_state(module), twin, X, OTHER, 4, saying="a state that was passed on")
-
-
-def test_a_state_kept_as_an_attribute_is_rejected():
-    module = ema()
-    twin = Layer(broken.KeepsItsStateAsAnAttribute(module))
-    rejects(check_state_is_a_value, with_state(module), twin, X, OTHER, 4, saying="a state used before")
-
-
-def test_a_state_that_cannot_be_reordered_is_rejected():
-    module = ema()
-    twin = broken.hides_its_state(module)
-    args = (ROWS, RIGHT, TAILS, [1, 0])
-    rejects(check_reordering, with_state(module), twin, *args, saying="row 0 continues sequence 1")
-
-
-# ------------------------------------------------------------------------------------------- batch independence
-
-
-def test_a_layer_that_ignores_the_mask_is_rejected():
-    healthy = stateless(attention(causal=False))
-    twin = broken.ignores_the_mask(healthy)
-    rejects(check_batch_independence, healthy, twin, ROWS, RIGHT, saying="outputs in a batch")
-
-
-def test_nonzero_padded_outputs_are_rejected():
-    healthy = with_state(ema())
-    twin = broken.leaves_padded_outputs(healthy)
-    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="not zero")
+# (a correct layer, its twin, the check that rejects the twin, its arguments, what it says)
+CONTROLS = {
+    check_split_anywhere: [
+        (ema, broken.forgets_its_state, (X, [4, 5]), "outputs over pieces"),
+        (chunks_of_mega, broken.forgets_its_state, (X, [4, 5]), "outputs over pieces"),
+        (chunks_of_mega, broken.forgets_its_unfinished_chunk, (X, [5, 4]), "outputs over pieces"),
+        (ema, broken.detaches_its_state, (X, [4, 5]), "gradient"),
+        (ema, broken.returns_a_wrong_state, (X, [8, 1]), "state after pieces"),
+        (gau, as_class(broken.DividesByTheLength), (X, [4, 5]), "outputs over pieces"),
+        (tabled, as_class(broken.CountsPlacesInThePiece), (X, [5, 4]), "outputs over pieces"),
+        *(
+            (partial(mixer, built, name, token_shift=True), broken.forgets_the_token_before, (X, [4, 5]), "over pieces")
+            for name in EXAMPLES
+        ),
+    ],
+    check_ragged_pieces: [
+        (ema, broken.ages_at_pads, (LONGER, [RIGHT, no_pads(2)], TAILS), "over ragged pieces, row 1"),
+        (
+            flash,
+            as_class(broken.CountsTheTokensOfTheFirstRow),
+            (LONGER, [RIGHT, no_pads(2)], TAILS),
+            "ragged pieces, row 1",
+        ),
+    ],
+    check_state_is_a_value: [
+        (ema, broken.writes_into_its_state, (X, OTHER, 4), "a state that was passed on"),
+        (flash, broken.writes_into_its_state, (X, OTHER, 5), "a state that was passed on"),
+        (ema, broken.keeps_its_state, (X, OTHER, 4), "a state used before"),
+    ],
+    check_reordering: [(ema, broken.hides_its_state, (ROWS, RIGHT, TAILS, [1, 0]), "row 0 continues sequence 1")],
+    check_batch_independence: [
+        (partial(mixer, mega, causal=False), broken.ignores_the_mask, (ROWS, RIGHT), "outputs in a batch"),
+        (ema, broken.leaves_padded_outputs, (ROWS, LEFT), "not zero"),
+        (ema, broken.leaks_gradients_into_pads, (ROWS, LEFT), "has a gradient"),
+        (means, instead(partial(means, counts_pads=True)), (ROWS, LEFT), "outputs in a batch, row 1"),
+        (ema, broken.normalises_over_time, (list(X), no_pads(9)), "outputs in a batch"),
+        (ema, broken.ages_at_pads, (ROWS, RIGHT, TAILS), "after a batch, row 1"),
+    ],
+    check_nothing_from_the_future: [
+        (ema, broken.normalises_over_time, (X, OTHER, 4), "when the rest changes"),
+        (ema, instead(both_ways), (X, OTHER, 5), "when the rest changes"),
+        (partial(mixer, mega), instead(partial(mixer, mega, causal=False)), (X, OTHER, 5), "when the rest changes"),
+        (means, instead(partial(means, looks_ahead=True)), (X, OTHER, 5), "when the rest changes"),
+        (ema, broken.shows_values_of_the_next_input, (X, OTHER, 4), "when the rest changes"),
+        (ema, broken.shows_gradients_of_the_next_input, (X, OTHER, 4), "gradient of outputs"),
+        (gau, as_class(broken.DividesByTheLength), (X, OTHER, 4), "before 4 without the rest"),
+    ],
+}
 
 
-def test_gradients_of_padded_inputs_are_rejected():
-    healthy = with_state(ema())
-    twin = broken.leaks_gradients_into_pads(healthy)
-    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="has a gradient")
+@pytest.mark.parametrize("check", CONTROLS)
+def test_a_check_rejects_each_mistake(check):
+    for make, twin, args, saying in CONTROLS[check]:
+        healthy = make()
+        rejects(check, healthy, twin(healthy), *args, saying=saying)
 
 
-def test_chunk_borders_that_count_pads_are_rejected_with_left_padding():
-    healthy, twin = broken.chunked_means(4), broken.chunked_means(4, counts_pads=True)
-    check_batch_independence(twin, ROWS, RIGHT)
-    rejects(check_batch_independence, healthy, twin, ROWS, LEFT, saying="outputs in a batch, row 1")
+def test_mistakes_at_the_edges_of_chunks_are_not_seen_elsewhere():
+    """So the checks above depend on where a sequence is cut, and on which side it is padded."""
+    check_split_anywhere(broken.forgets_its_unfinished_chunk(chunks_of_mega()), X, [4, 5])
+    check_split_anywhere(as_class(broken.CountsPlacesInThePiece)(tabled()), X, [4, 5])
+    check_split_anywhere(as_class(broken.CountsTheTokensOfTheFirstRow)(flash()), X, [5, 4])
+    check_batch_independence(means(counts_pads=True), ROWS, RIGHT)
 
 
-def test_statistics_over_the_batch_are_rejected():
-    healthy = with_state(ema())
-    twin = broken.normalises_over_time(healthy)
-    full = [x.clone() for x in X]
-    mask = torch.zeros(2, 9, dtype=torch.bool)
-    rejects(check_batch_independence, healthy, twin, full, mask, saying="outputs in a batch")
+def test_pads_in_a_divisor_are_rejected():
+    healthy = built("flash", causal=False)
+    twin = stateless(broken.broken(healthy, broken.CountsPads))
+    for mask in (LEFT, RIGHT):
+        rejects(check_batch_independence, stateless(healthy), twin, ROWS, mask, saying="outputs in a batch, row 1")
 
 
-def test_a_state_that_depends_on_padding_is_rejected():
-    module = ema()
-    twin = broken.ages_at_pads(module)
-    rejects(check_batch_independence, with_state(module), twin, ROWS, RIGHT, TAILS, saying="after a batch, row 1")
+# ------------------------------------------------------------------------------------------- the equations
 
 
-# ------------------------------------------------------------------------------------------- causality
+def without_gradient_of(name: str) -> broken.Twin:
+    def twin(healthy: Layer) -> Layer:
+        named = {n: p.detach() if n == name else p for n, p in healthy.step.named_parameters()}
+        return Layer(lambda *args: torch.func.functional_call(healthy.step, named, args), healthy.parameters)
+
+    return twin
 
 
-def test_a_norm_over_time_is_rejected_as_not_causal():
-    healthy = with_state(ema())
-    twin = broken.normalises_over_time(healthy)
-    rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 4, saying="when the rest changes")
+def across_chunks(healthy: Layer) -> Layer:
+    """With the same parameters, so that gradients can be compared."""
+    wide, named = mega(position_bias="rotary"), dict(healthy.step.named_parameters())
+    return Layer(lambda *args: torch.func.functional_call(wide, named, args), healthy.parameters)
 
 
-def test_a_bidirectional_layer_is_rejected_as_not_causal():
-    for healthy, twin in (
-        (with_state(ema()), stateless(ema(bidirectional=True))),
-        (with_state(attention()), stateless(attention(causal=False))),
-        (broken.chunked_means(4), broken.chunked_means(4, looks_ahead=True)),
-    ):
-        rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 5, saying="when the rest changes")
+rotary = partial(chunks_of_mega, position_bias="rotary")
+one_set = partial(mixer, built, "sparse, strided", rotary_dims=0, token_shift=False)
 
 
-def test_a_leak_of_only_values_or_only_gradients_is_rejected():
-    healthy = with_state(ema())
-    for values, gradients, saying in ((True, False, "when the rest changes"), (False, True, "gradient of outputs")):
-        twin = broken.shows_the_next_input(healthy, values, gradients)
-        rejects(check_nothing_from_the_future, healthy, twin, X, OTHER, 4, saying=saying)
+@pytest.mark.parametrize(
+    ("make", "equations", "twin", "accepted", "refused"),
+    [
+        (ema, reference.ema, without_gradient_of("omega"), [], [9]),
+        (chunks_of_mega, reference.gated_attention, broken.drops_the_unfinished_chunk, [4, 8], [1, 3, 5, 7, 9]),
+        (rotary, reference.gated_attention, across_chunks, [4], [5]),
+        (flash, reference_mixers.flash, as_class(broken.DividesByTheChunk), [2 * CHUNK], [2 * CHUNK + 1]),
+        (one_set, reference_mixers.sparse, as_class(broken.SeesOneKeyTwice), [3], [4]),
+    ],
+    ids=["no gradient", "unfinished chunk", "across chunks", "growing memory", "key seen twice"],
+)
+def test_wrong_values_or_gradients_are_rejected_at_the_first_length(make, equations, twin, accepted, refused):
+    healthy = make()
+    slow, wrong = reference.per_sequence(equations, healthy.step), twin(healthy)
+    for length in accepted:
+        check_equals_reference(wrong, slow, X[:, :length])
+    for length in refused:
+        rejects(check_equals_reference, healthy, wrong, slow, X[:, :length], saying=f"at length {length}")
 
 
-# ------------------------------------------------------------------------------------------- any length
+@torch.no_grad()
+def test_outputs_of_flash_do_not_grow_with_the_number_of_chunks():
+    healthy = built("flash", position_bias="none", norm_affine=False, chunk_size=CHUNK)
+    x = X[:, :CHUNK].repeat(1, 100, 1)
 
+    def largest(layer):
+        return (layer(x)[0] - x).abs().view(2, 100, -1).amax((0, 2))  # in each chunk
 
-def test_dropping_the_unfinished_chunk_is_rejected_except_at_multiples_of_the_chunk_size():
-    module = attention(chunk_size=4)
-    slow = reference.per_sequence(reference.gated_attention, module)
-    twin = broken.drops_the_unfinished_chunk(with_state(module), 4)
-    check_equals_reference(twin, slow, X[:, :8])
-    for length in (1, 3, 5, 7, 9):
-        rejects(check_equals_reference, with_state(module), twin, slow, X[:, :length], saying=f"at length {length}")
-
-
-def test_attention_across_a_chunk_edge_is_rejected_one_token_past_it():
-    module, wide = attention(chunk_size=4, position_bias="rotary"), attention(chunk_size=None, position_bias="rotary")
-    slow = reference.per_sequence(reference.gated_attention, module)
-    named = dict(module.named_parameters())
-
-    def step(x, state, mask):  # with the same parameters, so that gradients can be compared
-        return torch.func.functional_call(wide, named, (x, state, mask))
-
-    twin = Layer(step, list(module.parameters()))
-    check_equals_reference(twin, slow, X[:, :4])
-    rejects(check_equals_reference, with_state(module), twin, slow, X[:, :5], saying="outputs at length 5")
-
-
-def test_a_parameter_without_its_gradient_is_rejected():
-    module = ema()
-    slow = reference.per_sequence(reference.ema, module)
-    detached = {name: p.detach() if name == "omega" else p for name, p in module.named_parameters()}
-
-    def step(x, state, mask):
-        return torch.func.functional_call(module, detached, (x, state, mask))
-
-    twin = Layer(step, list(module.parameters()))
-    rejects(check_equals_reference, with_state(module), twin, slow, X, saying="gradient")
+    sizes = largest(healthy)
+    torch.testing.assert_close(sizes[1:], sizes[1].expand(99))
+    sizes = largest(broken.broken(healthy, broken.DividesByTheChunk))
+    assert sizes[99] > 20 * sizes[1]
 
 
 # ------------------------------------------------------------------------------------------- numerical stability
@@ -221,29 +225,35 @@ def test_infinite_logs_of_decays_are_rejected_even_if_only_their_gradient_is_not
 
 
 def test_half_precision_decays_are_rejected():
-    torch.manual_seed(0)
-    exact, half = broken.PlainEMA(), broken.PlainEMA(log_of="half")
-    half.load_state_dict(exact.state_dict())
-    with torch.no_grad():
-        for module in (exact, half):
-            module.alpha.fill_(-3.0)
-            module.delta.fill_(-3.0)
+    exact, half = extreme("safe", -3.0), extreme("half", -3.0)
+    half.step.load_state_dict(exact.step.state_dict())
     x = random_input(1, 1, 300, DIM)
-    rejects(check_near, with_state(exact), with_state(half), with_state(exact), x, 1e-2, saying="relative RMS error")
+    rejects(check_near, exact, half, exact, x, 1e-2, saying="relative RMS error")
+
+
+@pytest.mark.parametrize("kind", [broken.TakesNoMaximum, broken.TakesTheMaximumOfLaterKeys])
+def test_sums_of_exponentials_without_the_maximum_of_what_a_row_sees_are_rejected(kind):
+    healthy = built("aft", chunk_size=16, beta=False, gamma=False)
+    twin = as_class(kind)(with_state(healthy))
+    check_equals_reference(twin, reference.per_sequence(reference_mixers.aft, healthy), X)  # right for small keys
+    with torch.no_grad():
+        healthy.key.weight.mul_(1000.0)
+    rejects(check_finite, with_state(healthy), twin, X, saying="output .* is not finite")
 
 
 # ------------------------------------------------------------------------------------------- no stale caches
 
 
 @pytest.mark.parametrize(
-    ("keep", "saying"), [("always", "after"), ("in evaluation", "output or gradient after an update in place")]
+    ("healthy", "twin", "saying"),
+    [
+        (broken.PlainEMA, partial(broken.PlainEMA, keep="always"), "after"),
+        (broken.PlainEMA, partial(broken.PlainEMA, keep="in evaluation"), "gradient after an update in place"),
+        (EXAMPLES["gmlp"].build, partial(broken.KeepsItsWeights, EXAMPLES["gmlp"]), "output or gradient after"),
+        (broken.PlainEMA, broken.SpoilsItsGraph, "second backward pass"),
+    ],
 )
-def test_a_kernel_cached_across_a_change_of_parameters_is_rejected(keep, saying):
-    check_nothing_is_stale(broken.PlainEMA, with_state, X)
+def test_what_is_kept_across_a_change_of_parameters_is_rejected(healthy, twin, saying):
+    check_nothing_is_stale(lambda: healthy().double(), with_state, X)
     with pytest.raises(AssertionError, match=saying):
-        check_nothing_is_stale(lambda: broken.PlainEMA(keep=keep), with_state, X)
-
-
-def test_a_backward_pass_that_overwrites_saved_tensors_is_rejected():
-    with pytest.raises(AssertionError, match="second backward pass"):
-        check_nothing_is_stale(broken.SpoilsItsGraph, with_state, X)
+        check_nothing_is_stale(lambda: twin().double(), with_state, X)

@@ -9,7 +9,7 @@ from tests.properties import reference, reference_mixers
 from tests.properties.contracts import check_equals_reference
 from tests.properties.layers import DIM, SOURCE_DIM, layouts, random_input, reading, recipes, seeds
 
-lengths = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 11, 13))
+lengths = st.integers(1, 13)
 KINDS = {
     "ema": reference.ema,
     "bidirectional_ema": reference.ema,
@@ -20,21 +20,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data(), length=lengths, seed=seeds)
-def test_values_and_gradients_equal_those_of_the_equations(kind, data, length, seed):
-    recipe = data.draw(recipes(kind))
-    module = recipe.module()
-    slow = reference.per_sequence(KINDS[kind], module)
-    check_equals_reference(recipe.layer_of(module), slow, random_input(seed, 2, length, DIM))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data(), counts=st.lists(st.integers(0, 9), min_size=1, max_size=3), seed=seeds)
-def test_padded_batches_have_the_values_and_gradients_of_the_equations(kind, data, counts, seed):
+@given(data=st.data(), counts=st.lists(st.integers(0, 13), min_size=1, max_size=3), seed=seeds)
+def test_values_and_gradients_equal_those_of_the_equations_in_any_padded_batch(kind, data, counts, seed):
     recipe, mask = data.draw(recipes(kind)), data.draw(layouts(counts))
     module = recipe.module()
-    slow = reference.per_sequence(KINDS[kind], module)
-    check_equals_reference(recipe.layer_of(module), slow, random_input(seed, *mask.shape, DIM), mask)
+    slow, x = reference.per_sequence(KINDS[kind], module), random_input(seed, *mask.shape, DIM)
+    check_equals_reference(recipe.layer_of(module), slow, x, mask if mask.any() else None)
 
 
 @given(data=st.data(), length=lengths, source_length=lengths, seed=seeds)

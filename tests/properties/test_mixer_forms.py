@@ -1,16 +1,41 @@
 """Every form of every token mixer at real lengths: half precision, memory, states, another device."""
 
 from copy import deepcopy
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from mega_fairseq.modules import EXAMPLES
+from mega_fairseq.modules import EXAMPLES, Mixer
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, kept_for_backward, relative_error
-from tests.properties import broken_mixers
+from tests.properties import broken
 from tests.properties.contracts import leaves
-from tests.properties.mixer_forms import CHUNK, DIM, build, is_unbounded
+
+DIM, CHUNK = 32, 256
+SIZES = {"shared_dim": 32, "value_dim": 64, "chunk_size": CHUNK, "stride": 64, "summary": 8, "reach": 32}
+
+
+def build(name: str, causal: bool = True) -> Mixer:
+    """An example whose sizes are real and whose parameters are as large as after some training."""
+    torch.manual_seed(0)
+    example = EXAMPLES[name]
+    sizes = {f.name: SIZES[f.name] for f in fields(example) if f.name in SIZES and getattr(example, f.name)}
+    if example.is_unused("summary"):
+        del sizes["summary"]
+    if getattr(example, "position_bias", None) == "simple":
+        sizes["position_bias"] = "t5"  # for any length
+    mixer = replace(example, dim=DIM, init="scaled", causal=causal, **sizes).build().eval()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return mixer
+
+
+def is_unbounded(name: str) -> bool:
+    """Whether its state grows with the number of tokens."""
+    return any(str(shape[:1]).endswith("so far',)") for shape in EXAMPLES[name].build().state_shapes().values())
+
 
 every_form = pytest.mark.parametrize("form", EXAMPLES)
 directions = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -70,7 +95,7 @@ def test_memory_of_training_grows_no_faster_than_the_number_of_tokens(form, caus
 
 
 def test_whole_matrices_would_be_detected():
-    twin = broken_mixers.broken(build("sparse, strided"), broken_mixers.SeesOneKeyTwice)
+    twin = broken.broken(build("sparse, strided"), broken.SeesOneKeyTwice)
     assert min(growth(twin, 512)) > 3.5
 
 
@@ -123,6 +148,6 @@ def test_another_device_gives_the_same_numbers_and_is_never_waited_for(form, cau
 
 
 def test_a_tensor_on_the_cpu_would_be_detected():
-    twin, x = broken_mixers.broken(build("gau"), broken_mixers.DividesByTheLength), torch.randn(2, 5, DIM)
+    twin, x = broken.broken(build("gau"), broken.DividesByTheLength), torch.randn(2, 5, DIM)
     with pytest.raises(AssertionError, match="tensors of the CPU and of another device"):
         on_another_device(twin, x, torch.zeros(2, 5, dtype=torch.bool))

@@ -9,6 +9,7 @@ from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.mixer_state import batch_size, follow, select
 from tests.properties.contracts import (
     assert_close,
+    assert_same_state,
     check_ragged_pieces,
     check_reordering,
     check_split_anywhere,
@@ -80,16 +81,18 @@ def test_reordering_a_mixer_state_in_place_equals_selecting_its_rows(name, data,
     assert_close(actual, expected, "outputs after a state was reordered in place")
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("kind", [*MIXERS, "block", "decoder_block"])
 @given(data=st.data(), length=st.integers(2, 12), rows=st.integers(1, 3), seed=seeds)
 @torch.no_grad()
-def test_the_form_of_a_mixer_for_single_tokens_equals_the_mixer(name, data, length, rows, seed):
-    mixer = data.draw(recipes(name)).module()
+def test_the_form_for_single_tokens_equals_the_module(kind, data, length, rows, seed):
+    recipe = data.draw(recipes(kind))
+    module = recipe.module()
     first, *tokens = random_input(seed, rows, length, DIM).split(1, 1)
-    _, state = mixer(first)
-    step, stepped = mixer.step() or mixer, state
+    _, state = module(first, recipe.layer_of(module).start())
+    step, stepped = module.step() or module, state
     for token in tokens:
-        assert mixer.takes_step(stepped)
-        expected, state = mixer(token, state)
+        assert module.takes_step(stepped)
+        expected, state = module(token, state)
         actual, stepped = step(token, stepped)
         assert_close(actual, expected, "outputs of a single token")
+    assert_same_state(stepped, state, "state after single tokens")
