@@ -19,7 +19,7 @@ from mega_fairseq.modules.mixers.mega import DampedEMA
 from mega_fairseq.ops.aft import no_sums, with_tokens
 from mega_fairseq.ops.linear_attention import Memory
 from mega_fairseq.ops.padding import Padding
-from mega_fairseq.ops.sequence_parallel import Slices, entering_ema, entering_last, entering_memory, gather_aft
+from mega_fairseq.ops.sequence_parallel import Slices, entering_ema, entering_memory, entering_window, gather_aft
 
 
 class SequenceParallelState(NamedTuple):
@@ -61,8 +61,9 @@ class SequenceParallelShift(TokenShift):
     ) -> Tuple[Tensor, Tensor]:
         if self.exchange.slices is None:
             return super().forward(x, last, lengths)
-        last, after = entering_last(x[:, -1, : x.size(-1) // 2], self.exchange.slices, last)
-        return super().forward(x, last)[0], after
+        window, last = x[:, -1:, : x.size(-1) // 2].mT, None if last is None else last.unsqueeze(-1)  # of one token
+        entering, after = entering_window(window, self.exchange.slices, last)
+        return super().forward(x, entering.squeeze(-1))[0], after.squeeze(-1).to(x.dtype)
 
 
 class SequenceParallelEMA(DampedEMA):

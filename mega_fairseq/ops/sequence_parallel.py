@@ -11,8 +11,7 @@ All that compose states read what was gathered in every process, the first one t
 take part, and the others would wait for it. `modules/sequence_parallel.py` applies this to the layers of a block.
 """
 
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -42,26 +41,14 @@ class SequenceGroup:
     def all_gather(self, state: Tensor) -> Tensor:
         """(...) -> (S, ...), without gradients."""
         every = state.new_empty(self.size, *state.shape)
-        with self._exchange():
-            dist.all_gather(list(every), state.contiguous(), self.group)
+        dist.all_gather(list(every), state.contiguous(), self.group)
         return every
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Part i of (S, ...) goes to process i -> the parts (S, ...) from all processes, without gradients."""
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        with self._exchange():
-            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         return received
-
-    @contextmanager
-    def _exchange(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"one of the {self.size} processes that share each sequence has ended or does not answer, so that "
-                "their states cannot be exchanged; see its own output, and start again from the last checkpoint"
-            ) from error
 
 
 class Slices(NamedTuple):
@@ -150,13 +137,6 @@ def entering_window(window: Tensor, slices: Slices, before: Optional[Tensor] = N
         return inputs[..., inputs.size(-1) - reach :]
 
     return after(slices.rank), after(slices.group.size)
-
-
-def entering_last(last: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The last token (B, D) of each slice."""
-    every = slices.gather(last).to(last.dtype)  # (S, B, D)
-    entering = every[max(0, slices.rank - 1) : slices.rank].sum(0)  # zeros in the first process
-    return entering if before is None or slices.rank else entering + before, every[-1]
 
 
 def entering_ema(

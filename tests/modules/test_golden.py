@@ -24,20 +24,6 @@ def test_every_case_is_of_a_known_kind(path):
     assert kind is not None, f"no loader for golden case {path}: no prefix of {', '.join(golden.KINDS)} fits"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("mega_lm_ce", "language model"),
-        ("mega_model_pre", "translation model"),
-        ("mega_softmax", "mega"),
-        ("gau_softmax", "mixer"),
-        *((unknown, None) for unknown in ("megalodon_full", "gated_softmax", "emas", "activation")),
-    ],
-)
-def test_the_longest_matching_prefix_gives_the_kind(name, kind, tmp_path):
-    assert golden.kind_of(tmp_path / f"{name}.npz") == kind
-
-
 # -------------------------------------------------------------------------------------- functions
 
 

@@ -45,8 +45,3 @@ def test_scaled_gau_and_flash_start_with_scores_of_the_size_of_their_queries(nam
     kappa = {init: MIXERS[name](DIM, shared_dim=64, chunk_size=8, init=init).build().kappa for init in INITS}
     assert kappa["released"].std().item() == pytest.approx(0.02, rel=0.3)
     torch.testing.assert_close(kappa["scaled"], torch.tensor(scales).unsqueeze(1).expand(-1, 64))
-
-
-def test_an_unknown_init_is_refused():
-    with pytest.raises(ValueError, match="init is 'xavier'; choose one of released, scaled"):
-        block(init="xavier")

@@ -1,7 +1,5 @@
 """Slices of sequences in several processes: outputs and gradients are those of one process with whole sequences."""
 
-import os
-import time
 from copy import deepcopy
 from dataclasses import replace
 from typing import Dict, List, Optional
@@ -106,9 +104,8 @@ def compare_all_forms() -> None:
         compare(form, SequenceGroup())
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_slices_have_the_outputs_and_gradients_of_whole_sequences(processes):
-    in_processes(processes, compare_all_forms)
+def test_slices_have_the_outputs_and_gradients_of_whole_sequences():
+    in_processes(4, compare_all_forms)
 
 
 def compare_in_bfloat16() -> None:
@@ -155,20 +152,13 @@ def reject(form: str) -> None:
         raise RuntimeError(f"{form} does not notice {type(broken).__doc__}")
 
 
-def reject_in_all_forms_with_a_state() -> List[str]:
-    """The forms that exchange something; the others only join their outputs, which `NothingBefore` leaves alone."""
-    found = []
-    for form in FORMS:
-        sent = bytes_sent(form)
-        if sent["all_to_all_single"]:
-            reject(form)
-            found.append(form)
-    return found
+def reject_in_all_forms_with_a_state() -> None:
+    for form in filter(numbers_exchanged, FORMS):  # the others only join their outputs, which `NothingBefore` allows
+        reject(form)
 
 
 def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
-    recurrent = [form for form in FORMS if numbers_exchanged(form)]
-    assert in_processes(2, reject_in_all_forms_with_a_state) == [recurrent] * 2
+    in_processes(2, reject_in_all_forms_with_a_state)
 
 
 # ------------------------------------------------------------------------------------------------ language models
@@ -204,38 +194,40 @@ def log_probs(options, source: Tensor, target: Tensor, training: bool, piece: in
     return result
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_a_language_model_has_the_log_probabilities_and_gradients_of_one_process(processes):
-    in_processes(processes, compare_models)
+def test_a_language_model_has_the_log_probabilities_and_gradients_of_one_process():
+    in_processes(2, compare_models)
 
 
-# ------------------------------------------------------------------------------------------------ bytes
+# ------------------------------------------------------------------------------------------------ traffic
 
 
-def bytes_sent(form: str, batch: int = 2) -> Dict[str, int]:
-    """Bytes that this process sends to each other process for one segment, by collective, without the outputs."""
-    sent, group = {"all_gather": 0, "all_to_all_single": 0}, SequenceGroup()
-    real = {name: getattr(dist, name) for name in sent}
+class Counting(SequenceGroup):
+    """Counts the numbers that this process sends to each other process, forward and backward."""
 
-    def counted(name: str, parts: int):
-        def call(received, given: Tensor, *rest, **options):
-            sent[name] += given.numel() * given.element_size() // parts
-            return real[name](received, given, *rest, **options)
+    def __init__(self):
+        super().__init__()
+        self.sent = [0, 0]
 
-        return call
+    def all_gather(self, state: Tensor) -> Tensor:
+        self.sent[0] += state.numel()
+        return super().all_gather(state)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, parts in zip(sent, (1, group.size)):
-            patch.setattr(dist, name, counted(name, parts))
-        blocks, x = [block.float() for block in stack(form)], noise(batch, 36, DIM, dtype=torch.float32)
-        slices = group.divide(36, CHUNK)
-        own = x[:, slice(*slices.bounds)].requires_grad_()
-        loss_of(run(blocks, own, [BlockState(None)] * LAYERS, slices)).backward()
-    return sent
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        self.sent[1] += parts[0].numel()
+        return super().all_to_all(parts)
 
 
-def bytes_of_all_forms() -> Dict[str, List[int]]:
-    return {form: list(bytes_sent(form).values()) for form in FORMS}
+def sent(form: str, batch: int = 2) -> List[int]:
+    """The numbers sent for one piece, without the outputs."""
+    group, x = Counting(), noise(batch, 36, DIM)
+    slices = group.divide(36, CHUNK)
+    own = x[:, slice(*slices.bounds)].requires_grad_()
+    loss_of(run(stack(form), own, [BlockState(None)] * LAYERS, slices)).backward()
+    return group.sent
+
+
+def sent_in_all_forms() -> Dict[str, List[int]]:
+    return {form: sent(form) for form in FORMS}
 
 
 def numbers_exchanged(form: str) -> int:
@@ -252,8 +244,8 @@ def numbers_exchanged(form: str) -> int:
 
 
 def test_what_crosses_a_border_is_the_state_alone():
-    expected = {form: [4 * 2 * LAYERS * numbers_exchanged(form)] * 2 for form in FORMS}
-    assert in_processes(3, bytes_of_all_forms) == [expected] * 3
+    expected = {form: [2 * LAYERS * numbers_exchanged(form)] * 2 for form in FORMS}
+    assert in_processes(3, sent_in_all_forms) == [expected] * 3
 
 
 def kept_for_a_slice() -> List[int]:
@@ -271,27 +263,6 @@ def kept_for_a_slice() -> List[int]:
 def test_reducing_a_slice_to_its_state_keeps_no_copy_of_the_slice():
     for of_slice, of_sequence in in_processes(2, kept_for_a_slice):
         assert of_slice - of_sequence < 2 * 640 * DIM // 4
-
-
-# ------------------------------------------------------------------------------------------------ faults
-
-
-def lose_a_process() -> str:
-    """The second of three processes ends in the exchange of the second layer."""
-    group = SequenceGroup()
-    x, slices = noise(2, 36, DIM), group.divide(36, CHUNK)
-    blocks = stack("mega")
-    run(blocks[:1], x[:, slice(*slices.bounds)], [BlockState(None)], slices)
-    if group.rank == 1:
-        os._exit(1)
-    started = time.monotonic()
-    with pytest.raises(RuntimeError, match="one of the 3 processes that share each sequence has ended"):
-        run(blocks, x[:, slice(*slices.bounds)], [BlockState(None)] * LAYERS, slices)
-    return "in time" if time.monotonic() - started < 20 else "late"
-
-
-def test_if_a_process_ends_in_the_exchange_the_others_end_with_one_sentence():
-    assert in_processes(3, lose_a_process, lost=1) == ["in time", "in time"]
 
 
 # ------------------------------------------------------------------------------------------------ refusals
