@@ -1,7 +1,5 @@
 """All forms of the EMA equal the definition in values and all gradients; states, truncation, padding, cost."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -17,16 +15,13 @@ from mega_fairseq.ops.ema import (
     final_state,
     window_taps,
 )
-from mega_fairseq.ops.ema.blocks import BLOCK, block_scan, ema_blocks
+from mega_fairseq.ops.ema.blocks import BLOCK, block_scan
 from mega_fairseq.ops.ema.naive import ema_kernel_naive
-from tests.helpers.pretended_device import PretendedDevice, moved
-from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
+from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, with_gradients
 
 BATCH, DIM, NDIM = 2, 3, 4
-LENGTHS = sorted({1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 37, 101, 3 * BLOCK, 4 * BLOCK + 1})
-TAPS = [1, 2, 5, 36, 37, 38, 1000]
-FORMS = {"blocks": ema_blocks, "chosen": ema}
-form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 4 * BLOCK + 1]
+TAPS = [0, 1, 2, 5, 36, 37, 38, 1000]  # 0 keeps all
 directions = pytest.mark.parametrize("directions", [1, 2], ids=["causal", "bidirectional"])
 
 
@@ -59,67 +54,42 @@ def of(form, **options):
     return function
 
 
-def assert_equals_the_definition(form, tensors, **options):
-    assert_same(with_gradients(of(form, **options), tensors), with_gradients(of(ema_naive, **options), tensors))
+def assert_equals_the_definition(tensors, **options):
+    assert_same(with_gradients(of(ema, **options), tensors), with_gradients(of(ema_naive, **options), tensors))
 
 
 # ------------------------------------------------------------------------------ equality with the definition
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["plain", "skip"])
-@pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"state": True, "skip": True},
+        {"lengths": True},
+        {"state": True, "skip": True, "lengths": True},
+        {"directions": 2, "skip": True},
+        {"directions": 2, "lengths": True},
+    ],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("length", LENGTHS)
-@form
-def test_causal_forms_equal_the_definition(form, length, state, skip):
-    assert_equals_the_definition(form, inputs(length, state=state, skip=skip))
-
-
-@pytest.mark.parametrize("lengths", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("length", LENGTHS)
-@form
-def test_bidirectional_forms_equal_the_definition(form, length, lengths):
-    assert_equals_the_definition(form, inputs(length, 2, skip=True, lengths=lengths))
-
-
-@pytest.mark.parametrize("state", [False, True], ids=["fresh", "carried"])
-@pytest.mark.parametrize("length", LENGTHS)
-@form
-def test_padded_rows_equal_the_definition(form, length, state):
-    assert_equals_the_definition(form, inputs(length, state=state, skip=True, lengths=True))
+def test_blocks_equal_the_definition(length, options):
+    assert_equals_the_definition(inputs(length, **options))
 
 
 @pytest.mark.parametrize("truncation", TAPS)
-@pytest.mark.parametrize("length", [1, 2, 37, BLOCK + 1])
+@pytest.mark.parametrize("length", [1, 37, BLOCK + 1])
 @directions
-@form
-def test_truncated_forms_equal_the_definition(form, directions, length, truncation):
-    assert_equals_the_definition(form, inputs(length, directions, skip=True), truncation=truncation)
+def test_truncated_blocks_equal_the_definition(directions, length, truncation):
+    assert_equals_the_definition(inputs(length, directions, skip=True), truncation=truncation)
 
 
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("truncation", [1, 5, 37])
 @pytest.mark.parametrize("length", [1, 30, BLOCK + 2])
 def test_truncated_states_equal_the_definition(length, truncation, lengths):
-    assert_equals_the_definition(ema, inputs(length, 1, truncation, True, True, lengths), truncation=truncation)
-
-
-def test_the_definition_is_the_convolution_with_its_kernel():
-    tensors = inputs(37, skip=True)
-    for truncation in (None, 5):
-        y = of(ema_naive, truncation=truncation)(**tensors)[0]
-        skip, x = tensors.pop("skip"), tensors.pop("x")
-        kernel = ema_kernel_naive(ema_coefficients(**tensors), truncation or 37)[0]
-        truth = skip * x
-        for lag in range(kernel.size(1)):
-            truth = truth + torch.cat([torch.zeros_like(x[:, :lag]), kernel[:, lag] * x[:, : 37 - lag]], 1)
-        assert_close(y, truth)
-        tensors = inputs(37, skip=True)
-
-
-def test_truncation_zero_keeps_all_taps():
-    tensors = inputs(37, skip=True)
-    for ours, truth in zip(of(ema, truncation=0)(**tensors), of(ema_naive)(**tensors)):
-        assert_close(ours, truth)
+    assert_equals_the_definition(inputs(length, 1, truncation, True, True, lengths), truncation=truncation)
 
 
 def test_a_slice_is_reduced_to_the_state_that_it_leaves():
@@ -155,7 +125,7 @@ def test_a_variable_chooses_the_definition_for_debugging(monkeypatch):
         of(ema)(**inputs(BLOCK + 1))
     monkeypatch.setenv("MEGA_BACKEND", "naive")
     backend._choose.cache_clear()
-    assert_equals_the_definition(ema, inputs(BLOCK + 1))
+    assert_equals_the_definition(inputs(BLOCK + 1))
     monkeypatch.setenv("MEGA_BACKEND", "fast")
     backend._choose.cache_clear()
     with pytest.raises(ValueError, match="MEGA_BACKEND is 'fast'"):
@@ -193,18 +163,6 @@ def recorded(function):
     return recorder
 
 
-def test_a_kernel_needs_no_table_of_all_powers():
-    dim, ndim, length = 8, 16, 4096
-    p = logits(1, dim, ndim, dtype=torch.float32)
-    ours = recorded(lambda: ema_kernel(ema_coefficients(**p), length))
-    naive = recorded(lambda: ema_kernel_naive(ema_coefficients(**p), length))
-    table = dim * ndim * length
-    assert ours.largest <= table // 8  # a kernel itself is D x L, 1/16 of the table
-    assert 0 < ours.exponentials <= 4 * dim * ndim * (BLOCK + length // BLOCK)
-    assert naive.largest >= table
-    assert naive.exponentials >= table
-
-
 @torch.no_grad()
 def test_a_token_of_a_truncated_ema_computes_no_kernel_and_copies_its_window_once():
     c, truncation = ema_coefficients(**logits()), 1000
@@ -213,15 +171,6 @@ def test_a_token_of_a_truncated_ema_computes_no_kernel_and_copies_its_window_onc
         ema_token(x, c, state, noise(DIM), taps)
     assert recorder.exponentials == 0
     assert recorder.total <= BATCH * DIM * (truncation + 10)
-    with Recorder() as control:
-        ema(x.unsqueeze(1), c, state, noise(DIM), truncation)
-    assert control.exponentials > 0
-
-
-@torch.no_grad()
-def test_the_state_of_a_truncated_ema_does_not_keep_a_long_input_alive():
-    _, state = ema(noise(BATCH, 500, DIM), ema_coefficients(**logits()), truncation=5)
-    assert state.untyped_storage().nbytes() == state.numel() * state.element_size()
 
 
 @pytest.mark.parametrize("truncation", [None, 512])
@@ -229,18 +178,8 @@ def test_the_state_of_a_truncated_ema_does_not_keep_a_long_input_alive():
 def test_no_form_creates_a_state_for_every_step(directions, truncation):
     dim, ndim, length = 4, 16, 4096
     p, x = logits(directions, dim, ndim, dtype=torch.float32), noise(1, length, dim, grad=True, dtype=torch.float32)
-    form = blocks_without_operator if truncation is None else partial(ema, truncation=truncation)
-    assert recorded(lambda: form(x, ema_coefficients(**p))).largest <= 4 * dim * length
+    assert recorded(lambda: ema(x, ema_coefficients(**p), truncation=truncation)).largest <= 4 * dim * length
     assert recorded(lambda: every_state(x, ema_coefficients(**p))).largest >= ndim * dim * length
-
-
-def blocks_without_operator(x, c):
-    """The forward and the backward pass of `ema` with the inside of its operators visible to a Recorder."""
-    tables = [t.detach() for t in blocks._block_tables(c, None, BLOCK)]
-    with torch.no_grad():
-        y, enter = blocks._forward(x, None, *tables)
-        blocks._backward((y, None), (enter,), x, None, *tables)
-    return x
 
 
 def every_state(x, c):
@@ -254,19 +193,6 @@ def test_blocks_save_little_more_than_their_input_for_backward():
     assert sum(kept_for_backward(lambda: ema(x, ema_coefficients(**p)))) <= 3 * x.numel()
     steps = kept_for_backward(lambda: ema_naive(x[:, :512], ema_coefficients(**p)))
     assert sum(steps) >= ndim * x[:, :512].numel()
-
-
-@directions
-def test_forms_run_on_a_pretended_device_without_waiting(directions):
-    tensors = inputs(3 * BLOCK + 1, directions, skip=True, lengths=True)
-    truth = of(ema)(**tensors)
-    with PretendedDevice() as device:
-        there = {name: moved(t.detach()) for name, t in tensors.items()}
-        device.waits.clear()
-        ours = of(ema)(**there)
-        assert device.waits == []
-        for mine, expected in zip(ours, truth):
-            assert_close(mine.cpu(), expected.detach())
 
 
 def test_coefficients_of_any_precision_are_at_least_float32():

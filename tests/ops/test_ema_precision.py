@@ -1,6 +1,6 @@
 """Precision of the EMA: half-precision inputs, slow decays, huge logits, autocast."""
 
-import itertools
+import functools
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from tests.ops.helpers import assert_close, noise, relative_error
 
 HALF = [torch.float16, torch.bfloat16]
 LENGTH = 8192
-HUGE = [30.0, -30.0, 100.0, -100.0, 1e4, -1e4]
 
 
 def slow_logits(dtype, dim=4, ndim=16):
@@ -37,18 +36,26 @@ FORMS = {
 }
 
 
-def truth(x, parameters):
+def inputs(dtype):
+    return slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def truth(dtype, backward=False):
+    """Outputs and final state of `inputs` by the definition, in float64."""
+    parameters, x = inputs(dtype)
     with torch.no_grad():
-        return ema_naive(x.double(), ema_coefficients(*(p.double() for p in parameters)))
+        c = ema_coefficients(*(p.double() for p in parameters))
+        return ema_naive((x.flip(1) if backward else x).double(), c)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_slow_decays_over_8192_steps_are_accurate_to_one_percent_for_half_precision_inputs(form, dtype):
-    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
+    parameters, x = inputs(dtype)
     with torch.no_grad():
         y, state = FORMS[form](x, ema_coefficients(*parameters))
-    expected, end = truth(x, parameters)
+    expected, end = truth(dtype)
     assert relative_error(y, expected) < 0.01
     assert y.dtype == dtype
     assert state.dtype == torch.float32
@@ -57,19 +64,17 @@ def test_slow_decays_over_8192_steps_are_accurate_to_one_percent_for_half_precis
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_a_recurrence_in_half_precision_is_wrong_by_more_than_one_percent(dtype):
-    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
-    alpha, delta, beta, eta = parameters
+    (alpha, delta, beta, eta), x = inputs(dtype)
     phi = 1 - torch.sigmoid(alpha) * torch.sigmoid(delta)  # rounds to 1
-    y, _ = ema_naive(x, EMACoefficients(torch.log(phi), torch.sigmoid(alpha) * beta, eta / 4))
-    assert not relative_error(y, truth(x, parameters)[0]) < 0.01
+    y, _ = ema(x, EMACoefficients(torch.log(phi), torch.sigmoid(alpha) * beta, eta / 4))
+    assert not relative_error(y, truth(dtype)[0]) < 0.01
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_bidirectional_slow_decays_are_accurate_to_one_percent_for_half_precision_inputs(dtype):
-    parameters, x = slow_logits(dtype), noise(1, LENGTH, 4, seed=5).to(dtype)
-    c = ema_coefficients(*(p.expand(2, -1, -1) for p in parameters))
-    expected = truth(x, parameters)[0] + truth(x.flip(1), parameters)[0].flip(1)
-    assert relative_error(ema(x, c)[0], expected) < 0.01
+    parameters, x = inputs(dtype)
+    y, _ = ema(x, ema_coefficients(*(p.expand(2, -1, -1) for p in parameters)))
+    assert relative_error(y, truth(dtype)[0] + truth(dtype, backward=True)[0].flip(1)) < 0.01
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -100,43 +105,16 @@ def test_float32_is_accurate_to_five_digits_over_8192_steps_of_any_decay():
     parameters[0] = torch.linspace(-8.0, 8.0, 64).view(1, 4, 16)  # slow and fast
     x = noise(1, LENGTH, 4, seed=5, dtype=torch.float32)
     with torch.no_grad():
-        assert relative_error(ema(x, ema_coefficients(*parameters))[0], truth(x, parameters)[0]) < 1e-5
+        exact, _ = ema_naive(x.double(), ema_coefficients(*(p.double() for p in parameters)))
+        assert relative_error(ema(x, ema_coefficients(*parameters))[0], exact) < 1e-5
 
 
 # ------------------------------------------------------------------------------ huge logits
 
 
-def runs(x, c, both):
-    """The outputs of all forms and options, by name."""
-    yield "whole", ema(x, c)[0]
-    yield "steps", one_step_after_the_other(x, c)[0]
-    yield "carried", ema(x, c, noise(*x.shape[::2], c.expand.size(2), dtype=torch.float32))[0]
-    yield "truncated", ema(x, c, truncation=5)[0]
-    yield "padded", ema(x, c, lengths=torch.tensor([x.size(1) - 3] * x.size(0)))[0]
-    yield "both directions", ema(x, both)[0]
-    yield "both directions, truncated", ema(x, both, truncation=5)[0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-@pytest.mark.parametrize(("alpha", "delta"), list(itertools.product(HUGE, HUGE)))
-def test_huge_logits_give_finite_values_and_gradients_in_every_form(alpha, delta, dtype):
-    parameters = [torch.full((1, 2, 3), value, dtype=dtype) for value in (alpha, delta)]
-    parameters = [p.requires_grad_() for p in [*parameters, noise(1, 2, 3).to(dtype), noise(1, 2, 3, seed=1).to(dtype)]]
-    x = noise(2, 70, 2, seed=2).to(dtype).requires_grad_()
-    both = ema_coefficients(*(p.expand(2, -1, -1) for p in parameters))
-    for name, y in runs(x, ema_coefficients(*parameters), both):
-        assert y.isfinite().all(), name
-        for gradient in torch.autograd.grad(y.float().square().sum(), [*parameters, x], retain_graph=True):
-            assert gradient.isfinite().all(), name
-
-
-@pytest.mark.parametrize(("alpha", "delta"), [(30.0, 30.0), (100.0, 100.0), (1e4, 1e4)])
-def test_a_decay_to_zero_leaves_only_the_current_input(alpha, delta):
-    parameters = [
-        torch.full((1, 2, 3), alpha),
-        torch.full((1, 2, 3), delta),
-        *(noise(1, 2, 3, seed=i).float() for i in (0, 1)),
-    ]
+@pytest.mark.parametrize("logit", [30.0, 1e4])
+def test_a_decay_to_zero_leaves_only_the_current_input(logit):
+    parameters = [*[torch.full((1, 2, 3), logit)] * 2, *(noise(1, 2, 3, seed=i).float() for i in (0, 1))]
     c, x = ema_coefficients(*parameters), noise(2, 70, 2, dtype=torch.float32)
     now = (c.expand * c.project).sum(-1) * x
     for form in (ema, one_step_after_the_other):

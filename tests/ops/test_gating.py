@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.gates import _gated_output, gate_output, gated_output, gated_output_naive
+from mega_fairseq.ops.gates import _gated_output, gated_output, gated_output_naive
 from mega_fairseq.ops.gates.tiles import TILE_ROWS
 from tests.ops.helpers import assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, WIDTH = 3, 5
-ROWS = [1, 2, 7, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3]
+ROWS = [1, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3]
 
 
 def inputs(batch, length, candidate=True, dtype=torch.float64, dim=DIM, width=WIDTH):
@@ -60,8 +60,7 @@ own_or_cross = pytest.mark.parametrize("candidate", [True, False], ids=["own", "
 
 
 @own_or_cross
-@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "activation"), [*((n, "silu") for n in ROWS), *((7, a) for a in ACTIVATIONS)])
 def test_gates_equal_the_definition(rows, activation, candidate):
     assert_equals_the_definition(inputs(1, rows, candidate), activation=activation)
 
@@ -80,23 +79,6 @@ def test_a_mask_of_channels_is_the_same_at_every_position(shape, candidate):
     tensors, keep = inputs(*shape, candidate), mask(shape[0], 1, DIM)
     everywhere = definition(keep=keep.expand(*shape, DIM), scale=1.5)
     assert_same(with_gradients(fused(keep=keep, scale=1.5), tensors), with_gradients(everywhere, tensors))
-
-
-def test_the_definition_is_the_papers():
-    t = {name: value.detach() for name, value in inputs(2, 4).items()}
-    update, reset, candidate = F.linear(t["gate_input"], t["weight"], t["bias"]).split((DIM, WIDTH, DIM), -1)
-    update, reset = torch.sigmoid(update), reset * torch.sigmoid(reset)
-    candidate = candidate + F.linear(reset * t["attended"], t["hidden"], t["hidden_bias"])
-    truth = update * candidate * torch.sigmoid(candidate) + (1 - update) * t["residual"]
-    torch.testing.assert_close(definition()(**t), truth)
-
-
-def test_a_token_is_gated_from_projections_made_before():
-    t = inputs(2, 1)
-    base = F.linear(t["gate_input"], t["weight"], t["bias"])
-    hidden = partial(F.linear, weight=t["hidden"], bias=t["hidden_bias"])
-    y = gate_output(*base.split((DIM, WIDTH, DIM), -1), t["attended"], t["residual"], hidden)
-    torch.testing.assert_close(y, fused()(**t))
 
 
 @own_or_cross
@@ -147,9 +129,3 @@ def test_gates_save_only_one_projection_of_the_input_for_backward():
     inputs_kept = DIM + WIDTH + DIM
     assert sum(kept_for_backward(lambda: fused()(**tensors))) <= rows * (inputs_kept + base + DIM) + 1000
     assert sum(kept_for_backward(lambda: definition()(**tensors))) > rows * (inputs_kept + base + 3 * DIM)
-
-
-def test_second_derivatives_are_refused():
-    tensors = inputs(1, 3)
-    with pytest.raises(RuntimeError, match="create_graph"):
-        torch.autograd.grad(fused()(**tensors).sum(), tensors["weight"], create_graph=True)

@@ -34,15 +34,7 @@ def test_all_kernels_are_right_in_the_interpreter():
     assert " passed" in done.stdout
 
 
-FLOATS = {
-    "x": "*bf16",
-    "dy": "*bf16",
-    "y": "*bf16",
-    "alpha": "*bf16",
-    "delta": "*bf16",
-    "beta": "*bf16",
-    "eta": "*bf16",
-}
+FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta"), "*bf16")
 INTEGERS = ("L", "T", "D", "K", "E", "SEGMENTS", "stride", "offset")
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}

@@ -25,7 +25,7 @@ EXTREME = 1e4
 numbers = st.one_of(
     st.floats(-EXTREME, EXTREME, width=32), st.sampled_from((0.0, 30.0, -30.0, 90.0, -90.0, EXTREME, -EXTREME))
 )
-dtypes = st.sampled_from((torch.float32, torch.float64))
+dtypes = st.sampled_from((torch.bfloat16, torch.float32, torch.float64))
 SUBLAYERS = {"block": 2, "bidirectional_block": 2, "decoder_block": 3}  # each rounds six times
 
 

@@ -193,17 +193,17 @@ def outputs(
 
 
 @triton.jit
-def gradient(x, dy, h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega, phi_minus_1, expand):
-    """One step of `coefficient_gradients`."""
+def gradient(x, dy, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, expand):
+    """One step of `coefficient_gradients`, with a = log phi and b = `expand`."""
     new, grad = x.to(phi_minus_1.dtype), dy.to(phi_minus_1.dtype)
-    dh_dlog_phi += h
-    dh_dlog_phi += phi_minus_1 * dh_dlog_phi
+    dh_da += h
+    dh_da += phi_minus_1 * dh_da
     h += phi_minus_1 * h + expand * new[None, :]
-    dh_dexpand += phi_minus_1 * dh_dexpand + new[None, :]
+    dh_db += phi_minus_1 * dh_db + new[None, :]
     d_eta += grad[None, :] * h
-    dy_dlog_phi += grad[None, :] * dh_dlog_phi
-    dy_dexpand += grad[None, :] * dh_dexpand
-    return h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega + grad * new
+    dy_da += grad[None, :] * dh_da
+    dy_db += grad[None, :] * dh_db
+    return h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega + grad * new
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "SEGMENTS"])
@@ -214,8 +214,8 @@ def coefficient_gradients(
     """dtables (parts, 3, N, D): gradients of log_decay, expand and project, a part for every so many segments;
     dskip (parts, D).
 
-    Within a segment, h is followed together with its derivatives by log phi and by `expand`. What they change later is
-    known from `after` (B, K, N, D), the gradient of the state after each segment.
+    Within a segment, h is followed together with its derivatives by a = log phi and by b = `expand`. What they change
+    later is known from `after` (B, K, N, D), the gradient of the state after each segment.
     """
     channel = channels(C)
     inside = channel < D
@@ -229,10 +229,10 @@ def coefficient_gradients(
         row, segment = part // K, part % K
         steps = steps_of(lengths, row, segment, L, T)
         at = first(row, segment, steps, channel, L, T, D, BACK)
-        h, dh_dlog_phi, dh_dexpand = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
+        h, dh_da, dh_db = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
         if before is not None:
             h = load(before + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-        dy_dlog_phi, dy_dexpand = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
+        dy_da, dy_db = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
         even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
         dy_even, dy_odd = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
         for i in range(0, steps - 1, 2):
@@ -240,53 +240,23 @@ def coefficient_gradients(
             later_dy_even = fetched(dy, at, i + 2, steps, stride, channel, D)
             later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
             later_dy_odd = fetched(dy, at, i + 3, steps, stride, channel, D)
-            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
-                even,
-                dy_even,
-                h,
-                dh_dlog_phi,
-                dh_dexpand,
-                d_eta,
-                dy_dlog_phi,
-                dy_dexpand,
-                d_omega,
-                phi_minus_1,
-                weight_in,
+            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
+                even, dy_even, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
             )
-            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
-                odd,
-                dy_odd,
-                h,
-                dh_dlog_phi,
-                dh_dexpand,
-                d_eta,
-                dy_dlog_phi,
-                dy_dexpand,
-                d_omega,
-                phi_minus_1,
-                weight_in,
+            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
+                odd, dy_odd, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
             )
             even, odd, dy_even, dy_odd = later_even, later_odd, later_dy_even, later_dy_odd
         if steps % 2 == 1:
-            h, dh_dlog_phi, dh_dexpand, d_eta, dy_dlog_phi, dy_dexpand, d_omega = gradient(
-                even,
-                dy_even,
-                h,
-                dh_dlog_phi,
-                dh_dexpand,
-                d_eta,
-                dy_dlog_phi,
-                dy_dexpand,
-                d_omega,
-                phi_minus_1,
-                weight_in,
+            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
+                even, dy_even, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
             )
-        d_log_phi += weight_out * dy_dlog_phi
-        d_expand += weight_out * dy_dexpand
+        d_log_phi += weight_out * dy_da
+        d_expand += weight_out * dy_db
         if after is not None:
             later = load(after + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-            d_log_phi += later * dh_dlog_phi
-            d_expand += later * dh_dexpand
+            d_log_phi += later * dh_da
+            d_expand += later * dh_db
     out = dtables + tl.program_id(0).to(tl.int64) * 3 * N * D
     store(out, d_log_phi, channel, D, N, PADDED)
     store(out + N * D, d_expand, channel, D, N, PADDED)
