@@ -11,7 +11,6 @@ from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedF
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixer_state import MixerState, follow, select
-from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.ops.padding import Padding
 from mega_fairseq.ops.precision import autocast_dtype
 
@@ -60,11 +59,8 @@ class Block(nn.Module):
                 raise ValueError(f"{name}.dim is {config.dim} and mixer.dim {mixer.dim}; a block has one width")
         if cross_attention is not None and not mixer.causal:
             raise ValueError("cross_attention needs a causal block; build the mixer with causal=True")
-        if mixer.causal and feed_forward is not None and feed_forward.norm in BATCH_NORMS:
-            raise ValueError(
-                f"feed_forward.norm is {feed_forward.norm!r}, whose statistics over all positions would let a causal "
-                "block see the future; use layernorm, scalenorm or rmsnorm, or a mixer with causal=False"
-            )
+        if mixer.causal and feed_forward is not None:
+            feed_forward.check_causal_norm()
         self.causal = mixer.causal
         self.shifts_feed_forward = feed_forward is not None and feed_forward.token_shift
         self.mixer = mixer.build()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Dict, Optional, Sequence, Set, Tuple
 
-from mega_fairseq.modules.normalization import NORMS
+from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.projection import INITS
 
 
@@ -87,6 +87,14 @@ class ModuleConfig:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
             raise ValueError(
                 f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
+            )
+
+    def check_causal_norm(self) -> None:
+        """Refuses norms whose statistics a causal layer may not use."""
+        if self.norm in BATCH_NORMS:
+            raise ValueError(
+                f"{self.name('norm')} {self.norm!r} takes statistics over all positions, so that a causal layer would "
+                "see the future; use layernorm, scalenorm or rmsnorm"
             )
 
     def check_heads(self, width: int, what: str) -> None:

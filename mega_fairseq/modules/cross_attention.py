@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
-from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
 from mega_fairseq.modules.projection import gated_residual, linear, packed
 from mega_fairseq.ops.activations import ACTIVATIONS
@@ -39,11 +38,7 @@ class GatedCrossAttentionConfig(ModuleConfig):
         self.set_default("source_dim", self.dim)
         check_attention(self)
         self.check_positive("source_dim")
-        if self.norm in BATCH_NORMS:
-            raise ValueError(
-                f"{self.name('norm')} {self.norm!r} would see the future in a decoder; use layernorm, scalenorm or "
-                "rmsnorm"
-            )
+        self.check_causal_norm()
 
 
 class CrossAttentionState(NamedTuple):

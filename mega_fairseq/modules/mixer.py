@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, TokenShiftState, batch_size
-from mega_fairseq.modules.normalization import BATCH_NORMS
 from mega_fairseq.ops.attention.chunks import Attend, KeyValues, causal_chunked, chunked
 from mega_fairseq.ops.padding import Alignment, Padding, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
@@ -38,12 +37,8 @@ class MixerConfig(ModuleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.causal and self.norm in BATCH_NORMS:
-            raise ValueError(
-                f"{self.name('norm')} {self.norm!r} takes statistics over all positions, so a causal layer would see "
-                "the future, and splitting a sequence would change outputs; use layernorm, scalenorm or rmsnorm, or "
-                "causal=False"
-            )
+        if self.causal:
+            self.check_causal_norm()
 
     @property
     def period(self) -> int:

@@ -4,11 +4,12 @@ A model under test is a `Layer`: a callable `y, state = step(x, state, padding_m
 padding_mask bool (B, L) with True = pad, and state any nested tuple of batch-first tensors (None at the start).
 A layer without memory returns None as state. `parameters` are the tensors whose gradients are compared.
 
-Inputs may be vectors, whose gradients are compared too, or token ids. Sequences of different lengths are given as
-`rows`, one tensor (n_i, ...) each, possibly empty; `masks` define the positions of their tokens in a padded batch.
-test_controls.py also runs every check on broken layers, which it must reject.
+Sequences of different lengths are given as `rows`, one tensor (n_i, ...) each, possibly empty; `masks` define the
+positions of their tokens in a padded batch. test_controls.py also runs every check on broken layers, which it must
+reject.
 """
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -83,9 +84,7 @@ def assert_same_state(actual: State, expected: State, what: str, tolerance: floa
 
 
 def _leaf(x: Tensor) -> Tensor:
-    """A copy that requires gradients, unless it contains token ids."""
-    x = x.detach().clone()
-    return x.requires_grad_() if x.is_floating_point() else x
+    return x.detach().clone().requires_grad_()
 
 
 def _probe(y: Tensor) -> Tensor:
@@ -127,11 +126,9 @@ def take(y: Tensor, mask: Tensor) -> List[Tensor]:
 
 
 def _garbage(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """(B, L, ...) of numbers much larger than any real input; ones for token ids."""
-    filler = torch.ones((*mask.shape, *rows[0].shape[1:]), dtype=rows[0].dtype)
-    if not filler.is_floating_point():
-        return filler
-    return filler * (1e4 * torch.sin(37.0 * torch.arange(1, 1 + filler.numel()))).view_as(filler).to(filler.dtype)
+    """(B, L, ...) of numbers much larger than any real input."""
+    shape = (*mask.shape, *rows[0].shape[1:])
+    return (1e4 * torch.sin(37.0 * torch.arange(1, 1 + math.prod(shape)))).view(shape).to(rows[0].dtype)
 
 
 def _alone(layer: Layer, rows: Sequence[Tensor]) -> Tuple[List[Tensor], List[State]]:

@@ -11,7 +11,7 @@ The gradient of x is the EMA of dy in the opposite direction, with `expand` and 
 """
 
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -59,26 +59,20 @@ def _launch(kernel: Any, programs: int, dim: int, ndim: int, *args: Any, **optio
 # ---------------------------------------------------------------------------------------------- the recurrence
 
 
-class _Segments(NamedTuple):
-    """Rows of L steps, or of `lengths`, in K segments of T steps."""
+def _segments(x: Tensor) -> Tuple[int, int]:
+    """Into how many segments rows are cut, and their number of steps."""
+    steps = min(x.size(1), SEGMENT)
+    return triton.cdiv(x.size(1), steps), steps
 
-    lengths: Optional[Tensor]
-    steps: int
-    count: int
 
-    @classmethod
-    def of(cls, x: Tensor, lengths: Optional[Tensor]) -> "_Segments":
-        steps = min(x.size(1), SEGMENT)
-        return cls(lengths, steps, triton.cdiv(x.size(1), steps))
-
-    def run(self, x: Tensor, ndim: int, kernel: Any, programs: int, *args: Any, **options: bool) -> None:
-        _, length, dim = x.shape
-        _launch(kernel, programs, dim, ndim, *args, length, self.steps, dim, self.count, **options)
+def _run(kernel: Any, programs: int, x: Tensor, ndim: int, *args: Any, **options: bool) -> None:
+    (_, length, dim), (count, steps) = x.shape, _segments(x)
+    _launch(kernel, programs, dim, ndim, *args, length, steps, dim, count, **options)
 
 
 def _pass(
     x: Tensor,
-    segments: _Segments,
+    lengths: Optional[Tensor],
     tables: Sequence[Tensor],
     skip: Optional[Tensor],
     start: Optional[Tensor],
@@ -90,40 +84,39 @@ def _pass(
 
     Returns y in `dtype`, the state after all steps (B, N, D), and the states before segments (B, K, N, D).
     """
-    batch, count, (ndim, dim) = x.size(0), segments.count, tables[0].shape
+    batch, (count, _), (ndim, dim) = x.size(0), _segments(x), tables[0].shape
     y, end, before = torch.empty_like(x, dtype=dtype), tables[0].new_empty(batch, ndim, dim), start
     if count > 1:
         before, sums = (tables[0].new_empty(batch, count, ndim, dim) for _ in range(2))
-        args = (x, segments.lengths, *tables[:2], sums)
-        segments.run(x, ndim, kernels.segment_sums, batch * count, *args, **direction)
-        args = (sums, segments.lengths, tables[0], start, before, end)
-        segments.run(x, ndim, kernels.scan_segments, batch, *args, BACK=direction["BACK"])
-    args = (x, segments.lengths, *tables, skip, before, add, y, end if count == 1 else None)
-    segments.run(x, ndim, kernels.outputs, batch * count, *args, **direction)
+        _run(kernels.segment_sums, batch * count, x, ndim, x, lengths, *tables[:2], sums, **direction)
+        args = (sums, lengths, tables[0], start, before, end)
+        _run(kernels.scan_segments, batch, x, ndim, *args, BACK=direction["BACK"])
+    args = (x, lengths, *tables, skip, before, add, y, end if count == 1 else None)
+    _run(kernels.outputs, batch * count, x, ndim, *args, **direction)
     return y, end, before
 
 
 def _forward(x, lengths, start, skip, *tables: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    segments, y, entering = _Segments.of(x, lengths), None, []
+    y, entering = None, []
     for direction in reversed(range(len(tables[0]))):
         # The backward direction's outputs are in float32, since they are rounded with those of the forward direction.
         args = (None, None, None, skip.dtype) if direction else (skip, start, y, x.dtype)
         of_direction = [t[direction] for t in tables]
-        y, end, before = _pass(x, segments, of_direction, *args, BACK=bool(direction), GRADIENT=False)
+        y, end, before = _pass(x, lengths, of_direction, *args, BACK=bool(direction), GRADIENT=False)
         entering.insert(0, before)
-    return y, end, _stack(entering) if segments.count > 1 else skip.new_empty(0)
+    return y, end, _stack(entering) if _segments(x)[0] > 1 else skip.new_empty(0)
 
 
 def _backward(grads, saved, x, lengths, start, skip, *tables: Tensor) -> List[Tensor]:
     dy, dend, _ = (None if t is None else t.contiguous() for t in grads)
     dy = torch.zeros_like(x) if dy is None else dy
-    segments, dx, dtables, (_, entering) = _Segments.of(x, lengths), None, [], saved
+    dx, dtables, (_, entering) = None, [], saved
     for direction in reversed(range(len(tables[0]))):
         log_decay, expand, project = of_direction = [t[direction] for t in tables]
         args = (None, None, None, skip.dtype) if direction else (skip, dend, dx, x.dtype)
-        dx, dstart, after = _pass(dy, segments, (log_decay, project, expand), *args, BACK=not direction, GRADIENT=True)
-        before = entering[direction] if segments.count > 1 else None if direction else start
-        gradients, dskip = _coefficient_gradients(x, dy, segments, of_direction, before, after, BACK=bool(direction))
+        dx, dstart, after = _pass(dy, lengths, (log_decay, project, expand), *args, BACK=not direction, GRADIENT=True)
+        before = entering[direction] if _segments(x)[0] > 1 else None if direction else start
+        gradients, dskip = _coefficient_gradients(x, dy, lengths, of_direction, before, after, BACK=bool(direction))
         dtables.insert(0, gradients)
     return [dx, *([] if start is None else [dstart]), dskip, *map(_stack, zip(*dtables))]
 
@@ -135,24 +128,24 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 def _coefficient_gradients(
     x: Tensor,
     dy: Tensor,
-    segments: _Segments,
+    lengths: Optional[Tensor],
     tables: Sequence[Tensor],
     before: Optional[Tensor],
     after: Optional[Tensor],
     BACK: bool,
 ) -> Tuple[List[Tensor], Tensor]:
     """The gradients of log_decay, expand and project (N, D), and of skip."""
-    total, shape = x.size(0) * segments.count, tables[0].shape
+    total, shape = x.size(0) * _segments(x)[0], tables[0].shape
     parts = min(total, PARTS)
     dtables, dskip = tables[0].new_empty(parts, 3, *shape), tables[0].new_empty(parts, shape[1])
-    args = (x, dy, segments.lengths, *tables, before, after, dtables, dskip, total)
-    segments.run(x, shape[0], kernels.coefficient_gradients, parts, *args, BACK=BACK)
+    args = (x, dy, lengths, *tables, before, after, dtables, dskip, total)
+    _run(kernels.coefficient_gradients, parts, x, shape[0], *args, BACK=BACK)
     return [t.sum(0) for t in dtables.unbind(1)], dskip.sum(0)
 
 
 def _fake(x, lengths, start, skip, log_decay, expand, project):
     directions, *shape = log_decay.shape
-    count = _Segments.of(x, lengths).count
+    count, _ = _segments(x)
     entering = skip.new_empty(directions, x.size(0), count, *shape) if count > 1 else skip.new_empty(0)
     return torch.empty_like(x), skip.new_empty(x.size(0), *shape), entering
 
