@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.helpers import commands
 from tests.helpers.commands import (
@@ -81,17 +80,6 @@ def test_translations_with_retained_dropout_depend_only_on_the_seed(trained):
     drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer", "--seed"]
     runs = [translations(fairseq(*evaluation("generate", trained, *drop, seed))) for seed in (7, 7, 8)]
     assert runs[0] == runs[1] != runs[2]
-
-
-# ------------------------------------------------------------------------------------------------ loaded models
-
-
-@pytest.mark.slow
-def test_a_loaded_model_has_the_options_of_its_training(trained):
-    (model,), cfg, _ = load_model_ensemble_and_task([str(trained.last)])
-    assert model.args.seed == cfg.common.seed == 1
-    assert model.args.decoder_layers == cfg.model.decoder_layers == 1
-    assert model.args.label_smoothing == 0.1
 
 
 # ------------------------------------------------------------------------------------------------ alignments
