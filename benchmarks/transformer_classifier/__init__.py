@@ -21,7 +21,6 @@ from fairseq.models.transformer.transformer_encoder import TransformerEncoderBas
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-import mega_fairseq.models.user_dir_only
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import Encoded

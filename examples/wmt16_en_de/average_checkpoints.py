@@ -11,9 +11,9 @@ from typing import Any, Dict, List
 
 import torch
 
+import mega_fairseq.models  # noqa: F401 - torch.load may then read what fairseq saves
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write
-from mega_fairseq.models.checkpoints import allow_plain_containers
 
 
 def load(path: str) -> Dict[str, Any]:
@@ -67,7 +67,6 @@ def main() -> None:
     parser.add_argument("output", metavar="OUTPUT", help="file to write")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="checkpoints of one run")
     args = parser.parse_args()
-    allow_plain_containers()
     save(average(args.inputs), args.output)
 
 

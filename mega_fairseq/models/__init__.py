@@ -1,6 +1,7 @@
 """Models; importing this package registers them with fairseq."""
 
 import mega_fairseq.models.architectures  # noqa: F401 - registers them
+from mega_fairseq.models.checkpoints import allow_plain_containers
 from mega_fairseq.models.mega_classifier import MegaClassifier, MegaClassifierConfig
 from mega_fairseq.models.mega_lm import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_transformer import MegaTransformerConfig, MegaTransformerModel
@@ -13,3 +14,6 @@ __all__ = [
     "MegaTransformerConfig",
     "MegaTransformerModel",
 ]
+
+# fairseq calls torch.load itself, and with a stock task no other code of the plugin runs before that.
+allow_plain_containers()

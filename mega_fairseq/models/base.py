@@ -14,7 +14,6 @@ from torch import Tensor
 
 import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
 from mega_fairseq.fairseq_options import check_ranges
-from mega_fairseq.models.checkpoints import plain_containers_allowed
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
 from mega_fairseq.models.stack import count_layers, keep_layers
@@ -87,8 +86,7 @@ class MegaModel(BaseFairseqModel):
         folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
         if "://" not in folder and not os.path.exists(folder):  # fairseq would take it for the name of a model
             raise FileNotFoundError(f"there is no {folder}; give a folder of checkpoints")
-        with plain_containers_allowed():
-            hub = super().from_pretrained(folder, checkpoints, data, **options)
+        hub = super().from_pretrained(folder, checkpoints, data, **options)
         if not isinstance(hub.models[0], cls):
             kind = type(hub.models[0]).__name__
             raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")

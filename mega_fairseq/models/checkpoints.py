@@ -7,9 +7,8 @@ contain the classes below, which are plain data. They are added to torch's allow
 
 import argparse
 import collections
-import contextlib
 import typing
-from typing import Any, ContextManager, List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import omegaconf
@@ -30,7 +29,8 @@ def numpy_functions() -> List[Tuple[Any, str]]:
     return [(f, f"numpy.{core}.multiarray.{name}") for core in ("core", "_core") for name, f in functions.items()]
 
 
-def plain_containers() -> List[Any]:
+def allow_plain_containers() -> None:
+    """Lets torch.load read them in this process; importing `mega_fairseq.models` calls this."""
     functions = numpy_functions() if takes_names() else [function for function, _ in numpy_functions()]
     # torch needs the name, which Python < 3.10 lacks.
     anything = [typing.Any] if hasattr(typing.Any, "__name__") else []
@@ -48,17 +48,4 @@ def plain_containers() -> List[Any]:
         _TensorPlaceholder,
     ]
     counts = [np.ndarray, np.dtype, *functions, *(type(np.dtype(name)) for name in DTYPES)]  # of --eval-bleu
-    return [argparse.Namespace, *counts, *broadcast]
-
-
-def allow_plain_containers() -> None:
-    """Let torch.load read them in this process from now on."""
-    torch.serialization.add_safe_globals(plain_containers())
-
-
-def plain_containers_allowed() -> ContextManager[None]:
-    """Let torch.load read them for as long as the context lasts."""
-    if not takes_names():  # torch < 2.6, where fairseq's torch.load reads anything
-        return contextlib.nullcontext()
-    allowed = torch.serialization.get_safe_globals()  # the end of the context would remove these
-    return torch.serialization.safe_globals([each for each in plain_containers() if each not in allowed])
+    torch.serialization.add_safe_globals([argparse.Namespace, *counts, *broadcast])

@@ -24,7 +24,6 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 
 from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_command, typed
-from mega_fairseq.models.checkpoints import allow_plain_containers, plain_containers_allowed
 
 logger = logging.getLogger(__name__)
 # Options of models that may change freely, from one training to the next too: weights keep their meaning.
@@ -40,21 +39,15 @@ LAST = "checkpoint_last.pt"  # the default of --restore-file
 def check_start(
     model: BaseFairseqModel, cfg: FairseqDataclass, task_state: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Checks the checkpoint that a training will load; `task_state` is that of its task.
-
-    torch.load may then read the plain containers that fairseq saves, also if the plugin was imported without
-    `--user-dir`.
-    """
+    """Checks the checkpoint that a training will load; `task_state` is that of its task."""
     if not is_training(cfg):
         return
-    allow_plain_containers()
     options = option_of_command(cfg, "checkpoint")
     path, resumes = _start(options)
     if not path or options.checkpoint_suffix or not Path(path).is_file():  # a suffix: each process loads a part
         return
     try:
-        with plain_containers_allowed():
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:  # fairseq may load classes that are not plain containers
         return
     except (RuntimeError, OSError, EOFError):

@@ -147,7 +147,6 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
         os.dup2(file, stream)
     os.chdir(cwd)
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
-    finish_user_dir(words)
     sys.argv = words
     if fault is not None:
         fault()
@@ -155,12 +154,6 @@ def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], 
         sys.exit(_entry_point(words[0])() or 0)  # multiprocessing of Python 3.8 takes None for a failure
     finally:  # a forked process skips this, and tensorboard would lose its last records
         atexit._run_exitfuncs()
-
-
-def finish_user_dir(words: List[str]) -> None:
-    """Imports what fairseq imports for `--user-dir` only, which it skips if the plugin has been imported."""
-    if any(word.startswith("--user-dir") for word in words):
-        importlib.import_module("mega_fairseq.models.user_dir_only")
 
 
 def _entry_point(command: str) -> Callable[[], Optional[int]]:
@@ -296,10 +289,9 @@ def losses(output: str) -> List[float]:
 def checkpoint(path: Path) -> Dict[str, Any]:
     import torch
 
-    from mega_fairseq.models.checkpoints import plain_containers_allowed
+    import mega_fairseq.models  # noqa: F401 - torch.load may then read what fairseq saves
 
-    with plain_containers_allowed():
-        return torch.load(path, weights_only=True)
+    return torch.load(path, weights_only=True)
 
 
 def lines(output: str, letter: str) -> Iterator[Tuple[int, str]]:

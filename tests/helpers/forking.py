@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List
 
-from tests.helpers.commands import FORKS, ROOT, finish_user_dir, fresh
+from tests.helpers.commands import FORKS, ROOT, fresh
 
 FORKED = [f"{ROOT}/benchmarks/", f"{ROOT}/examples/demo/"]  # programs that import fairseq, or start others that do
 PYTHON = """#!{python} -SE
@@ -85,7 +85,6 @@ def _run(words: List[str], folder: str, environment: Dict[str, str], streams: Li
     os.environ.update(environment)
     sys.executable = python
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
-    finish_user_dir(words)
     is_module = words[0] == "-m"
     sys.argv = words[is_module:]
     if sys.argv[0].endswith(("fairseq_cli.train", "stoppable_train.py")):

@@ -362,11 +362,9 @@ def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus,
 
 
 LIBRARY = """
-import sys, fairseq.models, torch
-before = set(torch.serialization.get_safe_globals())
+import sys, fairseq.models
 from mega_fairseq.models import MegaTransformerModel
 MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU counts
-assert set(torch.serialization.get_safe_globals()) == before
 """
 
 
