@@ -53,8 +53,7 @@ def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", 
 
 def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
     """The type of an option that sets a field with these choices."""
-    (found,) = (f for f in fields(config) if f.name == name)
-    return ChoiceEnum(list(found.metadata["choices"]))
+    return ChoiceEnum(next(list(f.metadata["choices"]) for f in fields(config) if f.name == name))
 
 
 @dataclass
@@ -203,15 +202,7 @@ def _value(cfg: FairseqDataclass, side: str, setting: Field) -> Any:
 
 def mixer_of(cfg: FairseqDataclass, side: str) -> Type[MixerConfig]:
     """The config class of the token mixer of a stack."""
-    option = _mixer_option(cfg, side)
-    name = getattr(cfg, option)
-    if name not in MIXERS:
-        raise ValueError(f"{typed(option)} is {name!r}; choose one of {', '.join(MIXERS)}")
-    return MIXERS[name]
-
-
-def _mixer_option(cfg: FairseqDataclass, side: str) -> str:
-    return "token_mixer" if hasattr(cfg, "token_mixer") else f"{side}_token_mixer"
+    return MIXERS[getattr(cfg, "token_mixer" if hasattr(cfg, "token_mixer") else f"{side}_token_mixer")]
 
 
 def layer_configs(
