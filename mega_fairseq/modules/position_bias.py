@@ -4,14 +4,16 @@ A bias returns one score for each of the distances (key minus query position) fi
 queries and keys, and may have an equivalent form as extra columns of both.
 """
 
-from typing import Callable, Dict, Optional, Tuple, Type
+from functools import partial
+from typing import Callable, Dict, Optional, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.ops.attention import attention, fused_kernel_runs, needs_mask, weights_at_one_position
+from mega_fairseq.ops.attention import BiasForms, attention
 from mega_fairseq.ops.attention import position as ops
+from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import turned, turns
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -21,7 +23,6 @@ class PositionBias(nn.Module):
 
     longest: Optional[int] = None  # the longest sequence that it covers; None for any length
     rotates = False  # whether it rotates queries and keys
-    extra_columns = 0  # r, the number of columns of its other form; 0 if it has none
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -30,9 +31,11 @@ class PositionBias(nn.Module):
         """Scores for distances first .. stop - 1: (stop - first,), or None for no bias."""
         return None
 
-    def columns(self, first_query: int, queries: int, keys: int) -> Tuple[Tensor, Tensor]:
-        """The bias as extra columns of queries (n, r) and keys (m, r), if it has this form."""
-        raise NotImplementedError
+    def between(
+        self, first_query: int, queries: int, keys: int, device: torch.device
+    ) -> Union[Tensor, BiasForms, None]:
+        """The bias of queries at positions first_query, ... and keys at 0, ..., as `attention` takes it."""
+        return self(1 - queries - first_query, keys - first_query, device)
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
         """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated by the biases that do so."""
@@ -82,7 +85,6 @@ class RotaryBias(PositionBias):
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__(dim, max_positions, causal)
-        self.extra_columns = dim
         self.a = nn.Parameter(torch.empty(dim))
         self.b = nn.Parameter(torch.empty(dim))
         nn.init.normal_(self.a, std=0.02)
@@ -91,10 +93,14 @@ class RotaryBias(PositionBias):
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
         return ops.rotary_distances(self.a, self.b, torch.arange(first, stop, device=device))
 
-    def columns(self, first_query: int, queries: int, keys: int) -> Tuple[Tensor, Tensor]:
-        stop = first_query + queries
-        of_queries, of_keys = ops.rotary_columns(self.a, self.b, torch.arange(max(stop, keys), device=self.a.device))
-        return of_queries[first_query:stop], of_keys[:keys]
+    def between(self, first_query: int, queries: int, keys: int, device: torch.device) -> BiasForms:
+        def columns() -> Tuple[Tensor, Tensor]:
+            stop = first_query + queries
+            of_queries, of_keys = ops.rotary_columns(self.a, self.b, torch.arange(max(stop, keys), device=device))
+            return of_queries[first_query:stop], of_keys[:keys]
+
+        vector = partial(self, 1 - queries - first_query, keys - first_query, device)
+        return BiasForms(vector, columns, self.a.size(0))
 
 
 class RotaryEmbedding(PositionBias):
@@ -163,20 +169,10 @@ def attend(
     dropout: float = 0.0,
     outer: bool = False,
 ) -> Tensor:
-    """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0.
-
-    If a fused kernel can run, a bias that has the form of extra columns of q and k is used as such, since the kernel
-    would need any other bias as a matrix. Otherwise the bias is a vector over distances. `outer` is as in `attention`.
-    """
-    queries, keys = q.size(1), k.size(1)
+    """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0."""
+    bias = position_bias.between(first_query, q.size(1), k.size(1), q.device)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
-    columns, bias, extra = None, None, position_bias.extra_columns
-    masked = needs_mask(queries, keys, causal, key_padding)
-    if extra and fused_kernel_runs(q, v, function, extra, dropout, masked):
-        columns = position_bias.columns(first_query, queries, keys)
-    else:
-        bias = position_bias(1 - queries - first_query, keys - first_query, q.device)
-    return attention(q, k, v, function, causal, bias, columns, key_padding, dropout, outer=outer)
+    return attention(q, k, v, function, causal, bias, key_padding, dropout, outer=outer)
 
 
 def biased_weights(

@@ -7,7 +7,7 @@ the release is wrong, test_golden_deviations.py asserts the right values (docs/p
 import pytest
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import laplace, relu2
+from mega_fairseq.ops.attention.scores import laplace, relu2
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from tests.helpers import golden_cases as golden
 from tests.helpers import golden_checks as checks

@@ -2,6 +2,7 @@
 
 import math
 from copy import deepcopy
+from itertools import product
 
 import pytest
 import torch
@@ -9,16 +10,10 @@ import torch.nn.functional as F
 
 from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.modules.position_bias import attend
-from mega_fairseq.ops.attention import (
-    ATTENTION_FUNCTIONS,
-    attention,
-    attention_fused,
-    attention_naive,
-    one_over_tau,
-    weighted_sum,
-    weights_at_one_position,
-)
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, attention_fused, weighted_sum
 from mega_fairseq.ops.attention import tiles as attention_tiles
+from mega_fairseq.ops.attention.naive import attention_naive
+from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
 
@@ -27,7 +22,7 @@ SHAPES = [(1, 1), (1, 7), (2, 2), (5, 9), (16, 17), (17, 17), (31, 64)]
 PADDINGS = ["none", "right", "left", "scattered", "a row of pads"]
 
 
-def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, columns=0, heads=None, multiplier=False):
+def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, heads=None, multiplier=False):
     """`heads` is the first dimension of bias and multiplier; None for vectors."""
     inputs = {
         "q": noise(groups, queries, width, seed=0, grad=True),
@@ -39,9 +34,6 @@ def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, columns=
         inputs["bias"] = noise(*distances, seed=3, grad=True)
     if multiplier:
         inputs["multiplier"] = noise(*distances, seed=6, grad=True)
-    if columns:
-        inputs["rows"] = noise(queries, columns, seed=4, grad=True)
-        inputs["cols"] = noise(keys, columns, seed=5, grad=True)
     return inputs
 
 
@@ -63,7 +55,7 @@ def definition(function, causal, padding=None):
     def by_head(vectors, g):
         return vectors if vectors.dim() == 1 else vectors[g % vectors.size(0)]
 
-    def attend(q, k, v, bias=None, multiplier=None, rows=None, cols=None):
+    def attend(q, k, v, bias=None, multiplier=None):
         (groups, queries, width), keys, outputs = q.shape, k.size(1), []
         for g in range(groups):
             for i in range(queries):
@@ -78,9 +70,6 @@ def definition(function, causal, padding=None):
                 scores = (k[g, seen] * q[g, i]).sum(-1) / tau
                 if bias is not None:
                     scores = scores + by_head(bias, g)[seen - i + queries - 1]
-                if rows is not None:
-                    own_rows, own_cols = (t if t.dim() == 2 else t[g % t.size(0)] for t in (rows, cols))
-                    scores = scores + (own_cols[seen] * own_rows[i]).sum(-1)
                 weights = torch.softmax(scores, -1) if function == "softmax" else WEIGHTS[function](scores)
                 if multiplier is not None:
                     weights = weights * by_head(multiplier, g)[seen - i + queries - 1]
@@ -98,23 +87,23 @@ WEIGHTS = {
 
 def naive(function, causal, padding=None):
     def attend(q, k, v, bias=None, multiplier=None):
-        q = q * one_over_tau(q, k, function, causal, padding)
-        return attention_naive(q, k, v, function, causal, bias, padding, multiplier=multiplier)
+        return attention_naive(q, k, v, function, causal, bias, padding, multiplier)
 
     return attend
 
 
 def chosen(function, causal, padding=None, **options):
-    def attend(q, k, v, bias=None, multiplier=None, rows=None, cols=None):
-        columns = None if rows is None else (rows, cols)
-        return attention(q, k, v, function, causal, bias, columns, padding, multiplier=multiplier, **options)
+    def attend(q, k, v, bias=None, multiplier=None):
+        return attention(q, k, v, function, causal, bias, padding, multiplier=multiplier, **options)
 
     return attend
 
 
 def fused(causal, padding=None):
     def attend(q, k, v, bias=None):
-        return attention_fused(q / math.sqrt(q.size(-1)), k, v, causal, bias, padding)
+        return attention_fused(
+            q / math.sqrt(q.size(-1)), k, v, causal, None if bias is None else torch.atleast_2d(bias), padding
+        )
 
     return attend
 
@@ -170,25 +159,23 @@ def test_queries_at_one_position_equal_single_queries_in_values_and_all_gradient
         assert_close(chosen(function, False, pads)(**single), together(**single))
 
 
-@pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
+@pytest.mark.parametrize("values", [VALUES, 2 * WIDTH], ids=["tiled", "fused"])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_inner_products_of_extra_columns_are_added_to_the_scores(function, causal, values):
+def test_both_forms_of_the_rotary_bias_have_the_same_values_and_gradients(function, causal, values):
+    module = POSITION_BIASES["rotary"](WIDTH, 1, causal).double()
     for queries, keys in SHAPES:
-        inputs = qkv(queries, keys, bias=False, columns=2, values=values)
-        ours = with_gradients(chosen(function, causal), inputs)
-        assert_same(ours, with_gradients(definition(function, causal), inputs))
+        inputs = {**qkv(queries, keys, bias=False, values=values), "a": module.a, "b": module.b}
+        first = keys - queries
 
+        def ours(q, k, v, a, b, first=first):
+            return attend(q, k, v, module, first, function, causal)
 
-@pytest.mark.parametrize("heads", ["rows", "cols", "rows, cols"])
-@pytest.mark.parametrize("values", [VALUES - 1, WIDTH + 2], ids=["tiled", "fused"])
-def test_extra_columns_may_differ_between_heads(values, heads):
-    for queries, keys in SHAPES:
-        inputs = qkv(queries, keys, 4, bias=False, columns=2, values=values)
-        for i, name in enumerate(heads.split(", ")):
-            inputs[name] = noise(2, *inputs[name].shape, seed=7 + i, grad=True)
-        ours = with_gradients(chosen("softmax", True), inputs)
-        assert_same(ours, with_gradients(definition("softmax", True), inputs))
+        def truth(q, k, v, a, b):
+            vector = module(1 - k.size(1), q.size(1), q.device)
+            return definition(function, causal)(q, k, v, vector)
+
+        assert_same(with_gradients(ours, inputs), with_gradients(truth, inputs))
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
@@ -205,24 +192,6 @@ def test_several_tiles_equal_whole_matrices_in_values_and_all_gradients(
     inputs = qkv(queries, keys, groups, heads=heads, multiplier=heads is not None)
     ours = with_gradients(chosen(function, causal, pads), inputs)
     assert_same(ours, with_gradients(naive(function, causal, pads), inputs))
-
-
-# ---------------------------------------------------------------------------------- rows without a key
-
-
-@pytest.mark.parametrize("values", [VALUES, WIDTH], ids=["tiled", "fused"])
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_queries_without_any_key_have_zero_outputs_and_finite_gradients(function, causal, values):
-    padding = torch.zeros(3, 9, dtype=torch.bool)
-    padding[1], padding[2, :4] = True, True
-    results = with_gradients(chosen(function, causal, padding), qkv(9, 9, values=values))
-    assert not results["output 0"][1].any()
-    assert not causal or not results["output 0"][2, :4].any()
-    assert results["output 0"][2, 4:].all()
-    assert all(value.isfinite().all() for value in results.values())
-    assert not results["gradient of k"][padding].any()
-    assert not results["gradient of v"][padding].any()
 
 
 # ---------------------------------------------------------------------------------- dropout
@@ -262,40 +231,23 @@ def test_gradients_are_those_of_the_weights_kept_by_dropout(function, causal, pa
 # ---------------------------------------------------------------------------------- memory
 
 
-def float_qkv(size, width, values, columns=0, heads=None):
+def float_qkv(size, width, values, heads=None):
     tensors = qkv(size, size, heads or 1, width, values, heads=heads, multiplier=heads is not None)
-    tensors = {n: t.detach().float().requires_grad_() for n, t in tensors.items()}
-    if columns:
-        del tensors["bias"]
-        tensors["rows"] = noise(size, columns, dtype=torch.float32, grad=True)
-        tensors["cols"] = noise(size, columns, seed=1, dtype=torch.float32, grad=True)
-    return tensors
+    return {name: t.detach().float().requires_grad_() for name, t in tensors.items()}
 
 
-MEMORY = [(function, 8, 12, 0, heads) for function in ATTENTION_FUNCTIONS for heads in (None, 2)]
-MEMORY += [("softmax", 8, 12, 4, None), ("softmax", 8, 8, 0, None)]
+MEMORY = [*product(ATTENTION_FUNCTIONS, [12], [None, 2]), ("softmax", 8, None)]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), MEMORY)
-def test_no_tensor_of_queries_times_keys_is_kept_for_backward(function, width, values, columns, heads, causal):
-    size = 512
-    inputs = float_qkv(size, width, values, columns, heads)
-    values *= heads or 1
-    assert max(kept_for_backward(lambda: chosen(function, causal)(**inputs))) <= size * (values + 4)
-    if not columns:
-        assert max(kept_for_backward(lambda: naive(function, causal)(**inputs))) >= size * size
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize(("function", "width", "values", "columns", "heads"), MEMORY)
-def test_no_tensor_of_queries_times_keys_is_created_in_forward_or_backward(
-    function, width, values, columns, heads, causal
-):
+@pytest.mark.parametrize(("function", "values", "heads"), MEMORY)
+def test_no_matrix_of_queries_and_keys_is_created_or_kept_for_backward(function, values, heads, causal):
     size = 2048
-    inputs = float_qkv(size, width, values, columns, heads)
+    inputs, outputs = float_qkv(size, 8, values, heads), []
     with Recorder() as recorder:
-        chosen(function, causal)(**inputs).sum().backward()
+        kept = kept_for_backward(lambda: outputs.append(chosen(function, causal)(**inputs)))
+        outputs[0].sum().backward()
+    assert max(kept) <= size * (values * (heads or 1) + 4)
     assert recorder.largest <= size * size // 4
 
 

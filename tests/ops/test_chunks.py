@@ -18,12 +18,12 @@ def qkv(length, batch=3, seed=0):
     return {n: noise(batch, length, s, seed=seed + i, grad=True) for i, (n, s) in enumerate(sizes.items())}
 
 
-def attend(causal, function="softmax"):
+def attend(causal):
     """With a bias over distances, so that a wrong alignment of queries and keys changes the outputs."""
 
     def run(q, k, v, padding):
         bias = noise(100, seed=9)[51 - k.size(1) : 50 + q.size(1)]
-        return attention(q, k, v, function, causal, bias, key_padding=padding)
+        return attention(q, k, v, "laplace", causal, bias, padding)
 
     return run
 
@@ -42,31 +42,23 @@ def one_chunk_after_the_other(run, chunk_size):
     return function
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal", "pads"])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_sequence_of_any_length_attends_inside_its_chunks_in_values_and_all_gradients(length, chunk_size, causal):
-    ours = with_gradients(lambda q, k, v: chunked(attend(causal), q, k, v, chunk_size), qkv(length))
-    assert_same(ours, with_gradients(one_chunk_after_the_other(attend(causal), chunk_size), qkv(length)))
-
-
-@pytest.mark.parametrize("function", ["softmax", "laplace"])
-@pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_padding_applies_to_its_own_chunk(length, chunk_size, function):
-    padding = torch.arange(length) >= torch.tensor([[length], [(length + 1) // 2], [0]])
-    run, inputs = attend(False, function), qkv(length)
+def test_a_sequence_of_any_length_attends_inside_its_chunks_in_values_and_all_gradients(length, chunk_size, mask):
+    padding = torch.arange(length) >= torch.tensor([[length], [(length + 1) // 2], [0]]) if mask == "pads" else None
+    run, inputs = attend(mask == "causal"), qkv(length)
     ours = with_gradients(lambda q, k, v: chunked(run, q, k, v, chunk_size, padding), inputs)
     truth = one_chunk_after_the_other(run, chunk_size)
     assert_same(ours, with_gradients(lambda q, k, v: truth(q, k, v, padding), inputs))
 
 
-def in_pieces(inputs, sizes, chunk_size, function="softmax"):
+def in_pieces(inputs, sizes, chunk_size):
     """Outputs and caches after each piece."""
     cache, outputs, caches = None, [], []
     for start, stop in pieces(inputs["q"].size(1), sizes):
         q, k, v = (inputs[name][:, start:stop].clone() for name in "qkv")
-        y, cache = causal_chunked(attend(True, function), q, k, v, chunk_size, cache)
+        y, cache = causal_chunked(attend(True), q, k, v, chunk_size, cache)
         outputs.append(y)
         caches.append(cache)
     return outputs, caches
@@ -74,11 +66,10 @@ def in_pieces(inputs, sizes, chunk_size, function="softmax"):
 
 @pytest.mark.parametrize("sizes", [[1], [2], [3, 5, 1], [4], [7, 6], [12, 1], [13]])
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("function", ["softmax", "laplace"])
-def test_any_split_gives_the_outputs_and_gradients_of_the_whole_sequence(function, chunk_size, sizes):
+def test_any_split_gives_the_outputs_and_gradients_of_the_whole_sequence(chunk_size, sizes):
     inputs = qkv(13)
-    ours = with_gradients(lambda **i: torch.cat(in_pieces(i, sizes, chunk_size, function)[0], 1), inputs)
-    truth = one_chunk_after_the_other(attend(True, function), chunk_size)
+    ours = with_gradients(lambda **i: torch.cat(in_pieces(i, sizes, chunk_size)[0], 1), inputs)
+    truth = one_chunk_after_the_other(attend(True), chunk_size)
     assert_same(ours, with_gradients(truth, inputs))
 
 

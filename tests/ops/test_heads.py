@@ -4,13 +4,10 @@ import pytest
 import torch
 
 from mega_fairseq.ops.attention import attention
-from mega_fairseq.ops.attention.heads import (
+from mega_fairseq.ops.attention.heads import append_columns, merge_heads, rotate_heads, scale_places, split_heads
+from mega_fairseq.ops.attention.one_position import (
     attend_at_one_position,
     head_weights_at_one_position,
-    merge_heads,
-    rotate_heads,
-    scale_places,
-    split_heads,
     weighted_sum_by_head,
 )
 from mega_fairseq.ops.attention.position import rotate
@@ -26,6 +23,7 @@ def test_heads_of_a_sequence_are_consecutive_and_merging_them_is_the_inverse():
     assert_close(merge_heads(apart, HEADS), x)
     factors = noise(HEADS, 5, seed=1)
     assert_close(scale_places(apart, factors)[3], apart[3] * factors[1].unsqueeze(1))
+    assert_close(append_columns(apart, factors.unsqueeze(2))[3], torch.cat([apart[3], factors[1].unsqueeze(1)], 1))
 
 
 @pytest.mark.parametrize("dims", [2, WIDTH])

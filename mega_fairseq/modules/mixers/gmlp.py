@@ -13,7 +13,7 @@ from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
 from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
-from mega_fairseq.ops.attention.heads import weighted_sum_by_head
+from mega_fairseq.ops.attention.one_position import weighted_sum_by_head
 from mega_fairseq.ops.toeplitz import toeplitz
 
 SMALL = 1e-3  # times 1 / T: the first weights beside a spatial bias of 1, so that training starts without mixing

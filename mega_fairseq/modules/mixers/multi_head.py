@@ -20,14 +20,12 @@ from mega_fairseq.modules.time_tables import (
     curves,
     distance_table,
 )
-from mega_fairseq.ops.attention import attention, attention_weights, weighted_sum
-from mega_fairseq.ops.attention.heads import (
+from mega_fairseq.ops.attention import attention, weighted_sum
+from mega_fairseq.ops.attention.heads import append_columns, merge_heads, rotate_heads, scale_places, split_heads
+from mega_fairseq.ops.attention.naive import attention_weights
+from mega_fairseq.ops.attention.one_position import (
     attend_at_one_position,
     head_weights_at_one_position,
-    merge_heads,
-    rotate_heads,
-    scale_places,
-    split_heads,
     weighted_sum_by_head,
 )
 from mega_fairseq.ops.attention.tiles import TILE_SCORES
@@ -119,11 +117,15 @@ class MultiHeadAttention(TimeMixer):
         places = slice(keys - queries, keys)
         alpha, beta = self.at(self.alpha, places), self.at(self.beta, slice(0, keys))  # (H, n), (H, m)
         q, k, v = (split_heads(t, c.heads) for t in (q, k, v))
+        scale = q.size(-1) ** -0.5
+        if self.log_beta is not None:  # is one more column of the keys, against ones in the queries
+            q, scale = append_columns(q * scale, q.new_ones(queries, 1)), 1.0
+            k = append_columns(k, self.log_beta[:, :keys].unsqueeze(-1))
         bias, multiplier = (self.distances(table, queries, keys) for table in (self.log_weight, self.time_weight))
         padding = None if padding is None else padding.repeat_interleave(c.heads, 0)
         dropout = self.dropout_module.rate(c.attention_dropout)
         if self.talking is not None:
-            out = self.talk(q, k, v, bias, multiplier, alpha, beta, padding, dropout)
+            out = self.talk(q, k, v, scale, bias, multiplier, alpha, beta, padding, dropout)
             alpha = None
         else:
             out = attention(
@@ -132,10 +134,10 @@ class MultiHeadAttention(TimeMixer):
                 v if beta is None else scale_places(v, beta),
                 causal=c.causal,
                 bias=bias,
-                columns=self.columns(q, keys),
                 key_padding=padding,
                 dropout=dropout,
                 multiplier=multiplier,
+                scale=scale,
             )
         factors = [alpha, self.at(self.gamma, places)]
         factors = [factor for factor in factors if factor is not None]
@@ -148,6 +150,7 @@ class MultiHeadAttention(TimeMixer):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        scale: float,
         bias: Optional[Tensor],
         multiplier: Optional[Tensor],
         alpha: Optional[Tensor],
@@ -159,22 +162,16 @@ class MultiHeadAttention(TimeMixer):
 
         The weights, (G H, n, m), are computed again in backward.
         """
-        dtype, scale = product_dtype(q.device.type, cast_dtype(q)), 1.0
-        if self.log_beta is not None:
-            columns = self.columns(q, k.size(1))
-            q = torch.cat([q * q.size(-1) ** -0.5, columns[0].expand(q.size(0), -1, -1)], -1)
-            k = torch.cat([k, columns[1].to(k.dtype).repeat(k.size(0) // self.config.heads, 1, 1)], -1)
-        else:
-            q = q * q.size(-1) ** -0.5
-        keep, scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
+        dtype = product_dtype(q.device.type, cast_dtype(q))
+        keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
 
         def mixture(q: Tensor, k: Tensor, v: Tensor, pads: Optional[Tensor], keep: Optional[Tensor]) -> Tensor:
-            weights = attention_weights(q, k, "softmax", self.config.causal, bias, pads, multiplier)
+            weights = attention_weights(q, k, "softmax", self.config.causal, bias, pads, multiplier, scale=scale)
             weights = weights.unflatten(0, (-1, self.config.heads))
             weights = weights if alpha is None else weights * alpha.unsqueeze(-1)
             weights = weights if beta is None else weights * beta.unsqueeze(-2)
             weights = torch.einsum("hg,bgnm->bhnm", self.talking.to(weights.dtype), weights).flatten(0, 1)
-            return weighted_sum(weights if keep is None else weights * keep * scale, v)
+            return weighted_sum(weights if keep is None else weights * keep * keep_scale, v)
 
         sequences = max(1, TILE_SCORES // (q.size(1) * k.size(1) * self.config.heads))  # that fit into the cache
         parts = zip(
@@ -188,12 +185,6 @@ class MultiHeadAttention(TimeMixer):
 
     def distances(self, table: Optional[Tensor], queries: int, keys: int) -> Optional[Tensor]:
         return None if table is None else by_distance(table, self.config.causal, queries, keys)
-
-    def columns(self, q: Tensor, keys: int) -> Optional[Tuple[Tensor, Tensor]]:
-        """log beta as one more column of the keys, against ones in the queries: it is added after the temperature."""
-        if self.log_beta is None:
-            return None
-        return q.new_ones(q.size(1), 1), self.log_beta[:, :keys].unsqueeze(-1)
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.dim, self.config.dim)

@@ -11,7 +11,8 @@ from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, Mixer
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed
 from mega_fairseq.ops.attention.chunks import Place
-from mega_fairseq.ops.attention.heads import attend_at_one_position, rotate_heads
+from mega_fairseq.ops.attention.heads import rotate_heads
+from mega_fairseq.ops.attention.one_position import attend_at_one_position
 from mega_fairseq.ops.sparse import PATTERNS, Sparsity, alike_heads, sparse_attention
 from mega_fairseq.ops.sparse.summaries import Summarized, advance, restore, summarize
 

@@ -1,12 +1,10 @@
-"""Scores, weights and products that all forms of attention share."""
+"""Weights f(scores) and products that all forms of attention share."""
 
 import math
 from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
-
-from mega_fairseq.ops.precision import at_least_float32
 
 ATTENTION_FUNCTIONS = ("softmax", "relu2", "laplace")
 LAPLACE_MEAN, LAPLACE_STD = 0.707107, 0.282095  # the released constants: sqrt(1/2) and sqrt(1/(4 pi)) to six digits
@@ -24,11 +22,6 @@ def laplace(x: Tensor) -> Tensor:
     return 0.5 * (1.0 + torch.erf((x - LAPLACE_MEAN) / (LAPLACE_STD * math.sqrt(2.0))))
 
 
-def _laplace_slope(x: Tensor) -> Tensor:
-    slope = ((x - LAPLACE_MEAN) / LAPLACE_STD).square_().mul_(-0.5).exp_()
-    return slope.mul_(1.0 / (LAPLACE_STD * math.sqrt(2.0 * math.pi)))
-
-
 def weights_of(scores: Tensor, function: str) -> Tensor:
     if function == "softmax":
         return torch.softmax(scores, -1)
@@ -41,80 +34,51 @@ def weights_backward(grad: Tensor, scores: Tensor, weights: Tensor, function: st
         return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
     if function == "relu2":
         return grad.mul_(torch.relu(scores)).mul_(2.0)
-    return grad.mul_(_laplace_slope(scores))
+    slope = ((scores - LAPLACE_MEAN) / LAPLACE_STD).square_().mul_(-0.5).exp_()
+    return grad.mul_(slope.mul_(1.0 / (LAPLACE_STD * math.sqrt(2.0 * math.pi))))
 
 
-# ------------------------------------------------------------------------------------------------- 1 / tau
+Factor = Union[float, Tensor, None]
 
 
-def one_over_tau(
-    q: Tensor, k: Tensor, function: str, causal: bool, key_padding: Optional[Tensor], outer: bool = False
-) -> Union[float, Tensor]:
-    """The factor of q; tau is sqrt(z) for softmax and an outer scale, else the number of keys that each row sees."""
-    if function == "softmax" or (outer and function == "relu2"):
-        return q.size(-1) ** -0.5
-    return one_over_keys(q, k, causal, key_padding)
+def row_factors(function: str, outer: bool, scale: float, seen: Union[int, Tensor]) -> Tuple[Factor, Factor]:
+    """The factors of q k^T `scale` before the bias and of their sum, for rows that see `seen` keys; None for 1."""
+    if function == "softmax":
+        return None, None
+    return (None, seen**-0.5) if outer and function == "relu2" else (1.0 / (scale * seen), None)
 
 
-def one_over_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tensor]) -> Union[float, Tensor]:
-    """1 / the number of keys that each row sees: (n, 1), (G, n, 1) or (G, 1, 1), or one number for all rows."""
-    queries, keys = q.size(1), k.size(1)
-    if causal:
-        seen = torch.arange(keys - queries + 1, keys + 1, device=q.device)
-        if key_padding is not None:
-            real = (~key_padding).cumsum(-1)[:, keys - queries :]  # (G, n)
-            seen = real.clamp_min(1)
-    elif key_padding is not None:
-        seen = (~key_padding).sum(-1, keepdim=True).clamp_min(1)  # (G, 1)
-    else:
-        return 1.0 / keys
-    return seen.to(at_least_float32(q.dtype)).reciprocal().unsqueeze(-1)
+def weigh(
+    scores: Tensor,
+    function: str,
+    visible: Optional[Tensor],
+    bias: Optional[Tensor],
+    multiplier: Optional[Tensor],
+    outer: bool,
+    scale: float,
+) -> Tensor:
+    """The weights of scores q k^T `scale` (G, n, m), in their dtype.
 
-
-def scaled_queries(q: Tensor, factor: Union[float, Tensor], apart: bool = True) -> Tuple[Tensor, Optional[Tensor]]:
-    """q times `factor`; in half precision, q times a part of the factor, and the rest of it in float32.
-
-    The rest, (G, n, 1), multiplies the scores. Divided by thousands of keys, queries would underflow in float16;
-    products with 1 / tau would be rounded in bfloat16. With `apart=False` there is no rest.
+    `visible` is bool, and bias and multiplier are matrices, one for all groups or one per head (H, n, m); any of them
+    may have one row for all queries.
     """
-    if q.dtype == at_least_float32(q.dtype):
-        return q * factor, None
-    if not apart:
-        return (q * factor).to(q.dtype), None
-    # About 1 / sqrt(z), so that scores fit into float16; a power of 2, so that the product is exact.
-    part = 2.0 ** -round(math.log2(q.size(-1)) / 2)
-    return q * part, _factor(factor / part, q).expand(q.size(0), q.size(1), 1)
 
+    def by_head(x: Tensor, matrices: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, *matrices.shape[:-2]))
 
-def outer_factor(
-    q: Tensor, k: Tensor, function: str, outer: bool, causal: bool, key_padding: Optional[Tensor]
-) -> Optional[Tensor]:
-    """The factor of scores and bias that divides relu2's weights by the number of keys: (G, n, 1)."""
-    if not outer or function != "relu2":
-        return None
-    factor = _factor(one_over_keys(q, k, causal, key_padding), q)
-    return factor.sqrt().expand(q.size(0), q.size(1), 1)
-
-
-def _factor(factor: Union[float, Tensor], q: Tensor) -> Tensor:
-    """A tensor in float32 or better on q's device; a number is filled in there, as the host would wait for a copy."""
-    dtype = at_least_float32(q.dtype)
-    return factor.to(dtype) if isinstance(factor, Tensor) else q.new_full((1, 1, 1), factor, dtype=dtype)
-
-
-# ------------------------------------------------------------------------------------------- padding and the future
-
-
-def visible_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tensor]) -> Optional[Tensor]:
-    """The keys that each query may see: (n, m), (G, 1, m) or (G, n, m) bool, or None for all."""
-    queries, keys = q.size(1), k.size(1)
-    visible = None
-    if causal:
-        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    if key_padding is not None:
-        real = ~key_padding.unsqueeze(1)
-        visible = real if visible is None else visible & real
-    return visible
+    seen = scores.size(-1) if visible is None else visible.sum(-1, keepdim=True, dtype=scores.dtype).clamp_min(1)
+    before, after = row_factors(function, outer, scale, seen)
+    if before is not None:
+        scores = scores * before
+    if bias is not None:
+        scores = (by_head(scores, bias) + bias).flatten(0, -3)
+    if after is not None:
+        scores = scores * after
+    if visible is None:
+        weights = weights_of(scores, function)
+    else:  # a row without any key gives zeros
+        weights = weights_of(scores.masked_fill(~visible, MASKED), function).masked_fill(~visible, 0.0)
+    return weights if multiplier is None else (by_head(weights, multiplier) * multiplier).flatten(0, -3)
 
 
 # ------------------------------------------------------------------------------------------- products in half precision
@@ -131,10 +95,25 @@ def scaled_rows(x: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Optional[Tensor]
     return (x / size).to(dtype), size
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a (G, n, m), in float32 or better, times b (G, m, e), multiplied in b's dtype; for float16, in float32."""
+    if a.dtype == b.dtype:
+        return torch.bmm(a, b)
+    rows, size = scaled_rows(a, b.dtype)
+    out = torch.bmm(rows, b)
+    return out if size is None else out * size
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """Writes `product(a, b)` to `out`, or adds it."""
+    if a.dtype == b.dtype == out.dtype:
+        out.baddbmm_(a, b, beta=float(add))
+    elif add:
+        out.add_(product(a, b))
+    else:
+        out.copy_(product(a, b))
+
+
 def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
     """weights (G, n, m), in float32 or better, times v (G, m, e) -> (G, n, e) in v's dtype."""
-    if v.dtype == weights.dtype:
-        return torch.bmm(weights, v)
-    rows, size = scaled_rows(weights, v.dtype)
-    out = torch.bmm(rows, v)
-    return out if size is None else (out * size).to(v.dtype)
+    return product(weights, v).to(v.dtype)
