@@ -22,7 +22,6 @@ class PositionBias(nn.Module):
     """The base class of position biases; it adds no bias itself. `dim` is the width z of queries and keys."""
 
     longest: Optional[int] = None  # the longest sequence that it covers; None for any length
-    rotates = False  # whether it rotates queries and keys
 
     def __init__(self, dim: int, max_positions: int, causal: bool):
         super().__init__()
@@ -37,12 +36,8 @@ class PositionBias(nn.Module):
         """The bias of queries at positions first_query, ... and keys at 0, ..., as `attention` takes it."""
         return self(1 - queries - first_query, keys - first_query, device)
 
-    def rotate(self, x: Tensor, first: int) -> Tensor:
-        """Queries or keys (B, n, z) at positions first, first + 1, ..., rotated by the biases that do so."""
-        return self.rotate_at(x, torch.arange(first, first + x.size(1), device=x.device)) if self.rotates else x
-
-    def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The same at these positions, (n,) or (B, n)."""
+    def rotate(self, x: Tensor, positions: Union[int, Tensor]) -> Tensor:
+        """Queries or keys (B, n, z) at positions (n,) or (B, n), or from a first one, rotated by biases that do so."""
         return x
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
@@ -106,9 +101,9 @@ class RotaryBias(PositionBias):
 class RotaryEmbedding(PositionBias):
     """RoPE: rotates queries and keys, and adds no bias."""
 
-    rotates = True
-
-    def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, positions: Union[int, Tensor]) -> Tensor:
+        if not isinstance(positions, Tensor):
+            positions = torch.arange(positions, positions + x.size(1), device=x.device)
         return ops.rotate(x, positions)
 
 
@@ -211,7 +206,7 @@ class TabledBias:
         return None if table is None else table[first - start : stop - start]
 
     def rotate(self, x: Tensor, first: int) -> Tensor:
-        if not self.bias.rotates:
+        if not isinstance(self.bias, RotaryEmbedding):
             return x
         stop, tables = first + x.size(1), self.turns
         if tables is None or len(tables[0]) < stop:

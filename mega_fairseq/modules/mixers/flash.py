@@ -99,7 +99,7 @@ class MixedChunkAttention(GatedAttentionUnit):
     def linear_maps(self, shared: Tensor, places: Tensor) -> Tensor:
         """Queries and keys of the linear part, at absolute places if the position bias rotates: (2, B, L, s)."""
         both = torch.stack([self.scaled(shared, row) for row in (LINEAR_QUERIES, LINEAR_KEYS)])
-        return self.position_bias.rotate_at(both, places)
+        return self.position_bias.rotate(both, places)
 
     def first_state(self, x: Tensor) -> FlashState:
         """The state before the first token of x (B, L, .)."""
