@@ -133,14 +133,9 @@ class GatedCrossAttention(Layer):
             y = y.masked_fill(padding.unsqueeze(-1), 0.0)
         if not need_weights:
             return y, state
-        weights = place(self._weights(queries, state))
+        identity = torch.eye(state.keys.size(1), dtype=queries.dtype, device=queries.device)  # as values
+        weights = place(self._attend(queries, state._replace(values=identity.expand(sources, -1, -1)), drops=False))
         return y, state, weights if padding is None else weights.masked_fill(padding.unsqueeze(-1), 0.0)
-
-    def _weights(self, queries: Tensor, state: CrossAttentionState) -> Tensor:
-        """The weights of the last n positions, as outputs for values that form an identity matrix."""
-        sources, length, _ = state.keys.shape
-        identity = torch.eye(length, dtype=queries.dtype, device=queries.device).expand(sources, -1, -1)
-        return self._attend(queries, state._replace(values=identity), drops=False)
 
     @property
     def longest(self) -> Optional[int]:
@@ -170,9 +165,11 @@ class GatedCrossAttention(Layer):
             queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
             beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
             weights = biased_weights(beams, state.keys, position_bias, state.position, c.attention, state.padding)
-            packed_values = _packed_values(state)
+            values, packed_values = state.values, state.packed
+            if packed_values is None and values.size(1) >= LONG_SOURCE and packing_runs(values):
+                packed_values = tuple(ready_linear(of_source.t()) for of_source in values)
             if packed_values is None:
-                attended = weighted_sum(weights, state.values)  # (S, n, m) times (S, m, d)
+                attended = weighted_sum(weights, values)  # (S, n, m) times (S, m, d)
             else:
                 attended = torch.stack([product(rows) for product, rows in zip(packed_values, weights)])
             attended = attended.reshape(residual.shape)
@@ -193,15 +190,12 @@ class GatedCrossAttention(Layer):
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
             weights = biased_weights(beams, keys, self.position_bias, first, c.attention, padding)
             return weighted_sum(weights, values).reshape(targets, 1, -1)
-        keys, values, padding = (_one_each(t, targets) for t in (keys, values, padding))
+        beams = targets // keys.size(0)
+        if beams > 1:
+            keys, values, padding = (
+                None if t is None else t.repeat_interleave(beams, 0) for t in (keys, values, padding)
+            )
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
-
-
-def _one_each(source: Optional[Tensor], targets: int) -> Optional[Tensor]:
-    """(S, ...) -> (B, ...): one source per target."""
-    if source is None or source.size(0) == targets:
-        return source
-    return source.repeat_interleave(targets // source.size(0), 0)
 
 
 def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAttentionState):
@@ -218,10 +212,3 @@ def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAt
     blanks = queries.new_zeros(queries.size(0), state.position, queries.size(2))
     laid_out = align.front(torch.cat([blanks, queries], 1))
     return laid_out, lambda out: align.back(out)[:, -new:], CrossAttentionState(*source, align.width, align.lengths)
-
-
-def _packed_values(state: CrossAttentionState) -> Optional[Tuple[Projection, ...]]:
-    """The packed values of long sources."""
-    if state.packed is not None or state.values.size(1) < LONG_SOURCE or not packing_runs(state.values):
-        return state.packed
-    return tuple(ready_linear(values.t()) for values in state.values)
