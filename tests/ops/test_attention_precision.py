@@ -34,15 +34,10 @@ def chosen(function, causal):
     return attend
 
 
-@pytest.fixture
-def half_products(monkeypatch):
+def multiply_in_half(monkeypatch):
     """Makes the CPU multiply float16 in float16, like a GPU."""
-
-    def make():
-        for module in (ops, one_position):
-            monkeypatch.setattr(module, "product_dtype", lambda device_type, dtype: dtype)
-
-    return make
+    for module in (ops, one_position):
+        monkeypatch.setattr(module, "product_dtype", lambda device_type, dtype: dtype)
 
 
 CASES = [(False, False), (True, False), (True, True)]
@@ -66,35 +61,35 @@ def test_outputs_and_gradients_over_8192_keys_are_accurate_to_one_percent(functi
 
 @pytest.mark.parametrize(("causal", "bias"), CASES, ids=NAMES)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-def test_products_in_float16_do_not_underflow(half_products, function, causal, bias):
+def test_products_in_float16_do_not_underflow(monkeypatch, function, causal, bias):
     given = tensors(600, 2048, WIDTH + 4, bias)
     truth = with_gradients(chosen(function, causal), in_dtype(given, torch.float64))
-    half_products()
+    multiply_in_half(monkeypatch)
     results = with_gradients(chosen(function, causal), in_dtype(given, torch.float16))
     for name, expected in truth.items():
         assert relative_error(results[name], expected) < 0.01, name
 
 
 @torch.no_grad()
-def test_weights_in_float16_do_not_overflow(half_products):
+def test_weights_in_float16_do_not_overflow(monkeypatch):
     """relu2 of a score of 300 is beyond the range of float16, while outputs are within it."""
     given = tensors(5, 9, WIDTH + 4)
     given["v"], given["bias"] = given["v"] / 1000, given["bias"] + 300
     expected = chosen("relu2", True)(**in_dtype(given, torch.float64))
     for _ in range(2):
         assert relative_error(chosen("relu2", True)(**in_dtype(given, torch.float16)), expected) < 0.01
-        half_products()
+        multiply_in_half(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 @torch.no_grad()
-def test_attention_at_one_position_over_8192_keys_is_accurate_to_one_percent(half_products, function, dtype):
+def test_attention_at_one_position_over_8192_keys_is_accurate_to_one_percent(monkeypatch, function, dtype):
     given = tensors(1, 8192, 64, bias=False)
     expected = chosen(function, False)(**in_dtype(given, torch.float64))
     for _ in range(2):
         assert relative_error(chosen(function, False)(**in_dtype(given, dtype)), expected) < 0.01
-        half_products()
+        multiply_in_half(monkeypatch)
 
 
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)

@@ -6,7 +6,7 @@ import torch
 from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.attention.chunks import causal_chunked, chunked
 from tests.helpers.golden_checks import pieces
-from tests.ops.helpers import assert_close, assert_same, noise, with_gradients
+from tests.ops.helpers import assert_same, noise, with_gradients
 
 CHUNK, WIDTH, VALUES = 4, 3, 5
 LENGTHS = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 11, 13]
@@ -98,22 +98,3 @@ def test_a_cache_of_rows_at_different_positions_contains_each_unfinished_chunk_a
         assert torch.equal(cache.values[row, : length - start], inputs["v"][row, start:length])
         assert not cache.keys[row, length - start :].any()
     assert chunk_size is None or cache.keys.size(1) < chunk_size
-
-
-@pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_keys_may_have_no_width_and_outputs_any_layout(chunk_size):
-    """For a mixer that weighs values by position alone: it caches no keys, and einsum does not lay out by rows."""
-    weight = noise(100, 100, seed=9)
-
-    def weigh(q, k, v, padding):
-        first = v.size(1) - q.size(1)
-        return torch.einsum("nm,bme->enb", weight[first : v.size(1), : v.size(1)].tril(first), v).permute(2, 1, 0)
-
-    values, nothing = noise(3, 11, VALUES), torch.zeros(3, 11, 0, dtype=torch.float64)
-    whole, _ = causal_chunked(weigh, nothing, nothing, values, chunk_size)
-    with torch.no_grad():
-        cache, outputs = None, []
-        for q, v in zip(nothing.split(1, 1), values.split(1, 1)):
-            y, cache = causal_chunked(weigh, q, q, v, chunk_size, cache)
-            outputs.append(y)
-    assert_close(torch.cat(outputs, 1), whole)
