@@ -63,26 +63,23 @@ def test_a_split_is_classified_like_its_lines_in_any_batches(trained, classify):
     assert 100 * right == pytest.approx(expected["valid_accuracy"], abs=0.1)
     assert f"accuracy {right:.1%} of 37 examples (standard error" in summary
     assert float(re.search(r"loss ([\d.]+) bits", summary)[1]) == pytest.approx(expected["valid_loss"], abs=1.1e-3)
-    for batch_size in (1, 7):
-        code, said, _ = classify(trained.last, "-", f"--batch-size={batch_size}", typed=lines_of(trained))
-        assert code == 0
-        assert_same(parsed(said), found)
+    code, said, _ = classify(trained.last, "-", "--batch-size=7", typed=lines_of(trained))
+    assert code == 0
+    assert_same(parsed(said), found)
 
 
-def test_out_writes_the_confusion_and_a_figure(trained, classify, tmp_path):
+def test_out_writes_the_confusion_and_a_figure(classifiers, classify, tmp_path):
     pytest.importorskip("matplotlib")
+    trained = classifiers("values")
     code, said, summary = classify(trained.last, trained.data, "--subset=valid", f"--out={tmp_path}/found")
     assert code == 0
     assert f"wrote {tmp_path}/found.json, {tmp_path}/found.png" in summary
     numbers = json.loads((tmp_path / "found.json").read_text())
     labels = (trained.data / "valid.label").read_text().split()
-    predicted = [label for label, _ in parsed(said)]
-    classes = numbers["classes"]
+    pairs, classes = list(zip(labels, (label for label, _ in parsed(said)))), numbers["classes"]
     assert sorted(classes) == sorted(LABELS)
-    assert numbers["confusion"] == [
-        [sum(pair == (label, guess) for pair in zip(labels, predicted)) for guess in classes] for label in classes
-    ]
-    assert numbers["accuracy"] == np.mean(np.array(labels) == predicted)
+    assert numbers["confusion"] == [[pairs.count((label, guess)) for guess in classes] for label in classes]
+    assert numbers["accuracy"] == np.mean([label == guess for label, guess in pairs])
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -92,8 +89,6 @@ def test_a_split_without_labels_is_classified_too(classifiers, classify, tmp_pat
     code, said, summary = classify(trained.last, tmp_path, "--subset=new")
     assert (code, summary) == (0, "")
     assert_same(parsed(said), parsed(classify(trained.last, trained.data, "--subset=valid")[1]))
-    code, _, said = classify(trained.last, tmp_path, "--subset=new", f"--out={tmp_path}/x")
-    assert (code, "--out" in said) == (1, True)
 
 
 def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path):
@@ -188,20 +183,13 @@ def test_probabilities_that_are_nan_are_refused_by_number(classifiers, classify,
     assert re.search(r"example \d+ .*NaN", err)
 
 
-def test_names_of_classes_that_are_not_printable_are_refused(classifiers, classify, edited):
-    path = edited(classifiers("values").last, lambda content: content["task_state"].update(classes=["a\x1b[31m", "b"]))
-    code, _, err = classify(path, "-", typed=b"1 2\n")
-    assert (code, "not printable" in err) == (1, True)
-
-
 def test_the_program_and_the_command_agree(trained, classify):
-    hub = MegaClassifier.from_pretrained(trained.folder, trained.last.relative_to(trained.folder), trained.data)
-    inputs = lines_of(trained).splitlines()
+    hub = MegaClassifier.from_pretrained(trained.folder, trained.last.name, trained.data)
     parse = {
         "tokens": bytes.decode,
         "bytes": lambda line: line.split(b"\t"),
         "values": lambda line: np.array(line.split(), dtype=np.uint8),
     }
-    given = list(map(parse[trained.kind], inputs))
-    expected = [(one.label, one.probability) for one in hub.predict(given)]
-    assert_same(parsed(classify(trained.last, "-", typed=lines_of(trained))[1]), expected)
+    expected = hub.predict(list(map(parse[trained.kind], lines_of(trained).splitlines())))
+    found = parsed(classify(trained.last, "-", typed=lines_of(trained))[1])
+    assert_same(found, [(one.label, one.probability) for one in expected])

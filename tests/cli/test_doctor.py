@@ -71,7 +71,6 @@ def test_the_installed_packages_train_a_model():
     [
         ("import torch; torch.load = lambda *_, **__: {}['optimizer']", "KeyError: 'optimizer'"),
         ("import sys, fairseq; sys.modules['fairseq.data.data_utils_fast'] = None", "build Cython components"),
-        ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999))", "File too large"),
     ],
 )
 def test_a_training_that_fails_is_a_no(program, text):
@@ -81,7 +80,7 @@ def test_a_training_that_fails_is_a_no(program, text):
 
 
 @pytest.mark.slow
-def test_broken_packages_are_reported_with_their_errors(tmp_path):
+def test_broken_and_missing_packages_are_reported_with_a_remedy(tmp_path):
     loud = "import os, sys; print('loud'); print('loud', file=sys.stderr); os.write(1, b'loud\\n')\n"
     sources = {
         "matplotlib": ("raise RuntimeError('ä')", "note", "RuntimeError: \\xe4; "),
@@ -100,13 +99,9 @@ def test_broken_packages_are_reported_with_their_errors(tmp_path):
         assert rows[name][0] == mark
         assert rows[name][1].startswith(beginning)
     assert "training" not in rows
-
-
-@pytest.mark.slow
-def test_each_missing_package_has_a_remedy(tmp_path):
-    rows = bare(tmp_path)
-    assert {name for name, (mark, _) in rows.items() if mark == "no"} == NEEDED
-    assert all("pip install" in rows[name][1] for name in NEEDED)
+    for name in NEEDED - set(sources):
+        assert rows[name][0] == "no"
+        assert "pip install" in rows[name][1]
 
 
 OLD = "no" if doctor.NEW else "ok"

@@ -38,14 +38,12 @@ def as_printed(point):
 
 
 def test_numbers_equal_those_of_fairseq_eval_lm(sweep_folder, sweep, tmp_path):
-    assert sweep("--chunks=4,8,500", "--streams=1,3,50")[0] == 0
+    assert sweep("--chunks=4,500", "--streams=3,50")[0] == 0
     measured = points(tmp_path / "out.json")
-    assert len(measured) == 9
-    compared = [measured[chunk, f"splits:{streams}"] for chunk, streams in ((4, 3), (8, 50), (500, 1))]
-    for point in compared:
-        assert eval_lm(sweep_folder, point["chunk"], point["cut"]) == as_printed(point)
-    bits = sorted(point["bits"] for point in compared)
-    assert min(b - a for a, b in zip(bits, bits[1:])) > 1e-3, "the points are too similar for this test"
+    assert len(measured) == 4
+    assert len({point["bits"] for point in measured.values()}) == 4
+    for chunk, cut in ((4, "splits:3"), (500, "splits:50")):
+        assert eval_lm(sweep_folder, chunk, cut) == as_printed(measured[chunk, cut])
 
 
 def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
@@ -54,7 +52,6 @@ def test_contexts_are_the_lengths_of_streams(sweep_folder, sweep, tmp_path):
     short, whole = measured[8, "size:7"], measured[8, "size:100000"]
     assert (short["context"], short["streams"]) == (7, -(-short["tokens"] // 7))
     assert (whole["context"], whole["streams"]) == (whole["tokens"], 1)
-    assert eval_lm(sweep_folder, 8, "size:7") == as_printed(short)
 
 
 def test_documents_can_be_streams(sweep_folder, sweep, tmp_path):
@@ -64,7 +61,7 @@ def test_documents_can_be_streams(sweep_folder, sweep, tmp_path):
     assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", "--documents=blank") == as_printed(point)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 8, 500])])
+@pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 500])])
 def test_other_mixers_are_swept(sweep_folder, sweep, tmp_path, name, chunks):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     words = [] if chunks == [-1] else ["--chunks=" + ",".join(map(str, chunks))]
@@ -89,15 +86,13 @@ def test_numbers_do_not_depend_on_the_batch_size(sweep, tmp_path, monkeypatch, l
 # ------------------------------------------------------------------------- points without numbers
 
 
-def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep_folder, sweep, tmp_path):
-    code, out, err = sweep(f"--chunks={2 * CHUNK},{CHUNK},{CHUNK // 2}", "--streams=3", model="simple.pt")
+def test_a_chunk_beyond_position_bias_simple_is_not_evaluated(sweep, tmp_path):
+    code, out, err = sweep(f"--chunks={2 * CHUNK},{CHUNK}", "--streams=3", model="simple.pt")
     assert code == 0, err
     measured = points(tmp_path / "out.json")
     beyond = measured.pop((2 * CHUNK, "splits:3"))
     assert (beyond["bits"], beyond["perplexity"]) == (None, None)
     assert beyond["refused"] in out
-    chunk, cut = CHUNK // 2, "splits:3"
-    assert eval_lm(sweep_folder, chunk, cut, "simple.pt") == as_printed(measured[chunk, cut])
     code, out, err = sweep(f"--chunks={3 * CHUNK}", model="simple.pt")
     assert (code, out) == (1, "")
     assert "no point could be evaluated" in err
@@ -220,14 +215,13 @@ def test_wrong_options_are_refused_before_any_work(sweep, tmp_path, arguments, w
 
 
 def test_other_files_are_not_overwritten(sweep, tmp_path):
-    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]"), ("out.json", "precious")):
+    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]")):
         (tmp_path / name).write_text(content)
         refused(sweep("--chunks=8"), name, "--out")
         assert (tmp_path / name).read_text() == content
 
 
 def test_missing_damaged_or_other_data_is_refused(sweep_folder, sweep, tmp_path):
-    refused(sweep("--chunks=8", data="nowhere"), "dict.txt")
     for file in (sweep_folder / "data").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     with open(tmp_path / "dict.txt", "a") as dictionary:
@@ -240,7 +234,5 @@ def test_missing_damaged_or_other_data_is_refused(sweep_folder, sweep, tmp_path)
 
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, translation, edited):
     refused(sweep("--chunks=8", model=translation.last), "mega_transformer", "translation")
-    refused(sweep("--chunks=8", data=translation.last.parent / "bin"), "dict.txt")
-    for part, name in (("model", "transformer_lm"), ("task", "language_modeling")):
-        change = partial(lambda part, name, content: content["cfg"][part].update(_name=name), part, name)
-        refused(sweep("--chunks=8", model=edited(sweep_folder / "rotary.pt", change)), name, "mega_lm")
+    path = edited(sweep_folder / "rotary.pt", lambda content: content["cfg"]["task"].update(_name="language_modeling"))
+    refused(sweep("--chunks=8", model=path), "language_modeling", "mega_lm")
