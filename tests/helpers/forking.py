@@ -80,6 +80,7 @@ class _Fork(socketserver.StreamRequestHandler):
 def _run(words: List[str], folder: str, environment: Dict[str, str], streams: List[str], python: str) -> None:
     for number, (stream, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND] * 2))):
         os.dup2(os.open(stream, flags), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
