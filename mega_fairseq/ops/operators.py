@@ -1,7 +1,8 @@
 """Operators with a backward pass of their own."""
 
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -67,6 +68,19 @@ def operator(
 
     run.register_autograd(differentiate, setup_context=save)
     return run
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Lets torch differentiate what the backward pass of an operator computes; inside operators it does not."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
 
 
 def _without_autocast(function: Callable) -> Callable:

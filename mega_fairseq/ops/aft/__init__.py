@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.aft.tiles import TILE, aft_tiles
+from mega_fairseq.ops.aft.tiles import aft_tiles
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
@@ -118,18 +118,13 @@ def aft(
     older: Optional[Sums] = None,
 ) -> Tensor:
     """`aft_naive` in tiles, with tensors of m x D entries; it keeps k, v, o and the denominators for backward."""
-    keys = k.size(1)
-    queries, zero = queries or keys, 0 if causal else weight.size(1) // 2
+    keys, zero = k.size(1), 0 if causal else weight.size(1) // 2
     with without_autocast(k):
         weight = weight.to(at_least_float32(weight.dtype))
-        if queries == 1:
+        if queries == 1 or keys == 1:
             w = F.pad(weight[:, zero : zero + keys], (0, max(0, keys - weight.size(1) + zero)))
             return aft_last_row(k, v, of_channels(w.flip(1), k.size(2)), older).unsqueeze(1)
         if padding is not None:
             k = k.to(weight.dtype).masked_fill(padding.unsqueeze(-1), torch.finfo(weight.dtype).min)
-        tables = [weight[:, zero:]] if causal else [weight[:, zero:], weight[:, : zero + 1].flip(1)]
-        if tables[0].size(1) >= keys:  # the 0 beyond the table could be much larger than all weights in use
-            tables = [torch.cat([w, w[:, -1:].detach().expand(-1, TILE)], 1) for w in tables]
-        tables = (*tables, None)[:2]
-        out, _ = aft_tiles(k, v, *tables, None if older is None else torch.stack(older), queries)
-    return out
+        out, _ = aft_tiles(k, v, weight, None if older is None else torch.stack(older), causal)
+    return out if queries is None else out[:, keys - queries :]
