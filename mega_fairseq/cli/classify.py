@@ -8,22 +8,17 @@ import textwrap
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq.models import MODEL_REGISTRY
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from torch import Tensor
 from tqdm import tqdm
 
 from mega_fairseq.cli import UserError, errors_of
-from mega_fairseq.cli.checkpoint import trained
-from mega_fairseq.cli.checkpoint.build import empty_model, fill
 from mega_fairseq.cli.output import check_prefix, plain, write_figure, write_json
 from mega_fairseq.data.classification.examples import ExampleDataset
-from mega_fairseq.data.classification.inputs import Scaling
 from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.models import MegaClassifier
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
@@ -69,64 +64,30 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
     """The model with its task, on a GPU if there is one; `data` is None for inputs that are not in a folder."""
-    checkpoint = trained.read(path)
-    if not issubclass(MODEL_REGISTRY.get(checkpoint.word("model"), object), MegaClassifier):
-        raise UserError(f"contains the model {checkpoint.word('model')}; give a mega_classifier")
-    if checkpoint.word("task") not in TASKS:
-        raise UserError(f"was trained with --task {checkpoint.word('task')}; give one of {' or '.join(TASKS)}")
-    model = fill(empty_model(checkpoint), checkpoint.tensors).float().eval()
-    task = _task(checkpoint, data)
-    _check(task, model)
-    classifier = Classifier(task, [model])
-    return classifier if cpu or not torch.cuda.is_available() else classifier.cuda()
-
-
-def _task(checkpoint: trained.Checkpoint, data: Optional[str]) -> MegaClassificationTask:
-    stored = checkpoint.cfg["task"]
-    options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
-    if data is not None:
-        options["data"] = data
     try:
-        cfg = OmegaConf.merge(MegaClassificationConfig(), {**options, "seed": 1})  # checks their types
-    except OmegaConfBaseException as error:
+        state = load_checkpoint_to_cpu(path)
+        stored = state["cfg"]["task"]
+    except Exception as error:  # of many types
         raise UserError(
-            f"has invalid task options ({str(error).splitlines()[0]}); get it again from its source"
+            f"cannot be read ({type(error).__name__}); give a checkpoint of fairseq-train or mega-fairseq convert"
         ) from None
-    task = MegaClassificationTask.setup_task(cfg, from_checkpoint=data is None)
-    task.load_state_dict(_state(checkpoint.task_state))
-    return task
-
-
-def _state(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The names of classes and tokens, and the type of values, if they are that."""
-
-    def words(value: Any) -> Optional[List[str]]:
-        return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else None
-
-    if not "".join(words(stored.get("classes")) or []).isprintable():
-        raise UserError("has names of classes with characters that are not printable; get the file again")
-    number_type = stored.get("number_type")
-    known = number_type if number_type in Scaling.NUMBER_TYPES else None
-    return {**{name: words(stored.get(name)) for name in ("classes", "symbols")}, "number_type": known}
-
-
-def _check(task: MegaClassificationTask, model: MegaClassifier) -> None:
-    heads = list(model.classification_heads.values())
-    if len(heads) != 1:
-        raise UserError(f"has {len(heads)} classification heads; give a checkpoint with one")
-    types = None if model.encoder.dictionary is None else len(model.encoder.dictionary)
-    of_task = None if task.dictionary is None else len(task.dictionary)
-    classes = heads[0].out.out_features
-    if types != of_task:
-        known = "no dictionary" if of_task is None else f"a dictionary of {of_task:,} types"
-        needed = "takes values" if types is None else f"has {types:,} types"
-        raise UserError(f"{needed}, and there is {known}; give the folder of its training as DATA")
-    task.check_first_token()
-    if classes != len(task.classes):
+    if stored["_name"] not in TASKS:
+        raise UserError(f"was trained with --task {stored['_name']}; give one of {' or '.join(TASKS)}")
+    options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
+    options.update({"seed": 1} if data is None else {"seed": 1, "data": data})
+    task = MegaClassificationTask.setup_task(MegaClassificationConfig(**options), from_checkpoint=data is None)
+    try:
+        (model,), _, _ = load_model_ensemble_and_task([path], task=task, state=state)
+    except RuntimeError as error:
         raise UserError(
-            f"has {classes} classes and the labels of the data {len(task.classes)}; give the folder of its training "
-            "as DATA"
-        )
+            f"does not fit ({textwrap.shorten(str(error), 160)}); give the folder of its training as DATA"
+        ) from None
+    if not isinstance(model, MegaClassifier):
+        raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier")
+    if not "".join(task.classes).isprintable():
+        raise UserError("has names of classes with characters that are not printable; get the file again")
+    classifier = Classifier(task, [model.float()])
+    return classifier if cpu or not torch.cuda.is_available() else classifier.cuda()
 
 
 # ----------------------------------------------------------------------------------------------- inputs

@@ -18,7 +18,6 @@ class Checkpoint(NamedTuple):
     cfg: Dict[str, Dict[str, Any]]  # options by section: model, task, criterion, ...
     tensors: Dict[str, Tensor]
     updates: int = 0
-    task_state: Dict[str, Any] = {}  # what its task stores: the classes of a classifier
 
     def word(self, section: str, name: str = "_name") -> Optional[str]:
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
@@ -29,7 +28,7 @@ def read(path: str) -> Checkpoint:
     """Read a checkpoint of any model."""
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
-    return Checkpoint(_sections(content), tensors, _updates(content), _dict(content.get("task_state")))
+    return Checkpoint(_sections(content), tensors, _updates(content))
 
 
 def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
