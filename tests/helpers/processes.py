@@ -6,7 +6,7 @@ import tempfile
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,8 @@ import torch.distributed as dist
 from tests.helpers.commands import FORKS, LIMIT
 
 
-def in_processes(count: int, function: Callable[..., Any], *arguments: Any, lost: Optional[int] = None) -> List[Any]:
-    """`function(*arguments)` in each process of a group of `count`; what they return, in the order of ranks.
-
-    The process of rank `lost` does not return.
-    """
+def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> List[Any]:
+    """`function(*arguments)` in each process of a group of `count`; what they return, in the order of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         start = functools.partial(_run, folder, count, function, arguments)
         running = [FORKS.Process(target=start, args=(rank,)) for rank in range(count)]
@@ -29,7 +26,7 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any, lost
             process.kill()
         failures = [path.read_text() for path in sorted(Path(folder).glob("*.failure"))]
         assert not failures, "\n".join(failures)
-        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(count) if rank != lost]
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(count)]
 
 
 def _run(folder: str, count: int, function: Callable[..., Any], arguments: Any, rank: int) -> None:

@@ -114,77 +114,54 @@ class MultiHeadAttention(TimeMixer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks (G, n, d), with the last query at the place of the last key."""
         c, queries, keys = self.config, q.size(1), k.size(1)
-        places = slice(keys - queries, keys)
-        alpha, beta = self.at(self.alpha, places), self.at(self.beta, slice(0, keys))  # (H, n), (H, m)
         q, k, v = (split_heads(t, c.heads) for t in (q, k, v))
         scale = q.size(-1) ** -0.5
         if self.log_beta is not None:  # is one more column of the keys, against ones in the queries
             q, scale = append_columns(q * scale, q.new_ones(queries, 1)), 1.0
             k = append_columns(k, self.log_beta[:, :keys].unsqueeze(-1))
-        bias, multiplier = (self.distances(table, queries, keys) for table in (self.log_weight, self.time_weight))
         padding = None if padding is None else padding.repeat_interleave(c.heads, 0)
         dropout = self.dropout_module.rate(c.attention_dropout)
+        bias, multiplier, alpha, beta = self.tables(queries, keys)
         if self.talking is not None:
-            out = self.talk(q, k, v, scale, bias, multiplier, alpha, beta, padding, dropout)
-            alpha = None
+            out, alpha = self.talk(q, k, v, scale, padding, dropout), None
         else:
-            out = attention(
-                q,
-                k,
-                v if beta is None else scale_places(v, beta),
-                causal=c.causal,
-                bias=bias,
-                key_padding=padding,
-                dropout=dropout,
-                multiplier=multiplier,
-                scale=scale,
-            )
-        factors = [alpha, self.at(self.gamma, places)]
+            v = v if beta is None else scale_places(v, beta)
+            out = attention(q, k, v, "softmax", c.causal, bias, padding, dropout, multiplier, scale=scale)
+        factors = [alpha, self.at(self.gamma, slice(keys - queries, keys))]
         factors = [factor for factor in factors if factor is not None]
         if factors:
             out = scale_places(out, math.prod(factors).expand(c.heads, -1))
         return merge_heads(out, c.heads)
 
-    def talk(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        bias: Optional[Tensor],
-        multiplier: Optional[Tensor],
-        alpha: Optional[Tensor],
-        beta: Optional[Tensor],
-        padding: Optional[Tensor],
-        dropout: float,
-    ) -> Tensor:
+    def tables(self, queries: int, keys: int) -> Tuple[Optional[Tensor], ...]:
+        """log_weight and time_weight by distance (H, n + m - 1), alpha (H, n) and beta (H, m), each None if missing."""
+        tables = (self.log_weight, self.time_weight)
+        distances = (None if t is None else by_distance(t, self.config.causal, queries, keys) for t in tables)
+        return *distances, self.at(self.alpha, slice(keys - queries, keys)), self.at(self.beta, slice(0, keys))
+
+    def talk(self, q: Tensor, k: Tensor, v: Tensor, scale: float, padding: Optional[Tensor], dropout: float) -> Tensor:
         """Attention with talking heads: every head reads a mixture of the weights of all heads.
 
         The weights, (G H, n, m), are computed again in backward.
         """
-        dtype = product_dtype(q.device.type, cast_dtype(q))
-        keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
+        heads, queries, keys = self.config.heads, q.size(1), k.size(1)
+        bias, multiplier, alpha, beta = self.tables(queries, keys)
+        keep, keep_scale = keep_mask((q.size(0), queries, keys), dropout, q.device)
 
         def mixture(q: Tensor, k: Tensor, v: Tensor, pads: Optional[Tensor], keep: Optional[Tensor]) -> Tensor:
             weights = attention_weights(q, k, "softmax", self.config.causal, bias, pads, multiplier, scale=scale)
-            weights = weights.unflatten(0, (-1, self.config.heads))
+            weights = weights.unflatten(0, (-1, heads))
             weights = weights if alpha is None else weights * alpha.unsqueeze(-1)
             weights = weights if beta is None else weights * beta.unsqueeze(-2)
             weights = torch.einsum("hg,bgnm->bhnm", self.talking.to(weights.dtype), weights).flatten(0, 1)
             return weighted_sum(weights if keep is None else weights * keep * keep_scale, v)
 
-        sequences = max(1, TILE_SCORES // (q.size(1) * k.size(1) * self.config.heads))  # that fit into the cache
-        parts = zip(
-            *(
-                repeat(None) if t is None else t.split(sequences * self.config.heads)
-                for t in (q.to(dtype), k.to(dtype), v.to(dtype), padding, keep)
-            )
-        )
+        dtype = product_dtype(q.device.type, cast_dtype(q))
+        rows = heads * max(1, TILE_SCORES // (queries * keys * heads))  # whose weights fit into the cache
+        tensors = (q.to(dtype), k.to(dtype), v.to(dtype), padding, keep)
+        parts = zip(*(repeat(None) if t is None else t.split(rows) for t in tensors))
         with without_autocast(q):
             return torch.cat([checkpoint(mixture, *part, use_reentrant=False) for part in parts]).to(cast_dtype(v))
-
-    def distances(self, table: Optional[Tensor], queries: int, keys: int) -> Optional[Tensor]:
-        return None if table is None else by_distance(table, self.config.causal, queries, keys)
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.dim, self.config.dim)
@@ -207,18 +184,14 @@ class MultiHeadAttention(TimeMixer):
 
     def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The query of the last place, q (R, d), against all keys: (R, d)."""
-        c, count = self.config, k.size(1)
-        bias = self.distances(self.log_weight, 1, count)  # (H, m)
+        c, keys = self.config, k.size(1)
+        bias, *factors = self.tables(1, keys)  # (H, m)
         if self.log_beta is not None:
-            bias = bias + self.log_beta[:, :count]
+            bias = bias + self.log_beta[:, :keys]
         if c.time_weight != "after" and not c.talking_heads:
             return attend_at_one_position(q, k, v, c.heads, bias)
         weights = head_weights_at_one_position(q, k, c.heads, bias)  # (R, H, m)
-        for factor in (
-            self.distances(self.time_weight, 1, count),
-            self.at(self.alpha, slice(count - 1, count)),
-            self.at(self.beta, slice(0, count)),
-        ):
+        for factor in factors:
             weights = weights if factor is None else weights * factor
         if self.talking is not None:
             weights = torch.matmul(self.talking.to(weights.dtype), weights)
