@@ -10,15 +10,14 @@ A head attends to the first set, to the second, or to their union under one soft
 With s `subblocks`, v is the head's number modulo s, so that heads read different summaries; otherwise v = 0.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import MASKED
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, without_autocast
-from mega_fairseq.ops.sparse.parts import LOG_2, Band, Block, Blocks, Column, Keys, Source, Summaries, attend_parts
+from mega_fairseq.ops.sparse.parts import ALL, LOG_2, Part, attend_parts
 
 PATTERNS = ("strided", "fixed")
 
@@ -97,21 +96,19 @@ def sparse_attention(
     # Weights would underflow in float16, and torch.bmm rounds large scores to bfloat16. On GPUs, where float32 is many
     # times slower, scores are rounded.
     wide = at_least_float32(dtype) if dtype == torch.float16 or q.device.type == "cpu" else dtype
-    q, k, v = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v))
-    finished = None if finished is None else tuple(t.to(wide) for t in finished)
+    q, k, v, *past = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v, *(finished or ())))
     padding = None
     if not sparsity.causal:  # also of the places that fill the last block
         padding = k.new_zeros(k.shape[:2], dtype=torch.bool) if key_padding is None else key_padding
         padding = padding[..., None, None].expand(-1, -1, k.size(2), 1)
-    classes, found = alike_heads(sparsity, q.size(2)), []
+    classes, results = alike_heads(sparsity, q.size(2)), []
     for heads, sets, subblock in classes:
-        own = None if finished is None else tuple(t[..., heads, :] for t in finished)
-        keys = Keys(*(None if t is None else t[:, :, heads] for t in (k, v, padding)))
-        found.append(_attend_alike(q[:, :, heads], keys, sparsity._replace(sets=sets), subblock, own, dropout))
+        tensors = [None if t is None else t[..., heads, :] for t in (q, k, v, padding, *past)]
+        results.append(_attend_alike(tensors, sparsity._replace(sets=sets), subblock, dropout))
     if len(classes) == 1:
-        return found[0].to(dtype)
+        return results[0].to(dtype)
     out = torch.empty_like(q)
-    for (heads, _, _), y in zip(classes, found):
+    for (heads, _, _), y in zip(classes, results):
         out[:, :, heads] = y
     return out.to(dtype)
 
@@ -126,64 +123,71 @@ def alike_heads(sparsity: Sparsity, heads: int) -> List[Tuple[slice, str, int]]:
         classes = [(slice(0, None), "first", 0)]
     else:
         classes = [(slice(v, None, subblocks), sparsity.sets, v) for v in range(subblocks)]
-    return [found for found in classes if found[0].start < heads]
+    return [alike for alike in classes if alike[0].start < heads]
 
 
-def _attend_alike(
-    q: Tensor, keys: Keys, sparsity: Sparsity, subblock: int, finished: Optional[Tuple[Tensor, Tensor]], dropout: float
-) -> Tensor:
+def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subblock: int, dropout: float) -> Tensor:
     """`sparse_attention` for heads that see the same places, of the "first", "second" or "merged" sets."""
-    pattern, sets, stride, causal, summary, _ = sparsity
-    (queries, heads), total = q.shape[1:3], keys.k.size(1)
-    size = min(stride, total)
-    skipped, before, after = (total - queries) // size, (total - queries) % size, -total % size
-    band = pattern == "strided" and sets != "second" and total > size  # a single block is all in the first set
-    front = int(band and skipped == 0)
-    blocks = Blocks(size, -(-total // size) - skipped, skipped, causal, front)
+    q, k, v, padding, *past = tensors
+    pattern, sets, stride, causal, summary, subblocks = sparsity
+    (queries, heads), total = q.shape[1:3], k.size(1)
+    size = min(stride, total)  # of a block
+    skipped, before, after = (total - queries) // size, (total - queries) % size, -total % size  # blocks; places
+    count = -(-total // size) - skipped  # blocks of queries
+    reads_blocks, parts = pattern == "strided" or sets != "second", []
 
-    read: List[Keys] = []
-    sources: List[Source] = []
-    if pattern == "strided" or sets != "second":
-        read.append(keys.map(_by_head, front * size, after + (size if band and not causal else 0)))
-        if sets != "second":
-            sources.append(Source((Band if band else Block)(blocks), 0))
-        if pattern == "strided" and (sets == "second" or (sets == "merged" and band)):
-            # Merged, the column leaves out the places 0 and 1 blocks away, which are in the band.
-            sources.append(Source(Column(blocks._replace(gap=2 if sets == "merged" else 0)), 0))
+    band = pattern == "strided" and sets != "second" and total > size  # a single block is all in the first set
+    front, back = size * (band and skipped == 0), size * (band and not causal)  # zeros in place of blocks
+    part = Part(count, size, size, step=size, first=front + skipped * size, start=0 if causal else ALL)
+    if band:
+        reach = size if causal else 2 * size
+        parts.append(part._replace(keys=size + reach, first=part.first - size, start=-reach, span=reach, missing=front))
+    elif sets != "second":
+        parts.append(part)
+    if pattern == "strided" and (sets == "second" or (sets == "merged" and band)):
+        part = Part(size, count, skipped + count, step=1, stride=size, first=front)
+        if causal:  # without the places 0 and 1 blocks away if they are in the band
+            part = part._replace(start=2 * band - skipped)
+        elif band:
+            part = part._replace(start=-1 - skipped, span=2, outside=1)
+        parts.append(part)
+
+    summaries, place = 0, stride - summary * (subblock + 1)  # blocks; place of the summary in each
     if pattern == "fixed" and sets != "first":
-        summaries = _summaries(keys, sparsity, subblock, finished)
-        if summaries.k.size(1) > 0:
-            past = 0 if finished is None else finished[0].size(1)
-            first = stride - summary * (subblock + 1) if sets == "second" else -1
-            part = Summaries(blocks._replace(size=stride, skipped=skipped + past, summary=summary, first=first))
-            sources.append(Source(part, len(read)))
-            read.append(summaries)
-    out = attend_parts(_by_head(q, before, after), read, sources, dropout)
+        summaries = -(-(total - (causal and sets == "merged")) // stride)  # without the last block if no query sees it
+        finished = past[0].size(1) if past else 0
+        keys, start = summary * (summaries + finished), -stride * (skipped + finished)
+        part = Part(1, count * size, keys, keys, first=reads_blocks * (total + after), width=summary, block=stride)
+        if sets == "second" and causal:
+            part = part._replace(start=start + place, within=1)
+        elif causal:  # of earlier blocks
+            part = part._replace(start=start + stride)
+        elif sets == "merged":  # of other blocks
+            part = part._replace(start=start, span=stride - 1, outside=1)
+        parts += [part] if keys else []
+
+    def lay_out(x: Tensor, past: Optional[Tensor] = None) -> Tensor:
+        """(G, m, H, w) -> (G H, ., w): the keys of all parts, with zeros, or True for masks, between them."""
+        pieces = [_filled(x, front), x, _filled(x, after + back)] if reads_blocks else []
+        if past is not None:
+            first = summary * (subblocks - 1 - subblock)
+            pieces.append(past[:, :, first : first + summary].flatten(1, 2))
+        if summaries:
+            blocks = torch.cat([x, _filled(x, summaries * stride - total)], 1)[:, : summaries * stride]
+            pieces.append(blocks.unflatten(1, (-1, stride))[:, :, place : place + summary].flatten(1, 2))
+        return _by_head(pieces)
+
+    k, v = (lay_out(*pair) for pair in zip((k, v), past or (None, None)))
+    padding = None if padding is None else lay_out(padding)
+    out = attend_parts(_by_head([_filled(q, before), q, _filled(q, after)]), k, v, padding, parts, dropout)
     return out.unflatten(0, (-1, heads))[:, :, before : before + queries].transpose(1, 2)
 
 
-def _by_head(x: Tensor, before: int = 0, after: int = 0) -> Tensor:
-    """(G, n, H, z) -> (G H, before + n + after, z), with zeros, or True for masks, at the ends."""
-    x = x.transpose(1, 2)
-    ends = (x.new_full((*x.shape[:2], size, x.size(3)), x.dtype == torch.bool) for size in (before, after))
-    return torch.cat([next(ends), x, next(ends)], 2).flatten(0, 1)  # faster than padding, which fills everything first
+def _filled(x: Tensor, count: int) -> Tensor:
+    """(G, count, H, z) of zeros, or True for masks."""
+    return x.new_full((x.size(0), max(0, count), *x.shape[2:]), x.dtype == torch.bool)
 
 
-def _summaries(keys: Keys, sparsity: Sparsity, subblock: int, finished: Optional[Tuple[Tensor, Tensor]]) -> Keys:
-    """The summaries of all blocks side by side, but not of the last one if no query sees it in this set."""
-    _, sets, stride, causal, summary, subblocks = sparsity
-    total = keys.k.size(1)
-    count = (total - 1) // stride if causal and sets == "merged" else -(-total // stride)
-
-    def gather(x: Tensor) -> Tensor:  # (G, m, H, z) -> (G, A c, H, z)
-        x = F.pad(x, (0, 0, 0, 0, 0, max(0, count * stride - total)), value=x.dtype == torch.bool)
-        blocks = x[:, : count * stride].unflatten(1, (count, stride))
-        first = stride - summary * (subblock + 1)
-        return blocks[:, :, first : first + summary].flatten(1, 2)
-
-    found = keys.map(gather)
-    if finished is not None:
-        first = summary * (subblocks - 1 - subblock)
-        past = (t[:, :, first : first + summary].flatten(1, 2) for t in finished)
-        found = Keys(*(torch.cat([p, t], 1) for p, t in zip(past, found)), None)
-    return found.map(_by_head)
+def _by_head(pieces: List[Tensor]) -> Tensor:
+    """(G, ., H, z) side by side -> (G H, ., z)."""
+    return torch.cat([x.transpose(1, 2) for x in pieces], 2).flatten(0, 1)
