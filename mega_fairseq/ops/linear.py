@@ -41,8 +41,8 @@ def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
 
 def _check_int8(weight: Tensor) -> None:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        found = f"{str(weight.dtype).replace('torch.', '')} on {weight.device.type}"
-        raise ValueError(f"weights in int8 are made from float32 on the CPU, and these are {found}; leave out int8")
+        actual = f"{weight.dtype} on {weight.device.type}"
+        raise ValueError(f"weights in int8 are made from float32 on the CPU, and these are {actual}; leave out int8")
     if not INT8_WORKS:
         raise ValueError("this torch has no exact products in int8 on this CPU; leave out int8")
 
@@ -73,35 +73,23 @@ def _int8_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:
         of_row = x.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(SMALLEST)  # (R, 1)
         rounded = x.div(of_row).add_(ZERO + 0.5).to(torch.uint8)
         out = (None, 1.0, 0, torch.float32, "none", [], "")  # neither bias nor function; in float32
-        found = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, ZERO, packed, scale, no_shift, *out)
-        return torch.addcmul(bias, found, of_row)
+        y = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, ZERO, packed, scale, no_shift, *out)
+        return torch.addcmul(bias, y, of_row)
 
     return product
 
 
-def _packing_works() -> bool:
-    """Whether this torch has the operators that `_packed_linear` calls, with these arguments: they are private."""
+def _works(make: Callable[[Tensor, Optional[Tensor]], Projection], width: int) -> bool:
+    """Whether this torch has the private operators that `make` calls, and the CPU adds up the largest products."""
     options = {"device": "cpu", "dtype": torch.float32}
-    x, weight, bias = torch.ones(1, 2, **options), torch.eye(2, **options), torch.ones(2, **options)
+    signs, x = torch.tensor([[1.0], [-1.0]], **options), torch.ones(1, width, **options)
     try:
-        products = [_packed_linear(weight, b)(x) for b in (bias, None)]
+        outputs = [make(signs.expand(-1, width).contiguous(), bias)(x) for bias in (None, torch.ones(2, **options))]
     except (AttributeError, RuntimeError, TypeError):  # missing, not built in, or changed
         return False
-    return torch.equal(products[0], x + 1) and torch.equal(products[1], x)
-
-
-def _int8_works() -> bool:
-    """Whether this torch has the operators that `_int8_linear` calls, and the CPU adds up the largest products."""
-    options = {"device": "cpu", "dtype": torch.float32}
-    weight = torch.ones(2, 64, **options)
-    weight[1].neg_()
-    try:
-        product = _int8_linear(weight, None)(torch.ones(1, 64, **options))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.allclose(product, torch.tensor([[64.0, -64.0]], **options))
+    return all(torch.allclose(y, width * signs.t() + bias) for bias, y in enumerate(outputs))
 
 
 # Tested on import, when no torch mode that traces tensors is active.
-PACKING_WORKS = _packing_works()
-INT8_WORKS = _int8_works()
+PACKING_WORKS = _works(_packed_linear, 2)
+INT8_WORKS = _works(_int8_linear, 64)
