@@ -61,9 +61,6 @@ def test_feature_dropout_drops_some_whole_channels_of_each_sentence():
     assert len({tuple(row) for row in zeros[:, 0].tolist()}) == 8  # not the same in all sentences
 
 
-DROPOUT = {"dropout": 0.4, "hidden_dropout": 0.4, "attention_dropout": 0.4}
-
-
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_default_device_does_not_matter(features):
     x = torch.randn(2, 3, 4)
