@@ -138,14 +138,14 @@ def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subbl
 
     band = pattern == "strided" and sets != "second" and total > size  # a single block is all in the first set
     front, back = size * (band and skipped == 0), size * (band and not causal)  # zeros in place of blocks
-    part = Part(count, size, size, step=size, first=front + skipped * size, start=0 if causal else ALL)
+    part = Part(groups=count, rows=size, keys=size, step=size, first=front + skipped * size, start=0 if causal else ALL)
     if band:
         reach = size if causal else 2 * size
         parts.append(part._replace(keys=size + reach, first=part.first - size, start=-reach, span=reach, missing=front))
     elif sets != "second":
         parts.append(part)
     if pattern == "strided" and (sets == "second" or (sets == "merged" and band)):
-        part = Part(size, count, skipped + count, step=1, stride=size, first=front)
+        part = Part(groups=size, rows=count, keys=skipped + count, step=1, stride=size, first=front)
         if causal:  # without the places 0 and 1 blocks away if they are in the band
             part = part._replace(start=2 * band - skipped)
         elif band:
@@ -157,7 +157,8 @@ def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subbl
         summaries = -(-(total - (causal and sets == "merged")) // stride)  # without the last block if no query sees it
         finished = past[0].size(1) if past else 0
         keys, start = summary * (summaries + finished), -stride * (skipped + finished)
-        part = Part(1, count * size, keys, keys, first=reads_blocks * (total + after), width=summary, block=stride)
+        first = reads_blocks * (total + after)
+        part = Part(groups=1, rows=count * size, keys=keys, step=keys, first=first, width=summary, block=stride)
         if sets == "second" and causal:
             part = part._replace(start=start + place, within=1)
         elif causal:  # of earlier blocks
@@ -173,7 +174,8 @@ def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subbl
             first = summary * (subblocks - 1 - subblock)
             pieces.append(past[:, :, first : first + summary].flatten(1, 2))
         if summaries:
-            blocks = torch.cat([x, _filled(x, summaries * stride - total)], 1)[:, : summaries * stride]
+            whole = summaries * stride
+            blocks = torch.cat([x, _filled(x, whole - total)], 1) if whole > total else x[:, :whole]
             pieces.append(blocks.unflatten(1, (-1, stride))[:, :, place : place + summary].flatten(1, 2))
         return _by_head(pieces)
 

@@ -70,10 +70,13 @@ class Part(NamedTuple):
         """The first key of the last block that begins at this place or before."""
         return (place - self.start) // self.block * self.width
 
-    def mask(self, rows: slice, keys: slice, like: Tensor) -> Tensor:
+    def mask(self, rows: slice, keys: slice, like: Tensor) -> Optional[Tensor]:
         """(R', M') to add to the scores of the last M' of these keys; all rows see those before."""
-        bounded = self.outside or self.span < FAR
-        first = keys.start if bounded else max(keys.start, min(keys.stop, self._key_at(rows.start)))
+        first = keys.start
+        if not self.outside and self.span >= FAR:
+            first = max(first, self._key_at(rows.start) + (0 if self.within else self.width))
+        if first >= keys.stop:
+            return None
         key = torch.arange(first, keys.stop, device=like.device)
         places = key // self.width * self.block + key % self.width * self.within + self.start
         distance = torch.arange(rows.start, rows.stop, device=like.device).unsqueeze(1) - places
@@ -110,7 +113,7 @@ class _Tile(NamedTuple):
     groups: slice
     rows: slice
     keys: slice
-    mask: Tensor  # of `Part`
+    mask: Optional[Tensor]  # of `Part`
 
     def of_rows(self, x: Tensor) -> Tensor:
         """(N, I, R, w) -> (N' I', R', w)."""
@@ -139,7 +142,7 @@ def _tiles(part: Part, q: Tensor) -> Iterator[_Tile]:
 def _scores(q: Tensor, k: Tensor, padding: Optional[Tensor], part: Part, tile: _Tile) -> Tensor:
     """q (N' I', R', z), k (N' I', M', z), padding (N, I, M, 1) -> (N' I', R', M'), in float32 or better."""
     scores = torch.bmm(q, k.transpose(1, 2)).to(at_least_float32(q.dtype))
-    if tile.mask.size(1):
+    if tile.mask is not None:
         scores[..., -tile.mask.size(1) :].add_(tile.mask)  # `+=` would also copy the result to itself
     if padding is not None:
         scores.add_(tile.of_keys(padding).transpose(1, 2) * MASKED)
