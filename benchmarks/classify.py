@@ -22,7 +22,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 
 from benchmarks import quality_classify
-from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, Step, main
 from benchmarks.models import classifier, used_size
 from benchmarks.train import updates
 from mega_fairseq.models.embedding import token_embedding
@@ -162,12 +162,5 @@ def memory(meter: Meter) -> Iterator[Row]:
 TABLES = {"training": training, "memory": memory}
 
 
-def main() -> None:
-    args = parser(__doc__, TABLES).parse_args()
-    prepare_process()
-    check()
-    run(TABLES, args)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, TABLES, check)

@@ -113,10 +113,10 @@ def fitting(names: List[str], length: int) -> List[str]:
     return names if length <= LONGEST_QUADRATIC else linear
 
 
-def training_step(module: nn.Module, batch: int, length: int) -> Step:
-    """Forward and backward, gradient of the input included."""
-    parameter = next(module.parameters())
-    x = torch.randn(batch, length, DIM, device=parameter.device, dtype=parameter.dtype, requires_grad=True)
+def layer_step(name: str, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
+    """Forward and backward of a layer on as many sequences as make `tokens`, or one if it is longer."""
+    module = layer(name).to(dtype)
+    x = torch.randn(max(1, tokens // length), length, DIM, dtype=dtype, requires_grad=True)
 
     def step() -> None:
         module(x).sum().backward()
@@ -124,11 +124,6 @@ def training_step(module: nn.Module, batch: int, length: int) -> Step:
         module.zero_grad(set_to_none=True)
 
     return step
-
-
-def layer_step(name: str, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
-    """`training_step` of a layer on as many sequences as make `tokens`, or one if it is longer."""
-    return training_step(layer(name).to(dtype), max(1, tokens // length), length)
 
 
 # ------------------------------------------------------------------------------------------- the EMA alone

@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, ListDataset, LMContextWindowDataset, Monoli
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import quality_lm
-from benchmarks.measure import Meter, Row, in_new_process, parser, peak_mib, prepare_process, run
+from benchmarks.measure import Meter, Row, in_new_process, main, peak_mib
 from benchmarks.models import TRANSFORMERS, TYPES, from_args, like_words
 from mega_fairseq.data import Corpus, StreamDataset
 
@@ -109,11 +109,5 @@ def stream(meter: Meter) -> Iterator[Row]:
 TABLES = {"evaluation": evaluation, "mixers": mixers, "stream": stream}
 
 
-def main() -> None:
-    args = parser(__doc__, TABLES).parse_args()
-    prepare_process()
-    run(TABLES, args)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, TABLES)

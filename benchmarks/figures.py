@@ -1,7 +1,7 @@
 """Draws lines in panels side by side, into a PNG."""
 
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 
 class Panel(NamedTuple):
@@ -10,7 +10,6 @@ class Panel(NamedTuple):
     y: str
     lines: Dict[str, List[Tuple[float, float]]]  # by label
     log: bool = False  # the scale of x, with a tick at each point
-    dotted: Optional[float] = None  # x of a vertical line
     zero: bool = False  # whether y starts there
 
 
@@ -41,8 +40,6 @@ def draw(panels: List[Panel], path: Path, columns: int = 3) -> None:
             axis.minorticks_off()
         if panel.zero:
             axis.set_ylim(bottom=0)
-        if panel.dotted is not None:
-            axis.axvline(panel.dotted, color="grey", linestyle=":")
     handles = {label: line for axis in figure.axes for line, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(handles.values(), handles, loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=120)

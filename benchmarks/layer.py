@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks import contenders as c
 from benchmarks.figures import Panel, draw, lines
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from mega_fairseq.ops.ema import blocks, ema, ema_coefficients, ema_naive
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
 
 TOKENS, LONG_STEP = 8192, 65536
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -132,23 +132,9 @@ def ema_memory(lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
         yield length, {name: meter.mib(partial(c.ema_step, form), *sizes) for name, form in EMAS.items()}
 
 
-def ema_blocks(lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
-    """The EMA alone, forward and backward: milliseconds, by tokens per sequence and size of its blocks"""
-    chosen = blocks.BLOCK
-
-    def form(size: int, *tensors: Tensor) -> Tensor:
-        blocks.BLOCK = size
-        return our_ema(*tensors)
-
-    for length in lengths:
-        steps = {f"blocks of {size}": c.ema_step(partial(form, size), length, tokens) for size in (16, 32, 64, 128)}
-        yield length, {name: 1000 * time for name, time in meter.seconds(steps).items()}
-    blocks.BLOCK = chosen
-
-
 # ------------------------------------------------------------------------------------------- main
 
-TABLES = ("speed", "memory", "flat", "decode", "ema_speed", "ema_memory", "ema_blocks")
+TABLES = ("speed", "memory", "flat", "decode", "ema_speed", "ema_memory")
 
 
 def plot(source: Path) -> None:
@@ -182,7 +168,6 @@ def main() -> None:
         "decode": partial(decode, layers, decoded),
         "ema_speed": partial(ema_speed, short, tokens),
         "ema_memory": partial(ema_memory, short, tokens),
-        "ema_blocks": partial(ema_blocks, short, tokens),
     }
     run(tables, args)
 

@@ -16,7 +16,7 @@ from benchmarks.figures import Panel, draw
 from benchmarks.measure import names
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
-STOPPABLE = PLUGIN.parent / "benchmarks/stoppable_train.py"
+TRAIN = PLUGIN.parent / "benchmarks/bf16_train.py"
 WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
 NAME = re.compile(r"(\w+)-(.*)-([\d.]+e-\d+)-(\d+)")  # of a run
 
@@ -60,15 +60,6 @@ class Experiment:
     def scores(self, run: Run) -> Dict[str, float]:
         """Scores of a trained model."""
         raise NotImplementedError
-
-    def read(self, run: Run) -> Dict[str, Any]:
-        """Parameters, learning curve and scores of a run, for the JSON file."""
-        log, scores = (run.folder / "train.log").read_text(), run.folder / "scores.json"
-        return {
-            "parameters": parameters(log),
-            "curve": curve(log, *self.curve),
-            "scores": json.loads(scores.read_text()) if scores.exists() else {},
-        }
 
     # ------------------------------------------------------------------------------------------- the same for all
 
@@ -114,11 +105,14 @@ class Experiment:
     def collect(self, out: Path, target: Path) -> None:
         """Adds the results of all runs to `target`. Those of other folders that it has are kept."""
         results = json.loads(target.read_text()) if target.exists() else {}
-        for log in sorted(out.glob("*/train.log")):
-            folder = log.parent
-            found = self.read(Run(*NAME.fullmatch(folder.name).groups(), Path(), folder))
-            if found["curve"]:
-                results[folder.name] = found
+        for path in sorted(out.glob("*/train.log")):
+            log, scores = path.read_text(), path.with_name("scores.json")
+            if points := curve(log, *self.curve):
+                results[path.parent.name] = {
+                    "parameters": int(re.search(r"num\. shared model params: ([\d,]+)", log)[1].replace(",", "")),
+                    "curve": points,
+                    "scores": json.loads(scores.read_text()) if scores.exists() else {},
+                }
         lines = (f"{json.dumps(name)}: {json.dumps(result)}" for name, result in sorted(results.items()))
         target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(self.markdown(results))
@@ -170,13 +164,9 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
     if log.exists() and any(end in log.read_text() for end in ends):
         return
     print(f"training {folder}: tail -f {log}", flush=True)
-    command = [sys.executable, str(STOPPABLE), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
+    command = [sys.executable, str(TRAIN), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
     with open(log, "a") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
-
-
-def parameters(log: str) -> int:
-    return int(re.search(r"num\. shared model params: ([\d,]+)", log).group(1).replace(",", ""))
 
 
 def curve(log: str, source: str, value: str) -> List[Tuple[int, float]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks.measure import Meter, Row, parser, peak_mib, prepare_process, run
+from benchmarks.measure import Meter, Row, main, peak_mib, prepare_process
 from benchmarks.models import from_args
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
@@ -77,7 +77,4 @@ def processes(meter: Meter) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    tables = {"processes": processes}
-    arguments = parser(__doc__, tables).parse_args()
-    prepare_process()
-    run(tables, arguments)
+    main(__doc__, {"processes": processes})
