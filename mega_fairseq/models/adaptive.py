@@ -69,12 +69,9 @@ def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> 
         in_head[rows] = softmax.cutoff[0] + i  # the head has one score for each cluster
         narrow = dropout(project(x[rows]))  # (rows, D) -> (rows, D / factor**i)
         found.append((rows, target_log_probs(narrow, [table.weight], targets[rows] - start)))
-    log_probs = target_log_probs(x, _head_weights(softmax.head), in_head)
+    head = softmax.head  # types and then clusters: one table, or the table of the input and a separate one
+    tables = [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]
+    log_probs = target_log_probs(x, tables, in_head)
     for rows, in_cluster in found:
         log_probs = log_probs.index_add(0, rows, in_cluster)
     return log_probs
-
-
-def _head_weights(head: nn.Module) -> List[Tensor]:
-    """Weights of types and then clusters: one table, or the table of the input and a separate one."""
-    return [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]

@@ -62,7 +62,16 @@ class MegaLanguageModelingTask(FairseqTask):
 
     def __init__(self, cfg: MegaLanguageModelingConfig, dictionary: Dictionary):
         super().__init__(cfg)
-        _check(cfg)
+        if cfg.tokens_per_sample < 0:
+            raise ValueError(
+                f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, "
+                "which is for models without state"
+            )
+        check_ranges(cfg, MegaLanguageModelingConfig)
+        least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
+        if least > most:
+            raise ValueError(f"--variant-block-multiple-min is {least}, above --variant-block-multiple-max {most}")
+        check_valid_block(cfg.valid_block)
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
         self.group: Optional[SequenceGroup] = None  # the processes that share each sequence
@@ -109,14 +118,6 @@ class MegaLanguageModelingTask(FairseqTask):
     def _sharing(self) -> int:
         """How many processes share each sequence."""
         return 1 if self.group is None else self.group.size
-
-    def _check_slices(self) -> None:
-        most = self.cfg.variant_block_multiple_max * self.chunk
-        if self.group is not None and most < self.group.size * self.unit:
-            raise ValueError(
-                f"--sequence-parallel-size is {self.group.size} and segments have at most {most:,} tokens, fewer than "
-                f"a chunk of {self.unit:,} for each process; raise --variant-block-multiple-max or --tokens-per-sample"
-            )
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
         name = getattr(cfg, "_name", None)
@@ -184,7 +185,12 @@ class MegaLanguageModelingTask(FairseqTask):
             self.datasets[split] = StreamDataset(corpus, self._stream_bounds(split, documents), *ends)
             return
         self._check_chunk()
-        self._check_slices()
+        most = self.cfg.variant_block_multiple_max * self.chunk
+        if self.group is not None and most < self.group.size * self.unit:
+            raise ValueError(
+                f"--sequence-parallel-size is {self.group.size} and segments have at most {most:,} tokens, fewer than "
+                f"a chunk of {self.unit:,} for each process; raise --variant-block-multiple-max or --tokens-per-sample"
+            )
         multiples = (self.cfg.variant_block_multiple_min, self.cfg.variant_block_multiple_max)
         self.datasets[split] = SegmentDataset(corpus, documents, self.chunk, multiples, self.cfg.seed, *ends)
 
@@ -311,18 +317,3 @@ class MegaLanguageModelingTask(FairseqTask):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
             given = prefixes(prefix_tokens, self.dictionary)
             return continue_texts(generator, models, sample, given, self.dictionary)
-
-
-def _check(cfg: MegaLanguageModelingConfig) -> None:
-    if cfg.tokens_per_sample < 0:
-        raise ValueError(
-            f"--tokens-per-sample minus --context-window is {cfg.tokens_per_sample}; leave out --context-window, which "
-            "is for models without state"
-        )
-    check_ranges(cfg, MegaLanguageModelingConfig)
-    least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
-    if least > most:
-        raise ValueError(
-            f"--variant-block-multiple-min is {least}; give no more than --variant-block-multiple-max {most}"
-        )
-    check_valid_block(cfg.valid_block)
