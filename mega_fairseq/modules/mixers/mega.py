@@ -37,11 +37,9 @@ class DampedEMA(nn.Module):
         check_truncation(truncation)
         self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation or None
         directions = 2 if bidirectional else 1
+        tables = (nn.Parameter(torch.empty(directions, dim, ndim)) for _ in range(4))
         # Logits of alpha (input weight) and delta (damping); the released code has these two names swapped.
-        self.alpha = nn.Parameter(torch.empty(directions, dim, ndim))
-        self.delta = nn.Parameter(torch.empty(directions, dim, ndim))
-        self.beta = nn.Parameter(torch.empty(directions, dim, ndim))
-        self.eta = nn.Parameter(torch.empty(directions, dim, ndim))
+        self.alpha, self.delta, self.beta, self.eta = tables
         self.omega = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
@@ -194,11 +192,8 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         """Eq. 6-15 for one token, with one projection of X' for Z and all gates."""
         c, position_bias = self.config, TabledBias(self.position_bias)
         average, activation = self.ema.step(), ACTIVATIONS[c.activation].forward
-        project_values, project, project_hidden = (
-            packed(self.values),
-            packed(self.shared, self.gates),
-            packed(self.hidden),
-        )
+        project_values, project_hidden = packed(self.values), packed(self.hidden)
+        project = packed(self.shared, self.gates)
         kappa, mu, widths = self.kappa.unsqueeze(1), self.mu.unsqueeze(1), (c.shared_dim, c.dim, c.value_dim, c.dim)
 
         def mix(x: Tensor, residual: Tensor, state: GatedAttentionState) -> Tuple[Tensor, GatedAttentionState]:
