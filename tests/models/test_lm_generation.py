@@ -2,187 +2,148 @@
 
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from mega_fairseq.models import MegaLanguageModel
-from tests.helpers.commands import (
-    LM,
-    LM_HEADS,
-    LM_TRAINING,
-    MEGA_LM,
-    failure,
-    fairseq,
-    lines,
-    preprocess_text,
-    translations,
-)
+from tests.helpers import commands
+from tests.helpers.commands import LM, assert_same_translations, failure, fairseq, lines, translations
 
 pytestmark = pytest.mark.slow
 
 LONGEST, BEAM = 30, ["--beam=3", "--max-len-b=30"]
 DOCUMENTS = ["--gen-subset=test", "--documents=line", "--valid-block=documents"]
-one_model = pytest.mark.parametrize("trained", ["adaptive"], indirect=True)  # where the kind of softmax is irrelevant
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return preprocess_text(tmp_path_factory.mktemp("text"))
+@pytest.fixture
+def trained():
+    """With an adaptive softmax; tests of models compare both kinds token by token."""
+    return commands.trained("adaptive")
 
 
-@pytest.fixture(scope="module", params=LM_HEADS)
-def trained(request, text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    words = [*LM, *MEGA_LM, *LM_HEADS[request.param], *LM_TRAINING, "--max-update=40", "--save-dir", folder]
-    fairseq("train", text, *words, "--no-epoch-checkpoints")
-    return SimpleNamespace(folder=folder, last=folder / "checkpoint_last.pt")
-
-
-@pytest.fixture(scope="module")
-def documents(text):
+@pytest.fixture
+def documents(trained):
     """The words of each line of the test set."""
-    return [line.split() for line in (text.parent / "test.text").read_text().splitlines()]
+    return [line.split() for line in (trained.folder / "test.text").read_text().splitlines()]
 
 
-def generate(text, trained, *options):
-    return fairseq("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
+@pytest.fixture
+def generate(trained):
+    return lambda *options: fairseq("generate", trained.data, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
 
 
-def interact(text, trained, inputs, folder, *options):
-    file = folder / "input"
-    file.write_text("".join(f"{line}\n" for line in inputs))
-    words = [*LM, *BEAM, "--path", trained.last, "--input", file, "--buffer-size=64", *options]
-    return fairseq("interactive", text, *words)
+@pytest.fixture
+def interact(trained, tmp_path):
+    """Runs fairseq-interactive on lines of text."""
+
+    def call(inputs, *options):
+        (tmp_path / "input").write_text("".join(f"{line}\n" for line in inputs))
+        words = [*LM, *BEAM, "--path", trained.last, "--input", tmp_path / "input", "--buffer-size=64", *options]
+        return fairseq("interactive", trained.data, *words)
+
+    return call
 
 
-def assert_same_texts(said, other):
-    (numbers, texts, scores), (_, other_texts, other_scores) = (zip(*translations(each)) for each in (said, other))
-    assert list(numbers) == list(range(len(numbers)))
-    assert texts == other_texts
-    assert scores == pytest.approx(other_scores, abs=1e-4)
-
-
-def word_scores(text, trained, *options):
+@pytest.fixture
+def word_scores(trained):
     """The words of each document and their log-probabilities from fairseq-eval-lm, by the number of the document."""
-    words = [*LM, "--path", trained.last, *DOCUMENTS, "--output-word-probs", *options]
-    found = re.findall(r"eval_lm(?::| \| )(\d+) (.+ \[.*)$", fairseq("eval-lm", text, *words), re.MULTILINE)
-    pairs = {int(number): re.findall(r"(\S+) \[(-?[\d.]+)\]", rest) for number, rest in found}
-    return {number: [(word, float(score)) for word, score in each] for number, each in sorted(pairs.items())}
+
+    def call(data=trained.data):
+        words = [*LM, "--path", trained.last, *DOCUMENTS, "--output-word-probs"]
+        found = re.findall(r"eval_lm(?::| \| )(\d+) (.+ \[.*)$", fairseq("eval-lm", data, *words), re.MULTILINE)
+        pairs = {int(number): re.findall(r"(\S+) \[(-?[\d.]+)\]", rest) for number, rest in found}
+        return {number: [(word, float(score)) for word, score in each] for number, each in sorted(pairs.items())}
+
+    return call
 
 
-def test_a_prefix_is_continued_in_any_batch(text, trained, documents):
-    said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
-    texts = [found.split() for _, found, _ in translations(said)]
+def test_a_prefix_is_continued_in_any_batch(generate, documents):
+    said = generate("--prefix-size=3", "--batch-size=64")
+    texts = [text.split() for _, text, _ in translations(said)]
     assert min(map(len, documents)) == 0
-    assert [found[:3] for found in texts if found][0] == documents[0][:3]
-    for found, document in zip(texts, documents):
-        assert found[: len(document[:3])] == document[:3]
-        assert len(found) <= LONGEST
+    for text, document in zip(texts, documents):
+        assert text[: len(document[:3])] == document[:3]
+        assert len(text) <= LONGEST
     assert max(map(len, texts)) > 20  # some cross an edge of chunks
-    assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=1"))
+    assert_same_translations(said, generate("--prefix-size=3", "--batch-size=1"), count=len(documents))
 
 
-@one_model
-@pytest.mark.parametrize(
-    "options",
-    [["--min-len=9", "--max-len-b=12"], ["--beam=4"], ["--max-len-a=2", "--max-len-b=3"]],
-    ids=["shorter than --min-len", "nothing at all", "--max-len-a"],
-)
-def test_continuations_of_prefixes_of_any_lengths_are_batch_independent(text, trained, documents, tmp_path, options):
+@pytest.mark.parametrize("options", [["--min-len=9", "--max-len-b=12"], ["--max-len-a=2", "--max-len-b=3"]], ids=str)
+def test_prefixes_of_any_lengths_are_continued_in_any_batch(interact, documents, options):
     prefixes = [" ".join(document[:count]) for count, document in enumerate(documents[:9])]
     assert "" in prefixes
-    said = interact(text, trained, prefixes, tmp_path, *options, "--batch-size=64")
-    assert_same_texts(said, interact(text, trained, prefixes, tmp_path, *options, "--batch-size=1"))
+    said = interact(prefixes, *options, "--batch-size=64")
+    assert_same_translations(said, interact(prefixes, *options, "--batch-size=1"), count=9)
     if "--min-len=9" in options:
-        assert all(9 <= len(found.split()) <= 12 for _, found, _ in translations(said))
+        assert all(9 <= len(text.split()) <= 12 for _, text, _ in translations(said))
 
 
-@one_model
-def test_fairseq_interactive_gives_the_continuations_of_fairseq_generate(text, trained, documents, tmp_path):
-    prefixes = [" ".join(document[:3]) for document in documents]
-    said = interact(text, trained, prefixes, tmp_path, "--batch-size=64")
-    assert_same_texts(said, generate(text, trained, "--prefix-size=3", "--batch-size=64"))
-    assert_same_texts(said, interact(text, trained, prefixes, tmp_path, "--batch-size=5"))
+def test_fairseq_interactive_gives_the_continuations_of_fairseq_generate(generate, interact, documents):
+    said = interact([" ".join(document[:3]) for document in documents], "--batch-size=5")
+    assert_same_translations(said, generate("--prefix-size=3", "--batch-size=64"), count=len(documents))
 
 
-def test_generation_and_evaluation_give_the_same_scores(text, trained, tmp_path):
+def test_generation_and_evaluation_give_the_same_scores(trained, generate, word_scores, tmp_path):
     """Compares scores token by token with those of a full pass, also for texts cut at the maximum length."""
-    said = generate(text, trained, "--prefix-size=3", "--batch-size=64")
+    said = generate("--prefix-size=3", "--batch-size=64")
     scores = {number: [math.log(2) * float(bits) for bits in rest.split()] for number, rest in lines(said, "P")}
-    texts = [found for _, found, _ in translations(said)]
-    (tmp_path / "test.text").write_text("".join(f"{found}\n" for found in texts))
-    known = ["--srcdict", text / "dict.txt", "--testpref", tmp_path / "test.text"]
+    texts = [text for _, text, _ in translations(said)]
+    (tmp_path / "test.text").write_text("".join(f"{text}\n" for text in texts))
+    known = ["--srcdict", trained.data / "dict.txt", "--testpref", tmp_path / "test.text"]
     fairseq("preprocess", "--only-source", *known, "--destdir", tmp_path)
-    for number, pairs in word_scores(tmp_path, trained).items():
+    evaluated = word_scores(tmp_path)
+    assert len(scores) == len(texts) == len(evaluated)
+    for number, pairs in evaluated.items():
         assert [word for word, _ in pairs] == [*texts[number].split(), "</s>"]
         assert [score for _, score in pairs] == pytest.approx(scores[number], abs=2e-4)
-    assert len(scores) == len(texts) == number + 1
 
 
-@one_model
-def test_samples_keep_their_prefix_and_depend_only_on_the_seed(text, trained, documents):
+def test_samples_keep_their_prefix_and_depend_only_on_the_seed(generate, documents):
     words = ["--prefix-size=3", "--sampling", "--sampling-topk=10", "--beam=1", "--seed"]
-    samples = [[found for _, found, _ in translations(generate(text, trained, *words, seed))] for seed in (7, 7, 8)]
+    samples = [[text for _, text, _ in translations(generate(*words, seed))] for seed in (7, 7, 8)]
     assert samples[0] == samples[1] != samples[2]
-    for found, document in zip(samples[2], documents):
-        assert found.split()[: len(document[:3])] == document[:3]
+    for text, document in zip(samples[2], documents):
+        assert text.split()[: len(document[:3])] == document[:3]
 
 
-@one_model
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--max-len-b=10"], "a prefix has "),
         (["--documents=stream", "--prefix-size=90", "--max-len-b=200"], "--documents line"),
-        (["--constraints"], "--constraints"),
         (["--print-alignment"], "--print-alignment"),
     ],
     ids=str,
 )
-def test_invalid_generation_options_are_refused(text, trained, options, said):
-    line = failure("generate", text, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
-    assert said in line
+def test_invalid_generation_options_are_refused(trained, options, said):
+    assert said in failure("generate", trained.data, *LM, *BEAM, "--path", trained.last, *DOCUMENTS, *options)
 
 
-@one_model
 @pytest.mark.parametrize(("typed", "said"), [("l u " * 20, "--max-len-b"), ("l u\nl <pad> u\n", "<pad>")])
-def test_typed_texts_that_cannot_be_continued_are_refused(text, trained, typed, said, tmp_path):
+def test_typed_texts_that_cannot_be_continued_are_refused(trained, typed, said, tmp_path):
     (tmp_path / "typed").write_text(typed)
     words = [*LM, "--path", trained.last, "--input", tmp_path / "typed", "--max-len-b=39"]
-    assert said in failure("interactive", text, *words)
+    assert said in failure("interactive", trained.data, *words)
 
 
-@one_model
-def test_fairseq_interactive_gives_sentences_the_scores_of_fairseq_eval_lm(text, trained, documents, tmp_path):
-    """Except for the end of a sentence, which is not part of the input."""
+def test_the_hub_samples_and_scores_like_fairseqs_commands(trained, interact, word_scores, documents):
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
-    said = interact(text, trained, full.values(), tmp_path, "--score-reference", "--batch-size=64")
-    scores = [[math.log(2) * float(bits) for bits in rest.split()] for _, rest in lines(said, "P")]
-    evaluated = word_scores(text, trained)
-    assert [found for _, found, _ in translations(said)] == list(full.values())
-    for found, number in zip(scores, full):
-        assert found == pytest.approx([score for _, score in evaluated[number]][:-1], abs=2e-4)
-
-
-@one_model
-def test_the_hub_samples_and_scores_like_fairseqs_commands(text, trained, documents, tmp_path):
-    full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
-    hub = MegaLanguageModel.from_pretrained(str(trained.folder), "checkpoint_last.pt", str(text))
+    hub = MegaLanguageModel.from_pretrained(str(trained.folder), "checkpoint_last.pt", str(trained.data))
     prefixes, how = [" ".join(each.split()[:3]) for each in full.values()], {"beam": 3, "max_len_b": 30}
-    expected = interact(text, trained, prefixes, tmp_path)
-    assert hub.sample(prefixes, **how) == [found for _, found, _ in translations(expected)]
+    assert hub.sample(prefixes, **how) == [text for _, text, _ in translations(interact(prefixes))]
     assert hub.sample(prefixes, **how) == [hub.sample(prefix, **how) for prefix in prefixes]
-    evaluated = word_scores(text, trained)
+    evaluated = word_scores()
     for together, number in zip(hub.score(list(full.values())), full):
         scores, alone = (each["positional_scores"].tolist() for each in (together, hub.score(full[number])))
         assert scores == pytest.approx(alone, abs=1e-5)
         assert scores == pytest.approx([score for _, score in evaluated[number]][:-1], abs=1e-5)  # all but its end
 
 
-@one_model
-def test_allowed_tokens_are_asked_for_every_prefix_and_constraints_are_refused(text, trained, documents):
-    hub, numbers = MegaLanguageModel.from_pretrained(str(trained.folder), "checkpoint_last.pt", str(text)), set()
+def test_allowed_tokens_are_asked_for_every_prefix_and_constraints_are_refused(trained, documents):
+    hub, numbers = (
+        MegaLanguageModel.from_pretrained(str(trained.folder), "checkpoint_last.pt", str(trained.data)),
+        set(),
+    )
 
     def allow(number, tokens):
         numbers.add(number)
