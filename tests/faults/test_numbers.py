@@ -10,7 +10,6 @@ from tests.helpers.commands import CPU, LM, PLUGIN, SEARCH, Running, failure, re
 pytestmark = pytest.mark.slow
 
 KAPPA = "decoder.layers.0.mixer.kappa"  # used for every feature of every token
-TABLE = "decoder.embed_tokens.weight"
 
 
 def spoiled(model, folder, value=math.nan, name=KAPPA):
@@ -25,7 +24,6 @@ def spoiled(model, folder, value=math.nan, name=KAPPA):
     ("kind", "fault"),
     [
         ("translation", "a parameter is NaN"),
-        ("adaptive", "a parameter is NaN"),
         ("softmax", "the learning rate is too high"),
     ],
 )
@@ -42,10 +40,9 @@ def test_training_stops_at_gradients_that_are_not_finite(kind, fault, tmp_path):
     assert not list(tmp_path.glob("checkpoint*"))
 
 
-@pytest.mark.parametrize("kind", ["translation", "softmax"])
-def test_training_stops_at_a_validation_loss_that_is_not_finite(kind, tmp_path):
+def test_training_stops_at_a_validation_loss_that_is_not_finite(tmp_path):
     """fairseq does not check gradients after the last update."""
-    model = trained(kind)
+    model = trained("softmax")
     words = [*model.words, "--lr=1e30", "--max-update=1", "--save-dir", tmp_path]
     assert failure("train", model.data, *words).startswith("FloatingPointError: ")
     assert not list(tmp_path.glob("checkpoint*"))
@@ -55,7 +52,6 @@ SINGLE = [*CPU, *PLUGIN, *SEARCH]
 EVALUATIONS = [
     ("eval-lm", "softmax", [*LM, "--softmax-batch=16"]),
     ("eval-lm", "softmax", [*PLUGIN, "--cpu", "--task=language_modeling", "--tokens-per-sample=100"]),
-    ("validate", "softmax", [*LM, "--max-tokens=100"]),
     ("generate", "adaptive", [*LM, "--gen-subset=test", "--documents=line", "--prefix-size=1", "--max-len-b=90"]),
     ("generate", "translation", SINGLE),
     ("generate", "translation", [*SINGLE, "--score-reference"]),
@@ -68,8 +64,7 @@ def test_evaluating_a_model_with_nan_raises_an_error(command, kind, words, tmp_p
     assert failure(command, trained(kind).data, *words, "--path", path).startswith("FloatingPointError: ")
 
 
-@pytest.mark.parametrize("value", [math.inf, 1e38])
-def test_scores_that_overflow_raise_an_error(value, tmp_path):
+def test_scores_that_overflow_raise_an_error(tmp_path):
     """fairseq would skip tokens with a probability of zero, and report an overflowing sum as the loss."""
-    path = spoiled(trained("softmax"), tmp_path, value, TABLE)
+    path = spoiled(trained("softmax"), tmp_path, 1e38, "decoder.embed_tokens.weight")
     assert failure("eval-lm", trained("softmax").data, *LM, "--path", path).startswith("FloatingPointError: ")

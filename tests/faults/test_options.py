@@ -79,7 +79,7 @@ OF_MIXERS = {
     "sparse_subblocks": ("sparse", {}, ([0, -1, 9], [1, 8])),  # of 8 heads
     "chunk_size": ("gmlp", {}, ([0, -1], [1, 512])),
 }
-SMALL = {"decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
+SMALL = {"encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
 MODELS = {
     MegaLMConfig: (MegaLanguageModel, task),
     MegaTransformerConfig: (MegaTransformerModel, task),

@@ -33,7 +33,6 @@ from tests.helpers.commands import (
     train_in_processes,
 )
 from tests.helpers.processes import course
-from tests.helpers.small_models import sources, targets, translation_model
 
 pytestmark = pytest.mark.slow
 
@@ -100,21 +99,16 @@ def assert_same_course(ours, theirs, updates, tolerance=0.0):
 
 
 @pytest.mark.parametrize("task", WORDS)
-def test_two_processes_train_like_one_with_batches_twice_as_large(runs, task):
+def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(runs, task):
     run = runs(task)
     assert_same_course(run.two, run.one, range(1, UPDATES + 1), tolerance=1e-5)
     tokens = [run.two[number].train["wpb"] for number in range(1, EPOCH + 1)]
     assert tokens[-1] <= 600 < min(tokens[:-1])  # the last is a single batch: one process had none
-
-
-@pytest.mark.parametrize("task", WORDS)
-def test_two_processes_validate_on_each_token_once(runs, task):
-    run = runs(task)
     for number in range(1, UPDATES + 1):
         found, expected = run.two[number].valid, run.one[number].valid
         assert found.keys() == expected.keys()
         for name in found.keys() - {"wpb", "bsz"}:
-            assert found[name][1] == expected[name][1] == number * run.valid_tokens
+            assert found[name][1] == expected[name][1] == number * run.valid_tokens  # each token once
             assert found[name][0] / found[name][1] == pytest.approx(expected[name][0] / expected[name][1], abs=1e-5)
         for name in ("wpb", "bsz"):
             assert found[name][0] == expected[name][0]
@@ -129,20 +123,6 @@ def test_an_evaluation_of_which_only_a_part_would_be_reported_is_refused(runs):
     for code, said in [process.wait() for process in both]:
         assert code != 0
         assert "ValueError: fairseq-eval-lm would report only the first of 2 processes' parts; give --sequence" in said
-
-
-def test_an_update_may_consist_of_several_batches_per_process(text, tmp_path):
-    """Except in the last update of an epoch, where fairseq ignores a process whose last batch is empty.
-
-    The gradient contains that process's other batches, but its denominator and the loss do not.
-    """
-    words = [text, *WORDS["softmax"], *SAVING, "--max-update=2"]
-    train_in_processes(*words, "--update-freq=2", "--save-dir", tmp_path / "two")
-    fairseq("train", *words, "--update-freq=4", "--save-dir", tmp_path / "one")
-    ours, theirs = course(tmp_path / "two"), course(tmp_path / "one")
-    for number in (1, 2):
-        for name in ("loss", "gnorm", "wpb", "bsz"):
-            assert ours[number].train[name] == pytest.approx(theirs[number].train[name], abs=1e-5)
 
 
 def test_a_process_without_a_batch_trains_on_at_most_a_chunk(text):
@@ -160,22 +140,6 @@ def test_a_process_without_a_batch_trains_on_at_most_a_chunk(text):
     assert all(parameter.grad.eq(0).all() for parameter in made.parameters())
     task.train_step(*arguments)
     assert read == [(1, LM_CHUNK), (1, batch["ntokens"])]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"share_all_embeddings": True}, {"normalize_before": True, "normalize_embedding": True},
-        {"rel_pos_bias": "rotary", "encoder_chunk_size": 3, "decoder_chunk_size": 3}, {"rel_pos_bias": "t5"},
-        {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}, {"encoder_embed_dim": 24},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_every_parameter_of_a_translation_model_has_a_gradient(options):
-    """pytorch_ddp, fairseq's default on GPUs, fails if a parameter has no gradient."""
-    made = translation_model(**options).train()
-    made(sources(), None, targets())[0].sum().backward()
-    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
 
 
 def test_layers_are_dropped_in_two_processes(tmp_path):
@@ -218,17 +182,14 @@ def writers(output):
 
 
 def wait_until(condition, seconds):
-    """Wait for a condition, and return how long it took."""
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < seconds
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize(("task", "victim", "workers"), [("translation", 1, 1), ("softmax", 0, 0)])
 def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(runs, task, victim, workers, tmp_path):
-    """It ends at once without data loading workers, which keep the connection open and check their parent every 5 s."""
     run = runs(task)
     words = [*run.words, "--num-workers", workers, "--save-dir", tmp_path]
     kill = [None, None]
@@ -236,8 +197,7 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
     both = start_processes(*words, faults=kill)
     try:
         both[victim].process.join(LIMIT)
-        took = wait_until(lambda: not both[1 - victim].process.is_alive(), 20)
-        assert workers or took < 4
+        wait_until(lambda: not both[1 - victim].process.is_alive(), 20)
         wait_until(lambda: not any(writers(process.output) for process in both), 20)
     finally:
         for process in both:

@@ -91,6 +91,22 @@ def test_gradients_are_batch_independent():
         torch.testing.assert_close(gradient, together[name], atol=2e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"share_all_embeddings": True}, {"normalize_before": True, "normalize_embedding": True},
+        {"rel_pos_bias": "rotary", "encoder_chunk_size": 3, "decoder_chunk_size": 3}, {"rel_pos_bias": "t5"},
+        {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}, {"encoder_embed_dim": 24},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_parameter_has_a_gradient(options):
+    """pytorch_ddp, fairseq's default on GPUs, fails if a parameter has no gradient."""
+    made = model(**options).train()
+    made(sources(), None, targets())[0].sum().backward()
+    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
+
+
 def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")

@@ -1,5 +1,6 @@
 """Classifiers of tokens, pairs of documents and real values through fairseq's command lines, and their predictions."""
 
+import functools
 import re
 import shutil
 
@@ -48,27 +49,30 @@ def validated(folder, path, *words, task=TASK):
     return records(fairseq("validate", folder, *words), "valid")[-1]
 
 
-def test_training_learns_which_label_it_is(trained):
-    curve = losses(trained.said)
+def test_training_learns_the_labels_and_fairseq_validate_repeats_its_validation(trained):
+    curve, expected = losses(trained.said), records(trained.said, "valid")[-1]
     assert len(curve) == UPDATES
     assert sum(curve[-10:]) < 6  # bits; 10 without learning
-    assert records(trained.said, "valid")[-1]["valid_accuracy"] > 80
+    assert expected["valid_accuracy"] > 80
+    found = validated(trained.data, trained.last, "--batch-size=7", task=task_of(trained.kind))
+    for name in ("valid_loss", "valid_accuracy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-3)
 
 
-@pytest.mark.parametrize("trained", ["bytes", "values"], indirect=True)
-def test_a_training_resumed_within_an_epoch_ends_with_exactly_the_same_model(data, trained, tmp_path):
+def test_a_training_resumed_within_an_epoch_ends_with_exactly_the_same_model(classifiers, tmp_path):
+    """With the running statistics of batch norm."""
+    trained = classifiers("values")
     start = {"restore_file": trained.folder / f"checkpoint_1_{WITHIN_EPOCH}.pt", "save_dir": tmp_path}
-    said = fairseq("train", data(trained.kind), *words_of(trained.kind, **start, max_update=UPDATES))
+    said = fairseq("train", trained.data, *words_of("values", **start, max_update=UPDATES))
     assert losses(said) == losses(trained.said)[WITHIN_EPOCH:]
     first, resumed = checkpoint(trained.last), checkpoint(tmp_path / "checkpoint_last.pt")
     torch.testing.assert_close(resumed["model"], first["model"], rtol=0, atol=0)
 
 
-def test_fairseq_validate_reads_everything_else_from_the_checkpoint(data, trained):
-    found = validated(data(trained.kind), trained.last, "--batch-size=7", task=task_of(trained.kind))
-    expected = records(trained.said, "valid")[-1]
-    for name in ("valid_loss", "valid_accuracy"):
-        assert found[name] == pytest.approx(expected[name], abs=1e-3)
+def test_a_training_is_not_resumed_with_other_options_of_its_inputs(classifiers, tmp_path):
+    trained = classifiers("values")
+    words = words_of("values", restore_file=trained.last, save_dir=tmp_path, values_mean=0.1)
+    assert "--values-mean is 0.1 and was 0.5" in failure("train", trained.data, *words)
 
 
 def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_path):
@@ -129,24 +133,6 @@ def test_a_head_never_starts_anew_in_an_evaluation(data, classifiers, edited):
     assert "size mismatch for classification_heads" in failure("validate", data("tokens"), *words)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        ("tokens", {"pooling": "first"}, "--pooling is first and was mean"),
-        ("bytes", {"init_token": 0}, "--init-token is 0"),
-        ("values", {"values_mean": 0.1}, "--values-mean is 0.1 and was 0.5"),
-    ],
-)
-def test_a_training_with_other_options_is_refused_in_one_sentence(data, classifiers, tmp_path, kind, options, said):
-    words = words_of(kind, restore_file=classifiers(kind).last, save_dir=tmp_path, **options)
-    assert said in failure("train", data(kind), *words)
-
-
-def test_pairs_are_refused_where_fairseqs_task_has_none(data, tmp_path):
-    said = failure("train", data("tokens"), *words_of("tokens", pairs=True, save_dir=tmp_path, max_update=1))
-    assert "--pairs" in said
-
-
 def test_fairseqs_task_joins_pairs(data, tmp_path):
     shutil.copytree(data("tokens"), tmp_path / "pairs")
     shutil.copytree(data("tokens") / "input0", tmp_path / "pairs/input1")
@@ -160,26 +146,11 @@ def test_fairseqs_task_joins_pairs(data, tmp_path):
     assert "--pairs" in said
 
 
-def test_pairs_need_a_model_for_pairs(data, tmp_path):
-    words = words_of("bytes", save_dir=tmp_path, max_update=1)
-    words.remove("--pairs")
-    assert "--pairs" in failure("train", data("bytes"), *words)
-
-
-def test_longer_inputs_are_refused_before_the_training(data, tmp_path):
-    words = words_of("values", save_dir=tmp_path, max_update=1, max_positions=16)
-    assert "--max-positions" in failure("train", data("values"), *words)
-
-
-@pytest.mark.parametrize("kind", ["bytes", "values"])
-def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path, kind):
-    words = [data(kind), *words_of(kind, dropout=0, max_update=8)]
+def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(data, tmp_path):
+    words = [data("bytes"), *words_of("bytes", dropout=0, max_update=8)]
     two = train_in_processes(*words, f"--save-dir={tmp_path}/two")
     one = fairseq("train", *words, "--update-freq=2", f"--save-dir={tmp_path}/one")
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed with three decimals
-    if kind == "values":  # each process has its own running statistics of batch norm, of half the batches
-        assert set(records(two, "valid")[-1]) == set(records(one, "valid")[-1])
-        return
     for name in ("valid_loss", "valid_accuracy"):
         assert records(two, "valid")[-1][name] == pytest.approx(records(one, "valid")[-1][name], abs=2e-3)
 
@@ -194,25 +165,23 @@ def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):
     assert records(said, "valid")[-1]["valid_loss"] > 0
 
 
-def from_pretrained(trained, **options):
-    return MegaClassifier.from_pretrained(str(trained.folder), trained.last.name, **options)
+@functools.lru_cache(maxsize=None)
+def predictor(path, kind, data):
+    """The model; only fairseq's task, for tokens, needs its data."""
+    options = {"data_name_or_path": str(data)} if kind == "tokens" else {}
+    return MegaClassifier.from_pretrained(str(path.parent), path.name, **options)
 
 
-def inputs_of(data, kind, split="valid"):
-    """Inputs as `predict` takes them, and their labels."""
-    folder = data(kind)
-    labels = (folder / f"{split}.label").read_text().split()
+def test_a_trained_model_predicts_labels(trained):
+    folder, kind = trained.data, trained.kind
+    labels = (folder / "valid.label").read_text().split()
     if kind == "values":
-        return np.load(folder / f"{split}.npy"), labels
-    if kind == "tokens":
-        return (folder / f"{split}.input").read_text().splitlines(), labels
-    return list(zip(*((folder / f"{split}.{name}").read_text().split() for name in ("input", "input1")))), labels
-
-
-def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(data, trained):
-    inputs, labels = inputs_of(data, trained.kind)
-    needed = {"data_name_or_path": str(data("tokens"))} if trained.kind == "tokens" else {}
-    classifier = from_pretrained(trained, **needed)
+        inputs = np.load(folder / "valid.npy")
+    elif kind == "tokens":
+        inputs = (folder / "valid.input").read_text().splitlines()
+    else:
+        inputs = list(zip(*((folder / f"valid.{name}").read_text().split() for name in ("input", "input1"))))
+    classifier = predictor(trained.last, kind, folder)
     found = classifier.predict(inputs, batch_size=7)
     right = [prediction.label == label for prediction, label in zip(found, labels)]
     expected = records(trained.said, "valid")[-1]
@@ -247,7 +216,7 @@ def test_a_trained_model_predicts_labels_and_only_fairseqs_task_needs_its_data(d
         ("values", [[0.5, np.nan]], "input 1 .* finite"),
     ],
 )
-def test_inputs_that_a_model_does_not_take_are_refused(data, classifiers, kind, inputs, said):
-    needed = {"data_name_or_path": str(data("tokens"))} if kind == "tokens" else {}
+def test_inputs_that_a_model_does_not_take_are_refused(classifiers, kind, inputs, said):
+    trained = classifiers(kind)
     with pytest.raises((TypeError, ValueError), match=said):
-        from_pretrained(classifiers(kind), **needed).predict(inputs)
+        predictor(trained.last, kind, trained.data).predict(inputs)
