@@ -3,6 +3,7 @@
 import math
 import pickle
 import random
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,20 +55,27 @@ def examples(folder, kind, split="train", **options):
 # ------------------------------------------------------------------------------------------- layouts
 
 
-def binarised(folder, first, second, label):
-    """The texts, each with itself reversed as second input, through fairseq-preprocess."""
-    reversed_texts = [text[::-1] for text in TEXTS]
-    write(folder, {"text": TEXTS, "second": reversed_texts, "labels": LABELS})
-    for name, file in ((first, "text"), (label, "labels")):
-        fairseq("preprocess", "--only-source", f"--trainpref={folder}/{file}", f"--destdir={folder}/{name}")
-    dictionary = ["--srcdict", folder / first / "dict.txt"]
-    fairseq("preprocess", "--only-source", *dictionary, f"--trainpref={folder}/second", f"--destdir={folder}/{second}")
+@pytest.fixture(scope="module")
+def binarised(tmp_path_factory):
+    """Writes the texts, each with itself reversed as second input, as fairseq-preprocess does."""
+    made = write(tmp_path_factory.mktemp("binarised"), {"text": TEXTS, "labels": LABELS})
+    write(made, {"second": [text[::-1] for text in TEXTS]})
+    for name, file in (("input0", "text"), ("label", "labels")):
+        fairseq("preprocess", "--only-source", f"--trainpref={made}/{file}", f"--destdir={made}/{name}")
+    known = ["--srcdict", made / "input0/dict.txt"]
+    fairseq("preprocess", "--only-source", *known, f"--trainpref={made}/second", f"--destdir={made}/input1")
+
+    def copy(folder, *names):
+        for name, ours in zip(("input0", "input1", "label"), names or ("input0", "input1", "label")):
+            shutil.copytree(made / name, folder / ours)
+
+    return copy
 
 
 @pytest.mark.parametrize(
     "names", [("input0", "input1", "label"), ("src-bin", "src1-bin", "label-bin")], ids=["fairseq", "released"]
 )
-def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, names):
+def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(binarised, tmp_path, names):
     binarised(tmp_path, *names)
     task = task_of(tmp_path, "tokens")
     task.load_dataset("train")
@@ -88,8 +96,8 @@ def test_binarised_pairs_have_the_classes_and_types_of_fairseqs_task(tmp_path, n
     assert task.classes == ["10", "9"]
 
 
-def test_pairs_with_two_dictionaries_are_refused(tmp_path):
-    binarised(tmp_path, "input0", "input1", "label")
+def test_pairs_with_two_dictionaries_are_refused(binarised, tmp_path):
+    binarised(tmp_path)
     dictionary = tmp_path / "input1/dict.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
     with pytest.raises(ValueError, match="input0/dict.txt and .*input1/dict.txt differ"):
@@ -108,7 +116,7 @@ def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
     assert [found[i]["class"] for i in range(3)] == [1, 0, 1]  # by value
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line and line[-1:] != b"\r"), min_size=1),
     end=st.sampled_from((b"\n", b"\r\n")),
@@ -262,12 +270,9 @@ def test_every_example_is_in_a_batch_within_the_limits(limits):
         assert len(batch) * max(lengths[i] for i in batch) <= limits.get("max_tokens", 10**9)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "bytes", "values"])
+@pytest.mark.parametrize("kind", ["bytes", "values"])
 def test_datasets_can_be_sent_to_workers_that_are_not_forked(tmp_path, kind):
-    if kind == "tokens":
-        binarised(tmp_path, "input0", "input1", "label")
-    write(tmp_path, {"train.input": TEXTS, "train.npy": IMAGES[[0, 1, 0]], "train.label": LABELS})
-    dataset = examples(tmp_path, kind)
+    dataset = examples(write(tmp_path, {**GOOD, "train.npy": IMAGES[[0, 1, 0]]}), kind)
     copy = pickle.loads(pickle.dumps(dataset))
     for i in range(3):
         torch.testing.assert_close(copy[i]["inputs"], dataset[i]["inputs"])
@@ -293,7 +298,6 @@ CLIPS_FILE = "processed_data/raw/train_X.pt"
         ("bytes", {**GOOD, "valid.input1": TEXTS}, "no .*train.input1"),
         ("bytes", {**GOOD, "labels.txt": ["10"]}, "label '9' in line 2"),
         ("bytes", {**GOOD, "labels.txt": ["10", "9", "10"]}, "labels.txt has the label 10 twice"),
-        ("bytes", {"valid.input": TEXTS}, "no .*train.label"),
         ("bytes", {"valid.input": TEXTS, "train.label": LABELS}, "no .*train.input"),
         ("tokens", GOOD, "contains bytes .* give --input-kind bytes"),
         ("values", {"x": ["1"]}, "contains no inputs"),
@@ -378,8 +382,8 @@ def test_an_example_longer_than_a_batch_is_refused():
         dataset.batch_by_size(dataset.ordered_indices(), max_tokens=29)
 
 
-def test_another_dictionary_than_that_of_the_training_is_refused(tmp_path):
-    binarised(tmp_path, "input0", "input1", "label")
+def test_another_dictionary_than_that_of_the_training_is_refused(binarised, tmp_path):
+    binarised(tmp_path)
     task = task_of(tmp_path, "tokens")
     with pytest.raises(ValueError, match="another dictionary .*--srcdict"):
         task.load_state_dict({"classes": ["9", "10"], "symbols": ["a", "c", "b"]})

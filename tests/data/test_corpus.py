@@ -1,6 +1,5 @@
 """Binarised texts of language models are read in any format of fairseq, and refused if damaged."""
 
-import gc
 import re
 
 import pytest
@@ -55,22 +54,16 @@ def test_a_corpus_is_its_lines_concatenated_in_any_format_of_fairseq_preprocess(
     assert corpus.lines.tolist() == [4, 1, 1, 2, 3]
 
 
-def test_parts_are_concatenated_on_request(folder):
-    first, both = load(folder), load(folder, combine=True)
-    assert len(first) == 11
-    assert len(both) == 11 + 5001
-    torch.testing.assert_close(both.read(0, 11), first.read(0, 11))
-    torch.testing.assert_close(both.read(11, 5012), load(folder, "train1").read(0, 5001))
-    assert both.lines.tolist() == [*first.lines.tolist(), 5001]
-
-
-def test_an_empty_part_in_the_middle_changes_nothing(folder, tmp_path):
+def test_parts_are_concatenated_on_request_even_if_one_is_empty(folder, tmp_path):
     copied(folder, tmp_path)
     for number, split in ((1, "valid"), (2, "train1")):
         for kind in ("bin", "idx"):
             (tmp_path / f"train{number}.{kind}").write_bytes((folder / f"{split}.{kind}").read_bytes())
-    corpus, expected = load(tmp_path, combine=True), load(folder, combine=True)
-    torch.testing.assert_close(corpus.read(0, len(corpus)), expected.read(0, len(expected)))
+    first, both = load(folder), load(tmp_path, combine=True)
+    assert (len(first), len(both)) == (11, 11 + 5001)
+    torch.testing.assert_close(both.read(0, 11), first.read(0, 11))
+    torch.testing.assert_close(both.read(11, 5012), load(folder, "train1").read(0, 5001))
+    assert both.lines.tolist() == [*first.lines.tolist(), 5001]
 
 
 def refusal(*arguments, **options):
@@ -101,7 +94,7 @@ def test_the_padding_symbol_in_a_text_is_refused(tmp_path):
     assert "contains <pad>, which fairseq uses for padding; remove that word" in refusal(tmp_path / "bin")
 
 
-@pytest.mark.parametrize("kept", [0, 1, 11, -1, -2])
+@pytest.mark.parametrize("kept", [0, 11, -1])
 def test_a_truncated_file_of_tokens_is_refused(folder, tmp_path, kept):
     file = copied(folder, tmp_path) / "train.bin"
     file.write_bytes(file.read_bytes()[:kept])
@@ -109,12 +102,11 @@ def test_a_truncated_file_of_tokens_is_refused(folder, tmp_path, kept):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of fairseq's half-read index
-@pytest.mark.parametrize("kept", [0, 5, 8, 20, 40])
+@pytest.mark.parametrize("kept", [0, 8, 40])
 def test_a_truncated_index_is_refused(folder, tmp_path, kept):
     file = copied(folder, tmp_path) / "train.idx"
     file.write_bytes(file.read_bytes()[:kept])
     assert re.search(r"train\.idx .*damaged.*; run fairseq-preprocess again", refusal(tmp_path))
-    gc.collect()  # its warning is ignored in this test only
 
 
 # ------------------------------------------------------------------------------------------------ documents

@@ -269,9 +269,7 @@ def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
     ("words", "said"),
     [
         (LANGUAGE_MODEL, "FileNotFoundError: there is no {}/valid.bin"),
-        ([*LANGUAGE_MODEL, "--valid-block=size:0"], "ValueError: --valid-block is 'size:0'"),  # by the task
         ([*LANGUAGE_MODEL, "--decoder-layers=0"], "ValueError: --decoder-layers is 0"),  # by the model
-        (TRANSLATION, "FileNotFoundError: Dataset not found: valid ({})"),
         ([*OTHER_CRITERION, "--criterion=mega_lm_cross_entropy"], "ValueError: --criterion mega_lm_cross_entropy"),
         (
             [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_lm", *TRAINING],

@@ -175,15 +175,6 @@ def test_the_table_of_shared_tokens_grows_linearly_with_sentences():
     assert reorder(state, order).shared.numel() == 4 * rows
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@torch.no_grad()
-def test_the_first_sentences_of_a_batch_decode_without_the_others(count):
-    made, tokens = shared("full"), torch.full((count, 3), 5)
-    out = made.encoder.reorder_encoder_out(made.encoder(sources()), torch.arange(count))
-    expected, _ = made.decoder(tokens, made.encoder(sources()[:count]))
-    torch.testing.assert_close(made.decoder(tokens, out)[0], expected, atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("pad_left", [True, False])
 @torch.no_grad()
 def test_pads_in_a_prefix_have_no_effect_at_once_or_token_by_token(pad_left):
@@ -247,20 +238,16 @@ def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
 
 @torch.no_grad()
 def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
-    made = model(dropout=0.0, attention_dropout=0.3, hidden_dropout=0.3)
-    made.decoder.make_generation_fast_(retain_dropout=True)
-    tokens, left, right = torch.full((SENTENCES, 3), 5), sources(True), sources(False)
-    made.encoder.eval()
-    (left_attn,), (right_attn,) = (made.decoder(tokens, made.encoder(s))[1]["attn"] for s in (left, right))
-    assert not left_attn[1, :, :3].any()
-    torch.testing.assert_close(left_attn.sum(-1), torch.ones(SENTENCES, 3))  # without dropout
-    made = model(dropout=0.0)
-    assert made(left, None, tokens)[1]["attn"] == [None]  # in validation, where nothing reads them
+    made, tokens = model(dropout=0.0), torch.full((SENTENCES, 3), 5)
+    assert made(sources(), None, tokens)[1]["attn"] == [None]  # in validation, where nothing reads it
     made.decoder.make_generation_fast_()
-    left_attn = made(left, None, tokens)[1]["attn"][0]
+    left, right = (made(sources(pad_left), None, tokens)[1]["attn"][0] for pad_left in (True, False))
+    torch.testing.assert_close(left.sum(-1), torch.ones(SENTENCES, 3))
+    assert not left[1, :, :3].any()
+    torch.testing.assert_close(left[1, :, 3:], right[1, :, :4], atol=2e-5, rtol=1e-4)
     made = model(dropout=0.0).train()
-    made.decoder.need_attn = True
-    torch.testing.assert_close(made(left, None, tokens)[1]["attn"][0], left_attn, atol=2e-5, rtol=1e-4)
+    made.decoder.need_attn = True  # with --load-alignments
+    torch.testing.assert_close(made(sources(), None, tokens)[1]["attn"][0], left, atol=2e-5, rtol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ prepared weights
@@ -293,10 +280,6 @@ def test_weights_are_prepared_once_after_training_and_again_if_they_change():
     made.load_state_dict(other.state_dict())
     torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
     assert len(prepared) == 4
-    for parameter in (*made.parameters(), *other.parameters()):
-        parameter.data.mul_(1.1)  # has no version
-    torch.testing.assert_close(scores_of_steps(made), scores_of_steps(other), rtol=0, atol=0)
-    assert len(prepared) == 5
 
 
 class Scaled(torch.nn.Module):
@@ -323,10 +306,14 @@ def replace_a_projection(decoder):
     decoder.layers[0].feed_forward.contract = torch.nn.Linear(plain.in_features, plain.out_features)
 
 
+def take_a_smaller_chunk(decoder):
+    decoder.set_chunk_size(2)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection])
+@pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection, take_a_smaller_chunk])
 def test_packed_weights_are_not_stale_after_any_change(change):
-    made = model()
+    made = model(decoder_chunk_size=5)
     torch.nn.utils.parametrize.register_parametrization(made.decoder.embed_tokens, "weight", Scaled())
     made.make_generation_fast_()
     before = scores_of_steps(made)
@@ -335,20 +322,6 @@ def test_packed_weights_are_not_stale_after_any_change(change):
     assert not torch.equal(changed, before)
     made.decoder.cache = None
     torch.testing.assert_close(changed, scores_of_steps(made), rtol=0, atol=0)
-
-
-@torch.no_grad()
-def test_weights_are_prepared_again_for_another_chunk_size():
-    made, tokens = language_model(), torch.randint(4, TYPES, (2, 20))
-
-    def steps():
-        state = {}
-        return torch.cat([made(tokens[:, :n], incremental_state=state)[0][:, -1:] for n in range(1, 21)], 1)
-
-    made.make_generation_fast_()
-    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
-    made.decoder.set_chunk_size(7)
-    torch.testing.assert_close(steps(), made(tokens)[0], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

@@ -82,19 +82,6 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
         assert_outputs(parameter.grad, released[name], f"gradient of {name}", GRADIENT_TOLERANCE)
 
 
-@translation
-@torch.no_grad()
-def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(case):
-    model = translation_model(case)
-    whole, _ = model(**inputs(case))
-    out, state = model.encoder(case.inputs["src_tokens"]), {}
-    tokens = case.inputs["prev_output_tokens"]
-    shortest = int(real(case).sum(1).min())
-    for step in range(1, shortest + 1):
-        logits, _ = model.decoder(tokens[:, :step], encoder_out=out, incremental_state=state)
-        torch.testing.assert_close(logits[:, -1], whole[:, step - 1], **TOLERANCE)
-
-
 @right_padded
 @torch.no_grad()
 def test_decoding_without_the_decoders_truncation_gives_the_released_steps(case):

@@ -43,17 +43,6 @@ def test_log_probs_are_batch_independent_and_equal_in_pieces_of_any_length(bias,
                 torch.testing.assert_close(row[real], alone, **CLOSE)
 
 
-@pytest.mark.parametrize("head", HEADS)
-@torch.no_grad()
-def test_without_targets_pieces_give_the_same_scores(head):
-    made, (sources, _) = model(**HEADS[head]), texts(23, 9)
-    expected, _ = pieces(made, 10**6)(padded(sources, False))
-    for length in (1, 7, CHUNK):
-        found, extra = pieces(made, 2 * length)(padded(sources, False))
-        torch.testing.assert_close(found, expected, **CLOSE)
-        assert extra == {"attn": [None]}
-
-
 def test_pieces_are_whole_chunks_if_at_least_one_fits():
     decoder = pieces(model(), 64).decoder
     assert [decoder.piece_length(batch) for batch in (1, 4, 12, 13, 64, 100)] == [60, 15, 5, 4, 1, 1]
@@ -110,7 +99,7 @@ def naive_adaptive(softmax, x):
 
 
 @pytest.mark.parametrize("options", [ADAPTIVE, TIED, {**TIED, "tie_adaptive_proj": True}])
-@pytest.mark.parametrize("types", [(0, 40), (0, 10), (10, 20), (20, 40), (39, 40), (9, 11)], ids=str)
+@pytest.mark.parametrize("types", [(0, 40), (0, 10), (20, 40), (9, 11)], ids=str)
 def test_an_adaptive_softmax_gives_the_log_probs_of_its_definition(options, types):
     """Also if one cluster has no targets or all of them."""
     softmax, targets = model(**options).double().decoder.adaptive_softmax, torch.randint(*types, (31,))
@@ -172,7 +161,7 @@ def log_probs_of_a_scorer(made, batch, softmax_batch, models=1):
 
 @pytest.mark.parametrize("options", [*HEADS.values(), TIED])
 @pytest.mark.parametrize("for_scoring", [True, False])
-@pytest.mark.parametrize("softmax_batch", [None, 1, 7, 1000])
+@pytest.mark.parametrize("softmax_batch", [None, 7])
 @torch.no_grad()
 def test_fairseqs_scorer_gets_the_log_probs_that_fairseqs_modules_compute_for_targets(
     options, for_scoring, softmax_batch
@@ -228,19 +217,17 @@ def test_scores_for_all_tokens_and_types_would_be_detected(big):
 # ------------------------------------------------------------------------------------------------ token by token
 
 
-IN_PLACE = [[0, 1, 2, 3]] * 17
-REORDERED = [[0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2], [0, 1, 2, 3]] * 3
-REMOVED = [[0, 2, 3], [2, 0, 1], [2, 0], [1, 0], [1]]  # rows that are finished
+ORDERS = [[0, 1, 2, 3], [0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2]] * 3
+ORDERS += [[0, 2, 3], [2, 0, 1], [2, 0], [1, 0], [1]]  # without rows that are finished
 
 
-@pytest.mark.parametrize("orders", [IN_PLACE, [*REORDERED, *REMOVED]], ids=["in place", "reordered"])
 @pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
-@pytest.mark.parametrize("chunk", [CHUNK, 1, -1])
+@pytest.mark.parametrize("chunk", [CHUNK, -1])
 @torch.no_grad()
-def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk, orders):
-    tokens = torch.randint(4, TYPES, (4, len(orders)), generator=torch.Generator().manual_seed(4))
+def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk):
+    tokens = torch.randint(4, TYPES, (4, len(ORDERS)), generator=torch.Generator().manual_seed(4))
     made, state, history = model(decoder_chunk_size=chunk, **options), {}, tokens[:, :0]
-    for step, order in enumerate(orders):
+    for step, order in enumerate(ORDERS):
         history = torch.cat([history, tokens[: history.size(0), step : step + 1]], 1)
         token = made.get_normalized_probs(made.decoder(history, incremental_state=state), log_probs=True)
         whole = made.get_normalized_probs(made.decoder(history), log_probs=True)
@@ -250,9 +237,8 @@ def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_row
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("chunk", [CHUNK, -1])
-def test_no_log_prob_depends_on_later_tokens(head, chunk):
-    made, (sources, targets) = model(decoder_chunk_size=chunk, **HEADS[head]), texts(17)
+def test_no_log_prob_depends_on_later_tokens(head):
+    made, (sources, targets) = model(**HEADS[head]), texts(17)
     source, target, place = sources[0][None], targets[0][None], 8
     changed = source.clone()
     changed[:, place:] = (changed[:, place:] - 3) % (TYPES - 4) + 4
@@ -308,12 +294,9 @@ def test_a_decoder_may_have_another_truncation_than_all_stacks():
     assert shorter.decoder.layers[0].mixer.ema.truncation == 1
 
 
-def test_a_chunk_of_no_tokens_is_refused():
-    with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
-        model().decoder.set_chunk_size(0)
-
-
 def test_only_a_simple_bias_without_chunks_limits_the_length_of_a_text():
     assert model(rel_pos_bias="simple", decoder_chunk_size=-1).max_positions() == 64
     for options in ({"rel_pos_bias": "simple"}, {"decoder_chunk_size": -1}):
         assert model(**options).max_positions() >= 10**9
+    with pytest.raises(ValueError, match="--decoder-chunk-size is 0"):
+        model().decoder.set_chunk_size(0)
