@@ -1,20 +1,31 @@
-"""Fixtures for several files: commands of `mega-fairseq`, with data and models."""
+"""Profiles of hypothesis, and fixtures for several files: commands of `mega-fairseq`, with data and models.
+
+HYPOTHESIS_PROFILE chooses a profile. The default draws the same examples in every run, so that failures are
+reproducible. "fast" draws few examples, for `make test-fast`; "explore" draws more and new ones.
+"""
 
 import functools
 import json
+import os
 import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from mega_fairseq.cli.main import main
 from tests.helpers import classifiers as classifiers_of
-from tests.helpers.commands import ON_CPUS, trained
+from tests.helpers.commands import ON_CPUS, preprocess_text, trained
 from tests.helpers.forking import python
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=15, database=None)
+settings.register_profile("fast", settings.get_profile("repeatable"), max_examples=3)
+settings.register_profile("explore", deadline=None, max_examples=300, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +34,12 @@ def sweep_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("sweep")
     make_models(place)
     return place
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """Data for language models."""
+    return preprocess_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture

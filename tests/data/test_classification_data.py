@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary, SortDataset, data_utils
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
@@ -116,7 +116,6 @@ def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
     assert [found[i]["class"] for i in range(3)] == [1, 0, 1]  # by value
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line and line[-1:] != b"\r"), min_size=1),
     end=st.sampled_from((b"\n", b"\r\n")),

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.data import SegmentDataset, StreamDataset
@@ -15,8 +15,6 @@ from tests.helpers.corpora import TYPES, in_memory, tokens
 from tests.helpers.golden_models import PAD, dictionary
 
 EOS = 2
-
-quick = settings(max_examples=60, deadline=None)
 
 
 # ------------------------------------------------------------------------------------------------ segments
@@ -44,7 +42,6 @@ def segmentations(draw):
     return made
 
 
-@quick
 @given(segmentations())
 def test_an_epoch_contains_every_token_exactly_once_in_whole_chunks(dataset):
     everything, samples = tokens(len(dataset.corpus)), [dataset[i] for i in range(len(dataset))]
@@ -102,7 +99,6 @@ def epoch(dataset, **options):
     return list(task().get_batch_iterator(dataset, **options).next_epoch_itr(shuffle=True))
 
 
-@settings(max_examples=25, deadline=None)
 @given(segmentations(), st.integers(1, 9), st.sampled_from([None, 1, 3]), st.integers(1, 3))
 def test_no_segment_is_dropped_for_any_multiple_limit_or_number_of_processes(dataset, multiple, rows, shards):
     at_most = dataset.multiples[1] * dataset.chunk
@@ -170,7 +166,6 @@ def streams(draw):
     return StreamDataset(corpus, stream_bounds(block, corpus.documents(how)), PAD, EOS), block, corpus.documents(how)
 
 
-@quick
 @given(streams())
 def test_streams_cover_the_split_exactly_once_and_start_from_eos(made):
     dataset, block, documents = made
@@ -189,7 +184,6 @@ def test_streams_cover_the_split_exactly_once_and_start_from_eos(made):
         assert dataset.bounds.tolist() == documents.tolist()
 
 
-@quick
 @given(streams(), st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(1, 9)))
 def test_batches_contain_each_stream_once_within_the_limits(made, max_tokens, rows):
     dataset, *_ = made

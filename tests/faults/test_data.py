@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from tests.helpers.commands import CPU, LM, PLUGIN, SIZES, failure, fairseq, records, trained, translations
+from tests.helpers.commands import CPU, LM, PLUGIN, SIZES, failure, fairseq, perplexity, records, trained, translations
 
 pytestmark = pytest.mark.slow
 
@@ -34,10 +34,8 @@ def words_of(command, data, model, folder):
 
 
 def evaluated(data, model, *options):
-    """Tokens and loss of the test set, as fairseq-eval-lm logs them."""
-    said = fairseq("eval-lm", data, *LM, "--path", model, "--gen-subset=test", *options)
-    count, loss = re.search(r"Evaluated ([\d,]+) tokens .*Loss \(base 2\): ([\d.]+),", said, re.DOTALL).groups()
-    return int(count.replace(",", "")), float(loss)
+    """Tokens and loss of the test set."""
+    return perplexity(fairseq("eval-lm", data, *LM, "--path", model, "--gen-subset=test", *options))[:2]
 
 
 # ------------------------------------------------------------------------------------------------ missing, damaged

@@ -7,12 +7,13 @@ that has imported both, but no command; `fresh` starts a new process, as a shell
 import atexit
 import contextlib
 import functools
-import importlib
 import json
+import logging
 import multiprocessing
 import os
 import random
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -126,8 +127,9 @@ class Running:
     ):
         output, self.output = tempfile.mkstemp()
         os.close(output)
-        words = [command if command == "mega-fairseq" else f"fairseq-{command}", *map(str, arguments)]
-        self.process = FORKS.Process(target=_main, args=(words, str(cwd or _scratch().name), self.output, fault))
+        module = "mega_fairseq.cli" if command == "mega-fairseq" else f"fairseq_cli.{command.replace('-', '_')}"
+        words, streams = ["-m", module, *map(str, arguments)], [os.devnull, self.output, self.output]
+        self.process = FORKS.Process(target=run_forked, args=(words, str(cwd or _scratch().name), streams, fault))
         self.process.start()
 
     def wait(self) -> Tuple[Optional[int], str]:
@@ -141,25 +143,24 @@ class Running:
         return self.process.exitcode, output
 
 
-def _main(words: List[str], cwd: str, output: str, fault: Optional[Callable[[], None]]) -> None:
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    os.chdir(cwd)
+def run_forked(words: List[str], folder: str, streams: List[str], fault: Optional[Callable[[], None]] = None) -> None:
+    """Runs a Python program, as `python WORDS` does, in this process, which was forked for it."""
+    for number, (stream, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND] * 2))):
+        os.dup2(os.open(stream, flags), number)
+    os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
-    sys.argv = words
+    is_module = words[0] == "-m"
+    sys.argv = words[is_module:]
+    if sys.argv[0].endswith(("fairseq_cli.train", "bf16_train.py")):
+        logging.root.handlers.clear()  # they set the format of their log before they import fairseq, which also does so
+    sys.path.insert(0, folder if is_module else os.path.dirname(words[0]))
     if fault is not None:
         fault()
+    run: Any = functools.partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
     try:
-        sys.exit(_entry_point(words[0])() or 0)  # multiprocessing of Python 3.8 takes None for a failure
-    finally:  # a forked process skips this, and tensorboard would lose its last records
+        run(sys.argv[0], run_name="__main__")
+    finally:  # a forked process skips this, and files of exit functions would lose their last lines
         atexit._run_exitfuncs()
-
-
-def _entry_point(command: str) -> Callable[[], Optional[int]]:
-    if command == "mega-fairseq":
-        return importlib.import_module("mega_fairseq.cli.main").main
-    return importlib.import_module("fairseq_cli." + command.split("-", 1)[1].replace("-", "_")).cli_main
 
 
 def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
@@ -286,6 +287,13 @@ def records(output: str, source: str) -> List[Dict[str, float]]:
 def losses(output: str) -> List[float]:
     """The losses that fairseq-train logs, one for each update with `--log-interval=1`."""
     return [record["loss"] for record in records(output, "train_inner")]
+
+
+def perplexity(output: str) -> Tuple[int, float, float]:
+    """Tokens, loss in bits and perplexity that fairseq-eval-lm prints."""
+    tokens = re.search(r"Evaluated ([\d,]+) tokens", output).group(1)
+    loss, ppl = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", output).groups()
+    return int(tokens.replace(",", "")), float(loss), float(ppl)
 
 
 def checkpoint(path: Path) -> Dict[str, Any]:

@@ -7,10 +7,7 @@ fairseq and the plugin, but no command. Each has the environment, folder, stream
 import atexit
 import functools
 import json
-import logging
-import multiprocessing
 import os
-import runpy
 import shutil
 import socketserver
 import sys
@@ -19,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List
 
-from tests.helpers.commands import FORKS, ROOT, fresh
+from tests.helpers.commands import FORKS, ROOT, fresh, run_forked
 
 FORKED = [f"{ROOT}/benchmarks/", f"{ROOT}/examples/demo/"]  # programs that import fairseq, or start others that do
 PYTHON = """#!{python} -SE
@@ -78,21 +75,7 @@ class _Fork(socketserver.StreamRequestHandler):
 
 
 def _run(words: List[str], folder: str, environment: Dict[str, str], streams: List[str], python: str) -> None:
-    for number, (stream, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND] * 2))):
-        os.dup2(os.open(stream, flags), number)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
-    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = python
-    multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
-    is_module = words[0] == "-m"
-    sys.argv = words[is_module:]
-    if sys.argv[0].endswith(("fairseq_cli.train", "bf16_train.py")):
-        logging.root.handlers.clear()  # they set the format of their log before they import fairseq, which also does so
-    sys.path.insert(0, folder if is_module else os.path.dirname(words[0]))
-    run: Any = runpy.run_module if is_module else runpy.run_path
-    try:
-        run(sys.argv[0], run_name="__main__", **({"alter_sys": True} if is_module else {}))
-    finally:  # a forked process skips this, and tensorboard would lose its last records
-        atexit._run_exitfuncs()
+    run_forked(words, folder, streams)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models import MODEL_REGISTRY
 
-from mega_fairseq.models import MegaLMConfig
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests.helpers.golden_models import task
 from tests.helpers.small_models import mixer_of, mixer_options
 
@@ -21,21 +20,17 @@ def language_checkpoint(trained: Path, target: Path, name: str, **options: Any) 
     if mixer["decoder_chunk_size"] > 0:
         mixer["decoder_chunk_size"] = CHUNK
     sizes = {f"decoder_{size}": number for size, number in SMALL.items()}
-    cfg = MegaLMConfig(
-        **{**sizes, **mixer, "normalize_before": True, "share_decoder_input_output_embed": True, **options}
-    )
-    return _write(trained, target, "mega_lm", cfg)
-
-
-def _write(trained: Path, target: Path, name: str, cfg: Any) -> Path:
+    common = {"normalize_before": True, "share_decoder_input_output_embed": True}
+    cfg = MegaLMConfig(**{**sizes, **mixer, **common, **options})
     content = torch.load(trained, weights_only=False)
     torch.manual_seed(1)
-    model = MODEL_REGISTRY[name].build_model(cfg, task(content["model"]["decoder.embed_tokens.weight"].size(0)))
+    types = content["model"]["decoder.embed_tokens.weight"].size(0)
+    model = MegaLanguageModel.build_model(cfg, task(types))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     content["model"] = model.state_dict()
-    content["cfg"]["model"].update({**asdict(cfg), "_name": name})
+    content["cfg"]["model"].update({**asdict(cfg), "_name": "mega_lm"})
     content["last_optimizer_state"] = None
     torch.save(content, target)
     return target

@@ -6,8 +6,9 @@ import tempfile
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterable, List
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -58,3 +59,16 @@ def course(folder: Path) -> Dict[int, SimpleNamespace]:
             model=state["model"],
         )
     return updates
+
+
+def assert_same_course(
+    folder: Path, other: Path, updates: Iterable[int], tolerance: float = 0.0, of_models: float = 0.0
+) -> None:
+    """Checks that a training made these updates, with the metrics and models of another one within tolerances."""
+    ours, theirs = course(folder), course(other)
+    assert sorted(ours) == list(updates)
+    for number, found in ours.items():
+        assert found.train.keys() >= {"loss", "gnorm", "bsz", "wpb", "lr"}
+        for name, value in found.train.items():
+            assert value == pytest.approx(theirs[number].train[name], abs=tolerance, rel=0), (number, name)
+        torch.testing.assert_close(found.model, theirs[number].model, rtol=0, atol=of_models)

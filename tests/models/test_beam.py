@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.models.beam import DecoderState, reorder
@@ -83,7 +83,6 @@ def shared(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=25, deadline=None)
 @given(orders=searches(), seed=st.integers(0, 99))
 @torch.no_grad()
 def test_decoding_with_reordered_beams_and_finished_sentences_equals_decoding_from_the_start(name, orders, seed):
@@ -94,7 +93,6 @@ def test_decoding_with_reordered_beams_and_finished_sentences_equals_decoding_fr
         search.step()
 
 
-@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @torch.no_grad()
 def test_decoding_after_any_reordering_of_rows_equals_decoding_from_the_start(data):

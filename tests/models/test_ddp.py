@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
 from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
@@ -27,12 +26,11 @@ from tests.helpers.commands import (
     TRAINING,
     fairseq,
     preprocess_pairs,
-    preprocess_text,
     records,
     start_processes,
     train_in_processes,
 )
-from tests.helpers.processes import course
+from tests.helpers.processes import assert_same_course, course
 
 pytestmark = pytest.mark.slow
 
@@ -57,11 +55,6 @@ WORDS = {
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory):
-    return preprocess_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="session")
 def runs(text, tmp_path_factory):
     """Trains a task once in two processes, and once in one process with two batches per update and the same streams."""
 
@@ -76,23 +69,10 @@ def runs(text, tmp_path_factory):
         said = train_in_processes(*words, "--save-dir", folders["two"])
         streams = ["--valid-block=splits:2"] if task == "adaptive" else []
         fairseq("train", *words, *streams, "--update-freq=2", "--save-dir", folders["one"])
-        two, one = (course(folder) for folder in folders.values())
         tokens = valid.stat().st_size // 2  # two bytes per token
-        return SimpleNamespace(words=words, valid_tokens=tokens, folder=folders["two"], said=said, two=two, one=one)
+        return SimpleNamespace(words=words, valid_tokens=tokens, said=said, **folders)
 
     return run
-
-
-def assert_same_course(ours, theirs, updates, tolerance=0.0):
-    """Losses, gradient norms and batch sizes must agree within `tolerance`, models exactly."""
-    assert sorted(ours) == list(updates)
-    for number in updates:
-        found, expected = ours[number], theirs[number]
-        assert found.train.keys() >= {"loss", "gnorm", "clip", "bsz", "wpb", "lr"}
-        for name in found.train:
-            assert found.train[name] == pytest.approx(expected.train[name], abs=tolerance, rel=0), (number, name)
-        for name in found.model:
-            torch.testing.assert_close(found.model[name], expected.model[name], rtol=0, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------ same steps as one
@@ -102,10 +82,11 @@ def assert_same_course(ours, theirs, updates, tolerance=0.0):
 def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(runs, task):
     run = runs(task)
     assert_same_course(run.two, run.one, range(1, UPDATES + 1), tolerance=1e-5)
-    tokens = [run.two[number].train["wpb"] for number in range(1, EPOCH + 1)]
+    two, one = course(run.two), course(run.one)
+    tokens = [two[number].train["wpb"] for number in range(1, EPOCH + 1)]
     assert tokens[-1] <= 600 < min(tokens[:-1])  # the last is a single batch: one process had none
     for number in range(1, UPDATES + 1):
-        found, expected = run.two[number].valid, run.one[number].valid
+        found, expected = two[number].valid, one[number].valid
         assert found.keys() == expected.keys()
         for name in found.keys() - {"wpb", "bsz"}:
             assert found[name][1] == expected[name][1] == number * run.valid_tokens  # each token once
@@ -118,7 +99,7 @@ def test_two_processes_train_and_validate_like_one_with_batches_twice_as_large(r
 
 def test_an_evaluation_of_which_only_a_part_would_be_reported_is_refused(runs):
     run = runs("softmax")
-    path = ["--path", run.folder / "checkpoint_last.pt", "--gen-subset=valid"]
+    path = ["--path", run.two / "checkpoint_last.pt", "--gen-subset=valid"]
     both = start_processes(run.words[0], *LM, *path, command="eval-lm")
     for code, said in [process.wait() for process in both]:
         assert code != 0
@@ -154,16 +135,16 @@ def test_layers_are_dropped_in_two_processes(tmp_path):
 @pytest.mark.parametrize("task", ["translation", "adaptive"])
 def test_two_processes_resume_within_an_epoch_with_the_same_updates(runs, task, tmp_path):
     run = runs(task)
-    train_in_processes(*run.words, "--restore-file", run.folder / "checkpoint_1_3.pt", "--save-dir", tmp_path)
-    assert_same_course(course(tmp_path), run.two, range(4, UPDATES + 1))
+    train_in_processes(*run.words, "--restore-file", run.two / "checkpoint_1_3.pt", "--save-dir", tmp_path)
+    assert_same_course(tmp_path, run.two, range(4, UPDATES + 1))
 
 
 def test_one_process_resumes_a_training_of_two_processes_between_epochs(runs, tmp_path):
     """Not within an epoch: fairseq counts batches per process and silently resumes at another batch."""
     run = runs("softmax")
-    start = run.folder / "checkpoint1.pt"
+    start = run.two / "checkpoint1.pt"
     fairseq("train", *run.words, "--update-freq=2", "--restore-file", start, "--save-dir", tmp_path)
-    assert_same_course(course(tmp_path), run.two, range(EPOCH + 1, UPDATES + 1), tolerance=1e-5)
+    assert_same_course(tmp_path, run.two, range(EPOCH + 1, UPDATES + 1), tolerance=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ kill -9
@@ -207,4 +188,4 @@ def test_if_one_of_two_processes_is_killed_the_other_ends_and_training_resumes(r
     assert ends[1 - victim][0] == 1
     assert "RuntimeError" in ends[1 - victim][1]
     train_in_processes(*words)
-    assert_same_course(course(tmp_path), run.two, range(1, UPDATES + 1))
+    assert_same_course(tmp_path, run.two, range(1, UPDATES + 1))

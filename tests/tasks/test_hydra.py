@@ -18,6 +18,7 @@ from tests.helpers.commands import (
     assert_same_translations,
     checkpoint,
     fairseq,
+    perplexity,
     preprocess_pairs,
     preprocess_text,
 )
@@ -79,6 +80,5 @@ def test_a_language_model_preset_trains_resumes_and_is_evaluated(hydra, tmp_path
     model = checkpoint(path)["cfg"]["model"]
     names = ("_name", "dropout", "rel_pos_bias", "normalize_before", "no_affine_final_norm", "decoder_chunk_size")
     assert [model[name] for name in names] == ["mega_lm_small", 0.0, "rotary", True, True, LM_CHUNK]
-    said = fairseq("eval-lm", data, *LM, "--path", path, "--gen-subset=valid")
-    loss = float(re.search(r"Loss \(base 2\): ([\d.]+)", said).group(1))
+    _, loss, _ = perplexity(fairseq("eval-lm", data, *LM, "--path", path, "--gen-subset=valid"))
     assert loss == pytest.approx(float(re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", log)[-1]), abs=1e-4)

@@ -1,7 +1,6 @@
 """Language modelling through fairseq's own command lines: training, validation, perplexity."""
 
 import functools
-import re
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.helpers.commands import (
     checkpoint,
     fairseq,
     losses,
+    perplexity,
     records,
 )
 
@@ -40,10 +40,7 @@ def train(text, head, *options, updates):
 @functools.lru_cache(maxsize=None)
 def evaluate(text, path, *options, task=tuple(LM)):
     """Tokens, loss in bits and perplexity of the validation set as fairseq-eval-lm prints them."""
-    said = fairseq("eval-lm", text, *task, "--path", path, "--gen-subset=valid", *options)
-    tokens = re.search(r"Evaluated ([\d,]+) tokens", said).group(1)
-    loss, ppl = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", said).groups()
-    return int(tokens.replace(",", "")), float(loss), float(ppl)
+    return perplexity(fairseq("eval-lm", text, *task, "--path", path, "--gen-subset=valid", *options))
 
 
 # ------------------------------------------------------------------------------------------------ fairseq-train

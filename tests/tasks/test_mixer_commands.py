@@ -1,7 +1,6 @@
 """Every token mixer through fairseq's own command lines: training, perplexity, generation."""
 
 import functools
-import re
 
 import pytest
 
@@ -22,8 +21,8 @@ from tests.helpers.commands import (
     lines,
     losses,
     on_each_side,
+    perplexity,
     preprocess_pairs,
-    preprocess_text,
     translations,
 )
 from tests.helpers.small_models import mixer_of, mixer_options
@@ -32,11 +31,6 @@ pytestmark = pytest.mark.slow
 
 # One of EXAMPLES for each mixer but Mega, which other files test.
 FIRST = {mixer_of(name): name for name in reversed(list(EXAMPLES))}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return preprocess_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +57,7 @@ def test_training_lowers_the_loss_and_evaluation_does_not_depend_on_pieces(text,
 
     def evaluate(*options):
         words = [*LM, "--path", path, "--gen-subset=valid", "--valid-block=splits:5", *options]
-        return float(re.search(r"Loss \(base 2\): ([\d.]+)", fairseq("eval-lm", text, *words)).group(1))
+        return perplexity(fairseq("eval-lm", text, *words))
 
     pieces = ["--batch-size=3", "--model-overrides={'piece_tokens':37}"]
     assert evaluate(*pieces) == pytest.approx(evaluate(), abs=1e-4)

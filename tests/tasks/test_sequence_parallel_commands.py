@@ -1,7 +1,6 @@
 """Language models whose segments and streams are shared by several processes, through fairseq's commands."""
 
 import functools
-import re
 import signal
 import time
 from types import SimpleNamespace
@@ -22,12 +21,12 @@ from tests.helpers.commands import (
     as_words,
     fairseq,
     free_port,
-    preprocess_text,
+    perplexity,
     start_processes,
     succeed,
     train_in_processes,
 )
-from tests.helpers.processes import course
+from tests.helpers.processes import assert_same_course, course
 from tests.helpers.small_models import language_model
 
 pytestmark = pytest.mark.slow
@@ -42,16 +41,12 @@ WORDS = [
     *as_words({"variant_block_multiple_min": 3, "variant_block_multiple_max": 8}), *LM_HEADS["softmax"],
     "--valid-block=splits:3", "--piece-tokens=100", "--documents=blank",
 ]  # fmt: skip
+CLOSE = {"tolerance": 1e-5, "of_models": 1e-5}
 TOKENS = 28 * LM_CHUNK  # of a batch, in all processes that share its segments
 
 
 def shared(size):
     return [f"--sequence-parallel-size={size}", f"--max-tokens={TOKENS // size}"]
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory):
-    return preprocess_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="session")
@@ -71,16 +66,6 @@ def run(text, tmp_path_factory):
     return train
 
 
-def assert_same(folder, expected, updates):
-    ours, theirs = course(folder), course(expected)
-    assert sorted(ours) == list(updates)
-    for number in updates:
-        for name in ("loss", "bits_per_token", "gnorm", "bsz", "wpb"):
-            assert ours[number].train[name] == pytest.approx(theirs[number].train[name], abs=1e-5), (number, name)
-        for name, tensor in theirs[number].model.items():
-            torch.testing.assert_close(ours[number].model[name], tensor, rtol=0, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ training
 
 
@@ -88,7 +73,7 @@ def assert_same(folder, expected, updates):
 def test_shared_segments_train_like_one_process_with_whole_segments(run, processes, size):
     groups = processes // size
     folder, expected = run(processes, size), run(1, 1, batches=groups)
-    assert_same(folder, expected, range(1, UPDATES + 1))
+    assert_same_course(folder, expected, range(1, UPDATES + 1), **CLOSE)
     ours, theirs = (course(at)[UPDATES].valid for at in (folder, expected))
     for name in ("loss", "bits_per_token"):
         assert ours[name][1] == theirs[name][1]  # tokens
@@ -103,19 +88,19 @@ def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_pat
     words = [text, *WORDS, *shared(2), "--max-update=3", "--save-dir", tmp_path / "run"]
     nodes = [torchrun(tmp_path / f"node{rank}", [*where, f"--node_rank={rank}"], *words) for rank in (0, 1)]
     assert [node.wait(LIMIT) for node in nodes] == [0, 0], (tmp_path / "node0").read_text()
-    assert_same(tmp_path / "run", run(2, 2), [1, 2, 3])
+    assert_same_course(tmp_path / "run", run(2, 2), [1, 2, 3], **CLOSE)
 
 
 def test_training_resumes_within_an_epoch(text, run, tmp_path):
     start = run(4, 2) / "checkpoint_1_3.pt"
     train_in_processes(text, *WORDS, *shared(2), "--restore-file", start, "--save-dir", tmp_path, count=4)
-    assert_same(tmp_path, run(4, 2), range(4, UPDATES + 1))
+    assert_same_course(tmp_path, run(4, 2), range(4, UPDATES + 1), **CLOSE)
 
 
 def test_training_resumes_between_epochs_with_another_number_of_processes_for_each_segment(text, run, tmp_path):
     words = [text, *WORDS, *shared(4), "--update-freq=2", "--restore-file", run(4, 2) / "checkpoint1.pt"]
     train_in_processes(*words, "--save-dir", tmp_path, count=4)
-    assert_same(tmp_path, run(4, 2), range(EPOCH + 1, UPDATES + 1))
+    assert_same_course(tmp_path, run(4, 2), range(EPOCH + 1, UPDATES + 1), **CLOSE)
 
 
 def test_if_one_process_is_killed_the_other_ends_with_one_sentence(text, tmp_path):
@@ -144,15 +129,10 @@ def test_a_process_without_memory_ends_with_one_sentence(text):
 
 def test_a_stream_in_two_processes_has_the_loss_of_one_process(text, run):
     words = [text, *LM, "--path", run(2, 2) / "checkpoint_last.pt", "--gen-subset=valid"]
-
-    def loss(said):
-        (tokens,), (bits,) = (re.findall(rf"{start} ([\d,.]+)", said) for start in ("Evaluated", r"Loss \(base 2\):"))
-        return int(tokens.replace(",", "")), float(bits.rstrip(","))
-
-    shared_by_two = succeed(start_processes(*words, "--sequence-parallel-size=2", command="eval-lm"))
-    tokens, bits = loss(fairseq("eval-lm", *words))
-    assert loss(shared_by_two) == (tokens, pytest.approx(bits, abs=1.01e-4))  # four digits are printed
-    assert tokens == (text / "valid.bin").stat().st_size // 2
+    two = perplexity(succeed(start_processes(*words, "--sequence-parallel-size=2", command="eval-lm")))
+    one = perplexity(fairseq("eval-lm", *words))
+    assert two[0] == one[0] == (text / "valid.bin").stat().st_size // 2
+    assert two[1] == pytest.approx(one[1], abs=1.01e-4)  # four digits are printed
 
 
 # ------------------------------------------------------------------------------------------------ refusals
