@@ -12,14 +12,11 @@ import torch
 from mega_fairseq.models import MegaLanguageModel
 from tests.helpers import faults
 from tests.helpers.commands import (
+    LANGUAGE_MODELS,
     LM,
-    LM_HEADS,
-    LM_TRAINING,
-    MEGA,
-    MEGA_LM,
-    PLUGIN,
     STOCK,
     TRAINING,
+    TRANSLATION,
     Running,
     checkpoint,
     failure,
@@ -46,9 +43,9 @@ def trained(tmp_path_factory):
     def call(kind):
         place = tmp_path_factory.mktemp(kind)
         if kind == "translation":  # with the same batches after resuming
-            words = [preprocess_pairs(place), *PLUGIN, *MEGA, *TRAINING, "--lr=0.005", "--grouped-shuffling", *SAVING]
+            words = [preprocess_pairs(place), *TRANSLATION, "--lr=0.005", "--grouped-shuffling", *SAVING]
         else:
-            words = [preprocess_text(place), *LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, *SAVING]
+            words = [preprocess_text(place), *LANGUAGE_MODELS["softmax"], *SAVING]
         said = fairseq("train", *words, "--save-dir", place / "checkpoints")
         return SimpleNamespace(words=words, data=words[0], folder=place / "checkpoints", said=said)
 

@@ -53,7 +53,9 @@ TRAINING = [
     "--label-smoothing=0.1", "--max-tokens=300", "--no-epoch-checkpoints", "--log-format=json", "--log-interval=1",
     "--num-workers=0",
 ]  # fmt: skip
+TRANSLATION = [*PLUGIN, *MEGA, *TRAINING]  # for fairseq-train
 SEARCH = ["--beam=4", "--max-len-a=0", "--max-len-b=30"]
+GENERATION = [*PLUGIN, *CPU, *SEARCH]  # for fairseq-generate
 
 
 def write_corpus(folder: Path) -> None:
@@ -88,6 +90,7 @@ LM_TRAINING = [
     "--optimizer=adam", "--lr=0.01", "--clip-norm=1", "--criterion=mega_lm_cross_entropy", "--max-tokens=256",
     "--log-format=json", "--log-interval=1", "--num-workers=0",
 ]  # fmt: skip
+LANGUAGE_MODELS = {head: [*LM, *MEGA_LM, *words, *LM_TRAINING] for head, words in LM_HEADS.items()}
 LM_LINES = {"train": 280, "valid": 31, "test": 11}
 
 
@@ -200,9 +203,9 @@ def trained(kind: str) -> SimpleNamespace:
     folder = Path(temporary.name)
     if kind == "translation":
         languages = ["--source-lang=de", "--target-lang=en"]
-        data, words, updates = preprocess_pairs(folder), [*PLUGIN, *MEGA, *TRAINING, *languages], 3
+        data, words, updates = preprocess_pairs(folder), [*TRANSLATION, *languages], 3
     else:
-        data, words, updates = preprocess_text(folder), [*LM, *MEGA_LM, *LM_HEADS[kind], *LM_TRAINING], 40
+        data, words, updates = preprocess_text(folder), LANGUAGE_MODELS[kind], 40
     where = ["--save-dir", folder, "--no-epoch-checkpoints"]
     said = fairseq("train", data, *words, *where, "--max-update", updates)
     last = folder / "checkpoint_last.pt"

@@ -7,11 +7,8 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.helpers.commands import (
-    CPU,
-    MEGA,
-    PLUGIN,
-    SEARCH,
-    TRAINING,
+    GENERATION,
+    TRANSLATION,
     as_words,
     assert_same_translations,
     fairseq,
@@ -174,10 +171,10 @@ def test_invalid_layers_to_keep_are_refused(kept):
 @pytest.mark.slow
 def test_a_translation_model_is_pruned_for_generation_and_for_further_training(tmp_path):
     data, last = preprocess_pairs(tmp_path), "checkpoint_last.pt"
-    words = ["train", data, *PLUGIN, *MEGA, *TRAINING, "--encoder-layers=3", "--decoder-layers=3"]
+    words = ["train", data, *TRANSLATION, "--encoder-layers=3", "--decoder-layers=3"]
     dropped = ["--encoder-layerdrop=0.3", "--decoder-layerdrop=0.3", "--checkpoint-activations", "--max-update=2"]
     fairseq(*words, *dropped, "--save-dir", tmp_path / "whole")
-    generate = ["generate", data, *PLUGIN, *CPU, *SEARCH, "--gen-subset=valid", "--path"]
+    generate = ["generate", data, *GENERATION, "--gen-subset=valid", "--path"]
     kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "1"}
     expected = fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", kept)
 

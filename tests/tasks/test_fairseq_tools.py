@@ -8,14 +8,10 @@ import torch
 
 from mega_fairseq.models import MegaTransformerModel
 from tests.helpers.commands import (
-    LM,
-    LM_HEADS,
-    LM_TRAINING,
-    MEGA,
-    MEGA_LM,
+    LANGUAGE_MODELS,
     PLUGIN,
     SEARCH,
-    TRAINING,
+    TRANSLATION,
     fairseq,
     lines,
     records,
@@ -92,7 +88,7 @@ def test_a_fused_language_model_allows_alignments(translation, tmp_path):
         shutil.copy(translation.data / "dict.en.txt", folder / "dict.txt")
     for file in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
         shutil.copy(translation.data / file.replace(".", ".de-en.en."), tmp_path / file)
-    words = [*LM, *MEGA_LM, *LM_HEADS["softmax"], *LM_TRAINING, "--max-update=1", "--save-dir", tmp_path]
+    words = [*LANGUAGE_MODELS["softmax"], "--max-update=1", "--save-dir", tmp_path]
     fairseq("train", tmp_path, *words)
     fused = ["--lm-path", tmp_path / LAST, "--lm-weight=0.1", "--print-alignment=hard"]
     said = fairseq(*evaluation("generate", translation, "--required-batch-size-multiple=1", *fused))
@@ -112,7 +108,7 @@ def test_given_alignments_are_learned_and_asked_for_after_loading(tmp_path):
     joined = ["--joined-dictionary", "--align-suffix=align", f"--destdir={tmp_path}/bin"]
     fairseq("preprocess", "--source-lang=de", "--target-lang=en", *files, *joined)
     aligned = ["--load-alignments", "--criterion=label_smoothed_cross_entropy_with_alignment", "--alignment-lambda=1"]
-    words = [*PLUGIN, *MEGA, *TRAINING, *aligned, "--max-update=60", f"--save-dir={tmp_path}"]
+    words = [*TRANSLATION, *aligned, "--max-update=60", f"--save-dir={tmp_path}"]
     said = fairseq("train", tmp_path / "bin", *words)
     losses = [record["alignment_loss"] for record in records(said, "train_inner")]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])

@@ -6,15 +6,13 @@ import re
 import pytest
 
 from tests.helpers.commands import (
-    CPU,
+    GENERATION,
     LM,
     LM_CHUNK,
     LM_MULTIPLES,
     LM_SIZES,
     MEGA_SIZES,
-    PLUGIN,
     ROOT,
-    SEARCH,
     assert_same_translations,
     checkpoint,
     fairseq,
@@ -64,7 +62,7 @@ def test_a_translation_preset_trains_resumes_and_translates(hydra, tmp_path):
     model = checkpoint(path)["cfg"]["model"]
     names = ("_name", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "encoder_n_dim")
     assert [model[name] for name in names] == ["mega_transformer_base", 0.15, 0.1, 0.1, 0.1, 4]
-    search = ["generate", data, *PLUGIN, *CPU, *SEARCH, f"--path={path}"]
+    search = ["generate", data, *GENERATION, f"--path={path}"]
     assert_same_translations(fairseq(*search, "--batch-size=64"), fairseq(*search, "--batch-size=7"))
 
 

@@ -7,10 +7,8 @@ import pytest
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers import commands
 from tests.helpers.commands import (
+    LANGUAGE_MODELS,
     LM,
-    LM_HEADS,
-    LM_TRAINING,
-    MEGA_LM,
     PLUGIN,
     checkpoint,
     fairseq,
@@ -22,7 +20,7 @@ from tests.helpers.commands import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=LM_HEADS)
+@pytest.fixture(params=LANGUAGE_MODELS)
 def trained(request):
     return commands.trained(request.param)
 
@@ -33,7 +31,7 @@ def softmax():
 
 
 def train(text, head, *options, updates):
-    words = [*LM, *MEGA_LM, *LM_HEADS[head], *LM_TRAINING, "--no-epoch-checkpoints", *options]
+    words = [*LANGUAGE_MODELS[head], "--no-epoch-checkpoints", *options]
     return fairseq("train", text, *words, "--max-update", updates)
 
 

@@ -6,13 +6,12 @@ import pytest
 
 from mega_fairseq.modules import EXAMPLES
 from tests.helpers.commands import (
-    CPU,
+    GENERATION,
     LM,
     LM_CHUNK,
     LM_HEADS,
     LM_TRAINING,
     PLUGIN,
-    SEARCH,
     SMALL,
     TRAINING,
     as_words,
@@ -79,5 +78,5 @@ def test_translation_with_different_mixers_in_encoder_and_decoder(tmp_path):
     words = [preprocess_pairs(tmp_path), *PLUGIN, "--arch=mega_transformer", *as_words(options), *TRAINING]
     curve = losses(fairseq("train", *words, "--save-dir", tmp_path, "--max-update=40"))
     assert curve[-1] < 0.85 * curve[0]
-    words = [tmp_path / "bin", *PLUGIN, *CPU, "--path", tmp_path / "checkpoint_last.pt", *SEARCH]
+    words = [tmp_path / "bin", *GENERATION, "--path", tmp_path / "checkpoint_last.pt"]
     assert_same_translations(*(fairseq("generate", *words, f"--batch-size={size}") for size in (1, 7)))

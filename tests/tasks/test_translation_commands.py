@@ -14,13 +14,14 @@ from mega_fairseq.models import MegaTransformerModel
 from mega_fairseq.ops.linear import INT8_WORKS
 from tests.helpers.commands import (
     CPU,
-    MEGA,
+    GENERATION,
     PLUGIN,
     ROOT,
     SEARCH,
     STOCK,
     SYLLABLES,
     TRAINING,
+    TRANSLATION,
     assert_same_translations,
     failure,
     fairseq,
@@ -35,7 +36,6 @@ from tests.helpers.commands import (
 pytestmark = pytest.mark.slow
 
 UPDATES, HALF_WAY = 150, 90
-LEARNING = [*TRAINING, "--seed=2"]  # after so few updates only some seeds translate well
 # Avoids the fast path of fairseq 0.12.2's Transformer, which fails under torch 2.
 SLOW_PATH = ["--model-overrides={'checkpoint_activations': True}"]
 
@@ -55,10 +55,13 @@ def sources(corpus):
 
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
-    """A model trained in a new process until it translates, and its checkpoint from half way."""
+    """A model trained in a new process until it translates, and its checkpoint from half way.
+
+    After so few updates only some seeds translate well.
+    """
     folder = tmp_path_factory.mktemp("trained")
     said = fresh(
-        sys.executable, "-m", "fairseq_cli.train", corpus, *PLUGIN, *MEGA, *LEARNING, "--grouped-shuffling",
+        sys.executable, "-m", "fairseq_cli.train", corpus, *TRANSLATION, "--seed=2", "--grouped-shuffling",
         "--max-update", UPDATES, "--save-interval-updates", HALF_WAY, "--save-dir", folder,
     )  # fmt: skip
     (half_way,) = folder.glob(f"checkpoint_*_{HALF_WAY}.pt")
@@ -66,7 +69,7 @@ def trained(corpus, tmp_path_factory):
 
 
 def train(corpus, folder, *options, updates):
-    return fairseq("train", corpus, *PLUGIN, *MEGA, *LEARNING, "--save-dir", folder, "--max-update", updates, *options)
+    return fairseq("train", corpus, *TRANSLATION, "--seed=2", "--save-dir", folder, "--max-update", updates, *options)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ def generate(corpus, trained):
 
     @functools.lru_cache(maxsize=None)
     def call(*options, path=trained.last):
-        return fairseq("generate", corpus, *PLUGIN, *CPU, *SEARCH, "--path", path, *options)
+        return fairseq("generate", corpus, *GENERATION, "--path", path, *options)
 
     return call
 
@@ -126,11 +129,11 @@ def test_validation_of_a_checkpoint_repeats_the_loss_of_its_training(corpus, tra
 
 def test_sentences_longer_than_the_simple_bias_was_trained_for_are_refused(corpus, tmp_path):
     longest, skip = 8, "--skip-invalid-size-inputs-valid-test"
-    words = [corpus, *PLUGIN, *MEGA, *TRAINING, "--save-dir", tmp_path, "--max-update=1"]
+    words = [corpus, *TRANSLATION, "--save-dir", tmp_path, "--max-update=1"]
     said = failure("train", *words, f"--max-source-positions={longest}", "--encoder-chunk-size=-1")
     assert f"max_positions=({longest}, 1024), skip this example with {skip}" in said
     fairseq("train", *words, f"--max-target-positions={longest}", skip)
-    words = [corpus, *PLUGIN, *CPU, *SEARCH, "--path", tmp_path / "checkpoint_last.pt"]
+    words = [corpus, *GENERATION, "--path", tmp_path / "checkpoint_last.pt"]
     for option in ("--batch-size=7", "--score-reference"):
         assert f"max_positions=(1024, {longest}), skip this example with {skip}" in failure("generate", *words, option)
     lengths = [len(scores.split()) for _, scores in lines(fairseq("generate", *words, skip), "P")]
