@@ -30,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 @pytest.fixture(scope="session")
 def sweep_folder(tmp_path_factory):
-    """The data and models of tests/sweeps.py."""
+    """The data and models of tests/helpers/sweeps.py."""
     place = tmp_path_factory.mktemp("sweep")
     make_models(place)
     return place
@@ -73,7 +73,7 @@ def inspect(tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def classifiers(tmp_path_factory):
-    """Trains a classifier of tests/classifiers.py for one kind of inputs once."""
+    """Trains a classifier of tests/helpers/classifiers.py for one kind of inputs once."""
 
     @functools.lru_cache(maxsize=None)
     def trained(kind):

@@ -78,31 +78,18 @@ def test_targets_of_a_batch_get_the_released_log_probabilities(case):
     assert_log_probs(case, scores(language_model(case), case), "target_lprobs")
 
 
-@each_evaluation
-def test_whole_sequences_get_the_released_log_probabilities_at_every_chunk_size(case, chunk, chunks):
-    assert_log_probs(case, scores(language_model(case, decoder_chunk_size=chunk), case), f"whole_chunk{chunk}")
-
-
 # -------------------------------------------------------------------------------------- piece by piece
 
 
 @each_evaluation
-def test_piece_by_piece_gives_the_released_sequential_evaluation(case, chunk, chunks):
-    model, name = language_model(case, decoder_chunk_size=chunk, truncation_length=0), f"seq_chunk{chunk}_nums{chunks}"
-    assert_log_probs(case, scores(model, case, tokens_of_a_row=chunk * chunks), name)
-    alone = scores(model, case, slice(0, 1), tokens_of_a_row=chunk * chunks)
-    assert_log_probs(case, alone, f"{name}_row0_alone")
-
-
-@each_evaluation
-@pytest.mark.parametrize("tokens_of_a_row", [1, 5, 7])
-def test_pieces_of_any_length_give_the_released_log_probabilities_with_or_without_truncation(
-    case, chunk, chunks, tokens_of_a_row
-):
+@pytest.mark.parametrize("pieces", ["whole", "as released", 1, 7])
+def test_any_pieces_give_the_released_log_probabilities_with_or_without_truncation(case, chunk, chunks, pieces):
+    size, name = {"whole": 0, "as released": chunk * chunks}.get(pieces, pieces), f"seq_chunk{chunk}_nums{chunks}"
     model = language_model(case, decoder_chunk_size=chunk)
-    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"whole_chunk{chunk}")
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=size), f"whole_chunk{chunk}")
     model = language_model(case, decoder_chunk_size=chunk, truncation_length=0)
-    assert_log_probs(case, scores(model, case, tokens_of_a_row=tokens_of_a_row), f"seq_chunk{chunk}_nums{chunks}")
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=size), name)
+    assert_log_probs(case, scores(model, case, slice(0, 1), tokens_of_a_row=size), f"{name}_row0_alone")
 
 
 @each_evaluation
