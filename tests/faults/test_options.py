@@ -6,6 +6,7 @@ none.
 
 import math
 import re
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -31,59 +32,36 @@ from tests.helpers.small_models import language_model as model
 
 # ------------------------------------------------------------------------------------------------ ranges
 
-PROBABILITY = [math.nan, -0.1, 1.0], [0.0, 0.99]
-FACTOR = [math.nan, math.inf, 0.9], [1.0, 1.5]
-POSITIVE = [0, -1], [1, 1000]
-NATURAL = [-1], [0, 1000]
-SIDE = {
-    **dict.fromkeys(["embed_dim", "hidden_dim", "n_dim"], POSITIVE),
-    "z_dim": ([0, -1], [2, 64]),
-    "ffn_embed_dim": NATURAL,  # 0 omits the layer
-    "layers": ([0, -1], [1, 3]),
-    "chunk_size": ([0, -2], [-1, 1000]),  # -1 means no chunks
-    "truncation_length": ([-2], [-1, 0, 1000]),  # -1 follows the option of both sides
-    "layerdrop": PROBABILITY,
-}
-OPTIONS = {
-    **{f"decoder_{name}": values for name, values in SIDE.items()},
-    **dict.fromkeys(["dropout", "attention_dropout", "hidden_dropout", "activation_dropout"], PROBABILITY),
-    "truncation_length": NATURAL,
-    "adaptive_softmax_dropout": PROBABILITY,
-    "adaptive_softmax_factor": FACTOR,
-    "max_target_positions": POSITIVE,
-}
-RANGES = {
-    MegaLMConfig: {
-        **OPTIONS,
-        "decoder_input_dim": ([-1], [0, 8]),  # 0 means the decoder's width
-        "adaptive_input_factor": FACTOR,
-        "piece_tokens": POSITIVE,
-    },
-    MegaTransformerConfig: {f"encoder_{name}": values for name, values in SIDE.items()},
-    MegaClassifierConfig: {"classifier_layers": NATURAL, "classifier_dim": ([-1], [0, 8]), "max_positions": POSITIVE},
-    MegaLanguageModelingConfig: {
-        "tokens_per_sample": NATURAL,  # 0 means the model's chunk
-        "variant_block_multiple_min": ([0, -1, 2], [1]),  # at most the maximum
-        "variant_block_multiple_max": POSITIVE,
-        "sequence_parallel_size": POSITIVE,
-    },
-}
-# Options of other mixers than Mega: the mixer, its other options, and values.
-OF_MIXERS = {
-    "attention_heads": ("attention", {}, ([0, -1, 3], [1, 8])),
-    "rotary_dims": ("attention", {}, ([-1, 1, 66], [0, 64])),
-    "gmlp_expansion": ("gmlp", {"chunk_size": 16}, ([0, -1], [1, 3])),
-    "aft_reach": ("aft", {"aft_form": "local"}, ([0, -1], [1, 32])),
-    "sparse_stride": ("sparse", {}, ([0, -1, 7], [8, 1000])),
-    "sparse_summary": ("sparse", {}, ([0, -1, 129], [1, 128])),
-    "sparse_subblocks": ("sparse", {}, ([0, -1, 9], [1, 8])),  # of 8 heads
-    "chunk_size": ("gmlp", {}, ([0, -1], [1, 512])),
-}
 SMALL = {"encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 50}
 MODELS = {
     MegaLMConfig: (MegaLanguageModel, task),
     MegaTransformerConfig: (MegaTransformerModel, task),
     MegaClassifierConfig: (MegaClassifier, classification),
+}
+# Options whose range is stated beside their default.
+STATED = [
+    (config, f.name)
+    for config in (*MODELS, MegaLanguageModelingConfig)
+    for f in fields(config)
+    if f.metadata.get("least") is not None
+]
+# Options whose range a module checks: other options, refused values, accepted values.
+ATTENTION, SPARSE = {"token_mixer": "attention"}, {"token_mixer": "sparse"}
+GMLP, AFT = {"token_mixer": "gmlp", "decoder_chunk_size": 16}, {"token_mixer": "aft", "decoder_aft_form": "local"}
+PROBABILITY = {}, [math.nan, -0.1, 1.0], [0.0, 0.99]
+RANGES = {
+    "decoder_n_dim": ({}, [0, -1], [1, 1000]),
+    "decoder_ffn_embed_dim": ({}, [-1], [0, 1000]),  # 0 omits the layer
+    "decoder_chunk_size": ({}, [0, -2], [-1, 1000]),  # -1 means no chunks
+    "decoder_truncation_length": ({}, [-2], [-1, 0, 1000]),  # -1 follows the option of both sides
+    **{f"{kind}dropout": PROBABILITY for kind in ("", "attention_", "hidden_", "activation_")},
+    "decoder_attention_heads": (ATTENTION, [0, -1, 3], [1, 8]),
+    "decoder_rotary_dims": (ATTENTION, [-1, 1, 66], [0, 64]),
+    "decoder_gmlp_expansion": (GMLP, [0, -1], [1, 3]),
+    "decoder_aft_reach": (AFT, [0, -1], [1, 32]),
+    "decoder_sparse_stride": (SPARSE, [0, -1, 7], [8, 1000]),
+    "decoder_sparse_summary": (SPARSE, [0, -1, 129], [1, 128]),
+    "decoder_sparse_subblocks": (SPARSE, [0, -1, 9], [1, 8]),  # of 8 heads
 }
 
 
@@ -97,25 +75,26 @@ def build(config, **options):
         return kind.build_model(config(**{**small, **options}), for_task(40))
 
 
-@pytest.mark.parametrize("name", OF_MIXERS)
-def test_a_number_of_a_mixer_is_refused_outside_its_range(name):
-    mixer, others, (refused, taken) = OF_MIXERS[name]
-    own = {"token_mixer": mixer, **{f"decoder_{other}": value for other, value in others.items()}}
-    for value in taken:
-        build(MegaLMConfig, **own, **{f"decoder_{name}": value})
-    for value in refused:
-        with pytest.raises(ValueError, match=f"--decoder-{name.replace('_', '-')} .*{re.escape(str(value))}\\b"):
-            build(MegaLMConfig, **own, **{f"decoder_{name}": value})
+def assert_refused_by_name(config, name, value, **others):
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} .*{re.escape(str(value))}\\b"):
+        build(config, **{**others, name: value})
 
 
-@pytest.mark.parametrize(("config", "option"), [(config, option) for config in RANGES for option in RANGES[config]])
-def test_a_number_is_refused_by_name_outside_its_range(config, option):
-    refused, taken = RANGES[config][option]
-    for value in taken:
-        build(config, **{option: value})
+@pytest.mark.parametrize(("config", "name"), STATED)
+def test_a_number_is_refused_outside_the_range_stated_beside_its_default(config, name):
+    (option,) = (f for f in fields(config) if f.name == name)
+    assert_refused_by_name(config, name, option.metadata["least"] - 1)
+    for value in (math.nan, option.metadata["below"]) if option.type is float else ():
+        assert_refused_by_name(config, name, value)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_is_refused_outside_the_range_of_its_module(name):
+    others, refused, accepted = RANGES[name]
+    for value in accepted:
+        build(MegaLMConfig, **{**others, name: value})
     for value in refused:
-        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} .*{re.escape(str(value))}\\b"):
-            build(config, **{option: value})
+        assert_refused_by_name(MegaLMConfig, name, value, **others)
 
 
 # ------------------------------------------------------------------------------------------------ conflicts

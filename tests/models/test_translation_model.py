@@ -58,14 +58,6 @@ def test_probabilities_of_an_adaptive_softmax_sum_to_one():
     torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(lprobs.shape[:2]), **CLOSE)
 
 
-def test_an_adaptive_softmax_that_is_not_tied_gives_a_warning(caplog):
-    made = model(share_all_embeddings=True, adaptive_softmax_cutoff="9")
-    assert made.encoder.embed_tokens is made.decoder.embed_tokens
-    assert caplog.messages == [
-        "--share-all-embeddings ties only source and target: the adaptive softmax has its own tables"
-    ]
-
-
 @pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
 @pytest.mark.parametrize("pad_left", [True, False])
 def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_left):
