@@ -51,7 +51,8 @@ def test_a_missing_split_is_refused(language_model, tmp_path):
 
 def test_a_damaged_split_is_refused(language_model, tmp_path):
     data = shutil.copytree(language_model.data, tmp_path / "harmed")
-    (data / "test.idx").write_bytes(b"")
+    file = data / "test.bin"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     line = failure(*words_of("eval-lm", data, language_model, tmp_path))
     assert line.startswith("ValueError: ")
     assert f"{data}/test." in line

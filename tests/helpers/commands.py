@@ -150,6 +150,7 @@ def run_forked(words: List[str], folder: str, streams: List[str], fault: Optiona
     """Runs a Python program, as `python WORDS` does, in this process, which was forked for it."""
     for number, (stream, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND] * 2))):
         os.dup2(os.open(stream, flags), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
     os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
     is_module = words[0] == "-m"
