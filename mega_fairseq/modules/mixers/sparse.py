@@ -238,10 +238,8 @@ class FixedAttention(SparseAttention):
         if sets == "first":
             return [block]
         first = c.stride - c.summary * (subblock + 1)  # of the summary in its block
-        start = first - (c.stride - self.kept)
-        summaries = ends.unflatten(1, (ends.size(1) // self.kept, self.kept))[:, :, start : start + c.summary].flatten(
-            1, 2
-        )
+        start, count = first - (c.stride - self.kept), ends.size(1) // self.kept
+        summaries = ends.unflatten(1, (count, self.kept))[:, :, start : start + c.summary].flatten(1, 2)
         return [summaries, block if sets == "merged" else block[:, first : first + c.summary]]
 
     def after(self, state: Summarized, place: int) -> Summarized:

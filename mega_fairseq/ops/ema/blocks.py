@@ -11,8 +11,7 @@ from mega_fairseq.ops.ema.naive import EMACoefficients, powers
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 
-# A larger block has more Toeplitz work, fewer scan steps and states. Measured on the CPU by
-# `python benchmarks/layer.py --tables ema_blocks`.
+# A larger block has more Toeplitz work, fewer scan steps and states. docs/performance.md has times on the CPU.
 BLOCK = 64
 
 
