@@ -155,7 +155,8 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], keep: List[Tensor], code: List[int], scale: float
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """The result, and for each query its highest score and the sum of 2^(score - highest)."""
-    out, top, total = _fake(q, k, v.to(at_least_float32(v.dtype)))
+    _, top, total = _fake(q, k, v)
+    out = top.new_empty(*q.shape[:2], v.size(2))
     for number, part in enumerate(_decode(code)):
         queries, *results = (part.queries_of(t) for t in (q, out, total, top))
         keys, values, pads = (None if t is None else part.keys_of(t) for t in (k, v, padding))
