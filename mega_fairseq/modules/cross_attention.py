@@ -104,18 +104,17 @@ class GatedCrossAttention(Layer):
         need_weights: bool = False,
     ) -> Tuple:
         """`need_weights` also returns the attention weights f(Q K^T / tau + b_rel), without dropout: (B, n, m)."""
-        c, sources = self.config, x.size(0)
+        c = self.config
         check_padding_mask(padding_mask, x)
         if (source is None) == (state is None) or (source is None and source_padding_mask is not None):
             raise ValueError("give source, with its mask, in the first call and state in later ones")
         if state is None:
             state = self.project_source(source, source_padding_mask)
-        else:
-            sources = state.keys.size(0)
-        if state.keys.size(0) != sources or sources == 0 or x.size(0) % sources:
+        sources = state.keys.size(0)
+        if sources == 0 or x.size(0) % sources or (source is not None and x.size(0) != sources):
             raise ValueError(
-                f"x has {x.size(0)} sequences and there are {state.keys.size(0)} sources; give each target its source, "
-                "or let equally many targets share one with state=project_source(source)"
+                f"x has {x.size(0)} sequences and there are {sources} sources; give each target its source, or let "
+                "equally many targets share one with state=project_source(source)"
             )
         padding = as_mask(padding_mask)
         if padding is not None:

@@ -40,8 +40,7 @@ def multiply_in_half(monkeypatch):
         monkeypatch.setattr(module, "product_dtype", lambda device_type, dtype: dtype)
 
 
-CASES = [(False, False), (True, False), (True, True)]
-NAMES = ["all", "causal", "causal, bias"]
+CASES, NAMES = [(False, False), (True, True)], ["all", "causal, bias"]
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ def attention_weights(
     rows, columns = (torch.arange(size, device=q.device) for size in (queries, keys))
     index = columns - rows.unsqueeze(1) + queries - 1  # (n, m)
     bias, multiplier = (None if t is None else t[..., index] for t in (bias, multiplier))
-    return weigh(scores, function, visible_keys(q, k, causal, key_padding), bias, multiplier, outer, scale)
+    visible = visible_keys(q, k, causal, key_padding)
+    return weigh(scores, function, None if visible is None else ~visible, bias, multiplier, outer, scale)
 
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, key_padding: Optional[Tensor]) -> Optional[Tensor]:

@@ -26,9 +26,9 @@ def weights_at_one_position(
     `weighted_sum`.
     """
     scale = q.size(-1) ** -0.5 if scale is None else scale
-    visible = None if key_padding is None else ~key_padding.unsqueeze(1)
+    hidden = None if key_padding is None else key_padding.unsqueeze(1)
     bias, multiplier = (None if t is None else t.unsqueeze(-2) for t in (bias, multiplier))
-    return weigh(_scores(q, k, scale), function, visible, bias, multiplier, outer, scale)
+    return weigh(_scores(q, k, scale), function, hidden, bias, multiplier, outer, scale)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

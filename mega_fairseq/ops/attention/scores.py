@@ -1,7 +1,7 @@
 """Weights f(scores) and products that all forms of attention share."""
 
 import math
-from typing import Optional, Tuple, Union
+from typing import Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -42,16 +42,17 @@ Factor = Union[float, Tensor, None]
 
 
 def row_factors(function: str, outer: bool, scale: float, seen: Union[int, Tensor]) -> Tuple[Factor, Factor]:
-    """The factors of q k^T `scale` before the bias and of their sum, for rows that see `seen` keys; None for 1."""
-    if function == "softmax":
-        return None, None
+    """The factors of q k^T `scale` and of its sum with the bias, for rows that see `seen` keys; None for 1.
+
+    Not for softmax, which has none.
+    """
     return (None, seen**-0.5) if outer and function == "relu2" else (1.0 / (scale * seen), None)
 
 
 def weigh(
     scores: Tensor,
     function: str,
-    visible: Optional[Tensor],
+    hidden: Optional[Tensor],
     bias: Optional[Tensor],
     multiplier: Optional[Tensor],
     outer: bool,
@@ -59,26 +60,31 @@ def weigh(
 ) -> Tensor:
     """The weights of scores q k^T `scale` (G, n, m), in their dtype.
 
-    `visible` is bool, and bias and multiplier are matrices, one for all groups or one per head (H, n, m); any of them
-    may have one row for all queries.
+    `hidden` is bool, True for keys that a row does not see. bias and multiplier are matrices, one for all groups or one
+    per head (H, n, m). Each may have one row for all queries.
     """
 
-    def by_head(x: Tensor, matrices: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, *matrices.shape[:-2]))
+    def by_head(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, matrices: Tensor) -> Tensor:
+        if matrices.dim() < 3:
+            return operation(x, matrices)
+        return operation(x.unflatten(0, (-1, matrices.size(0))), matrices).flatten(0, 1)
 
-    seen = scores.size(-1) if visible is None else visible.sum(-1, keepdim=True, dtype=scores.dtype).clamp_min(1)
-    before, after = row_factors(function, outer, scale, seen)
+    before, after = None, None
+    if function != "softmax":
+        keys = scores.size(-1)
+        seen = keys if hidden is None else (keys - hidden.sum(-1, keepdim=True, dtype=scores.dtype)).clamp_min_(1)
+        before, after = row_factors(function, outer, scale, seen)
     if before is not None:
         scores = scores * before
     if bias is not None:
-        scores = (by_head(scores, bias) + bias).flatten(0, -3)
+        scores = by_head(torch.add, scores, bias)
     if after is not None:
         scores = scores * after
-    if visible is None:
+    if hidden is None:
         weights = weights_of(scores, function)
     else:  # a row without any key gives zeros
-        weights = weights_of(scores.masked_fill(~visible, MASKED), function).masked_fill(~visible, 0.0)
-    return weights if multiplier is None else (by_head(weights, multiplier) * multiplier).flatten(0, -3)
+        weights = weights_of(scores.masked_fill(hidden, MASKED), function).masked_fill(hidden, 0.0)
+    return weights if multiplier is None else by_head(torch.mul, weights, multiplier)
 
 
 # ------------------------------------------------------------------------------------------- products in half precision
