@@ -16,7 +16,7 @@ from tests.helpers import golden_cases as golden
 from tests.helpers.commands import CPU, PLUGIN, Running, fairseq
 from tests.helpers.released import NEEDS_TORCH, READS_SAFELY
 
-pytestmark = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)]
 FORK = golden.FOLDER / "fork_lm"
 DATA, CHECKPOINT = FORK / "data-bin", FORK / "checkpoint_last.pt"
 TOKENS = 371  # of the test split

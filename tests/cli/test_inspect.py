@@ -14,8 +14,8 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.modules import EXAMPLES, DampedEMA
 from tests.helpers import released
 from tests.helpers.commands import MEGA_SIZES, refused_by
-from tests.helpers.mixer_checkpoints import language_checkpoint
 from tests.helpers.small_models import mixer_of
+from tests.helpers.sweeps import language_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,7 @@ from mega_fairseq.cli.sweep import Point, figure
 from mega_fairseq.data import StreamDataset
 from tests.helpers.commands import Running, fairseq, refused_by
 from tests.helpers.faults import killed_after_a_point, killed_while_writing
-from tests.helpers.mixer_checkpoints import language_checkpoint
-from tests.helpers.sweeps import CHUNK, TASK, points
+from tests.helpers.sweeps import CHUNK, TASK, language_checkpoint, points
 
 pytestmark = pytest.mark.slow
 

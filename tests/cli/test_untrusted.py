@@ -22,6 +22,8 @@ from tests.helpers.commands import Running, refused_by
 from tests.helpers.released import save
 from tests.helpers.sweeps import TASK
 
+pytestmark = pytest.mark.slow
+
 LEGACY = {"_use_new_zipfile_serialization": False}
 
 
@@ -265,7 +267,6 @@ def train_first(*words):
     sys.argv = argv
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not released.READS_SAFELY, reason="older torch allows no other names")
 def test_options_without_a_dataclass_are_read(sweep_folder, sweep, tmp_path):
     path, task = tmp_path / "checkpoint_last.pt", "--task=mega_language_modeling"

@@ -1,25 +1,29 @@
-"""Data and models for tests of sweeps: a text of doubled letters, and models with two position biases."""
+"""Language models for tests of `sweep` and `inspect`, on a text of doubled letters."""
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import torch
 
+from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests.helpers.commands import PLUGIN, as_words, fairseq
+from tests.helpers.golden_models import task
+from tests.helpers.small_models import mixer_of, mixer_options
 
 CHUNK = 8
 SIZES = {"layers": 2, "embed_dim": 16, "ffn_embed_dim": 24, "hidden_dim": 24, "z_dim": 8, "n_dim": 2}
 TASK = [*PLUGIN, "--task=mega_language_modeling"]
-UPDATES = [
+TRAINING = [
     *["--optimizer=adam", "--lr=0.02", "--clip-norm=1", "--max-tokens=200", "--max-update=6", "--cpu"],
-    *["--no-epoch-checkpoints", "--disable-validation"],
+    *["--criterion=mega_lm_cross_entropy", "--no-epoch-checkpoints", "--disable-validation"],
 ]
 
 
 def make_models(place: Path) -> None:
-    """Writes the binarised `data`, and `rotary.pt` and `simple.pt`, trained for a few updates."""
+    """Writes the binarised `data`, `rotary.pt`, trained for a few updates, and `simple.pt`, with random weights."""
     chance = random.Random(1)
     for split, lines in (("train", 60), ("test", 23), ("other", 7)):
         words = [[chance.choice("abcdefghij") for _ in range(chance.randint(0, 30))] for _ in range(lines)]
@@ -27,14 +31,34 @@ def make_models(place: Path) -> None:
         (place / split).write_text(text + "\n" + text[:40] + "\n")
     files = [f"--{split}pref={place / split}" for split in ("train", "test")]
     fairseq("preprocess", "--only-source", *files, f"--validpref={place / 'other'}", f"--destdir={place / 'data'}")
-    model = ["--arch=mega_lm_small", *as_words({f"decoder_{name}": size for name, size in SIZES.items()})]
-    for bias in ("rotary", "simple"):
-        options = [*model, f"--decoder-chunk-size={CHUNK}", f"--rel-pos-bias={bias}", f"--save-dir={place / bias}"]
-        fairseq("train", place / "data", *TASK, "--criterion=mega_lm_cross_entropy", *options, *UPDATES)
-        content = torch.load(place / bias / "checkpoint_last.pt", weights_only=False)
-        for tensor in content["model"].values():
-            tensor.mul_(3.0 if tensor.dim() > 1 else 1.0)  # makes the context matter, as more updates would
-        torch.save(content, place / f"{bias}.pt")
+    sizes = as_words({f"decoder_{name}": size for name, size in SIZES.items()})
+    model = ["--arch=mega_lm_small", *sizes, f"--decoder-chunk-size={CHUNK}", "--rel-pos-bias=rotary"]
+    fairseq("train", place / "data", *TASK, *model, *TRAINING, f"--save-dir={place}")
+    content = torch.load(place / "checkpoint_last.pt", weights_only=False)
+    for tensor in content["model"].values():
+        tensor.mul_(3.0 if tensor.dim() > 1 else 1.0)  # makes the context matter, as more updates would
+    torch.save(content, place / "rotary.pt")
+    language_checkpoint(place / "rotary.pt", place / "simple.pt", "mega", rel_pos_bias="simple")
+
+
+def language_checkpoint(trained: Path, target: Path, name: str, **options: Any) -> Path:
+    """Writes a checkpoint with the mixer EXAMPLES[name] and random weights, and all else of a trained model."""
+    mixer = {**mixer_options(name, "decoder"), "token_mixer": mixer_of(name)}
+    if mixer["decoder_chunk_size"] > 0:
+        mixer["decoder_chunk_size"] = CHUNK
+    sizes = {f"decoder_{size}": SIZES[size] for size in ("layers", "embed_dim", "ffn_embed_dim")}
+    both = {"normalize_before": True, "share_decoder_input_output_embed": True}
+    cfg, content = MegaLMConfig(**{**sizes, **mixer, **both, **options}), torch.load(trained, weights_only=False)
+    torch.manual_seed(1)
+    model = MegaLanguageModel.build_model(cfg, task(content["model"]["decoder.embed_tokens.weight"].size(0)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    content["model"] = model.state_dict()
+    content["cfg"]["model"].update({**asdict(cfg), "_name": "mega_lm"})
+    content["last_optimizer_state"] = None
+    torch.save(content, target)
+    return target
 
 
 def points(path: Path) -> Dict[Tuple[int, str], Dict[str, Any]]:

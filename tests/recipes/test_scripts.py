@@ -14,6 +14,8 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 
 from tests.helpers.recipes import EXAMPLES, Recipe
 
+pytestmark = pytest.mark.slow
+
 AVERAGE, MOSES, SEGMENT = (EXAMPLES / f"wmt16_en_de/{name}.py" for name in ("average_checkpoints", "moses", "segment"))
 
 
