@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import fields
 from functools import partial
@@ -19,12 +18,11 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 import mega_fairseq
 from mega_fairseq.cli import main as command
 from mega_fairseq.models import presets as data
-from tests.helpers.commands import ROOT, Running, refused_by
+from tests.helpers.commands import ROOT, Running, fresh, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
-from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, run, save
+from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, save
 
 REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
-NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
 
 
 # ---------------------------------------------------------------------------------------- the command line
@@ -33,17 +31,15 @@ NEEDS_POSIX = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs P
 def test_console_script_and_module_run_the_same_command():
     scripts = {entry.name: entry.value for entry in importlib.metadata.distribution("mega-fairseq").entry_points}
     assert scripts == {"mega-fairseq": "mega_fairseq.cli.main:main"}
-    said = subprocess.run([sys.executable, "-m", "mega_fairseq.cli", "--version"], cwd=ROOT, capture_output=True)
-    assert said.stdout.decode().strip() == mega_fairseq.__version__
+    assert fresh(sys.executable, "-m", "mega_fairseq.cli", "--version", cwd=ROOT).strip() == mega_fairseq.__version__
 
 
 def test_user_dir_prints_the_package_folder_without_importing_torch():
-    check = (
-        "import atexit, sys; atexit.register(lambda: print({'torch', 'fairseq'} & set(sys.modules), file=sys.stderr))"
+    program = (
+        "import sys; from mega_fairseq.cli.main import main; main(); print({'torch', 'fairseq'} & set(sys.modules))"
     )
-    result = run("user-dir", program=check)
-    assert Path(result.stdout.strip()) == Path(mega_fairseq.__file__).parent
-    assert result.stderr.strip() == "set()"
+    said = fresh(sys.executable, "-c", program, "user-dir", cwd=ROOT)
+    assert said.splitlines() == [str(Path(mega_fairseq.__file__).parent), "set()"]
 
 
 def test_output_that_a_full_disk_cuts_is_an_error(tmp_path):
@@ -110,35 +106,21 @@ def test_convert_overwrites_a_file_only_with_force(released_file, tmp_path, caps
     assert "cfg" in torch.load(target, weights_only=True)
 
 
-def test_convert_never_overwrites_its_input(released_file, capsys):
+def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
     before = released_file.read_bytes()
-    refuse(capsys, released_file, released_file, "--force", words=[released_file])
+    for target in (released_file, tmp_path, tmp_path / "missing/ours.pt"):
+        refuse(capsys, released_file, target, "--force", words=[target if target.exists() else target.parent])
+    refuse(capsys, tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt"])
     assert released_file.read_bytes() == before
 
 
-def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
-    refuse(capsys, released_file, tmp_path / "missing/ours.pt", words=[tmp_path / "missing"])
-    refuse(capsys, released_file, tmp_path, "--force", words=[tmp_path])
-    refuse(capsys, tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt"])
-
-
-@NEEDS_POSIX
 @pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
-def test_a_full_disk_leaves_the_target_unchanged(released_file, tmp_path):
+@pytest.mark.parametrize(("fault", "end"), [(partial(no_space, 10_000), 1), (killed_while_writing, -signal.SIGKILL)])
+def test_a_full_disk_or_a_kill_leaves_the_target_unchanged(fault, end, released_file, tmp_path):
     target = tmp_path / "ours.pt"
     target.write_text("precious")
-    process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=partial(no_space, 10_000))
-    code, output = process.wait()
-    refused_by("convert", (code, "", output), target, "File too large")
-    assert target.read_text() == "precious"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@NEEDS_POSIX
-@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
-def test_a_process_killed_while_writing_leaves_the_target_unchanged(released_file, tmp_path):
-    target = tmp_path / "ours.pt"
-    target.write_text("precious")
-    process = Running("mega-fairseq", "convert", released_file, target, "--force", fault=killed_while_writing)
-    assert process.wait()[0] == -signal.SIGKILL
-    assert target.read_text() == "precious"
+    code, said = Running("mega-fairseq", "convert", released_file, target, "--force", fault=fault).wait()
+    assert (code, target.read_text()) == (end, "precious")
+    if end == 1:
+        refused_by("convert", (code, "", said), target, "File too large")
+        assert len(list(tmp_path.iterdir())) == 2

@@ -101,12 +101,6 @@ def test_each_picture_is_in_one_split_with_its_label(prepare, tmp_path):
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
 
 
-def test_a_label_with_dollars_is_drawn_as_it_is(pictures, prepare, tmp_path):
-    (pictures / "dark").rename(pictures / "$_$")
-    assert prepare()[0] == 0
-    assert (tmp_path / "out/examples.png").exists()
-
-
 def test_pictures_are_upright_on_white_and_grey(pictures, prepare, tmp_path):
     from PIL import Image
 

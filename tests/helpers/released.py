@@ -1,7 +1,5 @@
 """Checkpoints in the format of the released code, made from golden cases, and `mega-fairseq convert` for tests."""
 
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence, Tuple
@@ -120,14 +118,6 @@ def tied_bands(case: golden.Case, tie_proj: bool) -> Tuple[Dict[str, Any], Adapt
     kept = {name: tensor for name, tensor in content["model"].items() if "adaptive_softmax" not in name}
     stock = {f"decoder.adaptive_softmax.{name}": tensor for name, tensor in softmax.state_dict().items()}
     return {**content, "model": {**kept, **stock}}, softmax.eval()
-
-
-def run(*arguments: Any, program: str = "") -> subprocess.CompletedProcess:
-    """Runs `mega-fairseq` in a new process, after the Python code `program`."""
-    if "convert" in arguments and not READS_SAFELY:
-        pytest.skip(NEEDS_TORCH)
-    start = f"{program}\nimport sys\nfrom mega_fairseq.cli.main import main\nsys.exit(main())"
-    return subprocess.run([sys.executable, "-c", start, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
 
 
 def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
