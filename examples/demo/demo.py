@@ -7,6 +7,7 @@ saves a checkpoint, and the same command resumes from there.
 """
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -23,7 +24,6 @@ from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
-from mega_fairseq.cli import output
 from mega_fairseq.cli.doctor import Limit, cpu_bf16
 
 
@@ -43,11 +43,14 @@ def main() -> None:
         signal.signal(end, signal.default_int_handler)  # like Ctrl-C
     demo, started = Demo(args.out.resolve(), args.updates, args.longest), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
+    lock = os.open(demo.out, os.O_RDONLY)
+    os.set_inheritable(lock, True)  # until all processes that it starts have ended
     try:
-        lock = output.lock(str(demo.out), wait=False)
-        os.set_inheritable(lock, True)  # until all processes that it starts have ended
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit(f"another demo, or a process left by a killed one, is running in {demo.out}: wait for it or end it")
+    except OSError:  # some network file systems have no locks
+        pass
     try:
         run_together("preparing the corpora", demo.preparing())
         run_together("training to translate", demo.training(TRANSLATION))

@@ -102,11 +102,11 @@ def test_pieces_are_scored_by_the_text_that_they_hold(addresses, corpus):
     """With one blank for each run of white space."""
     addresses.run("prepare.sh", UNITS="bpe")
     addresses.variables.update(UNITS="bpe", PYTHON=answering(addresses.place, "eval_lm"))
-    say(addresses, 2)
+    say(addresses, 500)
     write(addresses.checkpoints / "checkpoint_best.pt", [])
     addresses.run("evaluate.sh")
     values, _, bits = scores(addresses, "test-chunk512-streams1.txt")
-    size = sum(len(" ".join(line.split()).encode()) + 1 for line in text(corpus / "test.txt"))
+    size = sum(len(" ".join(line.split()).encode()) + 1 for line in (corpus / "test.txt").read_text().splitlines())
     assert values == scores_of(bits, size, corpus)
 
 
