@@ -49,17 +49,27 @@ def test_scripts_in_the_wrong_order_are_refused(name, last, data, tmp_path):
 
 
 @pytest.fixture
-def chosen(tmp_path):
+def shell(tmp_path):
+    """Runs a program with the functions of common.sh."""
+
+    def run(program, **variables):
+        settings = {"PYTHON": sys.executable, "DATA": tmp_path / "data", "HERE": EXAMPLES, **variables}
+        environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
+        return call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
+
+    return run
+
+
+@pytest.fixture
+def chosen(shell, tmp_path):
     """The precision that recipes choose, with a CPU for which doctor finds bf16 fast or not."""
 
-    def choose(fast, gpus=0, precision="auto", **variables):
+    def choose(fast, gpus=0, **variables):
         python = tmp_path / "python"
         python.write_text(f"#!/bin/sh\ncase $2 in *cpu_bf16*) exit {int(not fast)} ;; esac\n")
         python.chmod(0o755)
-        program = f'HERE={tmp_path}; source {EXAMPLES}/common.sh; choose_precision {gpus}; echo "$PRECISION"'
-        settings = {"PYTHON": python, "CHECKPOINTS": tmp_path / "checkpoints", "PRECISION": precision, **variables}
-        environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
-        code, said = call("bash", "-euc", program, env=environment)
+        settings = {"PYTHON": python, "CHECKPOINTS": tmp_path / "checkpoints", "PRECISION": "auto", **variables}
+        code, said = shell(f'choose_precision {gpus}; echo "$PRECISION"', **settings)
         assert code == 0, said
         return said.strip()
 
@@ -72,20 +82,15 @@ def chosen(tmp_path):
         ("bf16", {"fast": True}),
         ("fp32", {"fast": False}),
         ("fp32", {"fast": True, "gpus": 1}),
-        ("fp32", {"fast": True, "precision": "fp32"}),
+        ("fp32", {"fast": True, "PRECISION": "fp32"}),
         ("fp32", {"fast": True, "ARCH": "transformer_iwslt_de_en"}),
     ],
 )
-def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, chosen):
+def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, chosen, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/precision").touch()  # as a full disk leaves it
     assert chosen(**settings) == expected
     assert chosen(not settings["fast"]) == expected, "a training that has begun changed its precision"
-
-
-def test_a_record_that_a_full_disk_left_empty_is_made_again(chosen, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/precision").touch()
-    assert chosen(True) == "bf16"
-    assert (tmp_path / "checkpoints/precision").read_text() == "bf16\n"
 
 
 def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
@@ -107,13 +112,6 @@ def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     assert first.returncode == 0
     assert "have" in call(*words, cwd=tmp_path, env=environment)[1]
     assert [(path.name, path.read_text()) for path in (tmp_path / "it's data").iterdir()] == [("text", "whole\n")]
-
-
-@pytest.fixture
-def shell(tmp_path):
-    """Runs a program with the functions of common.sh."""
-    environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "data"), "HERE": str(EXAMPLES)}
-    return lambda program: call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
 
 
 def test_a_variable_that_is_no_whole_number_is_refused(shell):
