@@ -22,7 +22,12 @@ def prepare(kind, folder):
 def test_a_yaml_file_trains_its_preset(path, tmp_path):
     data, overrides, sizes = prepare(path.stem, tmp_path)
     added = [f"++model.{name}={size}" for name, size in sizes.items()]
-    words = [f"common.user_dir={ROOT / 'mega_fairseq'}", "common.cpu=true", "optimization.max_update=3"]
+    words = [
+        f"common.user_dir={ROOT / 'mega_fairseq'}",
+        "common.cpu=true",
+        "optimization.max_update=3",
+        "dataset.max_valid_steps=2",
+    ]
     where = [f"task.data={data}", f"checkpoint.save_dir={tmp_path}"]
     fairseq(
         "hydra-train", "--config-dir", path.parent, "--config-name", path.stem, *words, *where, *overrides, *added,
