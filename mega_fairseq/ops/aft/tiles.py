@@ -283,7 +283,8 @@ def _differentiate(terms: List[Term], y: Sequence[Tensor], log_denominators: Ten
     """Adds the gradients of terms to those of their matrices and of the leaves, which are x of all tiles."""
     ref, factors = _references(terms, log_denominators)
     rows = torch.exp((ref - log_denominators).clamp_max_(_spread(ref)))
-    scaled = [t * rows for t in y]
+    limit = torch.finfo(ref.dtype).max ** 0.75  # sums of gradients stay finite where all weights of a row vanish
+    scaled = [(t * rows).clamp_(-limit, limit) for t in y]
     for term, factor in zip(terms, factors):
         outputs = []
         for x, grad, leaf in zip(term.x, scaled, leaves):
