@@ -64,131 +64,79 @@ def chunk_memory(
     q (B, n, s), k (B, m, s) and v (B, m, e) start at the first place of a chunk, behind `memory`. `lengths` (B,) marks
     right padding of k and v; a chunk is finished when all its tokens are real.
     """
+    total, new, dtype = k.size(1), q.size(1), at_least_float32(q.dtype)
+    whole, front, back = total // chunk_size, total - new, -total % chunk_size
+    finished = torch.full_like(memory.tokens, whole) if lengths is None else lengths // chunk_size  # chunks: (B,)
     with without_autocast(q):
-        start = memory.sum.to(at_least_float32(q.dtype))
-        out, total = _chunk_memory(q, k, v, start, memory.tokens, lengths, chunk_size)
-    whole = torch.full_like(memory.tokens, k.size(1)) if lengths is None else lengths
-    return out, Memory(total, memory.tokens + (whole - whole % chunk_size))
+        q = (F.pad(q, (0, 0, front, back)) if front or back else q).unflatten(1, (-1, chunk_size))  # (B, K, c, s)
+        k, v = (t[:, : whole * chunk_size].unflatten(1, (whole, chunk_size)) for t in (k, v))
+        if lengths is not None:
+            k = k.masked_fill(padding_from_lengths(finished, whole)[:, :, None, None], 0.0)
+        seen = memory.tokens.unsqueeze(1) + chunk_size * torch.arange(q.size(1), device=q.device)  # tokens: (B, K)
+        factor = torch.where(seen > 0, seen.clamp_min(1).to(dtype).reciprocal(), 0.0)[:, :, None, None]
+        out, after = _chunk_memory(q, k, v, memory.sum.to(dtype), factor)
+    return out.flatten(1, 2)[:, front : front + new], Memory(after, memory.tokens + finished * chunk_size)
 
 
-# ------------------------------------------------------------------------------------------- layout
+def _memories(
+    count: int, k: Tensor, v: Tensor, memory: Tensor, reverse: bool = False
+) -> Iterator[Tuple[Tuple[slice, slice], Tensor]]:
+    """The memory before each of `count` chunks, or after each in reverse, by rows and chunks that fit into the cache.
 
-
-def _split(q: Tensor, k: Tensor, v: Tensor, size: int, lengths: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
-    """Queries (B, G, c, s) of all chunks, keys and values (B, F, c, .) of the F whole ones, zero where unfinished."""
-    total = k.size(1)
-    before, whole = total - q.size(1), total // size
-    q = _padded(q, before, -total % size).unflatten(1, (-1, size))
-    k, v = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (k, v))
-    if lengths is not None:
-        k = k.masked_fill(_unfinished(lengths, whole, size), 0.0)
-    return q, k, v
-
-
-def _padded(x: Tensor, before: int, after: int) -> Tensor:
-    """Zeros around the places of x (B, n, .); `F.pad` would copy it even without any."""
-    return F.pad(x, (0, 0, before, after)) if before or after else x
-
-
-def _unfinished(lengths: Tensor, chunks: int, size: int) -> Tensor:
-    return padding_from_lengths(lengths // size, chunks)[:, :, None, None]
-
-
-def _one_over(tokens: Tensor, chunks: int, size: int, dtype: torch.dtype) -> Tensor:
-    """1 / the number of tokens before each chunk, 0 for the first: (B, G, 1, 1)."""
-    seen = tokens.unsqueeze(1) + size * torch.arange(chunks, device=tokens.device)
-    return torch.where(seen > 0, seen.clamp_min(1).to(dtype).reciprocal(), 0.0)[:, :, None, None]
-
-
-def _tiles(q: Tensor) -> List[Tuple[slice, slice]]:
-    """Rows and chunks that are computed together: everything, or what fits into the cache on the CPU."""
-    rows, chunks, size, _ = q.shape
-    if q.device.type != "cpu":
-        return [(slice(0, rows), slice(0, chunks))]
-    together = max(1, TILE_TOKENS // size)
-    return [
-        (slice(b, b + 1), slice(g, min(g + together, chunks))) for b in range(rows) for g in range(0, chunks, together)
-    ]
-
-
-def _memories(q: Tensor, k: Tensor, v: Tensor, running: Tensor) -> Iterator[Tuple[slice, slice, Tensor]]:
-    """Each tile with the memory before each of its chunks, and after its last whole one: (R, F + 1, s, e).
-
-    `running` (B, s, e) goes along, and is the memory after everything in the end.
+    The last chunk of k and v may be missing. `memory` goes along, and in the end is that after everything.
     """
-    for rows, chunks in _tiles(q):
-        keys, values = (t[rows, chunks].to(running.dtype) for t in (k, v))
-        sums = torch.cat([running[rows].unsqueeze(1), keys.transpose(2, 3) @ values], 1).cumsum_(1)
-        running[rows] = sums[:, -1]
-        yield rows, chunks, sums
+    (batch, _, size, _), on_cpu = k.shape, k.device.type == "cpu"
+    rows, together = (1, max(1, TILE_TOKENS // size)) if on_cpu else (batch, count)
+    starts = range(0, count, together)
+    for b in range(0, batch, rows):
+        for start in reversed(starts) if reverse else starts:
+            part = slice(b, b + rows), slice(start, min(start + together, count))
+            products = k[part].to(memory.dtype).transpose(2, 3) @ v[part].to(memory.dtype)
+            products = products.flip(1) if reverse else products
+            sums = torch.cat([memory[part[0]].unsqueeze(1), products], 1).cumsum_(1)
+            memory[part[0]] = sums[:, -1]
+            sums = sums[:, : part[1].stop - start]
+            yield part, sums.flip(1) if reverse else sums
 
 
-def _after_each(dsums: Tensor, dafter: Tensor) -> Tensor:
-    """The gradients of all memories that contain a chunk's product, for each chunk: (R, G, s, e)."""
-    if dsums.size(1) == 1:
-        return dafter.unsqueeze(1)
-    return torch.cat([dsums[:, 1:], dafter.unsqueeze(1)], 1).flip(1).cumsum_(1).flip(1)
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, memory: Tensor, tokens: Tensor, lengths: Optional[Tensor], size: int
-) -> Tuple[Tensor, Tensor]:
-    new, dtype = q.size(1), memory.dtype
-    before = k.size(1) - new
-    q, k, v = _split(q, k, v, size, lengths)
-    factor = _one_over(tokens, q.size(1), size, dtype)
-    out, running = v.new_empty(*q.shape[:3], v.size(-1)), memory.clone()
-    for rows, chunks, sums in _memories(q, k, v, running):
-        queries = q[rows, chunks] * factor[rows, chunks]
-        out[rows, chunks] = (queries @ sums[:, : queries.size(1)]).to(out.dtype)  # (R, G, c, e)
-    return out.flatten(1, 2)[:, before : before + new].contiguous(), running
+def _forward(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, factor: Tensor) -> Tuple[Tensor, Tensor]:
+    out, after = _fake(q, k, v, memory)[0], memory.clone()
+    for part, sums in _memories(q.size(1), k, v, after):
+        out[part] = (q[part] * factor[part]) @ sums
+    return out, after
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
-    return v.new_empty(v.size(0), q.size(1), v.size(2)), torch.empty_like(memory)
+    return v.new_empty(*q.shape[:3], v.size(3)), torch.empty_like(memory)
 
 
-def _backward(grads, _, q, k, v, memory, tokens, lengths, size) -> List[Tensor]:
-    """All sums are computed again."""
-    new, total, dtype = q.size(1), k.size(1), memory.dtype
-    before, whole = total - new, total // size
-    dout, dmemory = grads
-    dout = v.new_zeros(v.size(0), new, v.size(2)) if dout is None else dout
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
-    queries, keys, values = _split(q, k, v, size, lengths)
-    padded = _padded(dout, before, -total % size).unflatten(1, (-1, size))
-    factor = _one_over(tokens, queries.size(1), size, dtype)
-    dqueries = torch.empty_like(queries)
-    for rows, chunks, sums in _memories(queries, keys, values, memory.clone()):
-        grad = padded[rows, chunks].to(dtype)
-        dqueries[rows, chunks] = (grad @ sums[:, : grad.size(1)].transpose(2, 3)).mul_(factor[rows, chunks])
-    # The gradient of each chunk's sums, then of its product: that of all later sums.
-    dkeys, dvalues = (t[:, : whole * size].unflatten(1, (whole, size)) for t in (dk, dv))
-    dafter = torch.zeros_like(memory) if dmemory is None else dmemory.clone()
-    for rows, chunks in reversed(_tiles(queries)):
-        dsums = (queries[rows, chunks] * factor[rows, chunks]).transpose(2, 3) @ padded[rows, chunks].to(dtype)
-        dproducts = _after_each(dsums, dafter[rows])
-        finished = slice(chunks.start, min(chunks.stop, whole))
-        some = dproducts[:, : finished.stop - finished.start]
-        dkeys[rows, finished] = values[rows, finished].to(dtype) @ some.transpose(2, 3)
-        dvalues[rows, finished] = keys[rows, finished].to(dtype) @ some
-        dafter[rows] = dproducts[:, 0] + dsums[:, 0]
-    for t, chunks in ((dk, dkeys), (dv, dvalues)):
-        t[:, whole * size :] = 0.0
-        if lengths is not None:
-            chunks.masked_fill_(_unfinished(lengths, whole, size), 0.0)
-    return [dqueries.flatten(1, 2)[:, before : before + new], dk, dv, dafter]
+def _backward(grads, _, q, k, v, memory, factor) -> List[Tensor]:
+    """The gradients are linear attention too: that of q with k and v exchanged, those of k and v in reverse."""
+    (dout, dmemory), dtype, count = grads, memory.dtype, q.size(1)
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    dmemory = torch.zeros_like(memory) if dmemory is None else dmemory.clone()
+    if dout is None:
+        dout = v.new_zeros(*q.shape[:3], v.size(3))
+    for part, sums in _memories(count, k, v, memory.clone()):
+        dq[part] = (dout[part].to(dtype) @ sums.transpose(2, 3)).mul_(factor[part])
+    for part, sums in _memories(count, q * factor, dout, dmemory, reverse=True):
+        keys, values = k[part].to(dtype), v[part].to(dtype)
+        sums = sums[:, : keys.size(1)]
+        dk[part], dv[part] = values @ sums.transpose(2, 3), keys @ sums
+    return [dq, dk, dv, dmemory]
 
 
-# Autograd would keep the memories of all chunks, n / c x s x e numbers.
+# q (B, K, c, s) in chunks, whole chunks k (B, F, c, s) and v (B, F, c, e), the memory before them and a factor of q
+# (B, K, 1, 1) -> (B, K, c, e) and the memory after all. Autograd would keep the memories of all chunks.
 _chunk_memory = operator(
     "chunk_memory",
-    "Tensor q, Tensor k, Tensor v, Tensor memory, Tensor tokens, Tensor? lengths, int size",
+    "Tensor q, Tensor k, Tensor v, Tensor memory, Tensor factor",
     "(Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
     saved=slice(0),
+    gradients=4,
 )
 
 
