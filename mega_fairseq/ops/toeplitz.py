@@ -132,11 +132,10 @@ def _backward(grads, _, v, weight, rows, keys, bias, causal) -> List[Tensor]:
     dweight, drows, dkeys, dbias = sums
     for b in _blocks(v, weight, causal):
         grad = dy[:, b.rows, b.channels]  # (G, r, w)
-        if b.rows.stop == dy.size(1):  # the first block of a head initialises the sums over its blocks
+        first = b.rows.stop == dy.size(1)  # block of a head, which initialises the sums over its blocks
+        if first:
             values = _channels_together(v[:, :, b.channels])  # (m, G w)
-            _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
-        else:
-            _add_product(matrices.block(b).t(), grad, dv[:, b.keys, b.channels])
+        _multiply(matrices.block(b).t(), grad, dv[:, b.keys, b.channels], add=not first)
         dmatrix = torch.mm(_channels_together(grad), values[b.keys].t()).to(dweight.dtype)  # (r, k)
         _add_gradients(matrices, b, dmatrix, dweight, drows, dkeys)
         if dbias is not None:
@@ -179,26 +178,16 @@ def _add_gradients(
 # ------------------------------------------------------------------------------------------- products
 
 
-def _multiply(matrix: Tensor, x: Tensor, out: Tensor) -> None:
-    """matrix (r, k) times each x (G, k, w), into a part of a tensor (G, r, w)."""
+def _multiply(matrix: Tensor, x: Tensor, out: Tensor, add: bool = False) -> None:
+    """matrix (r, k) times each x (G, k, w), into a part of a tensor (G, r, w), or added to it."""
     rows, size = scaled_rows(matrix, x.dtype)
     rows = rows.expand(x.size(0), -1, -1)
     if size is None and out.dtype == x.dtype:
-        torch.bmm(rows, x, out=out)
-    else:
-        product = torch.bmm(rows, x)
-        out.copy_(product if size is None else product * size)
-
-
-def _add_product(matrix: Tensor, x: Tensor, target: Tensor) -> None:
-    """The same, added to the target."""
-    rows, size = scaled_rows(matrix, x.dtype)
-    rows = rows.expand(x.size(0), -1, -1)
-    if size is None and target.dtype == x.dtype:
-        target.baddbmm_(rows, x)
-    else:
-        product = torch.bmm(rows, x)
-        target += product if size is None else product * size
+        out.baddbmm_(rows, x) if add else torch.bmm(rows, x, out=out)
+        return
+    product = torch.bmm(rows, x)
+    product = product if size is None else product * size
+    out.add_(product) if add else out.copy_(product)
 
 
 def _channels_together(x: Tensor) -> Tensor:
