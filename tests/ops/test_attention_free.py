@@ -110,19 +110,6 @@ def test_huge_keys_do_not_change_the_digits_of_other_rows():
     assert torch.equal(together[:2], alike[:2])
 
 
-@pytest.mark.parametrize("reach", [2, 7])
-def test_gradients_equal_finite_differences(reach, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 4)
-    monkeypatch.setattr(tiles, "SMALL_TILE", 2)
-    leaves = inputs(7, 2, reach, True, older=reach < 7, batch=1)
-    largest = leaves.pop("largest", None)
-
-    def call(k, v, weight, *sums):
-        return aft(k, v, weight, older=Sums(largest, *sums) if sums else None)
-
-    assert torch.autograd.gradcheck(call, tuple(leaves.values()))
-
-
 def test_the_operator_has_a_fake_form_and_a_gradient():
     leaves = inputs(9, 2, 3, True, older=True)
     older = torch.stack([leaves[name] for name in Sums._fields])
