@@ -236,16 +236,17 @@ def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
 
 @torch.no_grad()
 def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
-    made, tokens = model(dropout=0.0), torch.full((SENTENCES, 3), 5)
-    assert made(sources(), None, tokens)[1]["attn"] == [None]  # in validation, where nothing reads it
+    made, tokens, source = model(dropout=0.0), torch.full((SENTENCES, 3), 5), sources()
+    shifted = torch.stack([source[0], source[1].roll(-3), source[2]])  # the second sentence is padded on the right
+    assert made(source, None, tokens)[1]["attn"] == [None]  # in validation, where nothing reads it
     made.decoder.make_generation_fast_()
-    left, right = (made(sources(pad_left), None, tokens)[1]["attn"][0] for pad_left in (True, False))
+    left, right = (made(each, None, tokens)[1]["attn"][0] for each in (source, shifted))
     torch.testing.assert_close(left.sum(-1), torch.ones(SENTENCES, 3))
     assert not left[1, :, :3].any()
     torch.testing.assert_close(left[1, :, 3:], right[1, :, :4], atol=2e-5, rtol=1e-4)
     made = model(dropout=0.0).train()
     made.decoder.need_attn = True  # with --load-alignments
-    torch.testing.assert_close(made(sources(), None, tokens)[1]["attn"][0], left, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(made(source, None, tokens)[1]["attn"][0], left, atol=2e-5, rtol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ prepared weights
@@ -305,7 +306,8 @@ def replace_a_projection(decoder):
 
 
 def take_a_smaller_chunk(decoder):
-    decoder.set_chunk_size(2)
+    for layer in decoder.layers:
+        layer.mixer = layer.mixer.with_chunk(2)
 
 
 @torch.no_grad()

@@ -55,7 +55,8 @@ def test_dropout_is_retained_in_the_given_modules(retained, modules, kept):
     }
     on = {name: {each.dropout_module.on for each in modules} for name, modules in switches.items()}
     assert on == {name: {name in kept} for name in PARTS}
-    one, other = (made(sources(), None, targets())[0] for _ in range(2))
+    source, target = sources(), targets()
+    one, other = (made(source, None, target)[0] for _ in range(2))
     assert torch.equal(one, other) != retained
 
 
