@@ -4,7 +4,6 @@ import functools
 
 import pytest
 
-from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers import commands
 from tests.helpers.commands import (
     LANGUAGE_MODELS,
@@ -113,16 +112,6 @@ def test_a_perplexity_does_not_depend_on_batches_or_pieces(softmax, block):
     assert (alone[1] != whole[1]) == bool(block)  # each document starts without context
     options = ["--max-tokens=130", "--num-workers=2", "--model-overrides={'piece_tokens':37}"]
     assert evaluate(softmax.data, softmax.last, *block, *options) == pytest.approx(alone, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("documents", "block", "warned"),
-    [("line", "splits:2", True), ("blank", "size:7", True), ("line", "documents", False), ("stream", "size:7", False)],
-)
-def test_streams_that_cross_document_boundaries_are_logged(softmax, documents, block, warned, caplog):
-    options = {"data": str(softmax.data), "documents": documents, "valid_block": block}
-    MegaLanguageModelingTask.setup_task(MegaLanguageModelingConfig(**options)).load_dataset("test")
-    assert len([message for message in caplog.messages if "cross document boundaries" in message]) == warned
 
 
 def test_fairseqs_own_task_evaluates_the_model(softmax):
