@@ -21,6 +21,7 @@ from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequences
 from mega_fairseq.models.stack import Stack
+from mega_fairseq.models.step_graph import GraphState, StepGraphs
 from mega_fairseq.modules import BlockState
 from mega_fairseq.modules.projection import is_plain, packed
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
@@ -63,6 +64,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
         self.need_attn = False  # whether to return the last layer's attention to the source in training, too
         self.cache: Optional[PackedWeightsCache] = None  # once prepared for generation
+        self.graphs: Optional[StepGraphs] = None  # once prepared for generation, with --cuda-graphs auto
 
     def forward(
         self,
@@ -72,6 +74,12 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         features_only: bool = False,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
+        if self.graphs is not None and incremental_state is not None and not features_only:
+            state = self.get_incremental_state(incremental_state, STATE)
+            scores, state = self.graphs.step(self, prev_output_tokens, state)
+            if scores is not None:
+                self.set_incremental_state(incremental_state, STATE, state)
+                return scores.unsqueeze(1), {"attn": [None]}
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
         if features_only:
             return x, extra
@@ -90,6 +98,8 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
         tokens, carry, source = prev_output_tokens, incremental_state is not None, NO_SOURCE
         state = self.get_incremental_state(incremental_state, STATE) if carry else None
+        if isinstance(state, GraphState):
+            state = state.eager()
         if state is not None:  # callers pass all tokens so far, as fairseq's generator does, or only the newest one
             tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
         elif carry or not self.training:
@@ -189,9 +199,17 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         """Replaces row i by row new_order[i], in place; callers that fork a search must clone the tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
-        if state is not None:
+        if isinstance(state, GraphState):
+            state.reorder(new_order)
+        elif state is not None:
             drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order, alike=not drops))
+
+    @property
+    def longest(self) -> Optional[int]:
+        """The longest target that all layers can process; None for any length."""
+        parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
+        return min((part.longest for part in parts if part.longest is not None), default=None)
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
@@ -207,6 +225,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """Called by fairseq before generation, after which it no longer trains the model."""
         super().make_generation_fast_(**options)
         self.cache = PackedWeightsCache()
+        self.graphs = StepGraphs() if self.cfg.cuda_graphs == "auto" else None
 
 
 def check_numbers(log_probs: Tensor) -> None:

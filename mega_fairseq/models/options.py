@@ -173,6 +173,10 @@ class DecoderOptions(StackOptions):
         "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only"
     )
 
+    cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
+        "auto", "on a GPU, whether generation may replay its steps as CUDA graphs"
+    )
+
     adaptive_softmax_cutoff: Optional[str] = option(
         None,
         "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss with "

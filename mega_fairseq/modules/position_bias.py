@@ -5,7 +5,7 @@ queries and keys, and may have an equivalent form as extra columns of both.
 """
 
 from functools import partial
-from typing import Callable, Dict, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.ops.attention import BiasForms, attention
 from mega_fairseq.ops.attention import position as ops
+from mega_fairseq.ops.attention.fixed import FixedPlace
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import turned, turns
 from mega_fairseq.ops.precision import at_least_float32
@@ -174,14 +175,21 @@ def biased_weights(
     q: Tensor,
     k: Tensor,
     position_bias: PositionBias,
-    position: int,
+    position: Union[int, FixedPlace],
     function: str,
     key_padding: Optional[Tensor] = None,
     outer: bool = False,
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m), for `weighted_sum`."""
+    keys = k.size(1)
+    if isinstance(position, FixedPlace):
+        bias, longest = position_bias(1 - position.limit, keys, q.device), position.limit - 1
+        position = position.number.view(1)
+        if bias is not None:  # (limit - 1 + m,) -> (m,)
+            bias = bias.index_select(0, torch.arange(keys, device=q.device) + (longest - position))
+    else:
+        bias = position_bias(-position, keys - position, q.device)  # (m,)
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
-    bias = position_bias(-position, k.size(1) - position, q.device)  # (m,)
     rotated = position_bias.rotate(k, 0)
     return weights_at_one_position(q_rows.view_as(q), rotated, function, bias, key_padding, outer=outer)
 
@@ -193,6 +201,7 @@ class TabledBias:
         self.bias = bias
         # Each is replaced as a whole: threads may share it.
         self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)
+        self.earlier: List[Any] = []  # smaller tables, which CUDA graphs may still read
         self.turns: Optional[Tuple[Tensor, Tensor]] = None
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
@@ -200,15 +209,17 @@ class TabledBias:
             return self.bias(first, stop, device)
         start, end, table = self.tabled
         if first < start or stop > end:
+            self.earlier.append(table)
             start, end = min(2 * first, start), max(2 * stop, end)
             table = self.bias(start, end, device)
             self.tabled = (start, end, table)
         return None if table is None else table[first - start : stop - start]
 
-    def rotate(self, x: Tensor, first: int) -> Tensor:
-        if not isinstance(self.bias, RotaryEmbedding):
-            return x
+    def rotate(self, x: Tensor, first: Union[int, Tensor]) -> Tensor:
+        if isinstance(first, Tensor) or not isinstance(self.bias, RotaryEmbedding):
+            return self.bias.rotate(x, first)
         stop, tables = first + x.size(1), self.turns
         if tables is None or len(tables[0]) < stop:
+            self.earlier.append(tables)
             tables = self.turns = turns(torch.arange(2 * stop, device=x.device), x.size(-1), x.dtype)
         return turned(x, *(table[first:stop] for table in tables))

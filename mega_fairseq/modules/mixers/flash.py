@@ -54,6 +54,7 @@ class MixedChunkAttention(GatedAttentionUnit):
     """M(X) = (U * (quad + lin)) W_o + b_o: quad is GAU's attention in a token's chunk, lin reads the memory."""
 
     State = FlashState
+    fixed_step = False  # it does more at the end of a chunk
     SCALES = 4
 
     def __init__(self, config: FlashConfig):

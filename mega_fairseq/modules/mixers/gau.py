@@ -47,6 +47,7 @@ class GatedAttentionUnit(SingleHeadMixer):
     """M(X) = (U * (A V)) W_o + b_o, attention and gated feed-forward layer in one."""
 
     State = OpenChunk
+    fixed_step = True
     SCALES = 2  # rows of kappa and mu: queries and keys
 
     def __init__(self, config: GAUConfig):
@@ -81,8 +82,8 @@ class GatedAttentionUnit(SingleHeadMixer):
             gate, values, shared = F.silu(project(x)).split(widths, -1)
             queries, keys = torch.addcmul(mu, shared, kappa).unsqueeze(2)  # (R, 1, s) each
             cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
-            place = cache.keys.size(1) - 1
-            weights = biased_weights(queries, cache.keys, position_bias, place, c.attention, outer=outer)
+            keys, place, padding = cache.keys, cache.last, cache.padding
+            weights = biased_weights(queries, keys, position_bias, place, c.attention, padding, outer)
             y = output(gate * weighted_sum(weights, cache.values).squeeze(1))
             return y, OpenChunk(cache.unless_complete(c.chunk_size))
 

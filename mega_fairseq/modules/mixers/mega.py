@@ -158,6 +158,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
     State = GatedAttentionState
     PARTS = {"ema": "EMA"}
     gated_residual = True
+    fixed_step = True
 
     def __init__(self, config: GatedAttentionConfig):
         super().__init__(config)
@@ -202,7 +203,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
             shared, update, reset, candidate = project(x).split(widths, -1)
             queries, keys = torch.addcmul(mu, F.silu(shared), kappa).unsqueeze(2)  # (R, 1, z) each, eq. 7-9
             cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
-            weights = biased_weights(queries, cache.keys, position_bias, cache.keys.size(1) - 1, c.attention)
+            weights = biased_weights(queries, cache.keys, position_bias, cache.last, c.attention, cache.padding)
             attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
             y = gate_output(update, reset, candidate, attended, residual, project_hidden, c.activation)  # eq. 12-15
             return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))

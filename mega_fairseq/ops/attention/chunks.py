@@ -70,6 +70,11 @@ class KeyValues(NamedTuple):
         """The place of the next token, which is the number of tokens here."""
         return self.keys.size(1) if self.padding is None else (~self.padding).sum(1, keepdim=True)
 
+    @property
+    def last(self) -> int:
+        """The place of the newest token, if rows are at the same position."""
+        return self.keys.size(1) - 1
+
     def append(self, keys: Tensor, values: Tensor, chunk_size: Optional[int]) -> "KeyValues":
         """Appends n tokens: (B, m + n, .). Without gradients, old tokens are copied only when a buffer is full."""
         buffer, total = self.buffer, self.keys.size(1) + keys.size(1)

@@ -1,0 +1,308 @@
+"""Decoding steps as CUDA graphs.
+
+A step of a few rows has hundreds of small kernels, which a GPU runs several times as fast as Python launches them. A
+`StepGraph` is one captured step: it reads tokens, the state and positions from storage of a fixed size, and writes the
+next state there. A `GraphState` takes the place of `DecoderState` in fairseq's incremental state; it uses a graph for
+as long as the state fits, and moves to a larger one when the storage is full, or to a smaller one when rows are gone.
+
+What a graph cannot contain runs as before: prefixes, rows at different positions, dropout, mixers without `fixed_step`.
+"""
+
+import logging
+import weakref
+from itertools import chain
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.models.beam import DecoderState, PackedWeights
+from mega_fairseq.modules import BlockState, CrossAttentionState
+from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], Tensor]
+FIRST_CAPACITY = 64  # tokens
+SHORTEST_SOURCE = 16  # tokens
+MOST_GRAPHS = 16  # of one model
+
+
+def cuda_graph(step: Step) -> Step:
+    """Captures a step; the function that it returns replays it and returns the same tensor each time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # torch requires a run before: kernels are compiled and workspaces allocated
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def capture_on(device: torch.device) -> Optional[Callable[[Step], Step]]:
+    """How steps on this device are captured, or None."""
+    return cuda_graph if device.type == "cuda" and torch.version.hip is None else None
+
+
+class Size(NamedTuple):
+    """What a graph has room for."""
+
+    rows: int
+    sources: int  # 0 without cross attention
+    source_length: int
+    tokens: int
+
+
+def rounded(count: int) -> int:
+    """The next of the sizes 1, 2, 4, 8, 12, 16, 24, 32, 48, ..., so that there are few graphs."""
+    size = 1 << max(0, count - 1).bit_length()
+    return size * 3 // 4 if size >= 16 and count <= size * 3 // 4 else size
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """The tensors of a state with one row for each sequence; those of a cache without the number of its tokens."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, (KeyValues, FixedKeyValues)):
+        yield from part[:2]
+    elif isinstance(part, BlockState):
+        yield from tensors_of((part.mixer, part.feed_forward))
+    elif isinstance(part, tuple):
+        yield from chain.from_iterable(map(tensors_of, part))
+
+
+class StepGraph:
+    """One step of a decoder for states of this size, captured with storage of its own."""
+
+    def __init__(
+        self, decoder: Any, weights: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Callable
+    ):
+        self.decoder, self.weights, self.size = decoder, weights, size
+        self.user: Callable[[], Optional[GraphState]] = _nobody
+        device = next(tensors_of(blocks)).device
+        self.tokens = torch.full((size.rows, 1), decoder.dictionary.eos(), device=device)
+        self.rows = torch.arange(size.rows, device=device)
+        self.order = self.rows.clone()  # the row that each row continues
+        self.places: Dict[Optional[int], FixedPlace] = {}  # by chunk size
+        self.blocks = tuple(map(self._storage, decoder.layers, blocks))
+        self.replay = capture(self._step)
+
+    def place(self, chunk_size: Optional[int]) -> FixedPlace:
+        """The position of the next token, in its chunk of this size."""
+        limit = min(self.size.tokens, chunk_size or self.size.tokens)
+        return self.places.setdefault(chunk_size, FixedPlace(self.rows.new_zeros(()), limit))
+
+    def _storage(self, layer: Any, like: BlockState) -> BlockState:
+        place = self.place(getattr(layer.mixer.config, "chunk_size", None))
+
+        def empty(part: Any) -> Any:
+            if isinstance(part, Tensor):
+                return part.new_zeros(self.size.rows, *part.shape[1:])
+            if isinstance(part, KeyValues):
+                both = (t.new_zeros(self.size.rows, place.limit, t.size(2)) for t in part[:2])
+                return FixedKeyValues(*both, place)
+            return None if part is None else type(part)(*map(empty, part))
+
+        cross = like.cross
+        if cross is not None:
+            shape = (self.size.sources, self.size.source_length)
+            both = (t.new_zeros(*shape, t.size(2)) for t in cross[:2])
+            cross = CrossAttentionState(*both, self.rows.new_ones(shape, dtype=torch.bool), self.place(None))
+        return BlockState(empty(like.mixer), cross, empty(like.feed_forward))
+
+    def _step(self) -> Tensor:
+        """The scores (R, V) of the next tokens."""
+        for t in tensors_of(self.blocks):
+            t.copy_(t.index_select(0, self.order))
+        self.order.copy_(self.rows)
+        x, after, _ = self.decoder.run(self.tokens, self.blocks, self.weights, drop=False)
+        for t, new in zip(tensors_of(self.blocks), tensors_of(after)):
+            if new is not t:
+                t.copy_(new)
+        for chunk_size, place in self.places.items():
+            place.number.add_(1)
+            if chunk_size is not None:
+                place.number.remainder_(chunk_size)
+        return self.weights.output(x.squeeze(1))
+
+    def load(self, blocks: Tuple[BlockState, ...], length: int) -> None:
+        """Copies the state of the first rows after `length` tokens into the storage."""
+        for storage, block in zip(self.blocks, blocks):
+            for t, new in zip(tensors_of(storage), tensors_of(block)):
+                t[tuple(map(slice, new.shape))] = new
+            if storage.cross is not None:
+                keys, values, padding = block.cross[:3]
+                part = tuple(map(slice, keys.shape[:2]))
+                storage.cross.padding.fill_(True)
+                storage.cross.keys[part], storage.cross.values[part] = keys, values
+                storage.cross.padding[part] = False if padding is None else padding
+        for chunk_size, place in self.places.items():
+            place.number.fill_(length % chunk_size if chunk_size else length)
+        self.order.copy_(self.rows)
+
+    def unload(self, slots: Tensor, sentences: Tensor, length: int) -> Tuple[BlockState, ...]:
+        """The state of these rows and sources after `length` tokens: copies."""
+        order = self.order.index_select(0, slots)
+
+        def rows(part: Any) -> Any:
+            if isinstance(part, Tensor):
+                return part.index_select(0, order)
+            if isinstance(part, FixedKeyValues):
+                chunk_size = next(size for size, place in self.places.items() if place is part.last)
+                count = length % chunk_size if chunk_size else length
+                return KeyValues(*(t[:, :count].index_select(0, order) for t in part[:2]))
+            return None if part is None else type(part)(*map(rows, part))
+
+        def block(storage: BlockState) -> BlockState:
+            cross = storage.cross
+            if cross is not None:
+                cross = CrossAttentionState(*(t.index_select(0, sentences) for t in cross[:3]), length)
+            return BlockState(rows(storage.mixer), cross, rows(storage.feed_forward))
+
+        return tuple(map(block, self.blocks))
+
+
+def chunk_sizes(decoder: Any) -> Set[Optional[int]]:
+    """Those of all layers; None if a layer, or cross attention, counts all tokens."""
+    sizes = {getattr(layer.mixer.config, "chunk_size", None) for layer in decoder.layers}
+    return sizes | {None} if any(layer.cross_attention is not None for layer in decoder.layers) else sizes
+
+
+def tokens_stored(decoder: Any, length: int) -> int:
+    """For how many tokens a graph has room that takes the next one after `length`: a power of two, or a limit."""
+    sizes = chunk_sizes(decoder)
+    needed = max(1 + (length % size if size else length) for size in sizes)
+    most = [decoder.longest] if None in sizes else [max(sizes)]
+    return min([max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()), *(n for n in most if n is not None)])
+
+
+class GraphState:
+    """The state of a decoder in the storage of a graph; copies and pickles of it are `DecoderState`s."""
+
+    def __init__(self, graphs: "StepGraphs", decoder: Any, weights: PackedWeights, state: DecoderState):
+        self.graphs, self.decoder, self.weights = graphs, decoder, weights
+        self._enter(state)
+
+    def _enter(self, state: DecoderState) -> None:
+        first, cross, self.length = next(tensors_of(state.blocks)), state.blocks[0].cross, state.length
+        self.count, sources = first.size(0), 0 if cross is None else cross.keys.size(0)
+        self.beams = self.count // sources if sources else 1
+        room = rounded(sources) if sources else 0
+        size = Size(
+            self.beams * room if sources else rounded(self.count),
+            room,
+            0 if cross is None else max(SHORTEST_SOURCE, rounded(cross.keys.size(1))),
+            tokens_stored(self.decoder, self.length),
+        )
+        self.graph = self.graphs.get(self, state.blocks, size)
+        self.graph.load(state.blocks, self.length)
+        self.sentences = torch.arange(sources or self.count, device=first.device)  # their places in the storage
+
+    @property
+    def slots(self) -> Tensor:
+        """The row of the storage that each row is in."""
+        return (self.sentences.unsqueeze(1) * self.beams + self.graph.rows[: self.beams]).flatten()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """The tokens of all rows (R, 1) -> scores (R, V) of the next ones."""
+        size = self.graph.size
+        if tokens_stored(self.decoder, self.length) > size.tokens or 2 * self.count <= size.rows:
+            self._enter(self.eager())
+        graph, slots = self.graph, self.slots
+        torch._assert_async(tokens.ne(graph.decoder.padding_idx).all())  # without waiting for the GPU
+        graph.tokens.index_copy_(0, slots, tokens)
+        scores = graph.replay().index_select(0, slots)
+        self.length += 1
+        return scores
+
+    def reorder(self, order: Tensor) -> None:
+        """Replaces row i by row order[i]; sentences keep their order and their rows, as in fairseq's searches."""
+        slots = self.slots.index_select(0, order)
+        continued = self.graph.order.index_select(0, slots)
+        if self.graph.size.sources:
+            sentence = torch.div(order, self.beams, rounding_mode="floor").view(-1, self.beams)
+            torch._assert_async(sentence.eq(sentence[:, :1]).all() & sentence[:, 0].diff().gt(0).all())
+            self.sentences = self.sentences.index_select(0, sentence[:, 0])
+        else:
+            self.sentences = self.graph.rows[: len(order)]
+        self.count = len(order)
+        self.graph.order.index_copy_(0, self.slots, continued)
+
+    def eager(self) -> DecoderState:
+        blocks = self.graph.unload(self.slots, self.sentences, self.length)
+        return DecoderState(blocks, self.length, packed=self.weights)
+
+    def __deepcopy__(self, memo: Dict) -> DecoderState:
+        return self.eager()
+
+    def __reduce__(self) -> Tuple:
+        return self.eager().__reduce__()
+
+
+class StepGraphs:
+    """The graphs of one decoder; copies and pickles of it are empty."""
+
+    def __init__(self):
+        self.graphs: List[StepGraph] = []  # the last one used is last
+        self.logged: Set[str] = set()
+
+    def step(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:
+        """The scores (R, V) after one more token of each row, or None if no graph can compute them; the next state.
+
+        `tokens` are all so far, or only the newest one of each row.
+        """
+        capture = capture_on(tokens.device)
+        if state is None or capture is None or tokens.size(1) > max(1, state.length + 1) or torch.is_grad_enabled():
+            return None, state
+        if decoder.longest is not None and state.length >= decoder.longest:
+            return None, state
+        if isinstance(state, DecoderState):
+            reason = self._obstacle(decoder, state)
+            if reason is not None:
+                if reason not in self.logged:
+                    logger.info("decoding without CUDA graphs: %s", reason)
+                    self.logged.add(reason)
+                return None, state
+            state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
+        return state.step(tokens[:, -1:]), state
+
+    def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
+        if not all(layer.mixer.fixed_step for layer in decoder.layers):
+            return "this token mixer has no step of fixed operations"
+        if not all(layer.takes_step(block) for layer, block in zip(decoder.layers, state.blocks)):
+            return "dropout, autocast, or rows at different positions"
+        return None
+
+    def get(self, user: GraphState, blocks: Tuple[BlockState, ...], size: Size) -> StepGraph:
+        """A graph of this size that no other state uses."""
+        self.graphs = [graph for graph in self.graphs if graph.weights is user.weights]
+        free = [graph for graph in self.graphs if graph.user() in (None, user)]
+        graph = next((graph for graph in free if graph.size == size), None)
+        if graph is not None:
+            self.graphs.remove(graph)
+        else:
+            if len(self.graphs) >= MOST_GRAPHS and free:
+                self.graphs.remove(free[0])
+            capture = capture_on(next(tensors_of(blocks)).device)
+            with torch.inference_mode(False), torch.no_grad():
+                graph = StepGraph(user.decoder, user.weights, blocks, size, capture)
+        for other in free:
+            other.user = _nobody
+        graph.user = weakref.ref(user)
+        self.graphs.append(graph)
+        return graph
+
+    def __reduce__(self) -> Tuple:
+        return StepGraphs, ()
+
+
+def _nobody() -> None:
+    return None

@@ -1,0 +1,113 @@
+"""Steps in the fixed storage of a CUDA graph equal the steps of eager decoding. Here, a graph runs its step each time."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mega_fairseq.models import step_graph
+from mega_fairseq.models.decoder import STATE
+from mega_fairseq.models.step_graph import GraphState
+from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources, translation_model
+
+BEAMS = 3
+MODELS = {
+    "full": (translation_model, {}),
+    "chunks": (translation_model, {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True}),
+    "laplace": (translation_model, {"attention_activation_fn": "laplace", "truncation_length": 4}),
+    "rope": (translation_model, {"rel_pos_bias": "rope", "decoder_chunk_size": 5}),
+    "language model": (language_model, {"decoder_chunk_size": 4}),
+    "gau": (language_model, {"decoder_token_mixer": "gau", "decoder_token_shift": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def repeated_steps(monkeypatch):
+    """Stands in for a GPU: the same storage and the same steps, without a graph."""
+    monkeypatch.setattr(step_graph, "capture_on", lambda device: lambda step: step)
+    monkeypatch.setattr(step_graph, "FIRST_CAPACITY", 4)
+
+
+def prepared(name):
+    build, options = MODELS[name]
+    model = build(**options).eval()
+    model.make_generation_fast_()
+    return model
+
+
+class Decoding:
+    """Rows of tokens, decoded with graphs and without."""
+
+    def __init__(self, model, seed=0):
+        self.decoder, self.random = model.decoder, torch.Generator().manual_seed(seed)
+        self.graphs, self.out, rows = model.decoder.graphs, None, SENTENCES * BEAMS
+        if hasattr(model, "encoder"):
+            self.encoder = model.encoder
+            sentences = torch.arange(SENTENCES).repeat_interleave(BEAMS)
+            self.out = model.encoder.reorder_encoder_out(model.encoder(sources()), sentences)
+        self.tokens, self.states = torch.full((rows, 1), 2), ({}, {})
+
+    @torch.no_grad()
+    def scores(self):
+        both = []
+        for state, graphs in zip(self.states, (self.graphs, None)):
+            self.decoder.graphs = graphs
+            both.append(self.decoder(self.tokens, self.out, state)[0])
+        return both
+
+    def assert_equal_scores(self):
+        torch.testing.assert_close(*self.scores(), atol=2e-6, rtol=1e-5)
+
+    def follow(self, order):
+        """Replaces the rows by the rows `order`, and appends a random word to each."""
+        order = torch.tensor(order)
+        for state in self.states:
+            self.decoder.reorder_incremental_state(state, order)
+        if self.out is not None:
+            self.out = self.encoder.reorder_encoder_out(self.out, order)
+        words = torch.randint(4, TYPES, (len(order), 1), generator=self.random)
+        self.tokens = torch.cat([self.tokens[order], words], 1)
+
+    @property
+    def state(self):
+        return self.decoder.get_incremental_state(self.states[0], STATE)
+
+
+@st.composite
+def searches(draw):
+    """Orders of beams within sentences, of which some are finished."""
+    orders, sentences = [], SENTENCES
+    for _ in range(draw(st.integers(3, 14))):
+        staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
+        orders.append([s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)])
+        sentences = len(staying)
+    return orders
+
+
+def check(name, orders):
+    decoding = Decoding(prepared(name))
+    decoding.assert_equal_scores()
+    for order in orders:
+        decoding.follow(order)
+        decoding.assert_equal_scores()
+    assert isinstance(decoding.state, GraphState)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(orders=searches())
+@settings(max_examples=15)
+def test_scores_equal_those_of_eager_steps(name, orders):
+    check(name, orders)
+
+
+LONG = [[2, 0, 1, 4, 4, 3]] * 9
+
+
+@pytest.mark.parametrize("name", ["full", "chunks"])
+def test_a_state_that_is_not_written_back_is_detected(name, monkeypatch):
+    monkeypatch.setattr(step_graph, "tensors_of", lambda part: iter(list(step_graph_tensors(part))[1:]))
+    with pytest.raises(AssertionError):
+        check(name, LONG)
+
+
+step_graph_tensors = step_graph.tensors_of
