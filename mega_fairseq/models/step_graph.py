@@ -277,6 +277,8 @@ class StepGraphs:
     def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
         if not all(layer.mixer.fixed_step for layer in decoder.layers):
             return "this token mixer has no step of fixed operations"
+        if any(module._forward_hooks or module._forward_pre_hooks for module in decoder.modules()):
+            return "a replay would not call the hooks of modules"
         if not all(layer.takes_step(block) for layer, block in zip(decoder.layers, state.blocks)):
             return "dropout, autocast, or rows at different positions"
         return None

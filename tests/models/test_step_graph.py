@@ -1,15 +1,19 @@
 """Steps in the fixed storage of a CUDA graph equal eager ones. Here, a graph is replayed by running its step again."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from fairseq.search import BeamSearch, Sampling
+from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.step_graph import GraphState, rounded
+from tests.helpers.golden_models import task
 from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources, translation_model
 
 BEAMS = 3
@@ -136,6 +140,34 @@ def test_copies_of_a_state_and_searches_at_once_have_storage_of_their_own():
         decoding.assert_equal_scores()
         decoding.follow(order)
         first.states[0].update(copy.deepcopy(first.states[0]))
+
+
+@pytest.mark.parametrize("strategy_of", [BeamSearch, partial(Sampling, sampling_topk=5)], ids=["beam", "sampling"])
+@pytest.mark.parametrize("name", ["full", "chunks"])
+def test_searches_of_fairseq_find_the_same_hypotheses(name, strategy_of):
+    model, dictionary = prepared(name), task(TYPES).target_dictionary
+    sample = {"net_input": {"src_tokens": sources(), "src_lengths": torch.tensor([7, 4, 6])}}
+    found, graphs = [], model.decoder.graphs
+    for model.decoder.graphs in (graphs, None):
+        torch.manual_seed(0)
+        strategy = strategy_of(dictionary)
+        generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=20, search_strategy=strategy)
+        found.append(generator.generate([model], sample))
+    assert len(graphs.graphs) > 1
+    for ours, eager in zip(*found):
+        for a, b in zip(ours, eager):
+            assert torch.equal(a["tokens"], b["tokens"])
+            torch.testing.assert_close(a["positional_scores"], b["positional_scores"], atol=2e-6, rtol=1e-5)
+
+
+def test_hooks_fire_at_every_step():
+    decoding, calls = Decoding(prepared("language model")), []
+    decoding.decoder.layers[0].mixer.hidden.register_forward_hook(lambda *call: calls.append(call))
+    for _ in range(4):
+        decoding.assert_equal_scores()
+        decoding.follow(list(range(9)))
+    assert len(calls) == 8
+    assert not decoding.graphs.graphs
 
 
 def test_sizes_are_few_and_at_most_half_empty():
