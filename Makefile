@@ -86,4 +86,6 @@ $(READY): setup.py pyproject.toml constraints.txt
 $(TRITON): $(READY)
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install triton==3.9.0 || \
 	  echo "pip has no Triton for this platform: its kernels are not tested" >&2
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/triton-oldest triton==3.0.0 numpy==1.26.4 || \
+	  echo "pip has no Triton 3.0 for this Python: the kernels are tested with the newest one only" >&2
 	@touch $@

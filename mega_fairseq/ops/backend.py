@@ -10,7 +10,6 @@ import torch
 logger = logging.getLogger(__name__)
 
 NAIVE, CPU, TRITON = BACKENDS = ("naive", "cpu", "triton")
-TESTED = (3, 6)  # of Triton, which came with torch 2.11
 CAPABILITY = (8, 0)  # the first GPUs that compute in bfloat16
 
 
@@ -50,8 +49,6 @@ def why_no_kernels(device: torch.device) -> Optional[str]:
     try:
         import triton  # here, since torch brings it only with CUDA on Linux
 
-        if tuple(map(int, triton.__version__.split(".")[:2])) < TESTED:
-            return f"Triton {triton.__version__} is older than {'.'.join(map(str, TESTED))}"
         if torch.cuda.get_device_capability(device) < CAPABILITY:
             return f"the GPU is older than compute capability {'.'.join(map(str, CAPABILITY))}"
         with torch.cuda.device(device):

@@ -23,13 +23,18 @@ from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
 
+OLDEST = Path(sys.prefix) / "triton-oldest"  # what torch 2.4 brings, and a NumPy that its interpreter needs
+VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})}
+
 
 @pytest.mark.slow
-def test_all_kernels_are_right_in_the_interpreter():
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_kernels_are_right_in_the_interpreter(version):
     """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own."""
     tests = Path(__file__).with_name("interpreted_kernels.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": VERSIONS[version]}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
@@ -138,11 +143,10 @@ def test_triton_is_chosen_where_its_kernels_run(cuda, monkeypatch):
     assert backend.backend(torch.device("cpu")) == "cpu"
 
 
-def test_older_versions_of_triton_and_gpus_are_not_used(cuda, monkeypatch):
+def test_older_gpus_take_the_plain_form(cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert backend.why_no_kernels(cuda) == "the GPU is older than compute capability 8.0"
-    monkeypatch.setattr(triton, "__version__", "3.5.1")
-    assert backend.why_no_kernels(cuda) == "Triton 3.5.1 is older than 3.6"
+    assert backend.backend(cuda) == "cpu"
 
 
 def test_a_lack_of_memory_is_no_reason_to_do_without_kernels_later(cuda, monkeypatch):

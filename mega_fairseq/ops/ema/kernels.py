@@ -22,12 +22,18 @@ LENGTHS = ["L", "T", "K"]  # differ between batches; the compiler would make oth
 
 
 @triton.jit
+def constant(x, number: tl.constexpr):
+    """The number in the precision of x (N, C): older versions of Triton round Python's numbers to float32."""
+    return tl.full([1, 1], number, x.dtype)
+
+
+@triton.jit
 def _expm1(z):
     """exp(z) - 1 for z <= 0; by its series near 0, where the difference would lose digits."""
     series = tl.zeros_like(z) + 1.0
     for k in tl.static_range(13, 1, -1):
-        series = 1.0 + series * z * (1.0 / k)
-    return tl.where(z > -0.3, z * series, tl.exp(z) - 1.0)
+        series = 1.0 + series * z * constant(z, 1.0 / k)
+    return tl.where(z > -0.25, z * series, tl.exp(z) - 1.0)
 
 
 @triton.jit
@@ -36,7 +42,7 @@ def _log1p(z):
     w = z / (z + 2.0)
     series = tl.zeros_like(z)
     for k in tl.static_range(25, 0, -2):
-        series = 1.0 / k + series * w * w
+        series = constant(z, 1.0 / k) + series * w * w
     return tl.where(z < 0.5, 2.0 * w * series, tl.log(1.0 + z))
 
 
@@ -302,7 +308,7 @@ def coefficients(
     store(log_decay + first, -_log1p(1.0 / s), channel, D, N, PADDED)
     weight = tl.load(beta + at, inside, 0.0).to(wide) / (1.0 + tl.exp(-alphas))
     store(expand + first, weight, channel, D, N, PADDED)
-    store(project + first, tl.load(eta + at, inside, 0.0).to(wide) * SCALE, channel, D, N, PADDED)
+    store(project + first, tl.load(eta + at, inside, 0.0).to(wide) * constant(weight, SCALE), channel, D, N, PADDED)
 
 
 @triton.jit
@@ -326,5 +332,5 @@ def coefficients_backward(
     tl.store(d_alpha + at, of_alpha.to(d_alpha.dtype.element_ty), inside)
     tl.store(d_delta + at, of_delta.to(d_delta.dtype.element_ty), inside)
     tl.store(d_beta + at, (d_weight * weight).to(d_beta.dtype.element_ty), inside)
-    of_eta = load(d_project + first, channel, D, N, PADDED) * SCALE
+    of_eta = load(d_project + first, channel, D, N, PADDED) * constant(weight, SCALE)
     tl.store(d_eta + at, of_eta.to(d_eta.dtype.element_ty), inside)

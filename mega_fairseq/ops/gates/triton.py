@@ -75,7 +75,7 @@ def update(
         tl.store(before + at, c.to(before.dtype.element_ty), mask=inside)
     h, _ = silu(c)
     if keep is not None:
-        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
+        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1], SCALE, WIDE)
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
     u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
     tl.store(y + at, (x + u * (h - x)).to(y.dtype.element_ty), mask=inside)
@@ -96,7 +96,7 @@ def update_backward(
     dh = grad * u
     tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
     if keep is not None:
-        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * SCALE
+        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1], SCALE, WIDE)
         h, dh = h * kept, dh * kept
     tl.store(dbase + at_base, (grad * (h - x) * u * (1.0 - u)).to(dbase.dtype.element_ty), mask=inside)
     dc = (dh * slope).to(dbefore.dtype.element_ty)
