@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple
 from benchmarks.quality_classify import TASKS, inputs_words, model_words
 from benchmarks.quality_lm import BYTES
 from benchmarks.quality_translation import both_sides
-from benchmarks.runs import PLUGIN, STOPPABLE, WITH_PLUGIN, fairseq
+from benchmarks.runs import PLUGIN, TRAIN, WITH_PLUGIN, fairseq
 
 EXAMPLES = PLUGIN.parent / "examples"
 BIBLE, ADDRESSES, FASHION = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses", EXAMPLES / "lra/image"
@@ -86,7 +86,7 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     """The fairseq-train command, which resumes from the last checkpoint in `folder`."""
     quarter = max(1, updates // 4)
     return [
-        *[sys.executable, str(STOPPABLE), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
+        *[sys.executable, str(TRAIN), str(data), *WITH_PLUGIN, "--save-dir", str(folder), "--seed=1"],
         "--distributed-world-size=1",  # equal batches, whatever the number of GPUs
         *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr-scheduler=polynomial_decay"],
         *[f"--total-num-update={updates}", f"--max-update={updates}", "--no-epoch-checkpoints"],
