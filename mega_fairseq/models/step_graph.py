@@ -52,6 +52,10 @@ def capture_on(device: torch.device) -> Optional[Callable[[Step], Step]]:
     return cuda_graph if device.type == "cuda" and torch.version.hip is None else None
 
 
+class CaptureFailed(Exception):
+    """A step cannot be captured on this GPU."""
+
+
 class Size(NamedTuple):
     """What a graph has room for."""
 
@@ -253,6 +257,7 @@ class StepGraphs:
     def __init__(self):
         self.graphs: List[StepGraph] = []  # the last one used is last
         self.logged: Set[str] = set()
+        self.failure: Optional[str] = None  # why a step could not be captured
 
     def step(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:
         """The scores (R, V) after one more token of each row, or None if no graph can compute them; the next state.
@@ -265,14 +270,19 @@ class StepGraphs:
         if decoder.longest is not None and state.length >= decoder.longest:
             return None, state
         if isinstance(state, DecoderState):
-            reason = self._obstacle(decoder, state)
+            reason = self.failure or self._obstacle(decoder, state)
             if reason is not None:
                 if reason not in self.logged:
                     logger.info("decoding without CUDA graphs: %s", reason)
                     self.logged.add(reason)
                 return None, state
-            state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
-        return state.step(tokens[:, -1:]), state
+        try:
+            if isinstance(state, DecoderState):
+                state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
+            return state.step(tokens[:, -1:]), state
+        except CaptureFailed as error:
+            self.failure = str(error)
+            return None, state
 
     def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
         if not all(layer.mixer.fixed_step for layer in decoder.layers):
@@ -294,8 +304,11 @@ class StepGraphs:
             if len(self.graphs) >= MOST_GRAPHS and free:
                 self.graphs.remove(free[0])
             capture = capture_on(next(tensors_of(blocks)).device)
-            with torch.inference_mode(False), torch.no_grad():
-                graph = StepGraph(user.decoder, user.weights, blocks, size, capture)
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    graph = StepGraph(user.decoder, user.weights, blocks, size, capture)
+            except RuntimeError as error:  # too little memory, or an operation that a graph cannot contain
+                raise CaptureFailed(f"{type(error).__name__}: {error}") from error
         for other in free:
             other.user = _nobody
         graph.user = weakref.ref(user)

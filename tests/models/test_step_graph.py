@@ -170,6 +170,22 @@ def test_hooks_fire_at_every_step():
     assert not decoding.graphs.graphs
 
 
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog):
+    def capture(step):
+        if step.__self__.size.tokens > 4:
+            raise RuntimeError("no room")
+        return step
+
+    monkeypatch.setattr(step_graph, "capture_on", lambda device: capture)
+    decoding = Decoding(prepared("full"))
+    with caplog.at_level("INFO"):
+        for _ in range(9):
+            decoding.assert_equal_scores()
+            decoding.follow([1, 0, 2, 4, 3, 3, 7, 8, 6])
+    assert len(decoding.graphs.graphs) == 1
+    assert caplog.text.count("decoding without CUDA graphs: RuntimeError: no room") == 1
+
+
 def test_sizes_are_few_and_at_most_half_empty():
     sizes = [rounded(count) for count in range(1, 1000)]
     assert all(count <= size < 2 * count or count == 1 for count, size in enumerate(sizes, 1))
