@@ -14,6 +14,7 @@ from mega_fairseq.models import step_graph
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
+from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources, translation_model
 
 BEAMS = 3
@@ -168,6 +169,24 @@ def test_hooks_fire_at_every_step():
         decoding.follow(list(range(9)))
     assert len(calls) == 8
     assert not decoding.graphs.graphs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["chunks", "language model"])
+def test_steps_and_reorderings_on_a_gpu_wait_for_nothing(name):
+    with PretendedDevice() as device:
+        model, out, state = moved(prepared(name)), None, {}
+        tokens, order = moved(torch.full((9, 20), 7)), moved(torch.tensor([1, 0, 2, 4, 3, 3, 7, 8, 6]))
+        if name == "chunks":
+            sentences = moved(torch.arange(SENTENCES).repeat_interleave(BEAMS))
+            out = model.encoder.reorder_encoder_out(model.encoder(moved(sources())), sentences)
+        for length in range(1, 20):
+            model.decoder(tokens[:, :length], out, state)
+            if length == 2:  # eager, then in a graph
+                device.waits.clear()
+            model.decoder.reorder_incremental_state(state, order)
+        assert model.decoder.graphs.graphs
+        assert not device.waits
 
 
 def test_a_step_that_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog):
