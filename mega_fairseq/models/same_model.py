@@ -51,9 +51,9 @@ def check_start(
     except pickle.UnpicklingError:  # fairseq may load classes that are not plain containers
         return
     except (RuntimeError, OSError, EOFError):
+        option = "--finetune-from-model" if path == options.finetune_from_model else "--restore-file"
         raise ValueError(
-            f"{path} is not a complete checkpoint; give another one of its training as --restore-file, or remove it "
-            "to train from the start"
+            f"{path} is not a complete checkpoint; give another one as {option}, or remove it to train from the start"
         ) from None
     _compare(model, cfg, state, path, resumes, task_state)
 

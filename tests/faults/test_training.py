@@ -186,7 +186,7 @@ def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_pa
 def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, tmp_path):
     (tmp_path / "half.pt").write_bytes(half(language_model.folder / LAST))
     option = "--finetune-from-model"
-    assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt")
+    assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
 
 
 def test_checkpoints_of_another_architecture_are_refused(translation, language_model, tmp_path):
