@@ -2,8 +2,8 @@
 
 Trains a translation model on the shipped Bible, a byte-level language model on the shipped addresses, and a classifier
 that reads shipped images pixel by pixel, each next to a Transformer with the same size, batches and number of updates.
-Translates, evaluates, classifies, lets Mega continue a text, and prints a table. Interrupt it at any time: the
-same command resumes from the last checkpoints.
+Translates, evaluates, classifies, lets Mega continue a text, and prints a table. Interrupt it at any time: training
+saves a checkpoint, and the same command resumes from there.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
     except Failed as failure:
         sys.exit(f"\n{failure}")
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command resumes from the last checkpoints")
+        sys.exit("\ninterrupted; training has saved a checkpoint, and the same command resumes from there")
     draw(demo.folders, demo.timed, demo.out)
     text = report(demo.folders, demo.timed, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text, encoding="utf-8")

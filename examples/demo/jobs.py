@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 from tqdm import tqdm
 
-SECONDS_BETWEEN_CHECKS, SECONDS_BETWEEN_LINES = 0.5, 20.0
+SECONDS_BETWEEN_CHECKS, SECONDS_BETWEEN_LINES, SECONDS_TO_SAVE = 0.5, 20.0, 60.0
 AT_ONCE = 2  # commands
 
 
@@ -101,14 +101,22 @@ class Running:
 
 
 def stop(jobs: List[Running]) -> None:
-    """Ends all processes and their child processes; fairseq renames checkpoints once they are written."""
+    """Ends all processes. Training gets time to save a checkpoint first."""
     for job in jobs:
         job.bar.close()
-        if job.process.poll() is not None:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.wait()
+    alive = [job.process for job in jobs if job.process.poll() is None]
+    try:
+        for process in alive:
+            process.terminate()
+        for process in alive:
+            process.wait(SECONDS_TO_SAVE)
+    except subprocess.TimeoutExpired as late:
+        print(f"had to be killed: {late.cmd[1]}")
+    finally:  # ends their child processes, and all processes if this was interrupted
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 # Progress, read from the log of a command.
