@@ -16,7 +16,7 @@ from benchmarks.figures import Panel, draw
 from benchmarks.measure import names
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
-TRAIN = PLUGIN.parent / "benchmarks/bf16_train.py"
+TRAIN = PLUGIN.parent / "benchmarks/stoppable_train.py"
 WITH_PLUGIN = ["--user-dir", str(PLUGIN)]  # resuming a Transformer needs it too
 NAME = re.compile(r"(\w+)-(.*)-([\d.]+e-\d+)-(\d+)")  # of a run
 

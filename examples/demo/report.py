@@ -9,7 +9,7 @@ from typing import Dict, List
 
 from settings import CONTEXT, CONTINUED, IMAGES, LANGUAGE, PROMPT, TRAINED_CHUNK, TRANSLATION, Task
 
-from benchmarks.runs import curve, parameters
+from benchmarks.runs import curve
 
 Folders = Dict[str, Dict[str, Path]]  # by task and model
 WIDTH = 110
@@ -62,7 +62,7 @@ def trained(task: Task, folder: Path) -> Dict[str, float]:
     log = folder / "train.log"
     text = log.read_text(errors="replace")
     found = {
-        "parameters": parameters(text),
+        "parameters": numbers(log, r"num\. shared model params: ([\d,]+)")[0],
         "training, tokens/s": statistics.median(numbers(log, r'"(?:train_)?wps": "([\d.]+)"')),
     }
     if task is not IMAGES:

@@ -304,6 +304,8 @@ class MegaLanguageModelingTask(FairseqTask):
         constraints: Optional[Tensor] = None,
     ) -> Any:
         """Score the texts of `sample`, or continue them; `prefix_tokens` replace them as prefixes."""
+        if constraints is not None:
+            raise ValueError("--constraints is for translation; leave it out")
         eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)

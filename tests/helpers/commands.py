@@ -155,7 +155,7 @@ def run_forked(words: List[str], folder: str, streams: List[str], fault: Optiona
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual
     is_module = words[0] == "-m"
     sys.argv = words[is_module:]
-    if sys.argv[0].endswith(("fairseq_cli.train", "bf16_train.py")):
+    if sys.argv[0].endswith(("fairseq_cli.train", "stoppable_train.py")):
         logging.root.handlers.clear()  # they set the format of their log before they import fairseq, which also does so
     sys.path.insert(0, folder if is_module else os.path.dirname(words[0]))
     if fault is not None:
