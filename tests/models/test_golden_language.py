@@ -143,16 +143,17 @@ def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
 
 @language
 def test_the_loss_and_all_gradients_equal_the_released_ones(case):
-    model = language_model(case).train()  # dropout is 0
+    """In double precision, as in `assert_released_gradients`."""
+    model = language_model(case).double().train()  # dropout is 0
     loss, size, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(model, sample(case))
     assert size == int(real(case).sum())
     loss = loss - left_out(model, case)
-    torch.testing.assert_close(loss, case.outputs["loss"], atol=1e-4, rtol=1e-6)
+    torch.testing.assert_close(loss, case.outputs["loss"].to(loss.dtype), atol=1e-4, rtol=1e-6)
     loss.backward()
     released = released_gradients(case)
     assert set(released) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        assert_outputs(parameter.grad, released[name], f"gradient of {name}", GRADIENT_TOLERANCE)
+        assert_outputs(parameter.grad, released[name].double(), f"gradient of {name}", GRADIENT_TOLERANCE)
 
 
 @language

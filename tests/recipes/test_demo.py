@@ -128,6 +128,7 @@ def test_a_demo_waits_for_processes_of_a_killed_one(end, tmp_path):
     child = ""
     while not child and demo.is_alive():
         child = subprocess.run(["pgrep", "-P", str(demo.pid)], stdout=subprocess.PIPE, text=True).stdout.strip()
+    time.sleep(1)  # until the demo has it in its list
     os.kill(demo.pid, end)
     demo.join()
     assert os.path.exists(f"/proc/{child}") == (end == signal.SIGKILL)
