@@ -69,6 +69,7 @@ def circles(modules):
             del left[name]
 
 
+@pytest.mark.slow
 def test_lower_layers_do_not_import_fairseq_and_none_needs_triton():
     program = (
         "import sys; sys.modules['triton'] = None; import mega_fairseq.modules; assert 'fairseq' not in sys.modules"

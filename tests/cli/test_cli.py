@@ -42,6 +42,7 @@ def test_user_dir_prints_the_package_folder_without_importing_torch():
     assert said.splitlines() == [str(Path(mega_fairseq.__file__).parent), "set()"]
 
 
+@pytest.mark.slow
 def test_output_that_a_full_disk_cuts_is_an_error(tmp_path):
     (tmp_path / "out").touch()
     fault = partial(write_to, tmp_path / "out")

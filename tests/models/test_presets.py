@@ -88,6 +88,7 @@ def test_the_tables_list_every_preset():
     assert classifiers == {"mega_classifier", *CLASSIFIERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PARAMETERS)
 def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(preset, caplog):
     types, parameters = PARAMETERS[preset]
@@ -119,7 +120,7 @@ def test_a_classifier_in_chunks_takes_every_mixer(preset):
         assert {type(layer.mixer.config) for layer in layers} == {config}
 
 
-@pytest.mark.parametrize("preset", LANGUAGE_MODELS)
+@pytest.mark.parametrize("preset", ["mega_lm_small", "flash_lm_base"])
 def test_a_flag_that_a_preset_has_set_changes_nothing(preset):
     flags = as_words({name: value for name, value in LANGUAGE_MODELS[preset].items() if value is True})
     assert flags

@@ -45,6 +45,7 @@ def outputs(mixer, x):
     return mixer(x)[0] if mixer.config.causal else mixer(x)
 
 
+@pytest.mark.slow
 @every_form
 @directions
 @torch.no_grad()
