@@ -5,6 +5,7 @@ interpolations can refer from any section to any other.
 """
 
 import math
+from argparse import Namespace
 from dataclasses import field, fields, is_dataclass
 from typing import Any, Optional, Type
 
@@ -55,3 +56,14 @@ def is_training(section: FairseqDataclass) -> bool:
     """Whether `section` is in the config of a training: not of another command, and not in a loaded checkpoint."""
     sections = (option_of_command(section, name) for name in FILLED_IN)
     return any(isinstance(each, DictConfig) and is_dataclass(OmegaConf.get_type(each)) for each in sections)
+
+
+def all_options(section: FairseqDataclass) -> Namespace:
+    """Returns the options of all sections of the config that `section` is in; its own take precedence."""
+    options = {}
+    for each in [*(option_of_command(section, name) for name in SECTIONS), section]:
+        if isinstance(each, DictConfig):
+            options.update(OmegaConf.to_container(each, resolve=True))
+        elif each is not None:  # an optimizer without a dataclass, or options that no command gave
+            options.update(vars(each))
+    return Namespace(**options)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
-from mega_fairseq.fairseq_options import check_ranges
+from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
 from mega_fairseq.models.stack import count_layers, keep_layers
@@ -28,9 +28,9 @@ class MegaModel(BaseFairseqModel):
     OPTIONS: Type[FairseqDataclass]  # of `cfg`
 
     @property
-    def args(self) -> FairseqDataclass:
-        """What fairseq's criteria and trainer call the options."""
-        return self.cfg
+    def args(self) -> Namespace:
+        """All options of the command that built the model, or of the training that saved it."""
+        return all_options(self.cfg)
 
     @classmethod
     def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:

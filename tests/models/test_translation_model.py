@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
@@ -109,6 +110,14 @@ def test_sharing_all_embeddings_needs_one_dictionary():
         MegaTransformerModel.build_model(
             cfg, Namespace(source_dictionary=dictionary(20), target_dictionary=dictionary(21))
         )
+
+
+def test_args_of_a_model_contain_all_options_of_its_command():
+    made = model(dropout=0.3)
+    assert made.args.dropout == 0.3
+    sections = {"common": {"seed": 7}, "task": {"seed": "${common.seed}"}, "optimizer": None, "model": {"dropout": 0.2}}
+    made.cfg = OmegaConf.create(sections).model
+    assert made.args == Namespace(seed=7, dropout=0.2)
 
 
 def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_longer_ones():
