@@ -213,8 +213,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
-        bounded = any(layer.mixer.longest for layer in self.layers) or self.max_source_positions() < UNBOUNDED
-        return self.cfg.max_target_positions if bounded else UNBOUNDED
+        return UNBOUNDED if self.longest is None else self.cfg.max_target_positions
 
     def max_source_positions(self) -> int:
         """The longest source that it can process, limited in the same way."""
