@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mega_fairseq.models.beam import DecoderState, PackedWeights
 from mega_fairseq.modules import BlockState, CrossAttentionState
+from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 
@@ -57,7 +58,7 @@ class CaptureFailed(Exception):
 
 
 class Size(NamedTuple):
-    """What a graph has room for."""
+    """The capacity of a graph."""
 
     rows: int
     sources: int  # 0 without cross attention
@@ -107,20 +108,19 @@ class StepGraph:
     def _storage(self, layer: Any, like: BlockState) -> BlockState:
         place = self.place(getattr(layer.mixer.config, "chunk_size", None))
 
-        def empty(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                return part.new_zeros(self.size.rows, *part.shape[1:])
-            if isinstance(part, KeyValues):
-                both = (t.new_zeros(self.size.rows, place.limit, t.size(2)) for t in part[:2])
-                return FixedKeyValues(*both, place)
-            return None if part is None else type(part)(*map(empty, part))
+        def empty(tensor: Tensor) -> Tensor:
+            return tensor.new_zeros(self.size.rows, *tensor.shape[1:])
+
+        def empty_cache(cache: KeyValues) -> FixedKeyValues:
+            return FixedKeyValues(*(t.new_zeros(self.size.rows, place.limit, t.size(2)) for t in cache[:2]), place)
 
         cross = like.cross
         if cross is not None:
             shape = (self.size.sources, self.size.source_length)
             both = (t.new_zeros(*shape, t.size(2)) for t in cross[:2])
             cross = CrossAttentionState(*both, self.rows.new_ones(shape, dtype=torch.bool), self.place(None))
-        return BlockState(empty(like.mixer), cross, empty(like.feed_forward))
+        mixer, feed_forward = (walk(part, empty, empty_cache) for part in (like.mixer, like.feed_forward))
+        return BlockState(mixer, cross, feed_forward)
 
     def _step(self) -> Tensor:
         """The scores (R, V) of the next tokens."""
@@ -156,20 +156,20 @@ class StepGraph:
         """The state of these rows and sources after `length` tokens: copies."""
         order = self.order.index_select(0, slots)
 
-        def rows(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                return part.index_select(0, order)
-            if isinstance(part, FixedKeyValues):
-                chunk_size = next(size for size, place in self.places.items() if place is part.last)
-                count = length % chunk_size if chunk_size else length
-                return KeyValues(*(t[:, :count].index_select(0, order) for t in part[:2]))
-            return None if part is None else type(part)(*map(rows, part))
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor.index_select(0, order)
+
+        def rows_of_cache(cache: FixedKeyValues) -> KeyValues:
+            chunk_size = next(size for size, place in self.places.items() if place is cache.last)
+            count = length % chunk_size if chunk_size else length
+            return KeyValues(*(rows(t[:, :count]) for t in cache[:2]))
 
         def block(storage: BlockState) -> BlockState:
             cross = storage.cross
             if cross is not None:
                 cross = CrossAttentionState(*(t.index_select(0, sentences) for t in cross[:3]), length)
-            return BlockState(rows(storage.mixer), cross, rows(storage.feed_forward))
+            mixer, feed_forward = (walk(part, rows, rows_of_cache) for part in (storage.mixer, storage.feed_forward))
+            return BlockState(mixer, cross, feed_forward)
 
         return tuple(map(block, self.blocks))
 
@@ -180,68 +180,59 @@ def chunk_sizes(decoder: Any) -> Set[Optional[int]]:
     return sizes | {None} if any(layer.cross_attention is not None for layer in decoder.layers) else sizes
 
 
-def tokens_stored(decoder: Any, length: int) -> int:
-    """For how many tokens a graph has room that takes the next one after `length`: a power of two, or a limit."""
-    sizes = chunk_sizes(decoder)
-    needed = max(1 + (length % size if size else length) for size in sizes)
-    most = [decoder.longest] if None in sizes else [max(sizes)]
-    return min([max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()), *(n for n in most if n is not None)])
-
-
 class GraphState:
     """The state of a decoder in the storage of a graph; copies and pickles of it are `DecoderState`s."""
 
     def __init__(self, graphs: "StepGraphs", decoder: Any, weights: PackedWeights, state: DecoderState):
         self.graphs, self.decoder, self.weights = graphs, decoder, weights
+        self.longest, self.chunk_sizes = decoder.longest, chunk_sizes(decoder)
         self._enter(state)
 
     def _enter(self, state: DecoderState) -> None:
-        first, cross, self.length = next(tensors_of(state.blocks)), state.blocks[0].cross, state.length
-        self.count, sources = first.size(0), 0 if cross is None else cross.keys.size(0)
-        self.beams = self.count // sources if sources else 1
-        room = rounded(sources) if sources else 0
+        rows, cross, self.length = next(tensors_of(state.blocks)).size(0), state.blocks[0].cross, state.length
+        sources = 0 if cross is None else cross.keys.size(0)
+        self.beams = rows // sources if sources else 1
         size = Size(
-            self.beams * room if sources else rounded(self.count),
-            room,
+            self.beams * rounded(sources or rows),
+            rounded(sources) if sources else 0,
             0 if cross is None else max(SHORTEST_SOURCE, rounded(cross.keys.size(1))),
-            tokens_stored(self.decoder, self.length),
+            self._capacity(),
         )
         self.graph = self.graphs.get(self, state.blocks, size)
         self.graph.load(state.blocks, self.length)
-        self.sentences = torch.arange(sources or self.count, device=first.device)  # their places in the storage
+        self.slots = self.graph.rows[:rows]  # the row of the storage that each row is in
 
-    @property
-    def slots(self) -> Tensor:
-        """The row of the storage that each row is in."""
-        return (self.sentences.unsqueeze(1) * self.beams + self.graph.rows[: self.beams]).flatten()
+    def _capacity(self) -> int:
+        """The number of tokens that a graph for the next token stores: a power of two, or a limit."""
+        needed = max(1 + (self.length % size if size else self.length) for size in self.chunk_sizes)
+        most = self.longest if None in self.chunk_sizes else max(self.chunk_sizes)
+        capacity = max(FIRST_CAPACITY, 1 << (needed - 1).bit_length())
+        return capacity if most is None else min(capacity, most)
 
     def step(self, tokens: Tensor) -> Tensor:
         """The tokens of all rows (R, 1) -> scores (R, V) of the next ones."""
-        size = self.graph.size
-        if tokens_stored(self.decoder, self.length) > size.tokens or 2 * self.count <= size.rows:
+        if self._capacity() > self.graph.size.tokens or 2 * len(self.slots) <= self.graph.size.rows:
             self._enter(self.eager())
-        graph, slots = self.graph, self.slots
-        torch._assert_async(tokens.ne(graph.decoder.padding_idx).all())  # without waiting for the GPU
-        graph.tokens.index_copy_(0, slots, tokens)
-        scores = graph.replay().index_select(0, slots)
+        torch._assert_async(tokens.ne(self.decoder.padding_idx).all())  # without waiting for the GPU
+        self.graph.tokens.index_copy_(0, self.slots, tokens)
+        scores = self.graph.replay().index_select(0, self.slots)
         self.length += 1
         return scores
 
     def reorder(self, order: Tensor) -> None:
         """Replaces row i by row order[i]; sentences keep their order and their rows, as in fairseq's searches."""
-        slots = self.slots.index_select(0, order)
-        continued = self.graph.order.index_select(0, slots)
+        continued = self.graph.order.index_select(0, self.slots.index_select(0, order))
         if self.graph.size.sources:
             sentence = torch.div(order, self.beams, rounding_mode="floor").view(-1, self.beams)
             torch._assert_async(sentence.eq(sentence[:, :1]).all() & sentence[:, 0].diff().gt(0).all())
-            self.sentences = self.sentences.index_select(0, sentence[:, 0])
+            self.slots = self.slots.view(-1, self.beams).index_select(0, sentence[:, 0]).flatten()
         else:
-            self.sentences = self.graph.rows[: len(order)]
-        self.count = len(order)
+            self.slots = self.graph.rows[: len(order)]
         self.graph.order.index_copy_(0, self.slots, continued)
 
     def eager(self) -> DecoderState:
-        blocks = self.graph.unload(self.slots, self.sentences, self.length)
+        sentences = torch.div(self.slots[:: self.beams], self.beams, rounding_mode="floor")
+        blocks = self.graph.unload(self.slots, sentences, self.length)
         return DecoderState(blocks, self.length, packed=self.weights)
 
     def __deepcopy__(self, memo: Dict) -> DecoderState:
@@ -267,8 +258,6 @@ class StepGraphs:
         capture = capture_on(tokens.device)
         if state is None or capture is None or tokens.size(1) > max(1, state.length + 1) or torch.is_grad_enabled():
             return None, state
-        if decoder.longest is not None and state.length >= decoder.longest:
-            return None, state
         if isinstance(state, DecoderState):
             reason = self.failure or self._obstacle(decoder, state)
             if reason is not None:
@@ -279,6 +268,8 @@ class StepGraphs:
         try:
             if isinstance(state, DecoderState):
                 state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
+            if state.length == state.longest:  # without graphs, this is an error
+                return None, state
             return state.step(tokens[:, -1:]), state
         except CaptureFailed as error:
             self.failure = str(error)

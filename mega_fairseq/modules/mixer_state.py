@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Tuple, Union
 from torch import Tensor
 
 from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.attention.fixed import FixedKeyValues
 
 MixerState = Tuple[Any, ...]  # each mixer has its own NamedTuple
 Shape = Tuple[Union[int, str], ...]  # of one row; a string stands for any size
@@ -29,7 +30,7 @@ class OpenChunk(NamedTuple):
 
 def select(state: MixerState, order: Tensor) -> MixerState:
     """Row i of the result is row order[i] of `state`; rows may be repeated or left out."""
-    return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.select(order))
+    return walk(state, lambda t: t.index_select(0, order), lambda cache: cache.select(order))
 
 
 def follow(state: MixerState, order: Tensor, last: int) -> MixerState:
@@ -37,16 +38,17 @@ def follow(state: MixerState, order: Tensor, last: int) -> MixerState:
 
     Caches copy only those tokens, in place, so `state` must not be used afterwards.
     """
-    return _walk(state, lambda t: t.index_select(0, order), lambda cache: cache.follow(order, last))
+    return walk(state, lambda t: t.index_select(0, order), lambda cache: cache.follow(order, last))
 
 
-def _walk(part: Any, on_tensor: Callable[[Tensor], Tensor], on_cache: Callable[[KeyValues], KeyValues]) -> Any:
+def walk(part: Any, on_tensor: Callable[[Tensor], Tensor], on_cache: Callable[[Any], Any]) -> Any:
+    """A state of the same structure, with each tensor and each cache replaced."""
     if isinstance(part, Tensor):
         return on_tensor(part)
-    if isinstance(part, KeyValues):
+    if isinstance(part, (KeyValues, FixedKeyValues)):
         return on_cache(part)
     if isinstance(part, tuple):
-        return type(part)(*(_walk(field, on_tensor, on_cache) for field in part))
+        return type(part)(*(walk(field, on_tensor, on_cache) for field in part))
     return part
 
 

@@ -192,7 +192,7 @@ def test_steps_and_reorderings_on_a_gpu_wait_for_nothing(name):
 def test_a_step_that_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog):
     def capture(step):
         if step.__self__.size.tokens > 4:
-            raise RuntimeError("no room")
+            raise RuntimeError("too little memory")
         return step
 
     monkeypatch.setattr(step_graph, "capture_on", lambda device: capture)
@@ -202,7 +202,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog
             decoding.assert_equal_scores()
             decoding.follow([1, 0, 2, 4, 3, 3, 7, 8, 6])
     assert len(decoding.graphs.graphs) == 1
-    assert caplog.text.count("decoding without CUDA graphs: RuntimeError: no room") == 1
+    assert caplog.text.count("decoding without CUDA graphs: RuntimeError: too little memory") == 1
 
 
 def test_sizes_are_few_and_at_most_half_empty():
