@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.models.beam import DecoderState, PackedWeights
+from mega_fairseq.models.cuda_graph import Capture, capture_on
 from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -24,33 +25,9 @@ from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 
 logger = logging.getLogger(__name__)
 
-Step = Callable[[], Tensor]
 FIRST_CAPACITY = 64  # tokens
 SHORTEST_SOURCE = 16  # tokens
 MOST_GRAPHS = 16  # of one model
-
-
-def cuda_graph(step: Step) -> Step:
-    """Captures a step; the function that it returns replays it and returns the same tensor each time."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # torch requires a run before: kernels are compiled and workspaces allocated
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay
-
-
-def capture_on(device: torch.device) -> Optional[Callable[[Step], Step]]:
-    """How steps on this device are captured, or None."""
-    return cuda_graph if device.type == "cuda" and torch.version.hip is None else None
 
 
 class CaptureFailed(Exception):
@@ -88,7 +65,7 @@ class StepGraph:
     """One step of a decoder for states of this size, captured with storage of its own."""
 
     def __init__(
-        self, decoder: Any, weights: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Callable
+        self, decoder: Any, weights: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Capture
     ):
         self.decoder, self.weights, self.size = decoder, weights, size
         self.user: Callable[[], Optional[GraphState]] = _nobody
@@ -98,7 +75,8 @@ class StepGraph:
         self.order = self.rows.clone()  # the row that each row continues
         self.places: Dict[Optional[int], FixedPlace] = {}  # by chunk size
         self.blocks = tuple(map(self._storage, decoder.layers, blocks))
-        self.replay = capture(self._step)
+        self.scores: Optional[Tensor] = None  # (R, V) of the next tokens
+        (self.replay,) = capture([self._step])
 
     def place(self, chunk_size: Optional[int]) -> FixedPlace:
         """The position of the next token, in its chunk of this size."""
@@ -122,8 +100,7 @@ class StepGraph:
         mixer, feed_forward = (walk(part, empty, empty_cache) for part in (like.mixer, like.feed_forward))
         return BlockState(mixer, cross, feed_forward)
 
-    def _step(self) -> Tensor:
-        """The scores (R, V) of the next tokens."""
+    def _step(self) -> None:
         for t in tensors_of(self.blocks):
             t.copy_(t.index_select(0, self.order))
         self.order.copy_(self.rows)
@@ -135,7 +112,7 @@ class StepGraph:
             place.number.add_(1)
             if chunk_size is not None:
                 place.number.remainder_(chunk_size)
-        return self.weights.output(x.squeeze(1))
+        self.scores = self.weights.output(x.squeeze(1))
 
     def load(self, blocks: Tuple[BlockState, ...], length: int) -> None:
         """Copies the state of the first rows after `length` tokens into the storage."""
@@ -215,7 +192,8 @@ class GraphState:
             self._enter(self.eager())
         torch._assert_async(tokens.ne(self.decoder.padding_idx).all())  # without waiting for the GPU
         self.graph.tokens.index_copy_(0, self.slots, tokens)
-        scores = self.graph.replay().index_select(0, self.slots)
+        self.graph.replay()
+        scores = self.graph.scores.index_select(0, self.slots)
         self.length += 1
         return scores
 

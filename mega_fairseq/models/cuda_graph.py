@@ -1,0 +1,33 @@
+"""CUDA graphs: operations recorded once, which a GPU then runs without Python."""
+
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+
+Step = Callable[[], None]
+Capture = Callable[..., List[Step]]
+
+
+def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]:
+    """Captures steps, which follow each other; returns the functions that replay them.
+
+    Graphs with the same pool share memory, so a replay may overwrite what an earlier one of another capture left there.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # torch requires a run before: kernels are compiled and workspaces allocated
+        for step in steps:
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graphs, pool = [], torch.cuda.graph_pool_handle() if pool is None else pool
+    for step in steps:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            step()
+        graphs.append(graph)
+    return [graph.replay for graph in graphs]
+
+
+def capture_on(device: torch.device) -> Optional[Capture]:
+    """How steps on this device are captured, or None."""
+    return cuda_graphs if device.type == "cuda" and torch.version.hip is None else None
