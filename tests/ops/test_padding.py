@@ -20,12 +20,6 @@ def mask(request):
     return torch.tensor(MASKS[request.param], dtype=torch.bool)
 
 
-def test_back_is_the_inverse_of_front(mask):
-    x, align = noise(*mask.shape, 3), Alignment.of(mask)
-    assert torch.equal(align.back(align.front(x)), x)
-    assert torch.equal(align.front(align.back(x)), x)
-
-
 @pytest.mark.parametrize("extra", [(), (3,), (3, 2)])
 def test_real_tokens_move_to_the_front_in_order_with_all_trailing_dimensions(mask, extra):
     x, align = noise(*mask.shape, *extra), Alignment.of(mask)
@@ -58,12 +52,3 @@ def test_cropping_removes_columns_of_padding_and_back_restores_the_length():
     weight = noise(2, 2, 3, seed=1)
     (front * weight).sum().backward()
     assert torch.equal(x.grad[~mask], weight[~padding_from_lengths(align.lengths, 2)])
-
-
-def test_cropping_a_batch_of_only_pads_leaves_one_column():
-    assert Alignment.of(torch.ones(2, 5, dtype=torch.bool), crop=True).width == 1
-
-
-def test_padding_starts_at_the_length_of_a_row():
-    expected = torch.tensor([[True] * 4, [False, True, True, True], [False] * 4])
-    assert torch.equal(padding_from_lengths(torch.tensor([0, 1, 4]), 4), expected)

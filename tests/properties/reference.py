@@ -65,7 +65,7 @@ def rotated(x: Tensor, position: int) -> Tensor:
     return torch.stack(out)
 
 
-def _bucket(distance: int, causal: bool) -> int:
+def bucket(distance: int, causal: bool) -> int:
     """T5's bucket of key position minus query position."""
     buckets, offset = 32, 0
     if not causal:
@@ -86,7 +86,7 @@ def _bias(module: nn.Module, kind: str, query: int, key: int, causal: bool):
         return (rotated(bias.a, query) * rotated(bias.b, key)).sum()
     if kind == "alibi":
         return -abs(query - key) / 256.0
-    return bias.weight[_bucket(key - query, causal)] if kind == "t5" else 0.0
+    return bias.weight[bucket(key - query, causal)] if kind == "t5" else 0.0
 
 
 def _attend(module: nn.Module, queries: List[Tensor], keys: List[Tensor], values: Tensor, causal: bool) -> Tensor:
