@@ -9,31 +9,15 @@ ATTENTION, GMLP = MIXERS["attention"], MIXERS["gmlp"]
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "message"),
+    ("options", "message"),
     [
-        (ATTENTION, {"heads": 3}, "--decoder-attention-heads is 3 and does not divide the width of the model, 8"),
-        (ATTENTION, {"heads": 0}, "--decoder-attention-heads is 0; it must be a whole number of at least 1"),
-        (ATTENTION, {"rotary_dims": 3}, "--decoder-rotary-dims is 3; give an even number up to the width of a head, 4"),
-        (ATTENTION, {"rotary_dims": 6}, "--decoder-rotary-dims is 6; give an even number up to the width of a head, 4"),
-        (ATTENTION, {"rotary_dims": -2}, "--decoder-rotary-dims is -2; give an even number"),
-        (ATTENTION, {"heads": 1, "talking_heads": True}, "--decoder-talking-heads mixes heads and .* is 1; leave it"),
-        (
-            ATTENTION,
-            {"beta": True},
-            "--decoder-time-beta is True and has no effect with --decoder-time-weight none; leave",
-        ),
-        (ATTENTION, {"time_weight": "during"}, "--decoder-time-weight is 'during'; choose one of none, before, after"),
-        (ATTENTION, {"time_weight": "after", "chunk_size": None}, "--decoder-chunk-size is -1 and .* learns tables"),
-        (ATTENTION, {"gamma": True, "chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
-        (GMLP, {"chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
-        (GMLP, {"heads": 3}, "--decoder-attention-heads is 3 and does not divide the width of gMLP's values, .* 16"),
-        (GMLP, {"expansion": 0}, "--decoder-gmlp-expansion is 0; it must be a whole number of at least 1"),
+        ({"heads": 1, "talking_heads": True}, "--decoder-talking-heads mixes heads and .* is 1; leave it"),
+        ({"gamma": True, "chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
     ],
 )
-def test_options_without_effect_or_that_do_not_fit_are_refused(config, options, message):
-    with pytest.raises(ValueError, match=message) as refused:
-        config(8, **{"heads": 2, "chunk_size": 4, "side": "decoder", **options})
-    assert "\n" not in str(refused.value)
+def test_options_that_do_not_fit_attention_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ATTENTION(8, **{"heads": 2, "chunk_size": 4, "side": "decoder", **options})
 
 
 @pytest.mark.parametrize("options", [{"time_weight": "before"}, {"time_weight": "after"}])
