@@ -140,12 +140,3 @@ def test_only_the_simple_bias_limits_the_length():
     assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
     with pytest.raises(ValueError, match="rotary"):
         logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))
-
-
-def test_smaller_chunks_take_the_learned_scores_of_their_distances():
-    made, smaller = (model(encoder_chunk_size=c, decoder_chunk_size=c) for c in (5, 3))
-    smaller.load_state_dict(made.state_dict())
-    for layer in (*made.encoder.layers, *made.decoder.layers):
-        layer.mixer = layer.mixer.with_chunk(3)
-    torch.testing.assert_close(logits(smaller), logits(made), **CLOSE)
-    assert not torch.allclose(logits(model(encoder_chunk_size=5, decoder_chunk_size=5)), logits(made), atol=1e-3)
