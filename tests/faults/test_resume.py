@@ -79,20 +79,11 @@ def test_a_training_with_a_task_without_dataclass_is_resumed(translation, tmp_pa
     assert "--decoder-z-dim is 8 and was 16" in failure("train", translation.data, *words)
 
 
-def test_a_new_training_can_start_from_the_weights_of_another_model_if_they_fit(trained, tmp_path):
-    start = ["--finetune-from-model", trained.last, "--attention-activation-fn=laplace", "--max-update=1"]
-    said = train(trained, tmp_path, *start)
-    assert f"loading pretrained model from {trained.last}" in said
+def test_a_new_training_can_start_from_the_weights_of_another_model_if_they_fit(translation, tmp_path):
+    start = ["--finetune-from-model", translation.last, "--attention-activation-fn=laplace", "--max-update=1"]
+    said = train(translation, tmp_path, *start)
+    assert f"loading pretrained model from {translation.last}" in said
     assert warnings(said) == [WAS_SOFTMAX]
-
-
-def test_a_pruned_model_is_trained_further_and_resumed_by_the_same_command(language_model, tmp_path):
-    train(language_model, tmp_path / "whole", "--decoder-layers=3", "--max-update=1")
-    start = ["--decoder-layers=3", "--finetune-from-model", tmp_path / "whole" / LAST, "--decoder-layers-to-keep=0,2"]
-    for updates in (1, 2):
-        said = train(language_model, tmp_path / "pruned", *start, "--max-update", updates)
-        assert warnings(said) == []
-    assert f"Loaded checkpoint {tmp_path / 'pruned' / LAST}" in said
 
 
 def test_a_translation_resumed_at_the_end_of_an_epoch_has_the_losses_of_an_uninterrupted_one(translation, tmp_path):

@@ -184,4 +184,5 @@ def test_a_translation_model_is_pruned_for_generation_and_for_further_training(t
     fairseq(*words, "--max-update=2")
     assert_same_translations(fairseq(*generate, tmp_path / "pruned" / last), expected, count=CORPUS["valid"])
     said = fairseq(*words, "--max-update=3")
+    assert "with other options" not in said
     assert [record["num_updates"] for record in records(said, "train_inner")] == [3]
