@@ -16,7 +16,6 @@ from tests.helpers.commands import (
     CPU,
     GENERATION,
     PLUGIN,
-    ROOT,
     SEARCH,
     STOCK,
     SYLLABLES,
@@ -209,9 +208,8 @@ def test_an_ensemble_does_not_depend_on_the_order_of_its_models(generate, corpus
 # ------------------------------------------------------------------------------------------------ fairseq-interactive
 
 
-@pytest.mark.parametrize("options", [[], ["--buffer-size=16", "--batch-size=5"]], ids=" ".join)
-def test_fairseq_interactive_gives_the_translations_of_fairseq_generate(interact, generate, sources, options):
-    assert_same_translations(interact(sources, *options), generate("--batch-size=64"))
+def test_fairseq_interactive_gives_the_translations_of_fairseq_generate(interact, generate, sources):
+    assert_same_translations(interact(sources, "--buffer-size=16", "--batch-size=5"), generate("--batch-size=64"))
 
 
 def test_constraints_are_met_in_any_batch(interact, sources):
@@ -274,12 +272,6 @@ def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, tra
     assert together == [hub.translate(sentence, **how) for sentence in joined]
     generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
     assert together == texts(generated)
-
-
-def test_the_plugin_is_found_by_a_relative_path(corpus, trained, generate):
-    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--user-dir", "../mega_fairseq", "--batch-size=64"]
-    said = fresh(sys.executable, "-m", "fairseq_cli.generate", *words, cwd=ROOT / "tests")
-    assert_same_translations(said, generate("--batch-size=64"))
 
 
 def test_the_readmes_command_finds_the_plugin(corpus, trained, generate, tmp_path):
