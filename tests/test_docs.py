@@ -178,23 +178,6 @@ def test_plain_torch_example_evaluates_in_pieces(tmp_path):
 # ------------------------------------------------------------------------------------------------ make
 
 
-@pytest.mark.parametrize(
-    ("words", "done"),
-    [
-        (["PYTHON=python3.9", "install"], "python3.9 -m venv "),
-        (["test", "ARGS=tests/ops"], r"/python -m pytest -n auto --dist worksteal tests/ops$"),
-    ],
-)
-def test_make_sets_up_the_environment_first(words, done, tmp_path):
-    """In a dry run, in a clone with nothing installed, without the variables of the make that runs these tests."""
-    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    clean = ["env", *(f"--unset={name}" for name in ("MAKEFLAGS", "ARGS", "PYTHON", "VENV", "WORKERS"))]
-    output = fresh(*clean, "make", "--dry-run", *words, cwd=tmp_path)
-    assert re.search(done, output, re.MULTILINE)
-    assert "-m venv .venv" in output
-
-
 def test_make_clean_keeps_the_environment_and_the_sources(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (".venv/lib/__pycache__", "mega_fairseq/__pycache__", "build", ".pytest_cache"):

@@ -11,7 +11,6 @@ import torch
 
 from mega_fairseq.cli.classify import Scores, load, saliency
 from mega_fairseq.cli.main import main
-from mega_fairseq.models import MegaClassifier
 from tests.helpers.classifiers import LABELS, OPTIONS
 from tests.helpers.commands import records
 
@@ -181,15 +180,3 @@ def test_probabilities_that_are_nan_are_refused_by_number(classifiers, classify,
     code, said, err = classify(path, trained.data, "--subset=valid")
     assert (code, said) == (1, "")
     assert re.search(r"example \d+ .*NaN", err)
-
-
-def test_the_program_and_the_command_agree(trained, classify):
-    hub = MegaClassifier.from_pretrained(trained.folder, trained.last.name, trained.data)
-    parse = {
-        "tokens": bytes.decode,
-        "bytes": lambda line: line.split(b"\t"),
-        "values": lambda line: np.array(line.split(), dtype=np.uint8),
-    }
-    expected = hub.predict(list(map(parse[trained.kind], lines_of(trained).splitlines())))
-    found = parsed(classify(trained.last, "-", typed=lines_of(trained))[1])
-    assert_same(found, [(one.label, one.probability) for one in expected])
