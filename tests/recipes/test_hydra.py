@@ -1,9 +1,21 @@
-"""The YAML files of examples/hydra train as the presets and options that they name."""
+"""The YAML files of examples/hydra train as the presets and options that they name, and resume."""
+
+import re
 
 import pytest
 
 from mega_fairseq.cli.main import main
-from tests.helpers.commands import LM_SIZES, MEGA_SIZES, ROOT, checkpoint, fairseq, preprocess_pairs, preprocess_text
+from tests.helpers.commands import (
+    LM,
+    LM_SIZES,
+    MEGA_SIZES,
+    ROOT,
+    checkpoint,
+    fairseq,
+    perplexity,
+    preprocess_pairs,
+    preprocess_text,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -19,22 +31,28 @@ def prepare(kind, folder):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/hydra").iterdir()), ids=lambda path: path.stem)
-def test_a_yaml_file_trains_its_preset(path, tmp_path):
+def test_a_yaml_file_trains_its_preset_and_resumes(path, tmp_path):
     data, overrides, sizes = prepare(path.stem, tmp_path)
     added = [f"++model.{name}={size}" for name, size in sizes.items()]
     words = [
         f"common.user_dir={ROOT / 'mega_fairseq'}",
         "common.cpu=true",
-        "optimization.max_update=3",
         "dataset.max_valid_steps=2",
     ]
     where = [f"task.data={data}", f"checkpoint.save_dir={tmp_path}"]
-    fairseq(
-        "hydra-train", "--config-dir", path.parent, "--config-name", path.stem, *words, *where, *overrides, *added,
-        cwd=tmp_path,
-    )  # fmt: skip
-    state = checkpoint(tmp_path / "checkpoint_last.pt")
+    for updates in (2, 3):
+        said = fairseq(
+            "hydra-train", "--config-dir", path.parent, "--config-name", path.stem, *words, *where, *overrides, *added,
+            f"optimization.max_update={updates}", cwd=tmp_path,
+        )  # fmt: skip
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
+    last = tmp_path / "checkpoint_last.pt"
+    state = checkpoint(last)
     assert state["optimizer_history"][-1]["num_updates"] == 3
     preset = {"translation": "transformer", "language_modeling": "lm", "classification": "classifier"}[path.stem]
     assert state["cfg"]["model"]["_name"] == f"mega_{preset}_small"
     assert state["cfg"]["optimizer"]["adam_betas"] == "(0.9, 0.98)"
+    if path.stem == "language_modeling":
+        _, loss, _ = perplexity(fairseq("eval-lm", data, *LM, "--path", last, "--gen-subset=valid"))
+        validated = re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", said)[-1]
+        assert loss == pytest.approx(float(validated), abs=1e-4)
