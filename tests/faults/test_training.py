@@ -3,7 +3,7 @@
 Broken checkpoints and those of other models are refused.
 """
 
-from functools import lru_cache, partial
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +16,14 @@ from tests.helpers.commands import (
     LM,
     STOCK,
     TRAINING,
-    TRANSLATION,
     Running,
     checkpoint,
     failure,
     fairseq,
-    preprocess_pairs,
     preprocess_text,
     records,
     start_processes,
+    trained,
 )
 
 pytestmark = pytest.mark.slow
@@ -36,31 +35,12 @@ KILLED = -9
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    """An uninterrupted training of a translation model or a language model."""
-
-    @lru_cache(maxsize=None)
-    def call(kind):
-        place = tmp_path_factory.mktemp(kind)
-        if kind == "translation":  # with the same batches after resuming
-            words = [preprocess_pairs(place), *TRANSLATION, "--lr=0.005", "--grouped-shuffling", *SAVING]
-        else:
-            words = [preprocess_text(place), *LANGUAGE_MODELS["softmax"], *SAVING]
-        said = fairseq("train", *words, "--save-dir", place / "checkpoints")
-        return SimpleNamespace(words=words, data=words[0], folder=place / "checkpoints", said=said)
-
-    return call
-
-
-# How fairseq saves and loads does not depend on the model, so most tests use one of the two.
-@pytest.fixture
-def translation(trained):
-    return trained("translation")
-
-
-@pytest.fixture
-def language_model(trained):
-    return trained("language model")
+def training(tmp_path_factory):
+    """An uninterrupted training of a language model; how fairseq saves and loads does not depend on the model."""
+    place = tmp_path_factory.mktemp("training")
+    words = [preprocess_text(place), *LANGUAGE_MODELS["softmax"], *SAVING]
+    said = fairseq("train", *words, "--save-dir", place / "checkpoints")
+    return SimpleNamespace(words=words, data=words[0], folder=place / "checkpoints", said=said)
 
 
 def train(training, folder, *options, fault=None, code=0):
@@ -107,41 +87,40 @@ def assert_ends_like(training, folder, after, *options):
 # ------------------------------------------------------------------------------------------------ killed, full disk
 
 
-@pytest.mark.parametrize("kind", ["translation", "language model"])
-def test_a_killed_training_resumes_to_the_same_model(trained, kind, tmp_path):
-    said = train(trained(kind), tmp_path, fault=partial(faults.killed_in_update, 16), code=KILLED)
+def test_a_killed_training_resumes_to_the_same_model(training, tmp_path):
+    said = train(training, tmp_path, fault=partial(faults.killed_in_update, 16), code=KILLED)
     assert max(losses(said)) == 15
     assert broken(tmp_path) == []
-    assert_ends_like(trained(kind), tmp_path, after=12)
+    assert_ends_like(training, tmp_path, after=12)
 
 
-def test_a_half_written_checkpoint_is_not_used(language_model, tmp_path):
-    train(language_model, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
+def test_a_half_written_checkpoint_is_not_used(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
     assert (tmp_path / f"{SECOND}.tmp").stat().st_size > 0
     assert broken(tmp_path) == []
-    assert_ends_like(language_model, tmp_path, after=6)
+    assert_ends_like(training, tmp_path, after=6)
 
 
-def test_a_half_copied_best_checkpoint_is_copied_again(translation, tmp_path):
-    train(translation, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
+def test_a_half_copied_best_checkpoint_is_copied_again(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
     assert broken(tmp_path) == [BEST]
-    assert_ends_like(translation, tmp_path, after=6)
+    assert_ends_like(training, tmp_path, after=6)
 
 
-def test_a_half_copied_last_checkpoint_is_refused(translation, tmp_path):
-    train(translation, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
+def test_a_half_copied_last_checkpoint_is_refused(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
     assert broken(tmp_path) == [LAST]
-    assert_refused(translation, tmp_path)
-    assert_ends_like(translation, tmp_path, 12, "--restore-file", tmp_path / SECOND)
+    assert_refused(training, tmp_path)
+    assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
-def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(language_model, tmp_path):
-    train(language_model, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
-    said = train(language_model, tmp_path, fault=partial(faults.no_space, 100_000), code=1)
+def test_a_training_stopped_by_a_full_disk_resumes_when_there_is_space(training, tmp_path):
+    train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
+    said = train(training, tmp_path, fault=partial(faults.no_space, 100_000), code=1)
     assert f"Saving checkpoint to {tmp_path / SECOND}" in said
     assert said.splitlines()[-1].startswith("OSError: ")
     assert broken(tmp_path) == []
-    assert_ends_like(language_model, tmp_path, after=6)
+    assert_ends_like(training, tmp_path, after=6)
 
 
 # ------------------------------------------------------------------------------------------------ broken checkpoints
@@ -153,44 +132,44 @@ def half(path):
 
 
 @pytest.mark.parametrize(("harm", "finetune"), [("empty", False), ("a failed save before", True)])
-def test_a_broken_last_checkpoint_is_refused(language_model, harm, finetune, tmp_path):
+def test_a_broken_last_checkpoint_is_refused(training, harm, finetune, tmp_path):
     """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
-    last = language_model.folder / LAST
+    last = training.folder / LAST
     (tmp_path / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
-    assert_refused(language_model, tmp_path, *(["--finetune-from-model", last] if finetune else []))
+    assert_refused(training, tmp_path, *(["--finetune-from-model", last] if finetune else []))
 
 
-def test_all_processes_refuse_the_broken_checkpoint_of_the_first(language_model, tmp_path):
+def test_all_processes_refuse_the_broken_checkpoint_of_the_first(training, tmp_path):
     """The second one has a folder without checkpoints."""
     folders = [tmp_path / "broken", tmp_path / "empty"]
     for folder in folders:
         folder.mkdir()
-    (folders[0] / LAST).write_bytes(half(language_model.folder / LAST))
+    (folders[0] / LAST).write_bytes(half(training.folder / LAST))
     own = [["--save-dir", each] for each in folders]
-    (code, said), (other, _) = (each.wait() for each in start_processes(*language_model.words, own=own))
+    (code, said), (other, _) = (each.wait() for each in start_processes(*training.words, own=own))
     assert code
     assert other
     assert str(folders[0] / LAST) in said
 
 
-def test_evaluation_does_not_search_for_other_checkpoints(language_model, tmp_path):
+def test_evaluation_does_not_search_for_other_checkpoints(training, tmp_path):
     """The options of the checkpoint contain the folder of its training, which now has a broken last checkpoint."""
-    state = checkpoint(language_model.folder / LAST)
+    state = checkpoint(training.folder / LAST)
     state["cfg"]["checkpoint"]["save_dir"] = str(tmp_path)
     torch.save(state, tmp_path / "kept.pt")
     (tmp_path / LAST).write_bytes(b"")
-    fairseq("eval-lm", language_model.data, *LM, "--gen-subset=valid", "--path", tmp_path / "kept.pt")
-    MegaLanguageModel.from_pretrained(str(tmp_path), "kept.pt", str(language_model.data))
+    fairseq("eval-lm", training.data, *LM, "--gen-subset=valid", "--path", tmp_path / "kept.pt")
+    MegaLanguageModel.from_pretrained(str(tmp_path), "kept.pt", str(training.data))
 
 
-def test_a_training_does_not_start_from_a_truncated_checkpoint(language_model, tmp_path):
-    (tmp_path / "half.pt").write_bytes(half(language_model.folder / LAST))
+def test_a_training_does_not_start_from_a_truncated_checkpoint(training, tmp_path):
+    (tmp_path / "half.pt").write_bytes(half(training.folder / LAST))
     option = "--finetune-from-model"
-    assert_refused(language_model, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
+    assert_refused(training, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
 
 
-def test_checkpoints_of_another_architecture_are_refused(translation, language_model, tmp_path):
-    fairseq("train", translation.data, *STOCK, *TRAINING, "--max-update=1", "--save-dir", tmp_path)
-    words = [*language_model.words, "--save-dir", tmp_path / "new", "--restore-file", tmp_path / LAST]
+def test_checkpoints_of_another_architecture_are_refused(training, tmp_path):
+    fairseq("train", trained("translation").data, *STOCK, *TRAINING, "--max-update=1", "--save-dir", tmp_path)
+    words = [*training.words, "--save-dir", tmp_path / "new", "--restore-file", tmp_path / LAST]
     assert str(tmp_path / LAST) in failure("train", *words)
-    assert "TransformerModel" in failure("eval-lm", language_model.data, *LM, "--path", tmp_path / LAST)
+    assert "TransformerModel" in failure("eval-lm", training.data, *LM, "--path", tmp_path / LAST)
