@@ -9,7 +9,7 @@ from torch import Tensor
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
-from mega_fairseq.modules.projection import gated_residual, linear, packed
+from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.gates import gate_output
@@ -91,8 +91,8 @@ class GatedCrossAttention(Layer):
         """Keys and values of the encoder's output, computed once per translation."""
         check_padding_mask(source_padding_mask, source, "source_padding_mask")
         source, _, source_padding_mask = to_front(source, source_padding_mask, self.longest)
-        values = ACTIVATIONS[self.config.activation].forward(self.values(source))
-        return CrossAttentionState(self.keys(source), values, source_padding_mask, 0)
+        values = project(self.values, source, self.config.activation)
+        return CrossAttentionState(project(self.keys, source), values, source_padding_mask, 0)
 
     def forward(
         self,
@@ -122,7 +122,7 @@ class GatedCrossAttention(Layer):
         residual = x
         if c.prenorm:
             x = self.norm(x)
-        queries, place, state = _by_position(self.queries(x), padding, state)  # (B, n', z)
+        queries, place, state = _by_position(project(self.queries, x), padding, state)  # (B, n', z)
         attended = place(self._attend(queries, state))  # (B, n, D)
         keep, scale = self.keep_mask(x, c.dropout)
         y = gated_residual(x, attended, residual, self.gates, self.hidden, c.activation, keep, scale)

@@ -8,7 +8,7 @@ from torch import Tensor
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.mixer import TokenShift
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token
@@ -69,11 +69,11 @@ class NormalizedFeedForward(Layer):
             x = self.norm(x, padding)
         if self.token_shift is not None:
             x, last = self.token_shift(x, last, None if align is None else align.lengths)
-        hidden = ACTIVATIONS[GATED.get(c.activation, c.activation)].forward(self.expand(x))
+        hidden = project(self.expand, x, GATED.get(c.activation, c.activation))
         if self.gate is not None:
-            hidden = hidden * self.gate(x)
+            hidden = hidden * project(self.gate, x)
         hidden = self.drop(hidden, c.activation_dropout)  # (B, L, H)
-        x = residual + self.drop(self.contract(hidden), c.dropout)  # (B, L, H) -> (B, L, D)
+        x = residual + self.drop(project(self.contract, hidden), c.dropout)  # (B, L, H) -> (B, L, D)
         if not c.prenorm:
             x = self.norm(x, padding)
         if padding is not None:

@@ -9,6 +9,8 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.dense import dense
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from mega_fairseq.ops.linear import Projection, ready_linear
 
@@ -39,6 +41,13 @@ def is_plain(*modules: nn.Module) -> bool:
 
 def _weights(layer: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
     return layer.weight, layer.bias
+
+
+def project(layer: nn.Module, x: Tensor, activation: str = "linear") -> Tensor:
+    """The activation of layer(x): (..., in) -> (..., out)."""
+    if is_plain(layer) and layer.bias is not None:
+        return dense(x, *_weights(layer), activation)
+    return ACTIVATIONS[activation].forward(layer(x))
 
 
 def packed(*layers: nn.Module) -> Projection:

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from mega_fairseq.modules import DampedEMA
-from mega_fairseq.ops import backend
+from mega_fairseq.ops import backend, rows
+from mega_fairseq.ops.dense import dense, dense_naive
+from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
 from mega_fairseq.ops.ema import triton as ema_triton
 from mega_fairseq.ops.ema.naive import ema_coefficients_naive
@@ -25,6 +27,7 @@ def kernels_everywhere(monkeypatch):
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr(ema_triton, "SEGMENT", SHORT)
     monkeypatch.setattr(ema_triton, "PARTS", 4)
+    monkeypatch.setattr(rows, "PARTS", 3)
     backend._choose.cache_clear()
     yield
     backend._choose.cache_clear()
@@ -167,13 +170,36 @@ def test_more_states_than_a_thread_can_hold_take_the_plain_form(monkeypatch):
         DampedEMA(4, 16)(torch.ones(1, 3, 4))
 
 
+@pytest.mark.parametrize("activation", ["silu", "linear", "relu"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 300, 33), (0, 4, 3)], ids=str)
+def test_a_projection_equals_its_definition_in_values_and_gradients(shape, activation):
+    *batch, width = shape
+    tensors = {"x": noise(*batch, 3, seed=1), "weight": noise(width, 3, seed=2), "bias": noise(width, seed=3)}
+    tensors = {name: t.requires_grad_() for name, t in tensors.items()}
+    results = (with_gradients(partial(form, activation=activation), tensors) for form in (dense, dense_naive))
+    assert_same(*results)
+
+
+def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):
+    monkeypatch.setattr(dense_triton, "add_parts", lambda parts, dtype: parts[:-1].sum(0).to(dtype))
+    with pytest.raises(AssertionError, match="gradient of bias"):
+        test_a_projection_equals_its_definition_in_values_and_gradients((3, 300, 33), "silu")
+
+
+def test_the_gradient_of_a_bias_in_half_precision_is_a_sum_in_float32():
+    x, weight = (torch.ones(*shape, dtype=torch.float16) for shape in ((9000, 1), (2, 1)))
+    bias = torch.zeros(2, dtype=torch.float16, requires_grad=True)
+    dense(x, weight, bias).sum().backward()
+    assert bias.grad.tolist() == [9000.0, 9000.0]
+
+
 @pytest.mark.parametrize("dropped", [False, True], ids=["whole", "dropout"])
 @pytest.mark.parametrize("hidden", [False, True], ids=["cross", "own"])
 def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped):
-    rows, dim, width = 5, 7, 11
+    length, dim, width = 150, 7, 11
     total = dim + width + dim * hidden
     shapes = {
-        "gate_input": (2, rows, dim), "attended": (2, rows, width), "residual": (2, rows, dim),
+        "gate_input": (2, length, dim), "attended": (2, length, width), "residual": (2, length, dim),
         "weight": (total, dim), "bias": (total,), "output": (dim, width), "output_bias": (dim,),
     }  # fmt: skip
     # Every other column of a wider tensor: the kernels read contiguous rows.
@@ -181,7 +207,7 @@ def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped)
         name: noise(*shape[:-1], 2 * shape[-1], seed=i)[..., ::2].requires_grad_()
         for i, (name, shape) in enumerate(shapes.items())
     }
-    keep = (noise(2, rows, 2 * dim, seed=20) > -0.5)[..., ::2] if dropped else None
+    keep = (noise(2, length, 2 * dim, seed=20) > -0.5)[..., ::2] if dropped else None
 
     def fused(gate_input, attended, residual, weight, bias, output, output_bias):
         gates = ((weight, bias), (output, output_bias))

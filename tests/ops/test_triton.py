@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_fairseq.ops import backend
+from mega_fairseq.ops import backend, rows
+from mega_fairseq.ops.dense import triton as dense
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
 tl = pytest.importorskip("triton.language")
@@ -40,13 +41,13 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta"), "*bf16")
-INTEGERS = ("L", "T", "D", "K", "E", "SEGMENTS", "stride", "offset")
+INTEGERS = ("L", "T", "D", "K", "E", "R", "SEGMENTS", "width", "stride", "candidate_stride", "sums_stride")
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
-GATES = {"BLOCK": 1024, "WIDE": "fp32"}
+ROWS = {"ROWS": 2, "COLUMNS": 512, "WIDE": "fp32"}
 
 
-def compiled(kernel, constants, absent=(), capability=80):
+def compiled(kernel, constants, absent=(), capability=80, warps=1):
     """The kernel for a GPU of this compute capability, with aligned pointers as at run time."""
     names, types = kernel.arg_names, {}
     for name in names:
@@ -61,7 +62,7 @@ def compiled(kernel, constants, absent=(), capability=80):
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*") or n == "D"}
     source = ASTSource(kernel, types, fixed, aligned)
     return triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1, "enable_fp_fusion": True}
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "enable_fp_fusion": True}
     )
 
 
@@ -75,14 +76,17 @@ def of_the_ema():
     yield ema_kernels.coefficient_gradients, ONE_WAY, ("lengths", "before", "after")
 
 
-def of_tables_and_gates():
+def of_tables():
     for kernel in (ema_kernels.coefficients, ema_kernels.coefficients_backward):
         yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
-    for kernel in (gates.reset, gates.reset_backward):
-        yield kernel, GATES, ()
+
+
+def of_rows():
+    for kernel in (gates.reset, gates.reset_backward, dense.silu_backward, rows.column_sums):
+        yield kernel, ROWS, ()
     for kernel in (gates.update, gates.update_backward):
-        yield kernel, {**GATES, "HIDDEN": True, "SCALE": 1.5}, ()
-        yield kernel, {**GATES, "HIDDEN": False, "SCALE": 1.0}, ("keep",)
+        yield kernel, {**ROWS, "SCALE": 1.5}, ()
+        yield kernel, {**ROWS, "SCALE": 1.0}, ("keep",)
 
 
 def exchanges_between_lanes(made):
@@ -112,8 +116,10 @@ def sum_of_states(tables, sums, D, N: tl.constexpr, PADDED: tl.constexpr, C: tl.
 
 @pytest.mark.slow
 def test_the_other_kernels_compile():
-    for kernel, constants, absent in of_tables_and_gates():
+    for kernel, constants, absent in of_tables():
         assert "ptx" in compiled(kernel, constants, absent).asm
+    for kernel, constants, absent in of_rows():
+        assert "ptx" in compiled(kernel, constants, absent, capability=90, warps=4).asm
 
 
 # ------------------------------------------------------------------------------------------- where they run

@@ -11,7 +11,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.position_bias import TabledBias, biased_weights
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 
@@ -64,10 +64,10 @@ class GatedAttentionUnit(SingleHeadMixer):
         return self.config.scale == "outer"
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        values = self.drop(F.silu(self.values(x)), self.config.hidden_dropout)  # V (B, L, e)
-        queries, keys = self.queries_keys(F.silu(self.shared(x)))  # of Z (B, L, s)
+        values = self.drop(project(self.values, x, "silu"), self.config.hidden_dropout)  # V (B, L, e)
+        queries, keys = self.queries_keys(project(self.shared, x, "silu"))  # of Z (B, L, s)
         attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
-        return self.output(F.silu(self.gate(x)) * attended), state
+        return project(self.output, project(self.gate, x, "silu") * attended), state
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.shared_dim, self.config.value_dim)

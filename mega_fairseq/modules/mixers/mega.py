@@ -12,7 +12,7 @@ from mega_fairseq.modules.layer import check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.position_bias import TabledBias, biased_weights
-from mega_fairseq.modules.projection import gated_residual, linear, packed
+from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
@@ -172,12 +172,12 @@ class MovingAverageGatedAttention(SingleHeadMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[GatedAttentionState]]:
         c, (ema_state, cache) = self.config, batch.state or (None, None)
-        values = self.drop(ACTIVATIONS[c.activation].forward(self.values(x)), c.hidden_dropout)  # V (B, L, v), eq. 10
+        values = self.drop(project(self.values, x, c.activation), c.hidden_dropout)  # V (B, L, v), eq. 10
 
         averaged = self.ema(x, ema_state, batch.align)
         x, ema_state = averaged if c.causal else (averaged, None)
         x = self.drop(x, c.dropout)  # X' (B, L, D), eq. 6
-        shared = F.silu(self.shared(x))  # Z (B, L, z), eq. 7
+        shared = project(self.shared, x, "silu")  # Z (B, L, z), eq. 7
         queries, keys = self.queries_keys(shared)  # eq. 8-9
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
 

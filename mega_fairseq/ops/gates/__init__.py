@@ -64,11 +64,13 @@ def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> L
 
 def _fake(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
     rows = Rows(*args)
-    base = rows.gate_input.new_empty(rows.residual.size(0), rows.weight.size(0))
-    return torch.empty_like(rows.residual), base, rows.gate_input.new_empty(rows.residual.shape)
+    (count, dim), total = rows.residual.shape, rows.weight.size(0)
+    in_base = _form(rows.residual, rows.activation) is not tiles and total > dim + rows.attended.size(1)
+    before = rows.gate_input.new_empty(0 if in_base else (count, dim))
+    return torch.empty_like(rows.residual), rows.gate_input.new_empty(count, total), before
 
 
-# Y, the projection of X', and the candidate before its activation, which are saved for backward.
+# Y, the projection of X', and the candidate before its activation, if it is not in there: saved for backward.
 _gated_output = operator(
     "gated_output",
     "Tensor gate_input, Tensor attended, Tensor residual, Tensor weight, Tensor bias, Tensor hidden, "

@@ -1,36 +1,19 @@
 """The elementwise parts of `gated_output` as Triton kernels, for NVIDIA GPUs: two forward and two backward.
 
 Base is X' (W_u, W_r, W_h) + b, its rows D + E + D wide, or D + E without W_h. Everything is computed in float32 or
-better; only what matrix products need is stored.
+better; only what matrix products need is stored. The candidate before b_h and silu is in the place of X' W_h + b, to
+which its product is added, or in a tensor of its own if there is no W_h; so is its gradient.
 """
 
-from typing import Any, List, Tuple
+from typing import List, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.gates.tiles import Rows
-from mega_fairseq.ops.precision import at_least_float32
-
-BLOCK = 1024  # columns of a program
-WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
-@triton.jit
-def _at(width, stride, offset, BLOCK: tl.constexpr):
-    """Where this program's elements are in rows of `width`, and in rows of `stride` from column `offset` on."""
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    return row * width + column, row * stride + offset + column, column < width
-
-
-@triton.jit
-def silu(x):
-    """silu(x) and its derivative."""
-    sigmoid = tl.sigmoid(x)
-    return x * sigmoid, sigmoid * (1.0 + x * (1.0 - sigmoid))
+from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
 
 
 @triton.jit
@@ -40,9 +23,10 @@ def reset_gate(x):
 
 
 @triton.jit
-def reset(base, attended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def reset(base, attended, mixed, R, stride, D, E, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
     """mixed = r O with r = reset_gate(base[:, D : D + E])."""
-    at, at_base, inside = _at(E, stride, D, BLOCK)
+    row, column, inside = tile(0, R, E, ROWS, COLUMNS)
+    at, at_base = row * E + column, row * stride + D + column
     r, _ = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
     tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
@@ -50,92 +34,109 @@ def reset(base, attended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.con
 
 @triton.jit
 def reset_backward(
-    base, attended, dmixed, dbase, dattended, mixed, stride, D, E, BLOCK: tl.constexpr, WIDE: tl.constexpr
-):
-    """From the gradient of mixed, those of base and O; and mixed again, for the gradient of U_h."""
-    at, at_base, inside = _at(E, stride, D, BLOCK)
-    r, slope = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
-    o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
-    grad = tl.load(dmixed + at, mask=inside, other=0.0).to(WIDE)
-    tl.store(dbase + at_base, (grad * o * slope).to(dbase.dtype.element_ty), mask=inside)
-    tl.store(dattended + at, (grad * r).to(dattended.dtype.element_ty), mask=inside)
-    tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
+    base, attended, mixed, dbase, dattended, sums, R, stride, D, E, sums_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of mixed, those of base and O; and mixed, in its gradient's place, for the gradient of U_h."""
+    total = tl.zeros([ROWS, COLUMNS], WIDE)
+    for turn in range(turns(R, ROWS)):
+        row, column, inside = tile(turn, R, E, ROWS, COLUMNS)
+        at, at_base = row * E + column, row * stride + D + column
+        r, slope = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+        o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
+        grad = tl.load(mixed + at, mask=inside, other=0.0).to(WIDE)
+        before = grad * o * slope
+        tl.store(dbase + at_base, before.to(dbase.dtype.element_ty), mask=inside)
+        tl.store(dattended + at, (grad * r).to(dattended.dtype.element_ty), mask=inside)
+        tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
+        total += before
+    store_part(sums + D, total, sums_stride, E, COLUMNS)
 
 
 @triton.jit
 def update(
-    base, before, residual, keep, y, stride, offset, D,
-    HIDDEN: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    base, candidate, bias, residual, keep, y, R, stride, candidate_stride, D,
+    SCALE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """y = X + u (H - X) with H = silu(before), dropped out; HIDDEN: base[:, offset:] is first added to `before`."""
-    at, at_base, inside = _at(D, stride, 0, BLOCK)
-    c = tl.load(before + at, mask=inside, other=0.0).to(WIDE)
-    if HIDDEN:
-        c += tl.load(base + at_base + offset, mask=inside, other=0.0).to(WIDE)
-        tl.store(before + at, c.to(before.dtype.element_ty), mask=inside)
-    h, _ = silu(c)
+    """y = X + u (H - X) with H = silu(candidate + b_h), dropped out."""
+    row, column, inside = tile(0, R, D, ROWS, COLUMNS)
+    at, at_candidate = row * D + column, row * candidate_stride + column
+    b = tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)
+    h, _ = silu(tl.load(candidate + at_candidate, mask=inside, other=0.0).to(WIDE) + b)
     if keep is not None:
-        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1], SCALE, WIDE)
+        h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1, 1], SCALE, WIDE)
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
-    u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+    u = tl.sigmoid(tl.load(base + row * stride + column, mask=inside, other=0.0).to(WIDE))
     tl.store(y + at, (x + u * (h - x)).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def update_backward(
-    base, before, residual, keep, dy, dbase, dresidual, dbefore, stride, offset, D,
-    HIDDEN: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    base, candidate, bias, residual, keep, dy, dbase, dcandidate, dresidual, sums, R, stride, candidate_stride, D, E,
+    sums_stride, SCALE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of y, those of base, of X and of `before`."""
-    at, at_base, inside = _at(D, stride, 0, BLOCK)
-    c = tl.load(before + at, mask=inside, other=0.0).to(WIDE)
-    x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
-    grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)
-    u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
-    h, slope = silu(c)
-    dh = grad * u
-    tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
-    if keep is not None:
-        kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1], SCALE, WIDE)
-        h, dh = h * kept, dh * kept
-    tl.store(dbase + at_base, (grad * (h - x) * u * (1.0 - u)).to(dbase.dtype.element_ty), mask=inside)
-    dc = (dh * slope).to(dbefore.dtype.element_ty)
-    tl.store(dbefore + at, dc, mask=inside)
-    if HIDDEN:
-        tl.store(dbase + at_base + offset, dc, mask=inside)
-
-
-def _launch(kernel: Any, rows: int, width: int, like: Tensor, *args: Any, **options: Any) -> None:
-    block = min(BLOCK, triton.next_power_of_2(width))
-    wide = WIDE[at_least_float32(like.dtype)]
-    launch(kernel, (rows, triton.cdiv(width, block)), *args, **options, BLOCK=block, WIDE=wide)
+    """From the gradient of y, those of base, of X and of the candidate."""
+    total_update, total_candidate = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
+    for turn in range(turns(R, ROWS)):
+        row, column, inside = tile(turn, R, D, ROWS, COLUMNS)
+        at, at_base, at_candidate = row * D + column, row * stride + column, row * candidate_stride + column
+        b = tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)
+        h, slope = silu(tl.load(candidate + at_candidate, mask=inside, other=0.0).to(WIDE) + b)
+        x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
+        grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)
+        u = tl.sigmoid(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+        dh = grad * u
+        tl.store(dresidual + at, (grad - dh).to(dresidual.dtype.element_ty), mask=inside)
+        if keep is not None:
+            kept = tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1, 1], SCALE, WIDE)
+            h, dh = h * kept, dh * kept
+        du, dc = grad * (h - x) * u * (1.0 - u), dh * slope
+        tl.store(dbase + at_base, du.to(dbase.dtype.element_ty), mask=inside)
+        tl.store(dcandidate + at_candidate, dc.to(dcandidate.dtype.element_ty), mask=inside)
+        total_update += du
+        total_candidate += dc
+    store_part(sums, total_update, sums_stride, D, COLUMNS)
+    store_part(sums + D + E, total_candidate, sums_stride, D, COLUMNS)
 
 
 def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
-    """As in tiles.py, with silu. Matrix products are torch's."""
+    """Y, base, and the candidate if it is not in base, otherwise nothing. Matrix products are torch's."""
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
-    attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+    tensors = (attended, residual, hidden_bias, keep)
+    attended, residual, hidden_bias, keep = (None if t is None else t.contiguous() for t in tensors)
     base = torch.addmm(bias, gate_input, weight.t())
     (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
     mixed, y = torch.empty_like(attended), torch.empty_like(residual)
-    _launch(reset, rows, width, residual, base, attended, mixed, stride, dim, width)
-    before = torch.addmm(hidden_bias, mixed, hidden.t())
-    args = (base, before, residual, keep, y, stride, dim + width, dim)
-    _launch(update, rows, dim, residual, *args, HIDDEN=stride > dim + width, SCALE=scale)
-    return y, base, before
+    args = (base, attended, mixed, rows, stride, dim, width)
+    launch_rows(reset, all_tiles(rows, width), width, residual, *args)
+    if stride > dim + width:
+        separate = base.new_empty(0)
+        candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
+    else:
+        separate = candidate = torch.mm(mixed, hidden.t())
+    args = (base, candidate, hidden_bias, residual, keep, y, rows, stride, candidate.stride(0), dim)
+    launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=scale)
+    return y, base, separate
 
 
-def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Tensor]:
-    gate_input, attended, residual, weight, _, hidden, _, keep, scale, _ = inputs
-    attended, residual, keep = (None if t is None else t.contiguous() for t in (attended, residual, keep))
+def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[Tensor]:
+    """As in tiles.py, with silu."""
+    gate_input, attended, residual, weight, _, hidden, hidden_bias, keep, scale, _ = inputs
+    tensors = (attended, residual, hidden_bias, keep)
+    attended, residual, hidden_bias, keep = (None if t is None else t.contiguous() for t in tensors)
     (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-    dbase, dbefore, dresidual = (torch.empty_like(t) for t in (base, before, residual))
-    dattended, mixed = (torch.empty_like(attended) for _ in range(2))
-    args = (base, before, residual, keep, dy.contiguous(), dbase, dresidual, dbefore, stride, dim + width, dim)
-    _launch(update_backward, rows, dim, residual, *args, HIDDEN=stride > dim + width, SCALE=scale)
-    dmixed = torch.mm(dbefore, hidden)
-    args = (base, attended, dmixed, dbase, dattended, mixed, stride, dim, width)
-    _launch(reset_backward, rows, width, residual, *args)
-    of_gates = (torch.mm(dbase.t(), gate_input), dbase.sum(0))
-    of_hidden = (torch.mm(dbefore.t(), mixed), dbefore.sum(0))
+    dbase, dresidual, dattended = (torch.empty_like(t) for t in (base, residual, attended))
+    if stride > dim + width:
+        candidate, dcandidate = (t[:, dim + width :] for t in (base, dbase))
+    else:
+        candidate, dcandidate = separate, torch.empty_like(separate)
+    parts = new_parts(residual, 2 * dim + width)
+    args = (base, candidate, hidden_bias, residual, keep, dy.contiguous(), dbase, dcandidate, dresidual, parts)
+    sizes = (rows, stride, candidate.stride(0), dim, width, parts.size(1))
+    launch_rows(update_backward, len(parts), dim, residual, *args, *sizes, SCALE=scale)
+    mixed = torch.mm(dcandidate, hidden)  # its gradient, which the kernel replaces
+    args = (base, attended, mixed, dbase, dattended, parts, rows, stride, dim, width, parts.size(1))
+    launch_rows(reset_backward, len(parts), width, residual, *args)
+    of_gates = (torch.mm(dbase.t(), gate_input), add_parts(parts[:, :stride], weight.dtype))
+    of_hidden = (torch.mm(dcandidate.t(), mixed), add_parts(parts[:, dim + width :], weight.dtype))
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
