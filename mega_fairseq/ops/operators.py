@@ -57,14 +57,8 @@ def operator(
         leaves = [next(tensors) if other is None else other[0] for other in ctx.others]
         args = tree_unflatten(leaves, ctx.structure)
         no_gradient = all(t is None for t in grads)
-        results = iter([] if no_gradient else run_backward(list(grads), list(tensors), *args))
-
-        def gradient(argument: Any) -> Any:
-            if isinstance(argument, list) and all(isinstance(t, Tensor) for t in argument):
-                return [gradient(t) for t in argument]
-            return next(results, None) if _has_gradient(argument) else None
-
-        return tuple(gradient(argument) for argument in args)
+        results = [] if no_gradient else run_backward(list(grads), list(tensors), *args)
+        return tuple(_take_gradients(args, results[::-1]))
 
     run.register_autograd(differentiate, setup_context=save)
     return run
@@ -90,6 +84,17 @@ def _without_autocast(function: Callable) -> Callable:
             return function(*args)
 
     return run
+
+
+def _take_gradients(arguments: Sequence, results: List[Tensor]) -> List[Any]:
+    """The gradient of each argument, removed from `results`: torch copies those of parameters that others refer to."""
+
+    def take(argument: Any) -> Any:
+        if isinstance(argument, list) and all(isinstance(t, Tensor) for t in argument):
+            return _take_gradients(argument, results)
+        return results.pop() if results and _has_gradient(argument) else None
+
+    return list(map(take, arguments))
 
 
 def _has_gradient(argument: Any) -> bool:

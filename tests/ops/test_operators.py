@@ -1,11 +1,15 @@
 """Compilers trace each operator and its gradient as a whole."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from mega_fairseq.ops.aft import aft
 from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.sparse import Sparsity, sparse_attention
 from mega_fairseq.ops.toeplitz import toeplitz
 from tests.ops.helpers import noise
@@ -46,3 +50,18 @@ def test_a_compiled_operator_equals_the_eager_one_with_gradients(function):
         results.append((y, *torch.autograd.grad((y * y).sum(), x)))
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_are_freed_without_the_garbage_collector():
+    double = operator(
+        "double", "Tensor x", "Tensor", lambda x: 2 * x, torch.empty_like, lambda grads, *_: [2 * grads[0]]
+    )
+    gradients, x = [], noise(3, grad=True)
+    x.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
+    gc.disable()
+    try:
+        double(x).sum().backward()
+        x.grad = None
+        assert gradients[0]() is None
+    finally:
+        gc.enable()
