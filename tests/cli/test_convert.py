@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mega_fairseq.cli.checkpoint.build import empty_model, fill
-from mega_fairseq.cli.checkpoint.trained import read
 from mega_fairseq.cli.convert.command import configuration
 from mega_fairseq.cli.convert.families import CLASSIFICATION, LANGUAGE, TRANSLATION, family_of
-from mega_fairseq.cli.convert.names import HEAD, translate
+from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaClassifierConfig, MegaLanguageModel, MegaLMConfig, MegaTransformerConfig
 from tests.helpers import golden_cases as golden
@@ -55,22 +53,6 @@ def state(path):
 # -------------------------------------------------------------------------------------- numbers
 
 
-@each("translation model")
-@torch.no_grad()
-def test_a_converted_translation_model_computes_the_released_logits(case, converted, data):
-    # The release truncates the EMA of the decoder in training only.
-    tokens, previous, real = case.inputs["src_tokens"], case.inputs["prev_output_tokens"], case.inputs["target"] != PAD
-    trained, _ = load(converted(case), data, decoder_truncation_length=case.config["truncation_length"])
-    y, _ = trained(tokens, None, previous)
-    for row in range(len(y)):
-        assert_outputs(y[row, real[row]], case.outputs[f"logits_alone_{row}"], f"logits of sentence {row}")
-    decoding, _ = load(converted(case), data)
-    expected, right = case.outputs["logits_incremental"], tokens[:, 0] != PAD  # it shifts the bias by left pads
-    assert right.any()
-    y, _ = decoding(tokens, None, previous[:, : expected.size(1)])
-    assert_outputs(y[right], expected[right], "logits step by step")
-
-
 def assert_log_probs(case, ours, name):
     real = case.inputs["target"] != PAD
     with torch.no_grad():
@@ -79,24 +61,9 @@ def assert_log_probs(case, ours, name):
     assert_outputs(y[real], case.outputs[name][real], name, tolerance)
 
 
-@each("language model")
-def test_a_converted_language_model_computes_the_released_log_probabilities(case, converted, data):
-    for chunk, chunks in case.config["evals"]:
-        ours, _ = load(converted(case), data, decoder_chunk_size=chunk)
-        ours.decoder.cfg.piece_tokens = case.inputs["target"].size(0) * chunk * chunks
-        assert_log_probs(case, ours, f"seq_chunk{chunk}_nums{chunks}")
-    trained, _ = load(converted(case), data, decoder_truncation_length=case.config["truncation_length"])
-    assert_log_probs(case, trained, "whole_chunk8")
-
-
 @each("classifier")
-@torch.no_grad()
-def test_a_converted_classifier_reads_inputs_and_computes_logits_as_released(case, converted):
-    found, options = read(str(converted(case))), state(converted(case))["cfg"]
-    ours = fill(empty_model(found), found.tensors).eval()
-    given = {name: tensor for name, tensor in case.inputs.items() if name.startswith("src_")}
-    logits, _ = ours(**given, classification_head_name=HEAD.rpartition(".")[2])
-    assert_outputs(logits, case.outputs["logits"], "logits")
+def test_a_converted_classifier_reads_inputs_as_released(case, converted):
+    options = state(converted(case))["cfg"]
     text = case.config["vocabulary"] is not None
     assert options["criterion"]["_name"] == "sentence_prediction"
     expected = {

@@ -1,27 +1,19 @@
 """Golden translation models, language models and classifiers: our models with the released weights, and beam search."""
 
-import re
 from argparse import Namespace
-from dataclasses import fields
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Dict, List, Optional
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from mega_fairseq.cli.convert.families import CLASSIFICATION
-from mega_fairseq.cli.convert.names import HEAD
-from mega_fairseq.models import (
-    MegaClassifier,
-    MegaClassifierConfig,
-    MegaLanguageModel,
-    MegaLMConfig,
-    MegaTransformerConfig,
-    MegaTransformerModel,
-)
-from mega_fairseq.models.options import StackOptions
-from tests.helpers.golden_cases import Case, state_dict
+from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
+from mega_fairseq.cli.convert.command import convert
+from mega_fairseq.models import MegaTransformerModel
+from tests.helpers import released
+from tests.helpers.golden_cases import Case
 
 PAD = 1
 
@@ -46,47 +38,17 @@ def classification(types: Optional[int]) -> Namespace:
     return Namespace(source_dictionary=words, label_dictionary=None, state_dict=dict)
 
 
-def options(case: Case, kind: Type[StackOptions], **changes: Any) -> StackOptions:
-    """Our options from the released options of a case; `changes` replace some."""
-    known = {f.name for f in fields(kind)}
-    recorded = {name: value for name, value in case.config.items() if name in known}
-    return kind(**{**recorded, **changes})
+def model(case: Case, truncated: bool = True, **changes: Any) -> Any:
+    """The model of a case in eval mode, as `mega-fairseq convert` makes it; `changes` replace some of its options.
 
-
-def translation_model(case: Case, **changes: Any) -> MegaTransformerModel:
-    """The model of a case in eval mode."""
-    types = case.parameters["encoder.embed_tokens.weight"].size(0)
-    model = MegaTransformerModel.build_model(options(case, MegaTransformerConfig, **changes), task(types))
-    model.load_state_dict(complete(state_dict(case), model))
-    return model.eval()
-
-
-def language_model(case: Case, **changes: Any) -> MegaLanguageModel:
-    """The model of a case in eval mode."""
-    model = MegaLanguageModel.build_model(options(case, MegaLMConfig, **changes), task(types(case)))
-    model.load_state_dict(complete(state_dict(case), model))
-    return model.eval()
-
-
-def classifier(case: Case, **changes: Any) -> MegaClassifier:
-    """The model of a case in eval mode."""
-    recorded = CLASSIFICATION.model_options(case.config, [f.name for f in fields(MegaClassifierConfig)])
-    cfg = MegaClassifierConfig(**{**recorded, "pairs": "src_tokens1" in case.inputs, **changes})
-    model = MegaClassifier.build_model(cfg, classification(case.config["vocabulary"]))
-    model.register_classification_head(HEAD.rpartition(".")[2], case.config["sentence_class_num"])
-    model.load_state_dict(state_dict(case))
-    return model.eval()
-
-
-def types(case: Case) -> int:
-    """Size of a language model's dictionary, summed over the bands of an adaptive input."""
-    table = re.compile(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
-    return sum(tensor.size(0) for name, tensor in case.parameters.items() if table.fullmatch(name))
-
-
-def complete(state: Dict[str, Tensor], model: torch.nn.Module) -> Dict[str, Tensor]:
-    """The released state with the model's names, since the release may store a tied tensor once or twice."""
-    return {name: state[name] for name in model.state_dict()}
+    The release truncates the EMA of a decoder in a full pass only. A converted decoder does not, unless `truncated`.
+    """
+    content = released.checkpoint(case)
+    state, _ = convert(vars(content["args"]), {name: tensor.clone() for name, tensor in content["model"].items()})
+    if truncated and case.kind != "classifier":
+        changes["decoder_truncation_length"] = case.config["truncation_length"]
+    cfg = {**state["cfg"], "model": {**state["cfg"]["model"], **changes}}
+    return fill(empty_model(Checkpoint(cfg, state["model"])), state["model"]).eval()
 
 
 def inputs(case: Case, row: Optional[int] = None) -> Dict[str, Tensor]:

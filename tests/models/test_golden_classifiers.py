@@ -14,7 +14,8 @@ from mega_fairseq.cli.convert.names import HEAD
 from mega_fairseq.models import MegaClassifier
 from tests.helpers.golden_cases import Case, released_gradients, state_dict
 from tests.helpers.golden_checks import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, assert_outputs, each
-from tests.helpers.golden_models import PAD, classifier
+from tests.helpers.golden_models import PAD
+from tests.helpers.golden_models import model as golden_model
 
 HEAD_NAME = HEAD.rpartition(".")[2]
 INPUTS = ("src_tokens", "src_lengths", "src_tokens1", "src_lengths1")
@@ -54,7 +55,7 @@ def assert_near(ours: Tensor, released: Tensor, what: str, tolerance: float) -> 
 @classifiers
 @torch.no_grad()
 def test_states_features_and_logits_equal_the_released_ones(case):
-    model = classifier(case)
+    model = golden_model(case)
     logits, features = run(model, inputs(case))
     assert_outputs(logits, case.outputs["logits"], "logits")
     documents = [name for name in ("sentence_rep1", "sentence_rep") if name in case.outputs]
@@ -70,7 +71,7 @@ def test_states_features_and_logits_equal_the_released_ones(case):
 @torch.no_grad()
 def test_every_row_of_a_batch_has_the_logits_that_it_has_alone(case):
     """Deviation: rows shorter than a chunk raise an error in the release, alone or as a batch."""
-    model = classifier(case)
+    model = golden_model(case)
     batch, _ = run(model, inputs(case))
     for row in range(len(batch)):
         alone, _ = run(model, inputs(case, row))
@@ -81,7 +82,7 @@ def test_every_row_of_a_batch_has_the_logits_that_it_has_alone(case):
 @classifiers
 def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     training = case.config["grads_in"] == "train"
-    model, given = classifier(case).train(training), inputs(case)
+    model, given = golden_model(case).train(training), inputs(case)
     for name in case.input_gradients:
         given[name] = given[name].clone().requires_grad_()
     logits, _ = run(model, given)
@@ -99,7 +100,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
 @of_training
 @torch.no_grad()
 def test_a_training_pass_gives_the_released_logits_and_batch_statistics(case):
-    model = classifier(case).train()
+    model = golden_model(case).train()
     assert_outputs(run(model, inputs(case))[0], case.outputs["logits_train"], "logits")
     after = {name.partition("/")[2]: t for name, t in case.outputs.items() if name.startswith("after/")}
     buffers = dict(model.named_buffers())
@@ -113,7 +114,7 @@ def test_a_training_pass_gives_the_released_logits_and_batch_statistics(case):
 @torch.no_grad()
 def test_pads_on_any_side_change_neither_logits_nor_batch_statistics(case, training):
     """Deviation: batch norm counts pads in the release, and padding in front moves chunks."""
-    plain, other = (classifier(case).train(training) for _ in range(2))
+    plain, other = (golden_model(case).train(training) for _ in range(2))
     given: Dict[str, Any] = {name: with_pads(t) for name, t in inputs(case).items() if t.dim() == 2}
     expected, _ = run(plain, inputs(case))
     assert_outputs(run(other, given)[0], expected, "logits")

@@ -15,7 +15,8 @@ from mega_fairseq.models import MegaLanguageModel
 from mega_fairseq.models.decoder import STATE, DecoderState
 from tests.helpers.golden_cases import Case, cases, released_gradients
 from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
-from tests.helpers.golden_models import PAD, dictionary, language_model
+from tests.helpers.golden_models import PAD, dictionary
+from tests.helpers.golden_models import model as golden_model
 
 language = each("language model")
 adaptive = each("language model", where=lambda case: case.config["adaptive_softmax_cutoff"])
@@ -68,14 +69,14 @@ class Task:
 @language
 @torch.no_grad()
 def test_a_batch_gives_the_released_scores_or_the_features_for_an_adaptive_softmax(case):
-    y, _ = language_model(case)(case.inputs["src_tokens"])
+    y, _ = golden_model(case)(case.inputs["src_tokens"])
     tokens = case.inputs["src_tokens"] != PAD
     assert_outputs(y[tokens], case.outputs["logits_or_features"][tokens], "logits_or_features")
 
 
 @language
 def test_targets_of_a_batch_get_the_released_log_probabilities(case):
-    assert_log_probs(case, scores(language_model(case), case), "target_lprobs")
+    assert_log_probs(case, scores(golden_model(case), case), "target_lprobs")
 
 
 # -------------------------------------------------------------------------------------- piece by piece
@@ -85,9 +86,9 @@ def test_targets_of_a_batch_get_the_released_log_probabilities(case):
 @pytest.mark.parametrize("pieces", ["whole", "as released", 1, 7])
 def test_any_pieces_give_the_released_log_probabilities_with_or_without_truncation(case, chunk, chunks, pieces):
     size, name = {"whole": 0, "as released": chunk * chunks}.get(pieces, pieces), f"seq_chunk{chunk}_nums{chunks}"
-    model = language_model(case, decoder_chunk_size=chunk)
+    model = golden_model(case, decoder_chunk_size=chunk)
     assert_log_probs(case, scores(model, case, tokens_of_a_row=size), f"whole_chunk{chunk}")
-    model = language_model(case, decoder_chunk_size=chunk, truncation_length=0)
+    model = golden_model(case, decoder_chunk_size=chunk, truncated=False)
     assert_log_probs(case, scores(model, case, tokens_of_a_row=size), name)
     assert_log_probs(case, scores(model, case, slice(0, 1), tokens_of_a_row=size), f"{name}_row0_alone")
 
@@ -96,7 +97,7 @@ def test_any_pieces_give_the_released_log_probabilities_with_or_without_truncati
 @torch.no_grad()
 def test_final_states_equal_the_released_ones_except_for_decay_at_pads(case, chunk, chunks):
     """Deviation: the release pads a last piece longer than a chunk to whole chunks; the pads decay its state."""
-    model, size = language_model(case, decoder_chunk_size=chunk, truncation_length=0), chunk * chunks
+    model, size = golden_model(case, decoder_chunk_size=chunk, truncated=False), chunk * chunks
     tokens = case.inputs["src_tokens"][:1]
     last = tokens.size(1) % size
     pads = -last % chunk if last > chunk else 0
@@ -144,7 +145,7 @@ def left_out(model: MegaLanguageModel, case: Case) -> Tensor:
 @language
 def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     """In double precision, as in `assert_released_gradients`."""
-    model = language_model(case).double().train()  # dropout is 0
+    model = golden_model(case).double().train()  # dropout is 0
     loss, size, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(model, sample(case))
     assert size == int(real(case).sum())
     loss = loss - left_out(model, case)
@@ -158,7 +159,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
 
 @language
 def test_the_loss_counts_every_target(case):
-    loss, _, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(language_model(case), sample(case))
+    loss, _, _ = MegaLMCrossEntropy(Task, sentence_avg=False)(golden_model(case), sample(case))
     total = -case.outputs["target_lprobs"][real(case)].double().sum()
     torch.testing.assert_close(loss.double(), total, atol=1e-3, rtol=0)
     assert untrained(case).any() == bool(case.config["adaptive_softmax_cutoff"])
@@ -167,5 +168,5 @@ def test_the_loss_counts_every_target(case):
 
 @adaptive
 def test_fairseqs_adaptive_loss_leaves_the_second_type_of_each_cluster_untrained_as_the_release_did(case):
-    loss, _, _ = AdaptiveLoss(Task, sentence_avg=False)(language_model(case), sample(case))
+    loss, _, _ = AdaptiveLoss(Task, sentence_avg=False)(golden_model(case), sample(case))
     torch.testing.assert_close(loss.squeeze(), case.outputs["loss"], atol=1e-4, rtol=1e-6)

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from tests.helpers.golden_cases import Case, released_gradients
 from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
-from tests.helpers.golden_models import PAD, inputs, search, translation_model
+from tests.helpers.golden_models import PAD, inputs, search
+from tests.helpers.golden_models import model as golden_model
 
 translation = each("translation model")
 right_padded = each("translation model", where=lambda case: not case.config["src_left_pad"])
@@ -28,7 +29,7 @@ def rows(case: Case) -> range:
 
 @translation
 def test_the_encoder_gives_the_released_output(case):
-    out = translation_model(case).encoder(case.inputs["src_tokens"])
+    out = golden_model(case).encoder(case.inputs["src_tokens"])
     padding = case.inputs["src_tokens"] == PAD
     assert bool(out["encoder_padding_mask"]) == bool(padding.any())
     released = case.outputs["encoder_out"].transpose(0, 1)
@@ -39,7 +40,7 @@ def test_the_encoder_gives_the_released_output(case):
 @right_padded
 @torch.no_grad()
 def test_a_right_padded_batch_gives_the_released_logits_and_log_probabilities(case):
-    model = translation_model(case)
+    model = golden_model(case)
     logits, extra = model(**inputs(case))
     torch.testing.assert_close(logits[real(case)], case.outputs["logits"][real(case)], **TOLERANCE)
     first = case.outputs["logits_full_T"]
@@ -51,7 +52,7 @@ def test_a_right_padded_batch_gives_the_released_logits_and_log_probabilities(ca
 @translation
 @torch.no_grad()
 def test_every_sentence_of_a_batch_has_the_logits_that_the_release_gives_it_alone(case):
-    model = translation_model(case)
+    model = golden_model(case)
     batch, _ = model(**inputs(case))
     for row in rows(case):
         expected = case.outputs[f"logits_alone_{row}"]
@@ -63,7 +64,7 @@ def test_every_sentence_of_a_batch_has_the_logits_that_the_release_gives_it_alon
 @right_padded
 @torch.no_grad()
 def test_attention_of_the_last_layer_to_the_source_equals_the_released_one(case):
-    model = translation_model(case)
+    model = golden_model(case)
     model.decoder.make_generation_fast_()
     _, extra = model(**inputs(case))
     torch.testing.assert_close(extra["attn"][0][real(case)], case.outputs["attn_last_layer"][real(case)], **TOLERANCE)
@@ -71,7 +72,7 @@ def test_attention_of_the_last_layer_to_the_source_equals_the_released_one(case)
 
 @right_padded
 def test_the_loss_and_all_gradients_equal_the_released_ones(case):
-    model = translation_model(case)
+    model = golden_model(case)
     logits, _ = model(**inputs(case))
     loss = cross_entropy(logits.transpose(1, 2), case.inputs["target"], ignore_index=PAD, reduction="sum")
     torch.testing.assert_close(loss, case.outputs["loss"], atol=1e-4, rtol=1e-6)
@@ -86,7 +87,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
 @torch.no_grad()
 def test_decoding_without_the_decoders_truncation_gives_the_released_steps(case):
     """The released decoder does not truncate in generation, and neither does a converted model."""
-    model = translation_model(case, decoder_truncation_length=0)
+    model = golden_model(case, truncated=False)
     expected = case.outputs["logits_incremental"]
     out, state = model.encoder(case.inputs["src_tokens"]), {}
     for step in range(1, expected.size(1) + 1):
@@ -98,7 +99,7 @@ def test_decoding_without_the_decoders_truncation_gives_the_released_steps(case)
 @right_padded
 @pytest.mark.parametrize("beam", [1, 5])
 def test_beam_search_finds_the_released_hypotheses_with_their_scores(case, beam):
-    model = translation_model(case, decoder_truncation_length=0)
+    model = golden_model(case, truncated=False)
     for row, found in enumerate(search(model, inputs(case), beam)):
         for rank, hypothesis in enumerate(found):
             tokens = case.outputs[f"beam{beam}_tokens"][row, rank]

@@ -10,7 +10,7 @@ from mega_fairseq.models.export import export_start, export_step
 from tests.helpers.golden_cases import cases
 from tests.helpers.golden_checks import each
 from tests.helpers.golden_models import inputs
-from tests.helpers.golden_models import translation_model as golden_model
+from tests.helpers.golden_models import model as golden_model
 from tests.helpers.released import READS_SAFELY
 from tests.helpers.small_models import TYPES, language_model, translation_model
 
