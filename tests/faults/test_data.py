@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from tests.helpers.commands import CPU, LM, PLUGIN, SIZES, failure, fairseq, perplexity, records, trained, translations
+from tests.helpers.commands import CPU, LM, PLUGIN, failure, fairseq, perplexity, records, trained
 
 pytestmark = pytest.mark.slow
 
@@ -16,11 +16,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def language_model():
     return trained("softmax")
-
-
-@pytest.fixture
-def translation():
-    return trained("translation")
 
 
 def words_of(command, data, model, folder):
@@ -77,20 +72,6 @@ def test_documents_of_one_token_are_trained_on_and_evaluated(language_model, tmp
     loss, last = records(said, "test")[-1]["test_loss"], tmp_path / "checkpoint_last.pt"
     found = evaluated(tmp_path / "bin", last, "--documents=line", "--batch-size=1")
     assert found == (count, pytest.approx(loss, abs=1e-4))
-
-
-def test_sentences_of_one_token_are_trained_on_and_translated(translation, tmp_path):
-    """An empty line has one token, the end of the line."""
-    for split in SIZES:
-        for side in ("de", "en"):
-            (tmp_path / f"{split}.{side}").write_text("ba\n\nbe\n" * 6)
-    dictionaries = [f"--{side}dict={translation.data / 'dict.de.txt'}" for side in ("src", "tgt")]
-    files = [f"--{split}pref={tmp_path / split}" for split in SIZES]
-    fairseq("preprocess", "-s", "de", "-t", "en", *dictionaries, *files, "--destdir", tmp_path)
-    said = fairseq(*words_of("train", tmp_path, translation, tmp_path))
-    assert sum(record["bsz"] for record in records(said, "train_inner")) == 18
-    said = fairseq(*words_of("generate", tmp_path, translation, tmp_path), "--beam=2", "--max-len-b=5")
-    assert len(translations(said)) == 18
 
 
 def binarise(path, lines, types=20):

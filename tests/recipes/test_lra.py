@@ -127,21 +127,6 @@ def test_other_architectures_of_the_paper_have_their_own_settings(command_of):
     assert settings(big) == PUBLISHED[SPEECH]._replace(arch="mega_sc_raw_big", rate=8e-3)
 
 
-def test_the_small_sizes_of_text_and_images_are_those_measured_with_the_released_code(command_of):
-    for name, (batch, *others), chunk, longest in (
-        ("lra/text", (16, 4e-3, 0.1, 0.01, (80, 400), (0.0, 1.0)), 128, 1024),
-        ("lra/image", (20, 1e-2, 0.0, 0.02, (80, 300), (0.286, 0.353)), 112, 784),
-    ):
-        cfg = command_of(name, "small")
-        assert settings(cfg) == Published("mega_classifier_small", (batch, 1), *others)
-        model = cfg.model
-        assert (model.encoder_chunk_size, model.max_positions, model.truncation_length) == (chunk, longest, longest)
-        sizes = ("layers", "embed_dim", "hidden_dim", "ffn_embed_dim", "z_dim", "n_dim")
-        assert [model[f"encoder_{size}"] for size in sizes] == [2, 64, 128, 128, 32, 16]
-        norm = (str(model.normalization_type), model.normalize_before, str(model.attention_activation_fn))
-        assert norm == {"lra/text": ("scalenorm", False, "softmax"), "lra/image": ("batchnorm", True, "laplace")}[name]
-
-
 def test_several_gpus_share_a_batch(command_of):
     cfg = command_of("lra/image", "full", GPUS=4)
     assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (13, [1])

@@ -177,23 +177,6 @@ def test_overrides_of_options_newer_than_the_checkpoint_apply_to_every_layer(gen
     assert_same_translations(generate("--batch-size=7", given, path=path), generate("--batch-size=7", given))
 
 
-def test_soft_alignments_are_distributions_over_the_source_and_batch_independent(generate):
-    spread = []
-    for size in (1, 7):
-        said = generate(f"--batch-size={size}", "--print-alignment=soft")
-        tables = {
-            number: torch.tensor([list(map(float, row.split(","))) for row in table.split()])
-            for number, table in lines(said, "A")
-        }
-        spread.append(tables)
-    torch.testing.assert_close(*spread, rtol=0, atol=1e-4)
-    sources = dict(lines(said, "S"))
-    for number, text, _ in translations(said):
-        assert tables[number].shape == (len(text.split()) + 1, len(sources[number].split()) + 1)  # with their ends
-        assert tables[number].min() >= 0
-        torch.testing.assert_close(tables[number].sum(1), torch.ones(len(tables[number])), rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("other", ["mega", "transformer"])
 def test_an_ensemble_does_not_depend_on_the_order_of_its_models(generate, corpus, trained, other, tmp_path):
     path, options = trained.half_way, SLOW_PATH
