@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.ops.precision import at_least_float32, sums_in_half
+from mega_fairseq.ops.norm import kernel_runs, normalized
+from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, sums_in_half
 
 
 class ScaleNorm(nn.Module):
@@ -21,9 +22,7 @@ class ScaleNorm(nn.Module):
         return 1
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(at_least_float32(x.dtype))  # squares overflow in half precision
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (y if self.weight is None else y * self.weight).to(x.dtype)
+        return normalized(x, self.weight, None, self.eps, center=False)
 
 
 class RMSNorm(ScaleNorm):
@@ -42,9 +41,12 @@ class LayerNorm(nn.LayerNorm):
     """torch's, with gradients of weight and bias in float32 or better."""
 
     def forward(self, x: Tensor) -> Tensor:
+        wide = at_least_float32(x.dtype)
+        if kernel_runs(x):
+            x = x if autocast_dtype(x.device.type) is None else x.to(wide)  # as torch's under autocast
+            return normalized(x, self.weight, self.bias, self.eps, center=True)
         if not sums_in_half(x):
             return super().forward(x)
-        wide = at_least_float32(x.dtype)
         return F.layer_norm(x.to(wide), self.normalized_shape, *_affine(self, wide), self.eps).to(x.dtype)
 
 

@@ -7,14 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.modules import DampedEMA
+from mega_fairseq.modules import DampedEMA, normalization
+from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops import backend, rows
+from mega_fairseq.ops import norm as norms
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
 from mega_fairseq.ops.ema import triton as ema_triton
 from mega_fairseq.ops.ema.naive import ema_coefficients_naive
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
+from mega_fairseq.ops.norm import normalized, normalized_naive
+from mega_fairseq.ops.norm import triton as norm_triton
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
 BATCH, DIM, NDIM = 3, 33, 3  # more channels than a warp has lanes, and a number of states that is padded
@@ -184,6 +188,40 @@ def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):
     monkeypatch.setattr(dense_triton, "add_parts", lambda parts, dtype: parts[:-1].sum(0).to(dtype))
     with pytest.raises(AssertionError, match="gradient of bias"):
         test_a_projection_equals_its_definition_in_values_and_gradients((3, 300, 33), "silu")
+
+
+@pytest.mark.parametrize("parameters", [(), ("weight",), ("weight", "bias")], ids=str)
+@pytest.mark.parametrize("center", [True, False], ids=["layer norm", "rms norm"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 300, 33), (4, 1100), (0, 4, 3)], ids=str)
+def test_a_norm_equals_its_definition_in_values_and_gradients(shape, center, parameters):
+    x = (3.0 + noise(*shape, seed=1)).requires_grad_()
+    tensors = {"x": x, **{name: noise(shape[-1], seed=i, grad=True) for i, name in enumerate(parameters)}}
+
+    def run(form):
+        return with_gradients(lambda x, weight=None, bias=None: form(x, weight, bias, 1e-5, center), tensors)
+
+    assert_same(run(normalized), run(normalized_naive))
+
+
+def test_a_gradient_that_forgets_the_mean_is_detected(monkeypatch):
+    whole = norm_triton.backward
+    monkeypatch.setattr(norm_triton, "backward", lambda *args: whole(*args[:-1], False))
+    with pytest.raises(AssertionError, match="gradient of x"):
+        test_a_norm_equals_its_definition_in_values_and_gradients((2, 37, 5), True, ())
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm", "scalenorm"])
+def test_the_norms_of_modules_equal_those_without_kernels(kind, monkeypatch):
+    norm = SequenceNorm(kind, 6).to(torch.float64)
+    tensors = {"x": noise(2, 9, 6, grad=True), **dict(norm.norm.named_parameters())}
+
+    def run(x, **parameters):
+        return norm(x)
+
+    ours = with_gradients(run, tensors)
+    monkeypatch.setattr(norms, "kernel_runs", lambda x: False)
+    monkeypatch.setattr(normalization, "kernel_runs", lambda x: False)
+    assert_same(ours, with_gradients(run, tensors))
 
 
 def test_the_gradient_of_a_bias_in_half_precision_is_a_sum_in_float32():

@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
+from mega_fairseq.ops.norm import triton as norm
 
 OLDEST = Path(sys.prefix) / "triton-oldest"  # what torch 2.4 brings, and a NumPy that its interpreter needs
 VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})}
@@ -87,6 +88,8 @@ def of_rows():
     for kernel in (gates.update, gates.update_backward):
         yield kernel, {**ROWS, "SCALE": 1.5}, ()
         yield kernel, {**ROWS, "SCALE": 1.0}, ("keep",)
+    yield norm.normalize, {**ROWS, "EPS": 1e-5, "CENTER": False}, ("bias",)
+    yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
 
 
 def exchanges_between_lanes(made):
