@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import Step
 from mega_fairseq.modules import MIXERS, Block, DampedEMA, FeedForwardConfig, MixerConfig
 
 DIM, SHARED, VALUES, NDIM, HEADS = 512, 128, 1024, 16, 8  # widths of mega_transformer_base
-FEED_FORWARD = 2144  # width of the feed-forward part of torch's layer
+FEED_FORWARD, SWIGLU = 2144, 1432  # widths of the feed-forward parts of torch's and the Llama-like layer
 WINDOW, FLASH_CHUNK, STRIDE, REACH = 512, 256, 64, 32
 LONGEST_QUADRATIC = 8192  # beyond it, full attention takes minutes per step
 
@@ -49,6 +50,7 @@ OTHERS: Dict[str, Dict[str, Any]] = {
 }
 LAYERS = {**MEGA, **OTHERS}
 TRANSFORMER, CAUSAL_TRANSFORMER = "Transformer layer of torch", "causal Transformer layer of torch"
+LLAMA = "Llama-like layer"
 GROUPS = {"mega": [TRANSFORMER, *MEGA], "mixers": [CAUSAL_TRANSFORMER, *OTHERS]}
 
 
@@ -73,6 +75,23 @@ def future(device: torch.device) -> Tensor:
     return nn.Transformer.generate_square_subsequent_mask(LONGEST_QUADRATIC, device)
 
 
+class LlamaLayer(nn.Module):
+    """RMSNorm, fused causal attention and SwiGLU, without biases; for speed, so positions are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(DIM) for _ in range(2))
+        self.attention, self.output = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
+        self.gated, self.down = nn.Linear(DIM, 2 * SWIGLU, bias=False), nn.Linear(SWIGLU, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.attention(self.norms[0](x)).unflatten(-1, (3, HEADS, -1))  # (B, L, 3, H, D / H)
+        attended = F.scaled_dot_product_attention(*heads.transpose(1, 3).unbind(2), is_causal=True)  # (B, H, L, D / H)
+        x = x + self.output(attended.transpose(1, 2).flatten(2))
+        gate, values = self.gated(self.norms[1](x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * values)
+
+
 class Stack(nn.Module):
     """Blocks one after the other, without a state."""
 
@@ -90,6 +109,8 @@ class Stack(nn.Module):
 def layer(name: str) -> nn.Module:
     if name in (TRANSFORMER, CAUSAL_TRANSFORMER):
         return TransformerLayer(name == CAUSAL_TRANSFORMER)
+    if name == LLAMA:
+        return LlamaLayer()
     config = mixer(name)
     if name.startswith(("GAU", "FLASH")):
         return Stack([Block(config), Block(config)])
@@ -113,13 +134,24 @@ def fitting(names: List[str], length: int) -> List[str]:
     return names if length <= LONGEST_QUADRATIC else linear
 
 
-def layer_step(name: str, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
-    """Forward and backward of a layer on as many sequences as make `tokens`, or one if it is longer."""
-    module = layer(name).to(dtype)
-    x = torch.randn(max(1, tokens // length), length, DIM, dtype=dtype, requires_grad=True)
+def layer_step(
+    name: str, length: int, tokens: int, dtype: torch.dtype = torch.float32, device: Any = "cpu", form: str = ""
+) -> Step:
+    """Forward and backward of a layer on as many sequences as make `tokens`, or one if it is longer.
+
+    Forms other than an eager layer are "compiled" and, on a GPU, "graphs".
+    """
+    module = layer(name).to(device, dtype)
+    x = torch.randn(max(1, tokens // length), length, DIM, dtype=dtype, device=device, requires_grad=True)
+    run = module
+    if form == "compiled":
+        torch._dynamo.reset()  # or it would be compiled for all lengths so far
+        run = torch.compile(module)
+    elif form == "graphs":
+        run = torch.cuda.make_graphed_callables(module, (x,))
 
     def step() -> None:
-        module(x).sum().backward()
+        run(x).sum().backward()
         x.grad = None
         module.zero_grad(set_to_none=True)
 
@@ -132,9 +164,7 @@ def layer_step(name: str, length: int, tokens: int, dtype: torch.dtype = torch.f
 def ema_parameters() -> Tuple[Tensor, ...]:
     """alpha, delta, beta and eta (1, D, N), and omega (D)."""
     module = DampedEMA(DIM, NDIM)
-    return tuple(
-        p.detach().requires_grad_() for p in (module.alpha, module.delta, module.beta, module.eta, module.omega)
-    )
+    return tuple(p.detach() for p in (module.alpha, module.delta, module.beta, module.eta, module.omega))
 
 
 def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor, omega: Tensor) -> Tensor:
@@ -149,10 +179,16 @@ def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Ten
     return torch.fft.irfft(spectrum, 2 * length)[..., :length].transpose(1, 2) + omega * x
 
 
-def ema_step(form: Callable[..., Tensor], length: int, tokens: int) -> Step:
+def ema_step(
+    form: Callable[..., Tensor],
+    length: int,
+    tokens: int,
+    dtype: torch.dtype = torch.float32,
+    device: Any = "cpu",
+) -> Step:
     """Forward and backward of a form of the EMA, which takes x and the parameters."""
-    parameters = ema_parameters()
-    x = torch.randn(max(1, tokens // length), length, DIM, requires_grad=True)
+    parameters = [p.to(device).requires_grad_() for p in ema_parameters()]
+    x = torch.randn(max(1, tokens // length), length, DIM, dtype=dtype, device=device, requires_grad=True)
 
     def step() -> None:
         form(x, *parameters).sum().backward()

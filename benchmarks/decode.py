@@ -8,19 +8,20 @@ measured on CPUs with exact products of them.
 """
 
 import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Dict, Iterator, List, Tuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from fairseq.models import BaseFairseqModel
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import FairseqTask
 
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from benchmarks.models import from_args
+from benchmarks.models import built
 from mega_fairseq.ops.linear import INT8_WORKS
 
 TYPES, BEAM = 33_000, 5
@@ -37,24 +38,25 @@ SENTENCE = ["Transformer", "Mega", "Mega, chunks of 128"]
 BATCHED = ["Transformer", "Mega", *["Mega, int8"] * INT8_WORKS]
 
 
-def build(names: List[str], types: int, longest: int) -> Dict[str, BaseFairseqModel]:
+def build(words: List[str], types: int, longest: int) -> Tuple[FairseqTask, BaseFairseqModel]:
     torch.manual_seed(0)
     limits = [f"--max-source-positions={longest + 8}", f"--max-target-positions={longest + 8}"]
-    common = ["--task=translation", "--share-all-embeddings", *limits]
-    return {name: from_args([*common, *MODELS[name]], types).eval() for name in names}
+    _, task, model = built(["--task=translation", "--share-all-embeddings", *limits, *words], types)
+    return task, model.eval()
 
 
-def search(model: BaseFairseqModel, length: int, batch: int = 1) -> Step:
-    """Translates sentences of `length` tokens into exactly as many."""
+def search(task: FairseqTask, model: BaseFairseqModel, length: int, batch: int = 1) -> Step:
+    """Translates sentences of `length` tokens into exactly as many, as fairseq-generate does."""
     torch.manual_seed(1)
-    source = torch.randint(4, len(model.decoder.dictionary), (batch, length))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((batch,), length)}}
-    model.make_generation_fast_(need_attn=False)  # as fairseq-generate does
-    options = {"beam_size": BEAM, "min_len": length - 1, "max_len_a": 0, "max_len_b": length - 1}
-    generator = SequenceGenerator([model], model.decoder.dictionary, **options)
+    device = next(model.parameters()).device
+    source = torch.randint(4, len(task.source_dictionary), (batch, length)).to(device)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((batch,), length, device=device)}}
+    model.make_generation_fast_(need_attn=False)
+    options = Namespace(beam=BEAM, min_len=length - 1, max_len_a=0, max_len_b=length - 1)
+    generator = task.build_generator([model], options)
 
     def step() -> None:
-        hypotheses = generator.generate([model], sample)
+        hypotheses = task.inference_step(generator, [model], sample)
         assert [h["tokens"].numel() for each in hypotheses for h in each] == [length] * BEAM * batch
 
     return step
@@ -75,21 +77,18 @@ def check(models: Dict[str, BaseFairseqModel]) -> None:
 
 def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
     """Beam search of one sentence, beam 5: milliseconds per token, by tokens"""
-    with meter.device:
-        models = build(SENTENCE, types, max(lengths))
-        steps = {n: {name: search(model, n) for name, model in models.items()} for n in lengths}
+    models = {name: build(MODELS[name], types, max(lengths)) for name in SENTENCE}
     for length in lengths:
-        times = meter.seconds(steps[length]) if length < LONG else meter.seconds(steps[length], 1, warm_up=0)
+        steps = {name: search(*model, length) for name, model in models.items()}
+        times = meter.seconds(steps) if length < LONG else meter.seconds(steps, 1, warm_up=0)
         yield length, {name: 1000 * time / length for name, time in times.items()}
 
 
-def batches(types: int, sizes: List[int], meter: Meter, dtype: torch.dtype = torch.float32) -> Iterator[Row]:
+def batches(types: int, sizes: List[int], meter: Meter) -> Iterator[Row]:
     """Beam search of sentences of 30 tokens, beam 5: sentences per second, by sentences in a batch"""
-    names = BATCHED if meter.device.type == "cpu" else BATCHED[:2]
+    models = {name: build(MODELS[name], types, SHORT) for name in BATCHED}
     for batch in sizes:
-        with meter.device:
-            models = build(names, types, SHORT)
-            steps = {name: search(model.to(dtype), SHORT, batch) for name, model in models.items()}
+        steps = {name: search(*model, SHORT, batch) for name, model in models.items()}
         yield batch, {name: batch / time for name, time in meter.seconds(steps).items()}
 
 
@@ -100,7 +99,7 @@ def main() -> None:
     args = parser(__doc__, TABLES).parse_args()
     prepare_process()
     types, lengths, sizes = (1000, [16], [2]) if args.quick else (TYPES, [*LENGTHS, LONG], BATCHES)
-    check(build(SENTENCE, types, 64))
+    check({name: build(MODELS[name], types, 64)[1] for name in SENTENCE})
     run({"decode": partial(decode, types, lengths), "batches": partial(batches, types, sizes)}, args)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of a device with the CPU: layers, models, search and fairseq's commands give the same numbers there.
+"""Comparisons: CUDA graphs with the same steps without, and layers, models, search and fairseq's commands with the CPU.
 
 References are computed in float64 on the CPU. Their parameters and inputs are rounded to bfloat16 first, so that all
 number formats have the same. A check yields cases: a name, and a function that yields Findings.
@@ -8,30 +8,34 @@ import os
 import re
 import subprocess
 import tempfile
+from argparse import Namespace
 from copy import deepcopy
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Callable, Dict, Iterator, NamedTuple, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import Tensor, nn
 
 from benchmarks import contenders as c
-from benchmarks import quality_lm, runs
-from benchmarks.measure import CPU
-from benchmarks.models import NO_DROPOUT, classifier, from_args, like_words
+from benchmarks import quality_lm, runs, train
+from benchmarks.models import NO_DROPOUT, built, classifier, from_args, like_words
 from mega_fairseq.data.classification.inputs import byte_dictionary
+from mega_fairseq.models.mega_lm import MegaLMConfig
 from mega_fairseq.modules import EXAMPLES, Block, FeedForwardConfig, MixerConfig
 
+CPU = torch.device("cpu")
 # Largest relative difference of outputs and of gradients. TF32 is off.
 LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2), torch.float16: (1e-2, 5e-2)}
 PIECES = (1, 5, 64)  # tokens of the first pieces of a stream; the rest follows
 SINGLE = 3  # last tokens, which come one at a time
 DROPOUT = [*NO_DROPOUT, "--hidden-dropout=0"]
 TYPES, SENTENCES, TOKENS = 500, 4, 23
+TRANSLATION = ["--task=translation", "--arch=mega_transformer_tiny", "--share-all-embeddings", *DROPOUT]
+LANGUAGE = [*quality_lm.MODELS["mega"], *DROPOUT]
 
 
 class Finding(NamedTuple):
@@ -133,18 +137,13 @@ def _in_pieces(block: Block, x: Tensor) -> Tensor:
 def models(device: torch.device, quick: bool) -> Iterator[Case]:
     """Loss and gradients of whole models on padded batches."""
     torch.manual_seed(0)
-    whole = {"translation": _translation()}
+    whole = {"translation": from_args(TRANSLATION, TYPES)}
     names = ["mega"] if quick else [name for name in quality_lm.COMPARED if name != "transformer"]
     whole.update({f"language model, {n}": from_args([*quality_lm.MODELS[n], *DROPOUT], TYPES) for n in names})
     words = ["--arch=mega_classifier_small", *DROPOUT]
     whole["classifier"] = classifier(words, "bytes", byte_dictionary(), ["0", "1"])
     for name, model in whole.items():
         yield name, partial(compared, name, partial(_trained, rounded(model)), device)
-
-
-def _translation() -> BaseFairseqModel:
-    words = ["--task=translation", "--arch=mega_transformer_tiny", "--share-all-embeddings", *DROPOUT]
-    return from_args(words, TYPES)
 
 
 def _trained(model: BaseFairseqModel, device: torch.device, dtype: torch.dtype) -> Passed:
@@ -180,7 +179,8 @@ def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
 def search(device: torch.device, quick: bool) -> Iterator[Case]:
     """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
-    yield "beam search", partial(_scored, "beam search", _best_scores, _translation(), device)
+    _, task, model = built(TRANSLATION, TYPES)
+    yield "beam search", partial(_scored, "beam search", partial(_best_scores, task), model, device)
     for name in ["mega"] if quick else ["mega", "flash", "sparse"]:
         case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES)
         yield case, partial(_scored, case, _text_scores, model, device)
@@ -188,19 +188,73 @@ def search(device: torch.device, quick: bool) -> Iterator[Case]:
 
 @torch.no_grad()
 def _scored(case: str, scores: Callable, model: BaseFairseqModel, device: torch.device) -> Iterator[Finding]:
-    truth, ours = (scores(deepcopy(model).to(place).eval(), place) for place in (CPU, device))
+    truth, ours = (scores(deepcopy(model).to(place).eval()) for place in (CPU, device))
     yield Finding(f"{case}, float32", difference(ours, truth), LIMITS[torch.float32][1])
 
 
-def _text_scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
-    return model(like_words(TYPES, 700).unsqueeze(0).to(device))[0]
+def _text_scores(model: BaseFairseqModel) -> Tensor:
+    return model(like_words(TYPES, 700).unsqueeze(0).to(next(model.parameters()).device))[0]
 
 
-def _best_scores(model: BaseFairseqModel, device: torch.device) -> Tensor:
-    batch, _ = _batch(model)
+def _best_scores(task: FairseqTask, model: BaseFairseqModel) -> Tensor:
+    (batch, _), device = _batch(model), next(model.parameters()).device
     sample = {"net_input": {name: batch[name].to(device) for name in ("src_tokens", "src_lengths")}}
-    generator = SequenceGenerator([model], model.decoder.dictionary, beam_size=4, max_len_a=0, max_len_b=TOKENS)
-    return torch.stack([hypotheses[0]["score"] for hypotheses in generator.generate([model], sample)])
+    model.make_generation_fast_(need_attn=False)
+    generator = task.build_generator([model], Namespace(beam=4, max_len_a=0, max_len_b=TOKENS))
+    return torch.stack([hypotheses[0]["score"] for hypotheses in task.inference_step(generator, [model], sample)])
+
+
+# ------------------------------------------------------------------------------------------- CUDA graphs
+
+UPDATES, STEADY = 6, ["--adam-eps=1", "--lr=1"]  # updates proportional to gradients: signs of tiny ones do not matter
+OFF = ["--cuda-graphs=off"]
+
+
+def graphs(device: torch.device, quick: bool) -> Iterator[Case]:
+    """Updates and translations with CUDA graphs, --compile and --task mega_translation, and without."""
+    precisions = {"float32": 1e-3, "bf16": 5e-2}
+    place, names = (["--cpu"], ["float32"]) if device.type == "cpu" else ([], [*precisions])
+    forms = {"graphs": []}
+    if "compile" in MegaLMConfig.__dataclass_fields__ and not quick:
+        forms["compiled"] = ["--compile", *OFF]
+    for form, more in forms.items():
+        for task, words in (("translation", TRANSLATION), ("language model", LANGUAGE)):
+            for name in names:
+                case, words = (
+                    f"updates, {form}, {task}, {name}",
+                    [*words, *STEADY, *place, *["--bf16"] * (name == "bf16")],
+                )
+                yield case, partial(_same_updates, case, [*words, *more], [*words, *OFF], precisions[name])
+    forms = {"graphs": [], **{task: [f"--task={task}"] for task in ["mega_translation"] if task in TASK_REGISTRY}}
+    for form, more in forms.items():
+        for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
+            yield (case := f"beam search, {form}, {str(dtype)[6:]}"), partial(_same_search, case, more, device, dtype)
+
+
+def _same_updates(case: str, words: List[str], eager: List[str], limit: float) -> Iterator[Finding]:
+    ours, truth = (_updates(each) for each in (words, eager))
+    yield Finding(case, difference(ours, truth), limit)
+
+
+def _updates(words: List[str]) -> Tensor:
+    """How weights change in updates on two batches each, one with pads."""
+    trainer = train.build(words, TYPES)
+    samples = [train.sample(trainer, rows, length) for rows, length in ((4, 23), (2, 64))]
+    samples[1]["net_input"]["src_tokens"][0, -3:] = trainer.task.source_dictionary.pad()
+    before = nn.utils.parameters_to_vector(trainer.get_model().parameters()).double()
+    for _ in range(UPDATES):
+        trainer.train_step(samples, raise_oom=True)
+    return nn.utils.parameters_to_vector(trainer.get_model().parameters()).detach().double() - before
+
+
+@torch.no_grad()
+def _same_search(case: str, more: List[str], device: torch.device, dtype: torch.dtype) -> Iterator[Finding]:
+    found = []
+    for words in ([*TRANSLATION, *more], [*TRANSLATION, *OFF]):
+        torch.manual_seed(0)
+        _, task, model = built(words, TYPES)
+        found.append(_best_scores(task, model.to(device, dtype).eval()))
+    yield Finding(case, difference(*found), LIMITS[dtype][0])
 
 
 # ------------------------------------------------------------------------------------------- fairseq's commands

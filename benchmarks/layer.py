@@ -58,13 +58,10 @@ def check(names: List[str]) -> None:
 # ------------------------------------------------------------------------------------------- layers
 
 
-def speed(
-    names: List[str], lengths: List[int], tokens: int, meter: Meter, dtype: torch.dtype = torch.float32
-) -> Iterator[Row]:
+def speed(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
     """One layer, forward and backward: tokens per second, by tokens per sequence"""
     for length in lengths:
-        with meter.device:
-            steps = {name: c.layer_step(name, length, tokens, dtype) for name in c.fitting(names, length)}
+        steps = {name: c.layer_step(name, length, tokens) for name in c.fitting(names, length)}
         count = max(tokens, length)
         times = meter.seconds(steps) if count == tokens else meter.seconds(steps, 1, warm_up=0)  # long ones are stable
         yield length, {name: count / time for name, time in times.items()}

@@ -21,46 +21,31 @@ import torch
 Step = Callable[[], Any]
 Numbers = Dict[str, float]
 Row = Tuple[Union[int, str], Numbers]
-CPU = torch.device("cpu")
 
 
 class Meter:
-    """Measures steps on a device: on a CPU, CPU time of one thread and resident memory (Linux)."""
+    """Measures CPU time of one thread and resident memory (Linux) of steps."""
 
-    def __init__(self, device: torch.device = CPU, quick: bool = False, repeats: int = 3):
-        self.device, self.quick, self.repeats = device, quick, repeats
+    def __init__(self, quick: bool = False, repeats: int = 3):
+        self.quick, self.repeats = quick, repeats
 
     def seconds(self, steps: Dict[str, Step], repeats: Optional[int] = None, warm_up: int = 1) -> Numbers:
         """Median seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
         times: Dict[str, List[float]] = {name: [] for name in steps}
         for turn in range(warm_up + (1 if self.quick else repeats or self.repeats)):
             for name, step in steps.items():
-                start = self._clock()
+                start = time.process_time()
                 step()
                 if turn >= warm_up:
-                    times[name].append(self._clock() - start)
+                    times[name].append(time.process_time() - start)
         return {name: statistics.median(values) for name, values in times.items()}
-
-    def _clock(self) -> float:
-        if self.device.type == "cpu":
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
 
     def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
         """Peak MiB of the step `build(*arguments)`, after the small step `build(*warm_up)`, above those before it.
 
-        Libraries keep some memory after the first step. On a CPU each step runs in a new process.
+        Libraries keep some memory after the first step. Each step runs in a new process.
         """
-        if self.device.type == "cpu":
-            return in_new_process(_peak_after, build, arguments, warm_up)
-        with self.device:
-            build(*warm_up)()
-            step = build(*arguments)
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            step()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return in_new_process(_peak_after, build, arguments, warm_up)
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:

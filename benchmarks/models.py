@@ -1,14 +1,15 @@
 """Builds the models to measure as fairseq-train does, with random weights and an artificial dictionary."""
 
 import re
-from argparse import Namespace
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, build_model
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
 import mega_fairseq.criterions
@@ -36,13 +37,20 @@ def dictionary(types: int) -> Dictionary:
 
 def configuration(words: List[str]) -> Any:
     given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    given.tpu = False  # fairseq takes --bf16 for a TPU
     return convert_namespace_to_omegaconf(given)
 
 
+def built(words: List[str], types: int) -> Tuple[Any, FairseqTask, BaseFairseqModel]:
+    """What fairseq-train makes of these arguments, with a dictionary of this many types: configuration, task, model."""
+    cfg, both = configuration(words), dictionary(types)
+    kind = TASK_REGISTRY[cfg.task._name]
+    task = kind(cfg.task, both, both) if issubclass(kind, TranslationTask) else kind(cfg.task, both)
+    return cfg, task, build_model(cfg.model, task)
+
+
 def from_args(words: List[str], types: int) -> BaseFairseqModel:
-    """The model that fairseq-train builds from these arguments, with a dictionary of this many types."""
-    both = dictionary(types)
-    return build_model(configuration(words).model, Namespace(source_dictionary=both, target_dictionary=both))
+    return built(words, types)[2]
 
 
 def classifier(words: List[str], kind: str, dictionary: Optional[Dictionary], classes: List[str]) -> BaseFairseqModel:

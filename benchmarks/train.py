@@ -2,8 +2,8 @@
 
     python benchmarks/train.py --json docs/train.json      all tables, about 30 minutes
 
-A step is forward, cross entropy, backward and Adam, on random tokens in sequences of one length, with dropout 0.1 of
-layer outputs only. small: the models whose quality quality_translation.py compares; base: mega_transformer_base over
+A step is an update of fairseq's trainer, on random tokens in sequences of one length, with dropout 0.1 of layer outputs
+only. small: the models whose quality quality_translation.py compares; base: mega_transformer_base over
 33,000 types, both with sources and targets of the same length; language: mega_lm_enwik8, in chunks of 2,048; mixers:
 the language models that quality_lm.py compares, with the memory of a step.
 """
@@ -11,21 +11,26 @@ the language models that quality_lm.py compares, with the memory of a step.
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
+from fairseq import utils
+from fairseq.trainer import Trainer
+
 from benchmarks import decode, quality_lm, quality_translation
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, from_args, random_batch, used_size
+from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, built, from_args, random_batch, used_size
 
 DROPOUT = [*NO_DROPOUT, "--dropout=0.1"]
 MEGA = [*DROPOUT, "--hidden-dropout=0"]  # an option that fairseq's models lack
-TRANSLATION = ["--task=translation", "--share-all-embeddings"]
+TRANSLATION = ["--task=translation", "--share-all-embeddings", "--criterion=label_smoothed_cross_entropy"]
+LANGUAGE = ["--task=mega_language_modeling", "--criterion=mega_lm_cross_entropy"]
+RECIPE = [
+    *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr=1e-5", "--clip-norm=1.0", "--distributed-world-size=1"],
+]
 
 
 class Table(NamedTuple):
@@ -54,41 +59,41 @@ TABLES = {
         *(TYPES["enwik8"], 2048, [512, 2048]),
         {
             "Transformer": [*TRANSFORMERS["enwik8"], *DROPOUT],
-            "Mega": ["--task=mega_language_modeling", "--arch=mega_lm_enwik8", *MEGA],
+            "Mega": [*LANGUAGE, "--arch=mega_lm_enwik8", *MEGA],
         },
     ),
     "mixers": Table(TYPES["enwik8"], 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
 }
 
 
-def training(words: List[str], types: int, length: int, tokens: int, dtype: torch.dtype = torch.float32) -> Step:
-    """A training step on as many sequences of `length` as fit into `tokens`."""
+def build(words: List[str], types: int) -> Trainer:
     torch.manual_seed(0)
-    model = from_args(words, types).train().to(dtype)
-    batch = random_batch(model, tokens // length, length)
-    targets = torch.randint(4, types, (tokens // length * length,))
-    return updates(model, lambda: model(**batch)[0].flatten(0, 1), targets)
+    cfg, task, model = built([*RECIPE, *words], types)
+    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
-def updates(model: nn.Module, scores: Callable[[], torch.Tensor], targets: torch.Tensor) -> Step:
-    adam = torch.optim.Adam(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        F.cross_entropy(scores(), targets).backward()
-        adam.step()
-        adam.zero_grad(set_to_none=True)
-
-    return step
+def sample(trainer: Trainer, rows: int, length: int) -> Dict[str, Any]:
+    """Sequences of this length, on the trainer's device."""
+    batch = {"id": torch.arange(rows), "nsentences": rows, "ntokens": rows * length}
+    batch["net_input"] = random_batch(trainer.get_model(), rows, length)
+    batch["target"] = torch.randint(4, len(trainer.task.target_dictionary), (rows, length))
+    return utils.move_to_cuda(batch) if trainer.cuda else batch
 
 
-def speed(
-    table: Table, lengths: List[int], tokens: int, meter: Meter, dtype: torch.dtype = torch.float32
-) -> Iterator[Row]:
+def update(trainer: Trainer, length: int, tokens: int) -> Step:
+    """An update with as many sequences of `length` as fit into `tokens`."""
+    batch = sample(trainer, tokens // length, length)
+    return lambda: trainer.train_step([batch], raise_oom=True)
+
+
+def on_cpu(words: List[str], types: int, length: int, tokens: int) -> Step:
+    return update(build([*words, "--cpu"], types), length, tokens)
+
+
+def speed(table: Table, lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
     """Training steps: tokens of one side per second, by tokens per sequence"""
     for length in lengths:
-        with meter.device:
-            sizes = (table.types, length, tokens, dtype)
-            steps = {name: training(words, *sizes) for name, words in table.models.items()}
+        steps = {n: on_cpu(words, table.types, length, tokens) for n, words in table.models.items()}
         yield length, {name: tokens // length * length / time for name, time in meter.seconds(steps).items()}
 
 
@@ -96,8 +101,8 @@ def cost(table: Table, length: int, tokens: int, meter: Meter) -> Iterator[Row]:
     """Training steps of language models with each mixer: tokens per second and peak MiB"""
     _, speeds = next(speed(table, [length], tokens, meter))
     yield "tokens per second", speeds
-    warm_up = (table.types, length, length)
-    mib = {n: meter.mib(training, (w, table.types, length, tokens), (w, *warm_up)) for n, w in table.models.items()}
+    step, warm_up = ((table.types, length, count) for count in (tokens, length))
+    mib = {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in table.models.items()}
     yield "peak MiB", mib
 
 
