@@ -67,8 +67,9 @@ class StepGraph:
     def __init__(
         self, decoder: Any, weights: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Capture
     ):
-        self.decoder, self.weights, self.size = decoder, weights, size
+        self.decoder, self.weights, self.size, self.capture = decoder, weights, size, capture
         self.user: Callable[[], Optional[GraphState]] = _nobody
+        self.search: Any = None  # a search around this step, captured by its owner
         device = next(tensors_of(blocks)).device
         self.tokens = torch.full((size.rows, 1), decoder.dictionary.eos(), device=device)
         self.rows = torch.arange(size.rows, device=device)
@@ -101,6 +102,9 @@ class StepGraph:
         return BlockState(mixer, cross, feed_forward)
 
     def _step(self) -> None:
+        if self.size.sources:  # cross attention reads the source of a row's place
+            beams = self.size.rows // self.size.sources
+            torch._assert_async(self.order.div(beams, rounding_mode="floor").eq(self.rows // beams).all())
         for t in tensors_of(self.blocks):
             t.copy_(t.index_select(0, self.order))
         self.order.copy_(self.rows)
@@ -177,6 +181,7 @@ class GraphState:
         )
         self.graph = self.graphs.get(self, state.blocks, size)
         self.graph.load(state.blocks, self.length)
+        self.moved = False  # whether rows have an order to follow at the next step
         self.slots = self.graph.rows[:rows]  # the row of the storage that each row is in
 
     def _capacity(self) -> int:
@@ -186,27 +191,40 @@ class GraphState:
         capacity = max(FIRST_CAPACITY, 1 << (needed - 1).bit_length())
         return capacity if most is None else min(capacity, most)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """The tokens of all rows (R, 1) -> scores (R, V) of the next ones."""
+    def make_room(self) -> None:
+        """Moves to another graph if the storage is full, or if so few rows remain that a smaller one does."""
         if self._capacity() > self.graph.size.tokens or 2 * len(self.slots) <= self.graph.size.rows:
             self._enter(self.eager())
-        torch._assert_async(tokens.ne(self.decoder.padding_idx).all())  # without waiting for the GPU
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """The tokens of all rows (R, 1) -> scores (R, V) of the next ones.
+
+        Pads are tokens like others here: searches only give them to rows of probability zero.
+        """
         self.graph.tokens.index_copy_(0, self.slots, tokens)
+        self.advance()
+        self.moved = False
+        return self.graph.scores.index_select(0, self.slots)
+
+    def advance(self) -> None:
+        """A step after the tokens and in the order that are in the storage of the graph."""
         self.graph.replay()
-        scores = self.graph.scores.index_select(0, self.slots)
         self.length += 1
-        return scores
+        self.moved = True  # the search may write to the storage, too
 
     def reorder(self, order: Tensor) -> None:
         """Replaces row i by row order[i]; sentences keep their order and their rows, as in fairseq's searches."""
-        continued = self.graph.order.index_select(0, self.slots.index_select(0, order))
-        if self.graph.size.sources:
+        continued = self.slots.index_select(0, order)
+        if self.moved:
+            continued = self.graph.order.index_select(0, continued)
+        if len(order) != len(self.slots) and self.graph.size.sources:
             sentence = torch.div(order, self.beams, rounding_mode="floor").view(-1, self.beams)
             torch._assert_async(sentence.eq(sentence[:, :1]).all() & sentence[:, 0].diff().gt(0).all())
             self.slots = self.slots.view(-1, self.beams).index_select(0, sentence[:, 0]).flatten()
-        else:
+        elif len(order) != len(self.slots):
             self.slots = self.graph.rows[: len(order)]
         self.graph.order.index_copy_(0, self.slots, continued)
+        self.moved = True
 
     def eager(self) -> DecoderState:
         sentences = torch.div(self.slots[:: self.beams], self.beams, rounding_mode="floor")
@@ -233,25 +251,32 @@ class StepGraphs:
 
         `tokens` are all so far, or only the newest one of each row.
         """
-        capture = capture_on(tokens.device)
-        if state is None or capture is None or tokens.size(1) > max(1, state.length + 1) or torch.is_grad_enabled():
+        if state is None or tokens.size(1) > max(1, state.length + 1):
             return None, state
+        ready = self.ready(decoder, state, tokens.device)
+        return (None, state) if ready is None else (ready.step(tokens[:, -1:]), ready)
+
+    def ready(self, decoder: Any, state: Any, device: torch.device) -> Optional[GraphState]:
+        """The state in a graph with room for the next token, or None: then the step runs without one."""
+        if capture_on(device) is None or torch.is_grad_enabled():
+            return None
         if isinstance(state, DecoderState):
             reason = self.failure or self._obstacle(decoder, state)
             if reason is not None:
                 if reason not in self.logged:
                     logger.info("decoding without CUDA graphs: %s", reason)
                     self.logged.add(reason)
-                return None, state
+                return None
         try:
             if isinstance(state, DecoderState):
                 state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
             if state.length == state.longest:  # without graphs, this is an error
-                return None, state
-            return state.step(tokens[:, -1:]), state
+                return None
+            state.make_room()
         except CaptureFailed as error:
             self.failure = str(error)
-            return None, state
+            return None
+        return state
 
     def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
         if not all(layer.mixer.fixed_step for layer in decoder.layers):

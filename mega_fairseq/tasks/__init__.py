@@ -2,10 +2,13 @@
 
 from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig, MegaLanguageModelingTask
+from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 __all__ = [
     "MegaClassificationConfig",
     "MegaClassificationTask",
     "MegaLanguageModelingConfig",
     "MegaLanguageModelingTask",
+    "MegaTranslationConfig",
+    "MegaTranslationTask",
 ]
