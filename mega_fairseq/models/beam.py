@@ -10,6 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from mega_fairseq.models.cuda_graph import capture_on
 from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.linear import Projection
@@ -31,20 +32,45 @@ class PackedWeightsCache:
     """
 
     def __init__(self):
-        self.made: Optional[Tuple[List[Any], Tensor, PackedWeights]] = None  # replaced as a whole: threads may share it
+        # Key, a function that computes the sums, their values, weights; replaced as a whole: threads may share it.
+        self.made: Optional[Tuple[List[Any], Callable[[], Tensor], Tensor, PackedWeights]] = None
 
     def get(self, decoder: nn.Module, pack: Callable[[], PackedWeights]) -> PackedWeights:
         tensors = [*decoder.parameters(), *decoder.buffers()]
         key = [(m, type(m), [*m._forward_hooks, *m._forward_pre_hooks]) for m in decoder.modules()]
         key += [(id(t), t.data_ptr(), t.dtype, None if t.is_inference() else t._version) for t in tensors]
-        sums = torch.cat([_row_sums(t) for t in tensors])
         made = self.made
-        if made is None or made[0] != key or not torch.equal(made[1], sums):
-            made = self.made = (key, sums, pack())
-        return made[2]
+        if made is None or made[0] != key or not torch.equal(made[1](), made[2]):
+            sums = _sums_of(tensors)
+            made = self.made = (key, sums, sums().clone(), pack())
+        return made[3]
 
     def __reduce__(self) -> Tuple:
         return PackedWeightsCache, ()
+
+
+def _sums_of(tensors: List[Tensor]) -> Callable[[], Tensor]:
+    """A function that computes the row sums of these tensors: hundreds of small kernels, on a GPU as one graph."""
+
+    def sums() -> Tensor:
+        return torch.cat([_row_sums(t) for t in tensors])
+
+    capture = capture_on(tensors[0].device)
+    if capture is None:
+        return sums
+    out: List[Tensor] = []
+
+    def store() -> None:
+        out[:] = [sums()]
+
+    with torch.inference_mode(False), torch.no_grad():
+        (replay,) = capture([store])
+
+    def replayed() -> Tensor:
+        replay()
+        return out[0]
+
+    return replayed
 
 
 def _row_sums(tensor: Tensor) -> Tensor:

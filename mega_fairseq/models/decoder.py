@@ -35,6 +35,8 @@ Extra = Dict[str, List[Optional[Tensor]]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
 TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
+UNCHECKED = "unchecked"  # key of `extra` if get_normalized_probs need not wait for the GPU to check these scores
+STEPS_BETWEEN_CHECKS = 8  # NaN stays in the state, so a later check finds it
 MOST_SCORES = 2**30  # in memory at once: 4 GB in float32
 
 
@@ -79,7 +81,8 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             scores, state = self.graphs.step(self, prev_output_tokens, state)
             if scores is not None:
                 self.set_incremental_state(incremental_state, STATE, state)
-                return scores.unsqueeze(1), {"attn": [None]}
+                extra = {"attn": [None], UNCHECKED: []} if state.length % STEPS_BETWEEN_CHECKS else {"attn": [None]}
+                return scores.unsqueeze(1), extra
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
         if features_only:
             return x, extra
@@ -192,7 +195,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         probs = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-        if not self.training:  # in training, fairseq checks gradients
+        if not self.training and UNCHECKED not in net_output[1]:  # in training, fairseq checks gradients
             check_numbers(probs.amin(-1))  # NaN if any score of the row is NaN
         return probs
 

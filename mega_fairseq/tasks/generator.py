@@ -48,7 +48,7 @@ class MegaGenerator(SequenceGenerator):
         option = self._missing_option(sample, prefix_tokens, constraints)
         if option is not None:
             if option not in logged:
-                logger.info("generating with fairseq's search, since this one lacks %s", option)
+                logger.info("generating with fairseq's search, since the faster one does not support %s", option)
                 logged.add(option)
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
@@ -114,21 +114,21 @@ class Steps:
         self.decoder, self.encoder_out, self.search, self.temperature = decoder, encoder_out, search, temperature
         self.incremental: Dict[str, Any] = {}
         self.count = 0
+        self.moving = False  # whether the decoder's state has not followed `search.order` yet
 
     def run(self, last: bool) -> None:
         decoder, state = self.decoder, self.decoder.get_incremental_state(self.incremental, STATE)
-        if state is not None and not isinstance(state, GraphState):  # in a graph, rows have already moved
-            decoder.reorder_incremental_state(self.incremental, self.search.order.view(-1))
-            state = decoder.get_incremental_state(self.incremental, STATE)
         if state is not None and decoder.graphs is not None:
-            ready = decoder.graphs.ready(decoder, state, self.search.tokens.device)
+            ready = decoder.graphs.ready(decoder, state, self.search.rows.device)
             if ready is not None:
                 decoder.set_incremental_state(self.incremental, STATE, ready)
                 self._replay(ready, last)
                 return
+        if self.moving:
+            decoder.reorder_incremental_state(self.incremental, self.search.order.view(-1))
         scores = decoder.forward(self.search.tokens.view(-1, 1), self.encoder_out, self.incremental)[0][:, -1]
         self.search.step(self._log_probs(scores), first=self.count == 0, last=last)
-        self.count += 1
+        self.count, self.moving = self.count + 1, True
 
     def _log_probs(self, scores: Tensor) -> Tensor:
         scores = scores if self.temperature == 1.0 else scores / self.temperature
@@ -138,8 +138,11 @@ class Steps:
         graph = state.graph
         stored, choose = self._stored(graph)
         if self.search is not stored:
-            graph.tokens[: self.search.rows.numel()] = self.search.tokens.view(-1, 1)
-            self.search = stored.load(self.search)
+            rows = self.search.rows.numel()
+            graph.tokens[:rows] = self.search.tokens.view(-1, 1)
+            if self.moving:
+                graph.order[:rows] = self.search.order.view(-1)
+            self.search, self.moving = stored.load(self.search), False
         state.advance()
         if last:
             stored.step(self._log_probs(graph.scores[: stored.rows.numel()]), last=True)
@@ -169,9 +172,9 @@ class Steps:
     def keep(self, sentences: List[int]) -> None:
         """Ends the search of all other sentences."""
         search, kept = self.search, torch.tensor(sentences, device=self.search.rows.device)
-        state = self.decoder.get_incremental_state(self.incremental, STATE)
-        if isinstance(state, GraphState):
-            state.reorder(search.rows.index_select(0, kept).view(-1))
+        order = search.order if self.moving else search.rows
+        self.decoder.reorder_incremental_state(self.incremental, order.index_select(0, kept).view(-1))
+        self.moving = False
         smaller = BeamSearch(len(sentences), search.beams, search.steps, search.rules, kept.device)
         self.search = smaller.load(search, kept)
 

@@ -29,6 +29,7 @@ from mega_fairseq.data.texts import typed_texts
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
+from mega_fairseq.tasks.generator import generator_class
 from mega_fairseq.tasks.sequence_group import sequence_group
 
 logger = logging.getLogger(__name__)
@@ -283,11 +284,13 @@ class MegaLanguageModelingTask(FairseqTask):
 
     # ------------------------------------------------------------------------------------ generation
 
-    def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
+    def build_generator(
+        self, models: List[BaseFairseqModel], args: Any, seq_gen_cls: Optional[type] = None, *rest: Any, **options: Any
+    ) -> Any:
         for name in ("constraints", "print_alignment"):
             if getattr(args, name, None):
                 raise ValueError(f"{typed(name)} is for translation; leave it out")
-        return super().build_generator(models, args, *rest, **options)
+        return super().build_generator(models, args, seq_gen_cls or generator_class(args), *rest, **options)
 
     def build_dataset_for_inference(
         self, src_tokens: List[Tensor], src_lengths: List[int], **unused: Any

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_fairseq.models import beam
 from mega_fairseq.models.beam import DecoderState, reorder
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
@@ -311,8 +312,10 @@ def take_a_smaller_chunk(decoder):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("capture", [None, list], ids=["eager sums", "sums in a graph"])
 @pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection, take_a_smaller_chunk])
-def test_packed_weights_are_not_stale_after_any_change(change):
+def test_packed_weights_are_not_stale_after_any_change(change, capture, monkeypatch):
+    monkeypatch.setattr(beam, "capture_on", lambda device: capture)
     made = model(decoder_chunk_size=5)
     torch.nn.utils.parametrize.register_parametrization(made.decoder.embed_tokens, "weight", Scaled())
     made.make_generation_fast_()

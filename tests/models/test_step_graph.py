@@ -161,6 +161,16 @@ def test_searches_of_fairseq_find_the_same_hypotheses(name, strategy_of):
             torch.testing.assert_close(a["positional_scores"], b["positional_scores"], atol=2e-6, rtol=1e-5)
 
 
+def test_a_forced_prefix_leaves_pads_in_rows_without_probability():
+    model, dictionary = prepared("language model"), task(TYPES).target_dictionary
+    sample, found, graphs = {"net_input": {"src_tokens": sources(pad_left=False)}}, [], model.decoder.graphs
+    for model.decoder.graphs in (graphs, None):
+        generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=12)
+        found.append(generator.generate([model], sample, prefix_tokens=sources()[:, 3:])[0])
+    for ours, eager in zip(*found):
+        assert torch.equal(ours["tokens"], eager["tokens"])
+
+
 def test_hooks_fire_at_every_step():
     decoding, calls = Decoding(prepared("language model")), []
     decoding.decoder.layers[0].mixer.hidden.register_forward_hook(lambda *call: calls.append(call))

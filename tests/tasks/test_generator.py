@@ -5,20 +5,17 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerConfig, TransformerModelBase
-from fairseq.search import BeamSearch as FairseqBeamSearch
+from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
-from mega_fairseq.models.decoder import STATE
-from mega_fairseq.models.step_graph import GraphState
 from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, generator
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
 from tests.helpers import commands
-from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines
+from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines, on_each_side
 from tests.helpers.golden_models import PAD, task
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.small_models import EOS, TYPES, language_model, translation_model
@@ -115,3 +112,116 @@ def test_hypotheses_and_scores_are_those_of_fairseq_in_graphs(name, graphs):
 
 
 BATCH, MANY = sample([7, 3, 5, 9, 2, 6]), {"beam_size": 4, "max_len_b": 16}
+
+
+def test_a_search_moves_to_smaller_graphs_as_sentences_finish(graphs, monkeypatch):
+    sizes, get = [], step_graph.StepGraphs.get
+    monkeypatch.setattr(step_graph.StepGraphs, "get", lambda *call: sizes.append(call[-1]) or get(*call))
+    model = prepared("chunks")
+    ours = MegaGenerator([model], WORDS, **MANY).generate([model], BATCH)
+    assert len({len(hypothesis["tokens"]) for each in ours for hypothesis in each}) > 4
+    assert len({size.tokens for size in sizes}) > 1
+    assert len({size.rows for size in sizes}) > 1
+    assert_equal(*both("chunks", BATCH, **MANY), exact=False)  # in graphs of the search before
+
+
+@pytest.mark.parametrize("name", ["totals", "words"])
+def test_a_search_that_forgets_a_part_of_its_state_is_detected(graphs, monkeypatch, name):
+    load = BeamSearch.load
+
+    def forgetful(self, *arguments):
+        new = BeamSearch(*self.rows.shape, self.steps, self.rules, self.rows.device).state[name]
+        load(self, *arguments).state[name].copy_(new)
+        return self
+
+    monkeypatch.setattr(BeamSearch, "load", forgetful)
+    theirs, ours = both("chunks", BATCH, **MANY)
+    with pytest.raises(AssertionError):
+        assert_equal(theirs, ours, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampling": True}, "--sampling"),
+        ({"diverse_beam_groups": 2}, "--diverse-beam-groups"),
+        ({"match_source_len": True}, "--match-source-len"),
+        ({"no_repeat_ngram_size": 2}, "--no-repeat-ngram-size"),
+        ({"prefix": True}, "--prefix-size"),
+        ({"models": 2}, "--path"),
+        ({"stock": True}, "TransformerModel"),
+    ],
+    ids=str,
+)
+def test_options_of_fairseqs_generator_run_there_and_are_logged_once(options, name, caplog, monkeypatch):
+    monkeypatch.setattr(generator, "logged", set())
+    model, words = prepared("chunks"), Namespace(beam=4, max_len_b=12, **options)
+    if "stock" in options:
+        sizes = Namespace(**on_each_side(layers=1, embed_dim=16, ffn_embed_dim=16, attention_heads=2))
+        base_architecture(sizes)
+        model = TransformerModel.build_model(sizes, task(TYPES))
+    models = [model] * options.get("models", 1)
+    prefix = BATCH["net_input"]["src_tokens"][:, -2:] if "prefix" in options else None
+    ours = MegaTranslationTask(MegaTranslationConfig(), WORDS, WORDS)
+    found = []
+    for build in (super(MegaTranslationTask, ours).build_generator, ours.build_generator):
+        built = build(models, words)
+        for _ in range(2):
+            torch.manual_seed(0)
+            result = built.generate(models, BATCH, prefix_tokens=prefix)
+        found.append(result)
+    assert type(built) is MegaGenerator
+    assert_equal(*found, exact=True)
+    assert caplog.text.count("generating with fairseq's search") == 1
+    assert name in caplog.text
+
+
+def test_a_search_on_a_gpu_waits_for_it_only_at_looks(monkeypatch):
+    monkeypatch.setattr(step_graph, "capture_on", lambda device: list)
+    with PretendedDevice() as device:
+        model, waits = moved(translation_model().eval()), []
+        model.make_generation_fast_()
+        for length in (11, 19):  # a look every 8 steps
+            batch = {name: moved(part) for name, part in BATCH["net_input"].items()}
+            ours = MegaGenerator([model], WORDS, beam_size=3, max_len_b=length, min_len=length)
+            ours.generate([model], {"net_input": batch})
+            device.waits.clear()
+            ours.generate([model], {"net_input": batch})
+            waits.append(len(device.waits))
+        assert waits[1] - waits[0] == 2  # what is done, and whether all numbers are finite
+
+
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_a_diverged_model_is_reported(in_graphs, request, monkeypatch):
+    if in_graphs:
+        request.getfixturevalue("graphs")
+    model = translation_model().eval()
+    model.make_generation_fast_()
+    searching = MegaGenerator([model], WORDS, **MANY)
+    run, calls = Steps.run, []
+
+    def diverge(self, last):
+        calls.append(last)
+        if len(calls) == 7:
+            with torch.no_grad():
+                model.decoder.embed_tokens.weight.fill_(float("nan"))
+        run(self, last)
+
+    monkeypatch.setattr(Steps, "run", diverge)
+    with pytest.raises(FloatingPointError, match="--lr"):
+        searching.generate([model], BATCH)
+    assert len(calls) < 12
+
+
+@pytest.mark.slow
+def test_fairseq_generate_prints_the_same_with_both_tasks():
+    trained = commands.trained("translation")
+    said = []
+    for name in ("translation", "mega_translation"):
+        words = [trained.data, *PLUGIN, *CPU, *SEARCH, "--path", trained.last, "--batch-size=7", "--nbest=2"]
+        said.append(fairseq("generate", *words, f"--task={name}"))
+    for letter in "SHDP":
+        each = [list(lines(output, letter)) for output in said]
+        assert each[0] == each[1]
+        assert each[0]
+    assert "fairseq's search" not in said[1]
