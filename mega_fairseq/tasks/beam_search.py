@@ -28,14 +28,14 @@ class Rules(NamedTuple):
         The state of a rule is a tensor in `search.state`, one part for each beam; see `BeamSearch.step` for when beams
         move. On a GPU it must not depend on Python numbers that change, since `step` may be replayed.
         """
-        log_probs[:, self.pad] = NEVER
+        log_probs[:, self.pad].fill_(NEVER)
         if self.unk_penalty:
             log_probs[:, self.unk].sub_(self.unk_penalty)
         if last:
-            log_probs[:, : self.eos] = NEVER
-            log_probs[:, self.eos + 1 :] = NEVER
+            log_probs[:, : self.eos].fill_(NEVER)
+            log_probs[:, self.eos + 1 :].fill_(NEVER)
         elif first and self.min_len > 0:
-            log_probs[:, self.eos] = NEVER
+            log_probs[:, self.eos].fill_(NEVER)
         elif self.min_len > 1:
             log_probs[:, self.eos].masked_fill_(search.number < self.min_len, NEVER)
 

@@ -132,7 +132,7 @@ class Steps:
 
     def _log_probs(self, scores: Tensor) -> Tensor:
         scores = scores if self.temperature == 1.0 else scores / self.temperature
-        return self.decoder.get_normalized_probs_scriptable((scores.unsqueeze(1), None), log_probs=True)[:, -1]
+        return self.decoder.get_normalized_probs_scriptable((scores.unsqueeze(1), None), True)[:, -1].float()
 
     def _replay(self, state: GraphState, last: bool) -> None:
         graph = state.graph
@@ -164,8 +164,13 @@ class Steps:
             graph.tokens[:rows] = stored.tokens.view(-1, 1)
             graph.order[:rows] = stored.order.view(-1)
 
-        with torch.inference_mode(False), torch.no_grad():
-            (replay,) = graph.capture([choose])
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                (replay,) = graph.capture([choose])
+        except RuntimeError as error:  # too little memory, or an operation that a graph cannot contain
+            logger.info("searching without CUDA graphs: %s", error)
+            replay = choose
+        graph.order.copy_(graph.rows)  # capturing runs the step
         graph.search = (key, stored, replay)
         return stored, replay
 
