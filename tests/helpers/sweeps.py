@@ -8,10 +8,8 @@ from typing import Any, Dict, Tuple
 
 import torch
 
-from mega_fairseq.models import MegaLanguageModel, MegaLMConfig
 from tests.helpers.commands import PLUGIN, as_words, fairseq
-from tests.helpers.golden_models import task
-from tests.helpers.small_models import mixer_of, mixer_options
+from tests.helpers.small_models import language_model, mixer_of, mixer_options
 
 CHUNK = 8
 SIZES = {"layers": 2, "embed_dim": 16, "ffn_embed_dim": 24, "hidden_dim": 24, "z_dim": 8, "n_dim": 2}
@@ -46,16 +44,11 @@ def language_checkpoint(trained: Path, target: Path, name: str, **options: Any) 
     mixer = {**mixer_options(name, "decoder"), "token_mixer": mixer_of(name)}
     if mixer["decoder_chunk_size"] > 0:
         mixer["decoder_chunk_size"] = CHUNK
-    sizes = {f"decoder_{size}": SIZES[size] for size in ("layers", "embed_dim", "ffn_embed_dim")}
-    both = {"normalize_before": True, "share_decoder_input_output_embed": True}
-    cfg, content = MegaLMConfig(**{**sizes, **mixer, **both, **options}), torch.load(trained, weights_only=False)
-    torch.manual_seed(1)
-    model = MegaLanguageModel.build_model(cfg, task(content["model"]["decoder.embed_tokens.weight"].size(0)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    both = {"share_decoder_input_output_embed": True, "max_target_positions": 2048}
+    content = torch.load(trained, weights_only=False)
+    model = language_model(content["model"]["decoder.embed_tokens.weight"].size(0), **{**mixer, **both, **options})
     content["model"] = model.state_dict()
-    content["cfg"]["model"].update({**asdict(cfg), "_name": "mega_lm"})
+    content["cfg"]["model"].update({**asdict(model.decoder.cfg), "_name": "mega_lm"})
     content["last_optimizer_state"] = None
     torch.save(content, target)
     return target
