@@ -118,22 +118,3 @@ def torchrun():
     for process in started:
         process.terminate()
         process.wait(60)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The arguments with which a figure calls matplotlib's methods."""
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    names = ("fill_between", "vlines", "plot", "set_title")
-    calls = {name: [] for name in names}
-
-    def listen(name, method):
-        def call(self, *given, **how):
-            calls[name].append((how.get("label"), *given) if name == "plot" else given)
-            return method(self, *given, **how)
-
-        monkeypatch.setattr(axes, name, call)
-
-    for name in calls:
-        listen(name, getattr(axes, name))
-    return calls

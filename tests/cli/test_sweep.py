@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mega_fairseq.cli import sweep as module
-from mega_fairseq.cli.sweep import Point, figure
 from mega_fairseq.data import StreamDataset
 from tests.helpers.commands import Running, fairseq, refused_by
 from tests.helpers.faults import killed_after_a_point, killed_while_writing
@@ -140,16 +139,6 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
         assert point["perplexity"] == 2 ** point["bits"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_figure_has_lines_by_chunk_and_by_context(drawn):
-    sizes = {(512, 100): 4.0, (512, 5000): 2.0, (1024, 100): 3.0, (1024, 5000): 1.0}
-    measured = [
-        Point(chunk, f"size:{context}", 1, context, 5000, bits, 2**bits, 1.0, "cpu")
-        for (chunk, context), bits in sizes.items()
-    ]
-    figure([*measured, Point(2048, "size:100", 1, 100, 5000, refused="beyond reach")], "token")
-    assert [label for label, *_ in drawn["plot"]] == ["512", "1,024", "100", "5,000"]
 
 
 # -------------------------------------------------------------------------------------------- resuming
