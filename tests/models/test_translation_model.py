@@ -5,7 +5,6 @@ from argparse import Namespace
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch.nn.functional import cross_entropy
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from tests.helpers.golden_models import PAD, dictionary
@@ -53,12 +52,6 @@ def test_every_parameter_has_a_gradient(options):
     assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
 
 
-def test_probabilities_of_an_adaptive_softmax_sum_to_one():
-    made = model(adaptive_softmax_cutoff="10,20", adaptive_softmax_factor=2.0)
-    lprobs = made.get_normalized_probs((logits(made), None), log_probs=True)
-    torch.testing.assert_close(lprobs.exp().sum(-1), torch.ones(lprobs.shape[:2]), **CLOSE)
-
-
 @pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
 @pytest.mark.parametrize("pad_left", [True, False])
 def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_left):
@@ -71,23 +64,6 @@ def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_l
         torch.testing.assert_close(batch[row], alone[0], **CLOSE)
 
 
-def test_gradients_are_batch_independent():
-    made, source, target = model(), sources(), targets()
-    target[1, 3:] = PAD
-
-    def gradients(rows):
-        made.zero_grad()
-        for source_row, target_row in rows:
-            out, _ = made(source_row, None, target_row)
-            cross_entropy(out.flatten(0, 1), target_row.flatten(), ignore_index=PAD, reduction="sum").backward()
-        return {name: p.grad.clone() for name, p in made.named_parameters()}
-
-    together = gradients([(source, target)])
-    single = [(source[i][source[i] != PAD][None], target[i][target[i] != PAD][None]) for i in range(SENTENCES)]
-    for name, gradient in gradients(single).items():
-        torch.testing.assert_close(gradient, together[name], atol=2e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-
-
 def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("2 16\n" + "\n".join(f"w{i} " + " ".join([str(i + 0.5)] * 16) for i in (0, 7)) + "\n")
@@ -97,11 +73,6 @@ def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):
     rows = made.decoder.embed_tokens.weight.detach()
     assert rows[words.index("w7")].mean().item() == pytest.approx(7.5, abs=0.5)
     assert abs(rows[words.index("w8")].mean().item()) < 0.5
-
-
-def test_an_adaptive_softmax_refuses_a_tied_output():
-    with pytest.raises(ValueError, match="--adaptive-softmax-cutoff"):
-        model(share_decoder_input_output_embed=True, adaptive_softmax_cutoff="9")
 
 
 def test_sharing_all_embeddings_needs_one_dictionary():

@@ -9,7 +9,7 @@ from fairseq import modules as stock
 from mega_fairseq.models import decoder as language_decoder
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import ADAPTIVE, HEADS, TIED, TYPES, texts
+from tests.helpers.small_models import ADAPTIVE, HEADS, TYPES, texts
 from tests.helpers.small_models import language_model as model
 
 
@@ -25,14 +25,6 @@ def test_adaptive_input_equals_fairseqs_in_values_and_gradients():
         torch.testing.assert_close(own.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
     for band in range(3):
         torch.testing.assert_close(ours.weights_for_band(band)[0], theirs.weights_for_band(band)[0])
-
-
-@pytest.mark.parametrize(
-    ("bands", "said"), [(([20, 10], 2.0), "cutoffs"), (([1], 2.0), "cutoffs"), (([9], 99.0), "factor")]
-)
-def test_invalid_bands_are_refused(bands, said):
-    with pytest.raises(ValueError, match=f"^{said} is .*; "):
-        AdaptiveInput(TYPES, PAD, 16, 12, *bands)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -53,20 +45,3 @@ def test_a_wrong_criterion_for_an_adaptive_softmax_is_refused_in_training_only()
     assert made.get_normalized_probs(out, log_probs=True).shape == (1, 7, TYPES)
     with pytest.raises(ValueError, match="^--criterion .*; choose adaptive_loss, .* mega_lm_cross_entropy$"):
         made.train().get_normalized_probs(out, log_probs=True)
-
-
-@pytest.mark.parametrize("project", [False, True])
-def test_tied_tables_are_one_parameter_and_load_from_a_checkpoint(project):
-    made = model(**TIED, tie_adaptive_proj=project)
-    softmax, bands = made.decoder.adaptive_softmax, made.decoder.embed_tokens.embeddings
-    assert softmax.head.word_proj.weight is bands[0][0].weight
-    for tail, (table, narrow) in zip(softmax.tail, list(bands)[1:]):
-        assert tail[2].weight is table.weight
-        assert (tail[0].weight is narrow.weight) == project
-    other = model(**TIED, tie_adaptive_proj=project)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    other.load_state_dict(made.state_dict())
-    tokens = torch.randint(4, TYPES, (2, 9))
-    torch.testing.assert_close(other(tokens, target=tokens)[0], made(tokens, target=tokens)[0], rtol=0, atol=0)
