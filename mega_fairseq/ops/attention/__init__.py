@@ -155,7 +155,9 @@ def attention_fused(
         mask = matrix.unsqueeze(0) if mask is None else matrix.masked_fill(~mask, float("-inf")).view(-1, *matrix.shape)
     if v.size(-1) > q.size(-1):  # each part of the values is a head
         parts = v.unflatten(-1, (-1, q.size(-1))).transpose(1, 2)  # (G, e / z, m, z)
-        q, k = (t.unsqueeze(1).expand(-1, parts.size(1), -1, -1) for t in (q, k))
+        k = k.unsqueeze(1).expand(-1, parts.size(1), -1, -1)
+        # Outputs and their gradients get q's layout: with heads side by side there, those twice as large are not copied.
+        q = q.unsqueeze(2).expand(-1, -1, parts.size(1), -1).contiguous().transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, parts, mask, dropout, square, scale=1.0)
         return out.transpose(1, 2).flatten(2)
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
