@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
 from mega_fairseq.modules.position_bias import POSITION_BIASES, attend, check_attention
-from mega_fairseq.modules.projection import RELEASED_STD
+from mega_fairseq.modules.projection import RELEASED_STD, project
+from mega_fairseq.ops.queries_keys import queries_keys
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class SingleHeadMixer(ChunkedMixer):
             nn.init.normal_(self.kappa, 0.0, RELEASED_STD)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.chunk_size or c.max_positions, c.causal)
 
-    def queries_keys(self, shared: Tensor) -> Tuple[Tensor, Tensor]:
-        """kappa_i * Z + mu_i (Mega's eq. 8-9): (B, L, z) each."""
-        return torch.addcmul(self.mu[:, None, None], shared, self.kappa[:, None, None])
+    def queries_keys(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """kappa_i * Z + mu_i with Z = silu(shared(x)) (Mega's eq. 7-9): (B, L, z) each."""
+        return queries_keys(project(self.shared, x), self.kappa, self.mu)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within groups, with the last query at the position of the last key."""

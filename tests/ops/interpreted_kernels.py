@@ -19,6 +19,7 @@ from mega_fairseq.ops.ema.naive import ema_coefficients_naive
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
 from mega_fairseq.ops.norm import triton as norm_triton
+from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
 BATCH, DIM, NDIM = 3, 33, 3  # more channels than a warp has lanes, and a number of states that is padded
@@ -201,6 +202,18 @@ def test_a_norm_equals_its_definition_in_values_and_gradients(shape, center, par
         return with_gradients(lambda x, weight=None, bias=None: form(x, weight, bias, 1e-5, center), tensors)
 
     assert_same(run(normalized), run(normalized_naive))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 700, 6), (0, 4, 3)], ids=str)
+@pytest.mark.parametrize("used", [slice(2), slice(1), slice(1, 2)], ids=["both", "queries", "keys"])
+def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, used):
+    names = {"before": shape, "kappa": (2, shape[-1]), "mu": (2, shape[-1])}
+    tensors = {name: noise(*size, seed=i, grad=True) for i, (name, size) in enumerate(names.items())}
+
+    def run(form):
+        return with_gradients(lambda **t: form(**t)[used], tensors)
+
+    assert_same(run(queries_keys), run(queries_keys_naive))
 
 
 def test_a_gradient_that_forgets_the_mean_is_detected(monkeypatch):

@@ -24,6 +24,7 @@ from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
 from mega_fairseq.ops.norm import triton as norm
+from mega_fairseq.ops.queries_keys import triton as queries_keys
 
 OLDEST = Path(sys.prefix) / "triton-oldest"  # what torch 2.4 brings, and a NumPy that its interpreter needs
 VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})}
@@ -83,7 +84,8 @@ def of_tables():
 
 
 def of_rows():
-    for kernel in (gates.reset, gates.reset_backward, dense.silu_backward, rows.column_sums):
+    of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
+    for kernel in (gates.reset, gates.reset_backward, *of_projections):
         yield kernel, ROWS, ()
     for kernel in (gates.update, gates.update_backward):
         yield kernel, {**ROWS, "SCALE": 1.5}, ()

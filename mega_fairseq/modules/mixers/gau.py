@@ -65,7 +65,7 @@ class GatedAttentionUnit(SingleHeadMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         values = self.drop(project(self.values, x, "silu"), self.config.hidden_dropout)  # V (B, L, e)
-        queries, keys = self.queries_keys(project(self.shared, x, "silu"))  # of Z (B, L, s)
+        queries, keys = self.queries_keys(x)  # (B, L, s) each
         attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
         return project(self.output, project(self.gate, x, "silu") * attended), state
 

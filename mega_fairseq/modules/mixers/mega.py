@@ -177,8 +177,7 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         averaged = self.ema(x, ema_state, batch.align)
         x, ema_state = averaged if c.causal else (averaged, None)
         x = self.drop(x, c.dropout)  # X' (B, L, D), eq. 6
-        shared = project(self.shared, x, "silu")  # Z (B, L, z), eq. 7
-        queries, keys = self.queries_keys(shared)  # eq. 8-9
+        queries, keys = self.queries_keys(x)  # (B, L, z) each, eq. 7-9
         attended, cache = self.in_chunks(self.attend, queries, keys, values, cache, batch)  # O (B, L, v), eq. 11
 
         keep, scale = self.keep_mask(x, c.dropout)

@@ -156,7 +156,7 @@ def attention_fused(
     if v.size(-1) > q.size(-1):  # each part of the values is a head
         parts = v.unflatten(-1, (-1, q.size(-1))).transpose(1, 2)  # (G, e / z, m, z)
         k = k.unsqueeze(1).expand(-1, parts.size(1), -1, -1)
-        # Outputs and their gradients get q's layout: with heads side by side there, those twice as large are not copied.
+        # Outputs and their gradients get q's layout; with its heads side by side, they need not be copied.
         q = q.unsqueeze(2).expand(-1, -1, parts.size(1), -1).contiguous().transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, parts, mask, dropout, square, scale=1.0)
         return out.transpose(1, 2).flatten(2)

@@ -1,0 +1,70 @@
+"""`queries_keys` by one Triton kernel forward and one backward, which also adds up the gradients of kappa and mu."""
+
+from typing import List, Sequence, Tuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
+
+
+@triton.jit
+def scale(before, kappa, mu, queries, keys, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    row, column, inside = tile(0, R, width, ROWS, COLUMNS)
+    at, exists = row * width + column, column < width
+    z, _ = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+    of_queries = tl.load(kappa + column, mask=exists, other=0.0).to(WIDE) * z
+    of_keys = tl.load(kappa + width + column, mask=exists, other=0.0).to(WIDE) * z
+    of_queries += tl.load(mu + column, mask=exists, other=0.0).to(WIDE)
+    of_keys += tl.load(mu + width + column, mask=exists, other=0.0).to(WIDE)
+    tl.store(queries + at, of_queries.to(queries.dtype.element_ty), mask=inside)
+    tl.store(keys + at, of_keys.to(keys.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_backward(
+    before, kappa, dqueries, dkeys, dbefore, sums, R, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `before`, and parts of those of kappa and mu: sums (P, 4 width)."""
+    kappa_queries, kappa_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
+    mu_queries, mu_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
+    for turn in range(turns(R, ROWS)):
+        row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
+        at, exists = row * width + column, column < width
+        z, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+        of_queries = tl.load(dqueries + at, mask=inside, other=0.0).to(WIDE)
+        of_keys = tl.load(dkeys + at, mask=inside, other=0.0).to(WIDE)
+        dz = of_queries * tl.load(kappa + column, mask=exists, other=0.0).to(WIDE)
+        dz += of_keys * tl.load(kappa + width + column, mask=exists, other=0.0).to(WIDE)
+        tl.store(dbefore + at, (dz * slope).to(dbefore.dtype.element_ty), mask=inside)
+        kappa_queries += of_queries * z
+        kappa_keys += of_keys * z
+        mu_queries += of_queries
+        mu_keys += of_keys
+    store_part(sums, kappa_queries, 4 * width, width, COLUMNS)
+    store_part(sums + width, kappa_keys, 4 * width, width, COLUMNS)
+    store_part(sums + 2 * width, mu_queries, 4 * width, width, COLUMNS)
+    store_part(sums + 3 * width, mu_keys, 4 * width, width, COLUMNS)
+
+
+def forward(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
+    before, kappa, mu = (t.contiguous() for t in (before, kappa, mu))
+    dtype = torch.promote_types(before.dtype, kappa.dtype)
+    queries, keys = (torch.empty_like(before, dtype=dtype) for _ in range(2))
+    args = (before, kappa, mu, queries, keys, *before.shape)
+    launch_rows(scale, all_tiles(*before.shape), before.size(1), queries, *args)
+    return queries, keys
+
+
+def backward(grads: Sequence[Tensor], before: Tensor, kappa: Tensor, mu: Tensor) -> List[Tensor]:
+    """The gradients of all arguments, from those of queries and keys, of which one may be None."""
+    before, kappa, (count, width) = before.contiguous(), kappa.contiguous(), before.shape
+    dqueries, dkeys = (torch.zeros_like(before) if t is None else t.contiguous() for t in grads)
+    dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
+    args = (before, kappa, dqueries, dkeys, dbefore, parts, count, width)
+    launch_rows(scale_backward, len(parts), width, before, *args)
+    of_parameters = ((kappa, parts[:, : 2 * width]), (mu, parts[:, 2 * width :]))
+    return [dbefore, *(add_parts(part, p.dtype).view(2, width) for p, part in of_parameters)]
