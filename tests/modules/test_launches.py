@@ -1,0 +1,99 @@
+"""How many kernels a GPU launches for a layer's training step, counted on a pretended device."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBlock
+from mega_fairseq.ops import backend
+from tests.helpers.pretended_device import PretendedDevice, moved
+
+pytest.importorskip("triton", reason="pip has no Triton for this platform")
+
+from mega_fairseq.ops import rows
+from mega_fairseq.ops.ema import triton as ema
+
+BATCH, CHUNK, DIM, SHARED, VALUES = 2, 8, 16, 4, 32
+IN_FUSED_ATTENTION = (1, 3)  # kernels of cuDNN, forward and backward
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that write to memory: not views, and not what other operators consist of."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in OPDEFS:
+            with self:
+                return OPDEFS[func.name()]._init_fn(*args, **(kwargs or {}))
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.numel()]
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        new = [t for t in tensors if t.untyped_storage().data_ptr() not in given]
+        self.count += "empty" not in name and bool(tensors and (new or name.endswith("_")))
+        return result
+
+
+class FusedAttention(torch.autograd.Function):
+    """Stands in for the GPU's kernels, with their layout of outputs and gradients."""
+
+    @staticmethod
+    def forward(ctx, launches, q, k, v):
+        ctx.launches, ctx.tensors = launches, (q, k, v)
+        launches.count += IN_FUSED_ATTENTION[0]
+        return torch.empty_like(q)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.launches.count += IN_FUSED_ATTENTION[1]
+        return (None, *map(torch.empty_like, ctx.tensors))
+
+
+def launches_of(layer, monkeypatch):
+    """Of forward, and of forward and backward."""
+    launches = Launches()
+
+    def launch(*args, **options):
+        launches.count += 1
+
+    def attend(q, k, v, *options, **scale):
+        return FusedAttention.apply(launches, q, k, v)
+
+    backend._choose.cache_clear()
+    monkeypatch.setenv("MEGA_BACKEND", "triton")
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    for module in (rows, ema):
+        monkeypatch.setattr(module, "launch", launch)
+    with PretendedDevice():
+        layer, x = moved(layer.bfloat16()), moved(torch.ones(BATCH, 2 * CHUNK, DIM, dtype=torch.bfloat16))
+        x.requires_grad_()
+        with launches:
+            y, _ = layer(x)
+            forward = launches.count
+            y.backward(y.detach())
+    backend._choose.cache_clear()
+    return forward, launches.count
+
+
+def block(norm="layernorm"):
+    sizes = {"shared_dim": SHARED, "value_dim": VALUES, "chunk_size": CHUNK}
+    mixer = GatedAttentionConfig(DIM, **sizes, position_bias="rotary", prenorm=True, norm=norm)
+    return MegaBlock(mixer, FeedForwardConfig(DIM, prenorm=True, norm=norm))
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_training_step_of_a_block_takes_few_launches(norm, monkeypatch):
+    forward, total = launches_of(block(norm), monkeypatch)
+    assert forward <= 41
+    assert total <= 114
+
+
+def test_a_replaced_projection_takes_more_launches(monkeypatch):
+    replaced = block()
+    replaced.mixer.gates.register_forward_hook(lambda module, args, output: None)
+    assert launches_of(replaced, monkeypatch) > launches_of(block(), monkeypatch)
