@@ -1,19 +1,18 @@
-"""The layers that are measured: every token mixer with its feed-forward layer, torch's Transformer layer, and the EMA.
+"""The layers to measure: each token mixer with its feed-forward layer, torch's Transformer layer and a Llama-like one.
 
 All have the parameters of torch's layer within 2%: the feed-forward layer is as wide as that takes. GAU and FLASH have
 none, so theirs are two layers.
 """
 
-import math
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import Step
-from mega_fairseq.modules import MIXERS, Block, DampedEMA, FeedForwardConfig, MixerConfig
+from mega_fairseq.modules import MIXERS, Block, FeedForwardConfig, MixerConfig
 
 DIM, SHARED, VALUES, NDIM, HEADS = 512, 128, 1024, 16, 8  # widths of mega_transformer_base
 FEED_FORWARD, SWIGLU = 2144, 1432  # widths of the feed-forward parts of torch's and the Llama-like layer
@@ -150,48 +149,12 @@ def layer_step(
     elif form == "graphs":
         run = torch.cuda.make_graphed_callables(module, (x,))
 
+    return forward_and_backward(run, x, *module.parameters())
+
+
+def forward_and_backward(run: Callable[[Tensor], Tensor], x: Tensor, *parameters: Tensor) -> Step:
     def step() -> None:
         run(x).sum().backward()
-        x.grad = None
-        module.zero_grad(set_to_none=True)
-
-    return step
-
-
-# ------------------------------------------------------------------------------------------- the EMA alone
-
-
-def ema_parameters() -> Tuple[Tensor, ...]:
-    """alpha, delta, beta and eta (1, D, N), and omega (D)."""
-    module = DampedEMA(DIM, NDIM)
-    return tuple(p.detach() for p in (module.alpha, module.delta, module.beta, module.eta, module.omega))
-
-
-def textbook_ema(x: Tensor, alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor, omega: Tensor) -> Tensor:
-    """The EMA as in the paper's appendix: all D x N x L powers, then an FFT of twice the length. x (B, L, D)."""
-    length = x.size(1)
-    alpha, delta, beta, eta = (p.squeeze(0) for p in (alpha, delta, beta, eta))
-    weight = torch.sigmoid(alpha)
-    decay = 1.0 - weight * torch.sigmoid(delta)
-    powers = torch.exp(torch.arange(length, device=x.device) * torch.log(decay).unsqueeze(-1))  # (D, N, L)
-    kernel = torch.einsum("dnl,dn->dl", weight.mul(beta).unsqueeze(-1) * powers, eta * math.sqrt(1.0 / eta.size(-1)))
-    spectrum = torch.fft.rfft(x.transpose(1, 2), 2 * length) * torch.fft.rfft(kernel, 2 * length)
-    return torch.fft.irfft(spectrum, 2 * length)[..., :length].transpose(1, 2) + omega * x
-
-
-def ema_step(
-    form: Callable[..., Tensor],
-    length: int,
-    tokens: int,
-    dtype: torch.dtype = torch.float32,
-    device: Any = "cpu",
-) -> Step:
-    """Forward and backward of a form of the EMA, which takes x and the parameters."""
-    parameters = [p.to(device).requires_grad_() for p in ema_parameters()]
-    x = torch.randn(max(1, tokens // length), length, DIM, dtype=dtype, device=device, requires_grad=True)
-
-    def step() -> None:
-        form(x, *parameters).sum().backward()
         for tensor in (x, *parameters):
             tensor.grad = None
 

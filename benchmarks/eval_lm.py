@@ -21,14 +21,13 @@ from fairseq.data import Dictionary, ListDataset, LMContextWindowDataset, Monoli
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import quality_lm
-from benchmarks.measure import Meter, Row, in_new_process, main, peak_mib
+from benchmarks.measure import Meter, Row, in_new_process, parser, peak_mib, prepare_process, run
 from benchmarks.models import TRANSFORMERS, TYPES, from_args, like_words
 from mega_fairseq.data import Corpus, StreamDataset
 
 WINDOW, CONTEXT = 512, 400
 CHUNKS = (1024, 2048)
 MEGA = ["--task=mega_language_modeling"]
-STREAMS = [50_000, 500_000, 5_000_000]
 
 # The batches that the task's eval_lm_dataloader yields for one sequence of tokens:
 
@@ -98,16 +97,14 @@ def mixers(meter: Meter) -> Iterator[Row]:
     yield from compared("", models, TYPES["enwik8"], meter.quick)
 
 
-def stream(meter: Meter) -> Iterator[Row]:
-    """mega_lm_small on one stream of bytes: tokens per second and peak MiB above the weights, by tokens"""
-    for count in [2000] if meter.quick else STREAMS:
-        words = [*MEGA, "--arch=mega_lm_small"]
-        speed, mib = in_new_process(evaluate, words, TYPES["enwik8"], count, False)
-        yield count, {"tokens per second": speed, "MiB": mib}
+TABLES = {"evaluation": evaluation, "mixers": mixers}
 
 
-TABLES = {"evaluation": evaluation, "mixers": mixers, "stream": stream}
+def main() -> None:
+    args = parser(__doc__, TABLES).parse_args()
+    prepare_process()
+    run(TABLES, args)
 
 
 if __name__ == "__main__":
-    main(__doc__, TABLES)
+    main()

@@ -10,13 +10,16 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from torch import Tensor
 from torch.autograd import DeviceType
 
 from benchmarks import contenders as c
-from benchmarks import decode, layer, train
+from benchmarks import decode, train
 from benchmarks.measure import Step
 from benchmarks.models import used_size
 from mega_fairseq.models.mega_lm import MegaLMConfig
+from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops.ema import ema, ema_coefficients
 
 Built = Tuple[Step, float]  # a step, and the products or bytes that it takes in any form
 
@@ -214,12 +217,19 @@ def one_layer(name: str, length: int, device: torch.device, quick: bool, form: s
     return Contender(f"{length:,} tokens", f"{name}, {form}" if form else name, build, tokens)
 
 
-def ema(device: torch.device, quick: bool) -> Iterator[Contender]:
+def ema_alone(device: torch.device, quick: bool) -> Iterator[Contender]:
     for length in [128] if quick else [2048, 65_536]:
         tokens = length if quick else TOKENS
 
         def build(length: int = length, tokens: int = tokens) -> Built:
-            step = c.ema_step(layer.our_ema, length, tokens, torch.bfloat16, device)
+            module = DampedEMA(c.DIM, c.NDIM).to(device)
+            x = torch.randn(tokens // length, length, c.DIM, dtype=torch.bfloat16, device=device, requires_grad=True)
+
+            def run(x: Tensor) -> Tensor:
+                recurrence = ema_coefficients(module.alpha, module.delta, module.beta, module.eta)
+                return ema(x, recurrence, skip=module.omega)[0]
+
+            step = c.forward_and_backward(run, x, *module.parameters())
             return step, 10 * tokens * c.DIM  # bytes of x and y forward, of x, dy and dx backward
 
         yield Contender(f"{length:,} tokens", "EMA", build, tokens)
@@ -231,7 +241,7 @@ TABLES = {
     "translating": Table("Beam search of 30 tokens, beam 5, fp16", "sentences/s", "bandwidth", translating),
     "sentence": Table("Beam search of one sentence, beam 5, fp16", "tokens/s", "bandwidth", sentence),
     "peers": Table(f"One layer, {LAYER}", "tokens/s", "products", peers),
-    "ema": Table(f"The EMA alone, {LAYER}", "tokens/s", "bandwidth", ema),
+    "ema": Table(f"The EMA alone, {LAYER}", "tokens/s", "bandwidth", ema_alone),
     "mixers": Table(f"One layer with each mixer, {LAYER}", "tokens/s", "products", mixers),
     "compiled": Table("Updates with --compile, 32,768 tokens, bf16", "tokens/s", "products", compiled),
 }

@@ -1,11 +1,11 @@
-"""Speed and memory of layers of equal size, and of the EMA against its textbook form, on one CPU thread.
+"""Speed and memory of layers of equal size, on one CPU thread.
 
     python benchmarks/layer.py --json docs/layer.json                        Mega beside torch's Transformer layer
     python benchmarks/layer.py --contenders mixers --json docs/mixers.json   all token mixers beside its causal form
     python benchmarks/layer.py --plot docs/layer.json                        draws docs/layer.png
 
-Steps have 8,192 tokens, or one sequence if it is longer. Everything is compared with itself token by token, and the
-EMA with its definition, before it is timed. All tables take about 40 minutes.
+Steps have 8,192 tokens, or one sequence if it is longer. Everything is compared with itself token by token before it is
+timed. All tables take about 40 minutes.
 """
 
 import json
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Iterator, List
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import contenders as c
 from benchmarks.figures import Panel, draw, lines
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
 
-TOKENS, LONG_STEP = 8192, 65536
+TOKENS = 8192
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 DECODED = [64, 256, 1024, 4096, 8192]
 BEAM, SINGLE_TOKENS = 5, 20
@@ -32,7 +30,7 @@ BEAM, SINGLE_TOKENS = 5, 20
 
 @torch.no_grad()
 def check(names: List[str]) -> None:
-    """Raises unless layers have equal sizes and equal themselves token by token, and all EMAs are equal."""
+    """Raises unless layers have equal sizes and equal themselves token by token."""
     torch.manual_seed(0)
     size = c.size_of(c.layer(c.TRANSFORMER))
     for name in names:
@@ -47,12 +45,7 @@ def check(names: List[str]) -> None:
                 token, states[i] = block(token, states[i])
             outputs.append(token)
         torch.testing.assert_close(module(x), torch.cat(outputs, 1), rtol=0, atol=1e-9)
-    *recurrence, omega = (p.double() for p in c.ema_parameters())
-    x = torch.randn(2, 300, c.DIM, dtype=torch.float64)
-    naive, _ = ema_naive(x, ema_coefficients(*recurrence), skip=omega)
-    torch.testing.assert_close(our_ema(x, *recurrence, omega), naive, rtol=0, atol=1e-10)
-    torch.testing.assert_close(c.textbook_ema(x, *recurrence, omega), naive, rtol=0, atol=1e-8)
-    print("correct: whole sequences = token by token, EMA = textbook = naive, equal parameters")
+    print("correct: whole sequences = token by token, equal parameters")
 
 
 # ------------------------------------------------------------------------------------------- layers
@@ -72,13 +65,6 @@ def memory(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> I
     for length in lengths:
         fitting = c.fitting(names, length)
         yield length, {name: meter.mib(c.layer_step, (name, length, tokens), (name, 256, 256)) for name in fitting}
-
-
-def flat(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
-    """One layer at 65,536 tokens per step: tokens per second, by tokens per sequence, in turns"""
-    for name in c.fitting(names, LONG_STEP):
-        steps = {f"{length:,} tokens": c.layer_step(name, length, tokens) for length in lengths}
-        yield name, {length: tokens / time for length, time in meter.seconds(steps, warm_up=0).items()}
 
 
 def decode(names: List[str], lengths: List[int], meter: Meter) -> Iterator[Row]:
@@ -105,33 +91,9 @@ def single_tokens(name: str, length: int) -> Step:
     return step
 
 
-# ------------------------------------------------------------------------------------------- the EMA alone
-
-
-def our_ema(x: Tensor, *parameters: Tensor) -> Tensor:
-    return ema(x, ema_coefficients(*parameters[:4]), skip=parameters[4])[0]
-
-
-EMAS = {"textbook": c.textbook_ema, "ours": our_ema}
-
-
-def ema_speed(lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
-    """The EMA alone, forward and backward: milliseconds, by tokens per sequence"""
-    for length in lengths:
-        times = meter.seconds({name: c.ema_step(form, length, tokens) for name, form in EMAS.items()})
-        yield length, {name: 1000 * time for name, time in times.items()}
-
-
-def ema_memory(lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
-    """The EMA alone, forward and backward: peak MiB, by tokens per sequence"""
-    for length in lengths:
-        sizes = (length, tokens), (64, 256)
-        yield length, {name: meter.mib(partial(c.ema_step, form), *sizes) for name, form in EMAS.items()}
-
-
 # ------------------------------------------------------------------------------------------- main
 
-TABLES = ("speed", "memory", "flat", "decode", "ema_speed", "ema_memory")
+TABLES = ("speed", "memory", "decode")
 
 
 def plot(source: Path) -> None:
@@ -154,17 +116,11 @@ def main() -> None:
     reference, *others = c.GROUPS[args.contenders]
     layers = [reference, *(name for name in others if args.only in name)]
     check(layers)
-    lengths, decoded, tokens, long_step = LENGTHS, DECODED, TOKENS, LONG_STEP
-    if args.quick:
-        lengths, decoded, tokens, long_step = [512], [64], 512, 1024
-    short = [length for length in lengths if length <= TOKENS]
+    lengths, decoded, tokens = ([512], [64], 512) if args.quick else (LENGTHS, DECODED, TOKENS)
     tables = {
         "speed": partial(speed, layers, lengths, tokens),
-        "memory": partial(memory, layers, short, tokens),
-        "flat": partial(flat, layers, [512, long_step], long_step),
+        "memory": partial(memory, layers, [length for length in lengths if length <= TOKENS], tokens),
         "decode": partial(decode, layers, decoded),
-        "ema_speed": partial(ema_speed, short, tokens),
-        "ema_memory": partial(ema_memory, short, tokens),
     }
     run(tables, args)
 

@@ -104,16 +104,6 @@ def parser(description: str, tables: Iterable[str]) -> ArgumentParser:
     return result
 
 
-def main(
-    description: str, tables: Dict[str, Callable[[Meter], Iterator[Row]]], check: Callable[[], None] = lambda: None
-) -> None:
-    """The program that measures these tables, after the check."""
-    args = parser(description, tables).parse_args()
-    prepare_process()
-    check()
-    run(tables, args)
-
-
 def run(tables: Dict[str, Callable[[Meter], Iterator[Row]]], args: Namespace) -> None:
     """Measures the tables that `args` names."""
     print(" ".join(f"{name}={value}" for name, value in machine().items()), flush=True)

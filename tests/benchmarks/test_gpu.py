@@ -10,6 +10,7 @@ from torch.autograd import DeviceType
 from benchmarks import contenders, gpu, gpu_checks, gpu_tables
 from benchmarks.gpu_checks import CPU, Finding
 from benchmarks.gpu_tables import Contender
+from tests.helpers.commands import ROOT
 from tests.helpers.forking import benchmark
 
 
@@ -114,3 +115,7 @@ def test_tables_have_ratios_to_the_first_contender_of_a_case():
         "|  | Mega | 300 (1.50x) | 1.5 | 50.0% |",
         "| b | torch | 10 | 1.5 |  |",
     ]
+
+
+def test_the_page_has_the_tables_of_the_last_run():
+    assert gpu.markdown(json.loads((ROOT / "docs/gpu.json").read_text())) in (ROOT / "docs/performance.md").read_text()

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import classify, contenders, decode, eval_lm, layer, measure, models, train
+from benchmarks import contenders, eval_lm, layer, measure, models, train
 from benchmarks.figures import Panel, draw, lines
 from tests.helpers.commands import ROOT
 from tests.helpers.forking import benchmark
@@ -34,59 +34,16 @@ def test_figures_have_a_line_for_each_contender(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
-def test_the_textbook_form_equals_the_recurrence():
-    torch.manual_seed(0)
-    parameters = [p.double() for p in contenders.ema_parameters()]
-    x = torch.randn(1, 5, contenders.DIM, dtype=torch.float64)
-    alpha, delta, beta, eta, omega = parameters
-    weight, damping = torch.sigmoid(alpha[0]), torch.sigmoid(delta[0])
-    state, outputs = torch.zeros_like(weight), []
-    for t in range(x.size(1)):
-        state = (1 - weight * damping) * state + weight * beta[0] * x[0, t].unsqueeze(-1)
-        outputs.append((state * eta[0]).sum(-1) / contenders.NDIM**0.5 + omega * x[0, t])
-    textbook = contenders.textbook_ema(x, *parameters)[0]
-    torch.testing.assert_close(textbook, torch.stack(outputs), rtol=0, atol=1e-10)
-
-
-def test_a_wrong_ema_is_refused_before_timing(monkeypatch):
-    right = contenders.textbook_ema
-    monkeypatch.setattr(contenders, "textbook_ema", lambda x, *parameters: right(x, *parameters) * 1.0001)
-    with pytest.raises(AssertionError):
-        layer.check([])
-
-
 def test_a_layer_of_another_size_is_refused(monkeypatch):
     monkeypatch.setattr(contenders, "FEED_FORWARD", 1000)
     with pytest.raises(AssertionError, match="GAU"):
         layer.check(["GAU, windows"])
 
 
-def test_a_model_that_decodes_wrongly_is_refused():
-    words = ["--task=translation", "--arch=mega_transformer_tiny", "--share-all-embeddings"]
-    model = models.from_args(words, 50).eval()
-    decode.check({"mega": model})
-    right = model.decoder.get_incremental_state
-
-    def forgetful(incremental_state, key):
-        state = right(incremental_state, key)
-        return state and state._replace(blocks=tuple(block._replace(mixer=None) for block in state.blocks))
-
-    model.decoder.get_incremental_state = forgetful
-    with pytest.raises(AssertionError):
-        decode.check({"mega": model})
-
-
-@pytest.mark.slow
-def test_a_classifier_with_wrong_results_is_refused(monkeypatch):
-    right = classify.MegaScores.forward
-    monkeypatch.setattr(classify.MegaScores, "forward", lambda of, x: right(of, x) + of.model.cfg.encoder_chunk_size)
-    with pytest.raises(AssertionError, match="not close"):
-        classify.check()
-
-
 @pytest.mark.slow
 def test_whole_models_have_equal_sizes():
-    train.check(["language"])  # `train.py` checks `small` below
+    with torch.device("meta"):
+        train.check(["language", "base"])  # `train.py` checks `small` below
 
 
 def test_windows_score_every_token_once():
@@ -101,12 +58,10 @@ def test_windows_score_every_token_once():
 
 
 PROGRAMS = {
-    "layer.py": ["--only=causal, full", "--tables=speed,memory,decode,ema_speed"],
+    "layer.py": ["--only=causal, full", "--tables=speed,memory,decode"],
     "decode.py": [],
     "train.py": ["--tables=small"],
     "eval_lm.py": ["--tables=evaluation"],
-    "classify.py": ["--tables=training"],
-    "sequence_parallel.py": [],
 }
 
 
@@ -123,9 +78,6 @@ def test_a_quick_run_fills_all_tables(program, tmp_path):
         assert table["title"] in said
         assert all(min(row["numbers"].values()) >= 0 for row in table["rows"])
         assert measure.markdown(table["rows"]) in said
-    if program == "sequence_parallel.py":
-        one, two = (row["numbers"] for row in numbers["processes"]["rows"])
-        assert two["MiB"] < 0.7 * one["MiB"]
     if program == "layer.py":
         benchmark(program, "--plot", out)
         assert out.with_suffix(".png").stat().st_size > 5000
