@@ -114,7 +114,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         need_attn = not carry and encoder_out is not None and (self.need_attn or self.cache is not None)
 
         padding = tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.where_needed(padding)
+        align = Alignment.where_needed(padding) if carry else self.alignment(tokens, padding)
         single = carry and tokens.size(1) == 1 and align is None
         weights = None
         if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
@@ -122,7 +122,12 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
         front = tokens if align is None else align.front(tokens)  # (B, width)
-        x, blocks, attn = self.run(front, state.blocks, weights, mask, source, need_attn, drop=not carry)
+        if self.training and not carry and not need_attn:
+            x, attn = self.train_pass(front, source), None
+        else:
+            x, blocks, attn = self.run(
+                self.embed(front), state.blocks, weights, mask, source, need_attn, drop=not carry
+            )
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
@@ -141,7 +146,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
 
     def run(
         self,
-        tokens: Tensor,
+        x: Tensor,
         blocks: Blocks,
         weights: Optional[PackedWeights] = None,
         mask: Optional[Padding] = None,
@@ -149,11 +154,11 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         need_attn: bool = False,
         drop: bool = True,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
-        """Tokens (B, n), pads last, after `blocks` -> features (B, n, D), the next states, and attention (B, n, m).
+        """Embeddings (B, n, D), pads last, after `blocks` -> features (B, n, D), the next states, attention (B, n, m).
 
         Attention is that of the last layer to the source, if needed. `drop`: whether layerdrop may drop layers.
         """
-        x, after, attn = self.embed(tokens), list(blocks), None
+        after, attn = list(blocks), None
         for i, layer in self.layers_to_run(drop):
             if weights is not None:
                 x, after[i] = weights.blocks[i](x, blocks[i])
@@ -164,6 +169,15 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, tuple(after), attn
+
+    def train_pass(self, tokens: Tensor, source: Source = NO_SOURCE) -> Tensor:
+        """Whole sequences (B, L), pads last -> features (B, L, D), by CUDA graphs where possible."""
+        source, padding = source
+        return self.replayed(self._whole, self.embed(tokens), source, None if padding is None else padding.lengths)
+
+    def _whole(self, x: Tensor, source: Optional[Tensor], lengths: Optional[Tensor]) -> Tensor:
+        padding = None if lengths is None else Alignment(lengths, source.size(1))
+        return self.run(x, self.start(), source=(source, padding))[0]
 
     def packed_weights(self) -> PackedWeights:
         """The weights prepared for single tokens: once, if fairseq has said that training is over."""
@@ -281,19 +295,20 @@ class MegaLanguageDecoder(MegaDecoder):
     def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
         """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
         padding = tokens.eq(self.padding_idx)
-        align = Alignment.where_needed(padding)
+        align = self.alignment(tokens, padding)
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
         (batch, length), blocks, out = tokens.shape, self.start(), None
         size = length if self.training else self.piece_length(batch)
         for start in range(0, length, size):
             piece = slice(start, start + size)
-            if target is None:
-                x, blocks, _ = self.run(tokens[:, piece], blocks)
-            elif self.group is not None:
+            if self.group is not None and target is not None:
                 x, blocks = piece_in_slices(self, tokens[:, piece], target[:, piece], blocks)
+            elif self.training:
+                x = self.train_pass(tokens)
             else:
-                x, blocks, _ = self.run(tokens[:, piece], blocks)
+                x, blocks, _ = self.run(self.embed(tokens[:, piece]), blocks)
+            if self.group is None and target is not None:
                 x = self.target_log_probs(x, target[:, piece])
             if size >= length:
                 out = x

@@ -50,16 +50,23 @@ class MegaEncoder(Stack, FairseqEncoder):
 
     def encode(self, inputs: Tensor, padding_mask: Tensor, return_all_hiddens: bool = False) -> Encoded:
         """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm."""
-        align, states = Alignment.where_needed(padding_mask), []
+        align, states = self.alignment(inputs, padding_mask), []
+        lengths = None if align is None else align.lengths
         done = None if align is None else align.done()
         x = _zero_at_pads(self.embed(inputs if align is None else align.front(inputs), as_mask(done)), done)
+        x = self.run(x, lengths, states) if return_all_hiddens else self.replayed(self.run, x, lengths)
+        return Encoded(x, align, states)
+
+    def run(self, x: Tensor, lengths: Optional[Tensor] = None, states: Optional[List[Tensor]] = None) -> Tensor:
+        """Layers and the final norm on embeddings (B, L, D), pads last; adds the output of each layer to `states`."""
+        done = None if lengths is None else Alignment(lengths, x.size(1))
         for _, layer in self.layers_to_run():
-            x = layer(x, None, done)  # (B, width, D)
-            if return_all_hiddens:
+            x = layer(x, None, done)  # (B, L, D)
+            if states is not None:
                 states.append(x)
         if self.final_norm is not None:
             x = self.final_norm(x, as_mask(done))
-        return Encoded(_zero_at_pads(x, done), align, states)
+        return _zero_at_pads(x, done)
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
         return reordered(encoder_out, new_order)

@@ -49,7 +49,7 @@ class Step(nn.Module):
 
 
 def _continue(decoder: MegaDecoder, tokens: Tensor, blocks: Blocks) -> Tuple[Tensor, Blocks]:
-    x, blocks, _ = decoder.run(tokens, blocks)
+    x, blocks, _ = decoder.run(decoder.embed(tokens), blocks)
     if decoder.adaptive_softmax is not None:
         return decoder.adaptive_softmax.get_log_prob(x, None), blocks
     return decoder.output_layer(x).float().log_softmax(-1), blocks

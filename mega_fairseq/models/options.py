@@ -82,6 +82,9 @@ class StackOptions(FairseqDataclass):
 
     checkpoint_activations: bool = option(False, "save memory in training: recompute activations in backward")
     offload_activations: bool = option(False, "keep the inputs of layers in CPU memory; implies checkpoint_activations")
+    cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
+        "auto", "on a GPU, whether training and generation may replay their steps as CUDA graphs"
+    )
 
 
 @dataclass
@@ -171,10 +174,6 @@ class DecoderOptions(StackOptions):
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
     generation_weights: ChoiceEnum(list(FORMATS)) = option(
         "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only"
-    )
-
-    cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
-        "auto", "on a GPU, whether generation may replay its steps as CUDA graphs"
     )
 
     adaptive_softmax_cutoff: Optional[str] = option(

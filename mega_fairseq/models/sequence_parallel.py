@@ -31,6 +31,6 @@ def piece_in_slices(decoder: Any, tokens: Tensor, target: Tensor, blocks: Tuple)
     start, stop = slices.bounds
     own = slice(start, stop) if start < stop else slice(0, 1)  # with an empty slice, any token takes part
     before = tuple(SequenceParallelState(slices, block) for block in blocks)
-    x, after, _ = decoder.run(tokens[:, own], before)
+    x, after, _ = decoder.run(decoder.embed(tokens[:, own]), before)
     log_probs = decoder.target_log_probs(x, target[:, own])
     return slices.join(log_probs[:, : stop - start]), after

@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from mega_fairseq.models.cuda_graph import capture_on
 from mega_fairseq.models.embedding import types_of
 from mega_fairseq.models.options import StackOptions, layer_configs
+from mega_fairseq.models.train_graph import TrainGraphs, bucket
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.padding import Alignment
 
 
 class Stack:
@@ -43,6 +46,7 @@ class Stack:
         self.layers = nn.ModuleList(Block(*parts) for parts in configs)
         self.final_norm = SequenceNorm(norm, dim, affine=affine_final_norm) if cfg.normalize_before else None
         self.dropout_module = DropoutSwitch()
+        self.train_graphs = TrainGraphs()
 
     def embed(self, tokens: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         """Tokens (B, L) -> (B, L, D), with the norm and dropout of embeddings."""
@@ -52,6 +56,22 @@ class Stack:
         if self.embed_norm is not None:
             x = self.embed_norm(x, padding_mask)
         return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)
+
+    def takes_graphs(self, tokens: Tensor) -> bool:
+        """Whether `replayed` may use CUDA graphs for this batch."""
+        if not self.training or self.cfg.cuda_graphs == "off" or not torch.is_grad_enabled():
+            return False
+        return capture_on(tokens.device) is not None and not torch.compiler.is_compiling()
+
+    def alignment(self, tokens: Tensor, padding_mask: Tensor) -> Optional[Alignment]:
+        """Moves pads to the end, and adds some so that batches have few lengths if CUDA graphs are used."""
+        return Alignment.where_needed(padding_mask, bucket if self.takes_graphs(tokens) else None)
+
+    def replayed(self, function: Callable[..., Tensor], *inputs: Optional[Tensor]) -> Tensor:
+        """`function(*inputs)`, which calls the layers, by CUDA graphs where possible (models/train_graph.py)."""
+        if self.takes_graphs(inputs[0]):
+            return self.train_graphs.run(self, function, *inputs)
+        return function(*inputs)
 
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.

@@ -108,7 +108,7 @@ class StepGraph:
         for t in tensors_of(self.blocks):
             t.copy_(t.index_select(0, self.order))
         self.order.copy_(self.rows)
-        x, after, _ = self.decoder.run(self.tokens, self.blocks, self.weights, drop=False)
+        x, after, _ = self.decoder.run(self.decoder.embed(self.tokens), self.blocks, self.weights, drop=False)
         for t, new in zip(tensors_of(self.blocks), tensors_of(after)):
             if new is not t:
                 t.copy_(new)

@@ -4,7 +4,7 @@ Chunk borders, carried states and relative positions then count the tokens of a 
 bool (B, L), True = pad.
 """
 
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -15,20 +15,31 @@ def _extremes(lengths: Tensor, width: int) -> Tuple[int, int]:
     return (0, width) if torch.compiler.is_compiling() else tuple(torch.stack(lengths.aminmax()).tolist())
 
 
+def _resized(x: Tensor, length: int) -> Tensor:
+    """(B, L, ...) -> (B, length, ...), cut or with zeros at the end."""
+    if length <= x.size(1):
+        return x[:, :length]
+    return torch.cat([x, x.new_zeros(x.size(0), length - x.size(1), *x.shape[2:])], 1)
+
+
 class Alignment(NamedTuple):
     """Moves the real tokens of a batch to the front, and back."""
 
     lengths: Tensor  # (B,)
-    width: int  # of the aligned batch: L, or the longest length
+    width: int  # of the aligned batch: L, the longest length, or more
     order: Optional[Tensor] = None  # (B L,) the source of each aligned row; None if already aligned
     inverse: Optional[Tensor] = None  # (B L,)
 
     @classmethod
-    def where_needed(cls, padding_mask: Tensor) -> Optional["Alignment"]:
-        """`of` with `crop`, or None if there are no pads; always an alignment when compiling, where that is unknown."""
-        lengths = (~padding_mask).sum(1)
-        shortest, longest = _extremes(lengths, padding_mask.size(1))
-        return None if shortest == padding_mask.size(1) else cls._of(padding_mask, lengths, longest)
+    def where_needed(cls, padding_mask: Tensor, width: Optional[Callable[[int], int]] = None) -> Optional["Alignment"]:
+        """`of` with `crop`, or None if there are no pads; always an alignment when compiling, where that is unknown.
+
+        `width` maps the longest length to the width of the aligned batch.
+        """
+        lengths, length = (~padding_mask).sum(1), padding_mask.size(1)
+        shortest, longest = _extremes(lengths, length)
+        longest = longest if width is None else width(longest)
+        return None if shortest == length == longest else cls._of(padding_mask, lengths, longest)
 
     @classmethod
     def of(cls, padding_mask: Tensor, crop: bool = False) -> "Alignment":
@@ -53,15 +64,13 @@ class Alignment(NamedTuple):
         """(B, L, ...) -> (B, width, ...) with each row's real tokens first, in the same order."""
         if self.order is None:
             return x
-        return x.flatten(0, 1).index_select(0, self.order).view(x.shape)[:, : self.width]
+        return _resized(x.flatten(0, 1).index_select(0, self.order).view(x.shape), self.width)
 
     def back(self, x: Tensor) -> Tensor:
         """The inverse of `front`: (B, width, ...) -> (B, L, ...)."""
         if self.order is None:
             return x
-        missing = self.order.numel() // x.size(0) - self.width
-        if missing:
-            x = torch.cat([x, x.new_zeros(x.size(0), missing, *x.shape[2:])], 1)
+        x = _resized(x, self.order.numel() // x.size(0))
         return x.flatten(0, 1).index_select(0, self.inverse).view(x.shape)
 
 

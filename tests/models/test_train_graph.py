@@ -1,0 +1,227 @@
+"""Training steps replayed as CUDA graphs equal eager ones. Here, a graph is a record of operations on the CPU."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from mega_fairseq.models import stack, train_graph
+from mega_fairseq.models.train_graph import bucket
+from tests.helpers.recorder import recorded
+from tests.helpers.small_models import TYPES, classifier, language_model, translation_model
+
+DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
+SIDES = {language_model: "decoder", classifier: "encoder"}
+MODELS = {
+    "translation": (translation_model, {"dropout": 0.0}),
+    "rotary chunks": (translation_model, {"dropout": 0.0, "rel_pos_bias": "rotary", "decoder_chunk_size": 3}),
+    "language model": (language_model, {}),
+    "gau": (language_model, {"token_mixer": "gau"}),
+    "classifier": (classifier, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def records(monkeypatch):
+    for module in (stack, train_graph):
+        monkeypatch.setattr(module, "capture_on", lambda device: recorded)
+
+
+class Training:
+    """A model in training, with graphs or without. A batch is its rows and length."""
+
+    def __init__(self, name, graphs, **options):
+        build, own = MODELS[name]
+        layers = {f"{side}_layers": 1 for side in ("encoder", "decoder") if side == SIDES.get(build, side)}
+        self.model = build(**{**layers, **own, **options, "cuda_graphs": "auto" if graphs else "off"}).train()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def loss(self, rows, length, pads=0):
+        random = torch.Generator().manual_seed(rows * 100 + length)
+        source, target, before = (torch.randint(4, TYPES, (rows, length), generator=random) for _ in range(3))
+        source[0, length - pads :] = 1
+        if hasattr(self.model, "classification_heads"):
+            scores, _ = self.model(source, classification_head_name="head")
+            return F.cross_entropy(scores, target[:, 0] % 3)
+        if not hasattr(self.model, "encoder"):
+            return -self.model(source, target=target)[0].mean()
+        before[0, length - pads // 2 :] = 1
+        return F.cross_entropy(self.model(source, None, before)[0].flatten(0, 1), target.flatten())
+
+    def update(self, *batches):
+        """One step for several batches, as with --update-freq; returns the losses."""
+        losses = []
+        for batch in batches:
+            losses.append(self.loss(*batch))
+            losses[-1].backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return [loss.detach() for loss in losses]
+
+    @torch.no_grad()
+    def validate(self, batch):
+        self.model.eval()
+        loss = self.loss(*batch)
+        self.model.train()
+        return [loss]
+
+    def forward_twice(self, *batches):
+        """Both forward passes come before both backward passes, as in criteria that compare two."""
+        losses = [self.loss(*batch) for batch in batches]
+        sum(losses).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return [loss.detach() for loss in losses]
+
+    def forget(self, batch):
+        """A forward pass without a backward pass."""
+        return [self.loss(*batch).detach()]
+
+    def graphs(self):
+        stacks = [getattr(self.model, side) for side in ("encoder", "decoder") if hasattr(self.model, side)]
+        return [g for each in stacks for g in each.train_graphs.graphs.values() if g is not None]
+
+
+def assert_equal_training(name, events, tolerance=0.0, **options):
+    """Runs events (a method and batches) with graphs and without."""
+    both = Training(name, True, **options), Training(name, False, **options)
+    losses = []
+    for training in both:
+        torch.manual_seed(3)
+        losses.append([loss for method, *batches in events for loss in getattr(training, method)(*batches)])
+    torch.testing.assert_close(*losses, atol=tolerance, rtol=tolerance)
+    weights = [dict(training.model.named_parameters()) for training in both]
+    torch.testing.assert_close(*weights, atol=10 * tolerance, rtol=tolerance)
+    return both[0]
+
+
+BATCHES = [(2, 16), (3, 8), (2, 16), (1, 8), (3, 8), (3, 8), (2, 16)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_hundred_updates_equal_eager_ones(name):
+    events = [("update", BATCHES[i % len(BATCHES)]) for i in range(200 if name == "language model" else 12)]
+    assert assert_equal_training(name, events, **DROPOUT).graphs()
+
+
+batches = st.tuples(st.integers(1, 2), st.sampled_from([1, 8, 13]), st.integers(0, 1))
+EVENTS = {"update": 2, "validate": 1, "forward_twice": 2, "forget": 1}
+
+
+@st.composite
+def events(draw):
+    method = draw(st.sampled_from(list(EVENTS)))
+    return (method, *(draw(batches) for _ in range(EVENTS[method])))
+
+
+@pytest.mark.parametrize("name", ["translation", "language model", "classifier"])
+@given(happening=st.lists(events(), min_size=4, max_size=10))
+@settings(max_examples=6, deadline=None)
+def test_any_order_of_passes_equals_eager_ones(name, happening):
+    assert_equal_training(name, happening, 1e-5)
+
+
+def test_gradients_that_a_later_replay_overwrites_are_detected(monkeypatch):
+    monkeypatch.setattr(torch, "_foreach_mul", lambda tensors, factor: [t.detach() for t in tensors])
+    with pytest.raises(AssertionError):
+        assert_equal_training("language model", [("update", (2, 8), (2, 8, 1))] * 4)
+
+
+def test_a_graph_in_use_by_another_pass_is_detected(monkeypatch):
+    monkeypatch.setattr(train_graph.weakref, "ref", lambda use: lambda: None)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_equal_training("language model", [("forward_twice", (2, 8), (2, 8))] * 4)
+
+
+# ------------------------------------------------------------------------------------------- without graphs
+
+
+def assert_eager(reason, caplog, name="language model", repeats=4, change=lambda model: None, **options):
+    training = Training(name, True, **options)
+    change(training.model)
+    with caplog.at_level(logging.INFO):
+        for _ in range(repeats):
+            training.update((2, 8))
+    assert not training.graphs()
+    assert sum(reason in each for each in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("option", [{"decoder_layerdrop": 0.5}, {"checkpoint_activations": True}])
+def test_options_that_change_the_passes_train_without_graphs(option, caplog):
+    assert_eager(next(iter(option)).replace("_", "-"), caplog, **option)
+
+
+def test_a_hook_is_called_in_each_step(caplog):
+    calls = []
+
+    def change(model):
+        model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
+
+    assert_eager("hooks", caplog, change=change)
+    assert len(calls) == 4
+
+
+def test_an_operation_that_waits_for_the_gpu_trains_without_graphs(caplog):
+    def change(model):
+        norm = model.decoder.layers[0].mixer.norm
+        norm.forward, plain = (lambda x, *rest: plain(x * x.abs().amax().item() ** 0, *rest)), norm.forward
+
+    assert_eager("_local_scalar_dense", caplog, change=change)
+
+
+def test_weights_that_belong_to_other_modules_get_gradients(caplog):
+    """As with FullyShardedDataParallel, whose weights are parts of a tensor that the layers do not have."""
+    decoder, weight = language_model().train().decoder, nn.Parameter(torch.tensor(2.0))
+    for _ in range(3):
+        x = torch.randn(2, 8, 16, requires_grad=True)
+        with caplog.at_level(logging.INFO):
+            y = decoder.replayed(lambda x: weight * decoder.run(x, decoder.start())[0], x)
+        y.sum().backward()
+        assert weight.grad != 0
+        weight.grad = None
+    assert "parameters" in caplog.text
+
+
+def test_graphs_are_limited_in_number_and_memory(monkeypatch, caplog):
+    monkeypatch.setattr(train_graph, "MOST_GRAPHS", 2)
+    training = assert_equal_training("language model", [("update", (i % 4 + 1, 8)) for i in range(16)])
+    assert len(training.graphs()) == 2
+    shares = iter(x / 10 for x in range(100))
+    monkeypatch.setattr(train_graph, "share_of_memory", lambda device: next(shares))
+    monkeypatch.setattr(train_graph, "MOST_MEMORY", 0.05)
+    assert_eager("memory", caplog)
+
+
+def test_changed_weights_are_captured_again():
+    losses = []
+    for training in (Training("language model", True), Training("language model", False)):
+        for _ in range(3):
+            training.update((2, 8))
+        for parameter in training.model.parameters():
+            parameter.data = 1.1 * parameter.data
+        losses.append([training.update((2, 8)) for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_copies_have_no_graphs():
+    training = Training("language model", True)
+    for _ in range(3):
+        training.update((2, 8))
+    for other in (copy.deepcopy(training.model), pickle.loads(pickle.dumps(training.model.decoder.train_graphs))):
+        assert not getattr(other, "decoder", other).__dict__.get("graphs")
+    second = training.loss(2, 8)
+    second.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="cuda-graphs"):
+        second.backward()
+
+
+def test_lengths_are_padded_by_an_eighth_at_most():
+    for length in range(65, 5000):
+        assert length <= bucket(length) <= length * 9 / 8
+    assert len({bucket(length) for length in range(1, 1025)}) == 16 + 3 * 8
