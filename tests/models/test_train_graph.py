@@ -105,7 +105,7 @@ BATCHES = [(2, 16), (3, 8), (2, 16), (1, 8), (3, 8), (3, 8), (2, 16)]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_hundred_updates_equal_eager_ones(name):
+def test_updates_equal_eager_ones(name):
     events = [("update", BATCHES[i % len(BATCHES)]) for i in range(200 if name == "language model" else 12)]
     assert assert_equal_training(name, events, **DROPOUT).graphs()
 
