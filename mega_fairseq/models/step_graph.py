@@ -75,6 +75,7 @@ class StepGraph:
         self.rows = torch.arange(size.rows, device=device)
         self.order = self.rows.clone()  # the row that each row continues
         self.places: Dict[Optional[int], FixedPlace] = {}  # by chunk size
+        self.padding = self.rows.new_ones((size.sources, size.source_length), dtype=torch.bool)  # of all sources
         self.blocks = tuple(map(self._storage, decoder.layers, blocks))
         self.scores: Optional[Tensor] = None  # (R, V) of the next tokens
         (self.replay,) = capture([self._step])
@@ -95,9 +96,9 @@ class StepGraph:
 
         cross = like.cross
         if cross is not None:
-            shape = (self.size.sources, self.size.source_length)
+            shape = self.padding.shape
             both = (t.new_zeros(*shape, t.size(2)) for t in cross[:2])
-            cross = CrossAttentionState(*both, self.rows.new_ones(shape, dtype=torch.bool), self.place(None))
+            cross = CrossAttentionState(*both, self.padding, self.place(None))
         mixer, feed_forward = (walk(part, empty, empty_cache) for part in (like.mixer, like.feed_forward))
         return BlockState(mixer, cross, feed_forward)
 
@@ -120,15 +121,18 @@ class StepGraph:
 
     def load(self, blocks: Tuple[BlockState, ...], length: int) -> None:
         """Copies the state of the first rows after `length` tokens into the storage."""
+        if not length:
+            torch._foreach_zero_(list(tensors_of(self.blocks)))
         for storage, block in zip(self.blocks, blocks):
             for t, new in zip(tensors_of(storage), tensors_of(block)):
                 t[tuple(map(slice, new.shape))] = new
             if storage.cross is not None:
                 keys, values, padding = block.cross[:3]
                 part = tuple(map(slice, keys.shape[:2]))
-                storage.cross.padding.fill_(True)
                 storage.cross.keys[part], storage.cross.values[part] = keys, values
-                storage.cross.padding[part] = False if padding is None else padding
+        if blocks[0].cross is not None:  # the layers share it
+            self.padding.fill_(True)
+            self.padding[part].copy_(self.padding.new_zeros(()) if padding is None else padding)
         for chunk_size, place in self.places.items():
             place.number.fill_(length % chunk_size if chunk_size else length)
         self.order.copy_(self.rows)
@@ -164,13 +168,21 @@ def chunk_sizes(decoder: Any) -> Set[Optional[int]]:
 class GraphState:
     """The state of a decoder in the storage of a graph; copies and pickles of it are `DecoderState`s."""
 
-    def __init__(self, graphs: "StepGraphs", decoder: Any, weights: PackedWeights, state: DecoderState):
+    def __init__(
+        self,
+        graphs: "StepGraphs",
+        decoder: Any,
+        weights: PackedWeights,
+        state: DecoderState,
+        rows: Optional[int] = None,  # before the first token, when the state has none
+    ):
         self.graphs, self.decoder, self.weights = graphs, decoder, weights
         self.longest, self.chunk_sizes = decoder.longest, chunk_sizes(decoder)
-        self._enter(state)
+        self._enter(state, rows)
 
-    def _enter(self, state: DecoderState) -> None:
-        rows, cross, self.length = next(tensors_of(state.blocks)).size(0), state.blocks[0].cross, state.length
+    def _enter(self, state: DecoderState, rows: Optional[int] = None) -> None:
+        rows = next(tensors_of(state.blocks)).size(0) if rows is None else rows
+        cross, self.length = state.blocks[0].cross, state.length
         sources = 0 if cross is None else cross.keys.size(0)
         self.beams = rows // sources if sources else 1
         size = Size(
@@ -278,6 +290,17 @@ class StepGraphs:
             return None
         return state
 
+    def begin(self, decoder: Any, encoder_out: Any, rows: int) -> Optional[GraphState]:
+        """The state before the first token in the graph of an earlier search, or None if there is none that fits."""
+        if not self.graphs or torch.is_grad_enabled():
+            return None
+        try:
+            start = DecoderState(decoder.start(encoder_out), 0)
+            state = GraphState(self, decoder, decoder.packed_weights(), start, rows)
+        except CaptureFailed:
+            return None
+        return None if self._obstacle(decoder, DecoderState(state.graph.blocks, 0)) else state
+
     def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
         if not all(layer.mixer.fixed_step for layer in decoder.layers):
             return "this token mixer has no step of fixed operations"
@@ -294,6 +317,8 @@ class StepGraphs:
         graph = next((graph for graph in free if graph.size == size), None)
         if graph is not None:
             self.graphs.remove(graph)
+        elif not user.length:
+            raise CaptureFailed("the state before the first token has no shapes")
         else:
             if len(self.graphs) >= MOST_GRAPHS and free:
                 self.graphs.remove(free[0])

@@ -5,6 +5,7 @@ sentences are done. Elsewhere the same search runs around the decoder's usual st
 """
 
 import logging
+from functools import partial
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
@@ -107,19 +108,29 @@ class MegaGenerator(SequenceGenerator):
         return next((option for option, applies in missing.items() if applies), None)
 
 
+def log_probs(decoder: MegaDecoder, temperature: float, scores: Tensor) -> Tensor:
+    """Of all types (R, V) in float32, without the check of `get_normalized_probs`, which waits for the GPU."""
+    scores = scores if temperature == 1.0 else scores / temperature
+    return decoder.get_normalized_probs_scriptable((scores.unsqueeze(1), None), True)[:, -1].float()
+
+
 class Steps:
     """Steps of a decoder and a search, one after the other."""
 
     def __init__(self, decoder: MegaDecoder, encoder_out: Any, search: BeamSearch, temperature: float):
         self.decoder, self.encoder_out, self.search, self.temperature = decoder, encoder_out, search, temperature
+        self.log_probs = partial(log_probs, decoder, temperature)
         self.incremental: Dict[str, Any] = {}
         self.count = 0
         self.moving = False  # whether the decoder's state has not followed `search.order` yet
 
     def run(self, last: bool) -> None:
         decoder, state = self.decoder, self.decoder.get_incremental_state(self.incremental, STATE)
-        if state is not None and decoder.graphs is not None:
-            ready = decoder.graphs.ready(decoder, state, self.search.rows.device)
+        if decoder.graphs is not None:
+            if state is None:
+                ready = decoder.graphs.begin(decoder, self.encoder_out, self.search.rows.numel())
+            else:
+                ready = decoder.graphs.ready(decoder, state, self.search.rows.device)
             if ready is not None:
                 decoder.set_incremental_state(self.incremental, STATE, ready)
                 self._replay(ready, last)
@@ -127,16 +138,12 @@ class Steps:
         if self.moving:
             decoder.reorder_incremental_state(self.incremental, self.search.order.view(-1))
         scores = decoder.forward(self.search.tokens.view(-1, 1), self.encoder_out, self.incremental)[0][:, -1]
-        self.search.step(self._log_probs(scores), first=self.count == 0, last=last)
+        self.search.step(self.log_probs(scores), first=self.count == 0, last=last)
         self.count, self.moving = self.count + 1, True
-
-    def _log_probs(self, scores: Tensor) -> Tensor:
-        scores = scores if self.temperature == 1.0 else scores / self.temperature
-        return self.decoder.get_normalized_probs_scriptable((scores.unsqueeze(1), None), True)[:, -1].float()
 
     def _replay(self, state: GraphState, last: bool) -> None:
         graph = state.graph
-        stored, choose = self._stored(graph)
+        stored, choose_first, choose = self._stored(graph)
         if self.search is not stored:
             rows = self.search.rows.numel()
             graph.tokens[:rows] = self.search.tokens.view(-1, 1)
@@ -145,34 +152,36 @@ class Steps:
             self.search, self.moving = stored.load(self.search), False
         state.advance()
         if last:
-            stored.step(self._log_probs(graph.scores[: stored.rows.numel()]), last=True)
+            stored.step(self.log_probs(graph.scores[: stored.rows.numel()]), first=self.count == 0, last=True)
+        elif self.count == 0:
+            choose_first()
         else:
             choose()
         self.count += 1
 
-    def _stored(self, graph: StepGraph) -> Tuple[BeamSearch, Any]:
-        """A search with storage of its own that reads and writes that of a graph, and a replay of its step."""
+    def _stored(self, graph: StepGraph) -> Tuple[BeamSearch, Any, Any]:
+        """A search with storage of its own that reads and writes that of a graph; replays of its steps."""
         search, key = self.search, (self.search.beams, self.search.rules, self.temperature)
         if graph.search is not None and graph.search[0] == key and graph.search[1].steps >= search.steps:
             return graph.search[1:]
-        steps = 1 << (search.steps - 1).bit_length()
+        steps = max(64, 1 << (search.steps - 1).bit_length())
         stored = BeamSearch(graph.size.rows // search.beams, search.beams, steps, search.rules, search.rows.device)
-        rows = stored.rows.numel()
+        rows, log_probs = stored.rows.numel(), self.log_probs
 
-        def choose() -> None:
-            stored.step(self._log_probs(graph.scores[:rows]))
+        def choose(first: bool = False) -> None:  # without this object, which holds the state that uses the graph
+            stored.step(log_probs(graph.scores[:rows]), first)
             graph.tokens[:rows] = stored.tokens.view(-1, 1)
             graph.order[:rows] = stored.order.view(-1)
 
+        chosen = [partial(choose, True), choose]
         try:
             with torch.inference_mode(False), torch.no_grad():
-                (replay,) = graph.capture([choose])
+                chosen = graph.capture(chosen)
         except RuntimeError as error:  # too little memory, or an operation that a graph cannot contain
             logger.info("searching without CUDA graphs: %s", error)
-            replay = choose
         graph.order.copy_(graph.rows)  # capturing runs the step
-        graph.search = (key, stored, replay)
-        return stored, replay
+        graph.search = (key, stored, *chosen)
+        return graph.search[1:]
 
     def keep(self, sentences: List[int]) -> None:
         """Ends the search of all other sentences."""
