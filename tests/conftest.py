@@ -22,7 +22,7 @@ from tests.helpers.forking import python
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=15, database=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=12, database=None)
 settings.register_profile("fast", settings.get_profile("repeatable"), max_examples=3)
 settings.register_profile("explore", deadline=None, max_examples=300, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
