@@ -75,14 +75,6 @@ def test_with_chunk_equals_a_mixer_built_with_that_chunk_size(name):
     torch.testing.assert_close(made(x)[0], before)
 
 
-@every_example
-def test_log_decays_are_those_of_the_states(name):
-    for causal in (True, False):
-        for decay in mixer(name, causal=causal).log_decays().values():
-            assert decay.size(0) == DIM
-            assert bool((decay <= 0).all())
-
-
 class RunningMean(NamedTuple):
     total: torch.Tensor  # (B, D)
     tokens: torch.Tensor  # (B,)
