@@ -16,6 +16,7 @@ from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.fixed import FixedPlace
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import turned, turns
+from mega_fairseq.ops.attention.rotary import with_rotary_columns
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -90,13 +91,11 @@ class RotaryBias(PositionBias):
         return ops.rotary_distances(self.a, self.b, torch.arange(first, stop, device=device))
 
     def between(self, first_query: int, queries: int, keys: int, device: torch.device) -> BiasForms:
-        def columns() -> Tuple[Tensor, Tensor]:
-            stop = first_query + queries
-            of_queries, of_keys = ops.rotary_columns(self.a, self.b, torch.arange(max(stop, keys), device=device))
-            return of_queries[first_query:stop], of_keys[:keys]
+        def append(q: Tensor, k: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
+            return with_rotary_columns(q, k, self.a, self.b, scale, first_query)
 
         vector = partial(self, 1 - queries - first_query, keys - first_query, device)
-        return BiasForms(vector, columns, self.a.size(0))
+        return BiasForms(vector, append, self.a.size(0))
 
 
 class RotaryEmbedding(PositionBias):

@@ -11,6 +11,7 @@ from mega_fairseq.modules import DampedEMA, normalization
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
+from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
@@ -214,6 +215,19 @@ def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, us
         return with_gradients(lambda **t: form(**t)[used], tensors)
 
     assert_same(run(queries_keys), run(queries_keys_naive))
+
+
+@pytest.mark.parametrize(("groups", "queries", "keys"), [(1, 1, 1), (3, 5, 7), (400, 2, 2)])
+@pytest.mark.parametrize("width", [2, 12])
+def test_rotary_columns_equal_the_definition_in_values_and_gradients(groups, queries, keys, width):
+    shapes = {"q": (groups, queries, width), "k": (groups, keys, width), "a": (width,), "b": (width,)}
+    tensors = {name: noise(*shape, seed=i, grad=True) for i, (name, shape) in enumerate(shapes.items())}
+    options = {"scale": 1.0 / math.sqrt(3), "first_query": keys - queries}
+
+    def run(form):
+        return with_gradients(lambda **t: form(**t, **options), tensors)
+
+    assert_same(run(with_rotary_columns), run(with_rotary_columns_naive))
 
 
 def test_a_gradient_that_forgets_the_mean_is_detected(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mega_fairseq.ops import backend, rows
+from mega_fairseq.ops.attention.rotary import triton as rotary
 from mega_fairseq.ops.dense import triton as dense
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
@@ -43,7 +44,21 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta"), "*bf16")
-INTEGERS = ("L", "T", "D", "K", "E", "R", "SEGMENTS", "width", "stride", "candidate_stride", "sums_stride")
+INTEGERS = (
+    "L",
+    "T",
+    "D",
+    "K",
+    "E",
+    "R",
+    "SEGMENTS",
+    "length",
+    "half",
+    "width",
+    "stride",
+    "candidate_stride",
+    "sums_stride",
+)
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
 ROWS = {"ROWS": 2, "COLUMNS": 512, "WIDE": "fp32"}
@@ -87,6 +102,8 @@ def of_rows():
     of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
     for kernel in (gates.reset, gates.reset_backward, *of_projections):
         yield kernel, ROWS, ()
+    for kernel in (rotary.append, rotary.append_backward):
+        yield kernel, {**ROWS, "SCALE": 0.25}, ()
     for kernel in (gates.update, gates.update_backward):
         yield kernel, {**ROWS, "SCALE": 1.5}, ()
         yield kernel, {**ROWS, "SCALE": 1.0}, ("keep",)

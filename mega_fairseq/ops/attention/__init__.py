@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.attention.heads import append_columns
 from mega_fairseq.ops.attention.naive import visible_keys
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.scores import ATTENTION_FUNCTIONS, weighted_sum
@@ -48,7 +47,8 @@ class BiasForms(NamedTuple):
     """A bias in two forms, of which `attention` computes the one that its implementation needs."""
 
     vector: Callable[[], Tensor]  # over distances
-    columns: Callable[[], Tuple[Tensor, Tensor]]  # (n, r) of q and (m, r) of k, whose inner products are the bias
+    # scale q (G, n, z) and k (G, m, z) with r more columns, whose inner products are the bias: (q, k, scale) -> both
+    append: Callable[[Tensor, Tensor, float], Tuple[Tensor, Tensor]]
     width: int  # r
 
 
@@ -74,8 +74,7 @@ def attention(
     with without_autocast(q):
         if isinstance(bias, BiasForms):
             if softmax and fused_kernel_runs(q, k, v, causal, None, key_padding, dropout, bias.width):
-                q, k = (append_columns(t, columns) for t, columns in zip((q * scale, k), bias.columns()))
-                return attention_fused(q, k, v, causal, None, key_padding, dropout).to(dtype)
+                return attention_fused(*bias.append(q, k, scale), v, causal, None, key_padding, dropout).to(dtype)
             bias = bias.vector()
         if q.size(1) == 1 and dropout == 0.0 and not torch.is_grad_enabled():
             weights = weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer, scale)
