@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.trainer import Trainer
 from torch.autograd import DeviceType
 
 from benchmarks import contenders, gpu, gpu_checks, gpu_tables
@@ -43,12 +44,18 @@ def test_a_stream_that_loses_its_state_and_rough_numbers_are_found(monkeypatch):
     assert wrong == [f"FLASH, {what}" for what in ("bfloat16, outputs", "bfloat16, gradients", "stream")]
 
 
-def test_updates_with_other_gradients_are_found(monkeypatch):
-    updates = gpu_checks._updates
-    words = ["--cuda-graphs=off", "--cpu", *gpu_checks.TRANSLATION, *gpu_checks.STEADY]
-    monkeypatch.setattr(gpu_checks, "_updates", lambda given: updates(words) * (1 if given == words else 1.01))
-    assert [finding.ok for finding in gpu_checks._same_updates("", words, words, 1e-3)] == [True]
-    assert [finding.ok for finding in gpu_checks._same_updates("", [], words, 1e-3)] == [False]
+def test_updates_with_gradients_of_earlier_ones_are_found(monkeypatch):
+    right, words = gpu_checks._updates, ["--cuda-graphs=off", "--cpu", *gpu_checks.TRANSLATION, *gpu_checks.STEADY]
+
+    def updates(given):
+        with monkeypatch.context() as patch:
+            if given == "stale":
+                patch.setattr(Trainer, "zero_grad", lambda trainer: None)
+            return right(words)
+
+    monkeypatch.setattr(gpu_checks, "_updates", updates)
+    monkeypatch.setattr(gpu_checks, "UPDATES", 2)
+    assert [finding.ok for finding in gpu_checks._same_updates("", "stale", words, 1e-3)] == [False]
 
 
 def test_a_failed_case_is_reported_and_late_ones_are_listed(monkeypatch, capsys, report):
