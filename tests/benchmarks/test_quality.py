@@ -86,7 +86,7 @@ def test_compared_models_have_equal_sizes():
     common = [*quality_translation.COMMON, "--lr=1"]
     with torch.device("meta"):
         translation = {n: models.from_args([*w, *common], 3908) for n, w in quality_translation.MODELS.items()}
-        language = {n: models.from_args(w, 208) for n, w in quality_lm.BYTES.items()}
+        language = {n: models.from_args(quality_lm.BYTES[n], 208) for n in quality_lm.COMPARED}
         classifiers = [
             {name: quality_classify.build(task, name) for name in quality_classify.MODELS}
             for task in quality_classify.TASKS
