@@ -222,12 +222,6 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
             self.set_incremental_state(incremental_state, STATE, reorder(state, new_order, alike=not drops))
 
-    @property
-    def longest(self) -> Optional[int]:
-        """The longest target that all layers can process; None for any length."""
-        parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
-        return min((part.longest for part in parts if part.longest is not None), default=None)
-
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
         return UNBOUNDED if self.longest is None else self.cfg.max_target_positions

@@ -73,7 +73,7 @@ class MegaEncoder(Stack, FairseqEncoder):
 
     def max_positions(self) -> int:
         """The longest sentence that its layers can process."""
-        return min((layer.mixer.longest for layer in self.layers if layer.mixer.longest), default=UNBOUNDED)
+        return self.longest or UNBOUNDED
 
 
 def _zero_at_pads(x: Tensor, align: Optional[Alignment]) -> Tensor:

@@ -65,7 +65,16 @@ class Stack:
 
     def alignment(self, tokens: Tensor, padding_mask: Tensor) -> Optional[Alignment]:
         """Moves pads to the end, and adds some so that batches have few lengths if CUDA graphs are used."""
-        return Alignment.where_needed(padding_mask, bucket if self.takes_graphs(tokens) else None)
+        if not self.takes_graphs(tokens):
+            return Alignment.where_needed(padding_mask)
+        longest = self.longest
+        return Alignment.where_needed(padding_mask, lambda n: bucket(n) if longest is None else min(bucket(n), longest))
+
+    @property
+    def longest(self) -> Optional[int]:
+        """The longest sequence that all layers can process; None for any length."""
+        parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
+        return min((part.longest for part in parts if part.longest is not None), default=None)
 
     def replayed(self, function: Callable[..., Tensor], *inputs: Optional[Tensor]) -> Tensor:
         """`function(*inputs)`, which calls the layers, by CUDA graphs where possible (models/train_graph.py)."""
