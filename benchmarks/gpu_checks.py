@@ -24,7 +24,6 @@ from benchmarks import contenders as c
 from benchmarks import quality_lm, runs, train
 from benchmarks.models import NO_DROPOUT, built, classifier, from_args, like_words
 from mega_fairseq.data.classification.inputs import byte_dictionary
-from mega_fairseq.models.mega_lm import MegaLMConfig
 from mega_fairseq.modules import EXAMPLES, Block, FeedForwardConfig, MixerConfig
 
 CPU = torch.device("cpu")
@@ -211,20 +210,13 @@ OFF = ["--cuda-graphs=off"]
 
 
 def graphs(device: torch.device, quick: bool) -> Iterator[Case]:
-    """Updates and translations with CUDA graphs, --compile and --task mega_translation, and without."""
+    """Updates and translations with CUDA graphs and --task mega_translation, and without."""
     precisions = {"float32": 1e-3, "bf16": 0.2}
     place, names = (["--cpu"], ["float32"]) if device.type == "cpu" else ([], [*precisions])
-    forms = {"graphs": []}
-    if "compile" in MegaLMConfig.__dataclass_fields__ and not quick:
-        forms["compiled"] = ["--compile", *OFF]
-    for form, more in forms.items():
-        for task, words in [("translation", TRANSLATION), ("language model", LANGUAGE)][: 1 if quick else 2]:
-            for name in names:
-                case, words = (
-                    f"updates, {form}, {task}, {name}",
-                    [*words, *STEADY, *place, *["--bf16"] * (name == "bf16")],
-                )
-                yield case, partial(_same_updates, case, [*words, *more], [*words, *OFF], precisions[name])
+    for task, words in [("translation", TRANSLATION), ("language model", LANGUAGE)][: 1 if quick else 2]:
+        for name in names:
+            case, words = f"updates, {task}, {name}", [*words, *STEADY, *place, *["--bf16"] * (name == "bf16")]
+            yield case, partial(_same_updates, case, words, [*words, *OFF], precisions[name])
     forms = {"graphs": [], **{task: [f"--task={task}"] for task in ["mega_translation"] if task in TASK_REGISTRY}}
     for form, more in forms.items():
         for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
