@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
@@ -138,6 +140,39 @@ def test_a_graph_in_use_by_another_pass_is_detected(monkeypatch):
     monkeypatch.setattr(train_graph.weakref, "ref", lambda use: lambda: None)
     with pytest.raises((AssertionError, RuntimeError)):
         assert_equal_training("language model", [("forward_twice", (2, 8), (2, 8))] * 4)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations outside of replays."""
+
+    count, replays = 0, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not self.replays and not func.is_view
+        return func(*args, **(kwargs or {}))
+
+    def capture(self, steps, pool=None):
+        def uncounted(replay):
+            self.replays = True
+            replay()
+            self.replays = False
+
+        return [partial(uncounted, replay) for replay in recorded(steps)]
+
+
+@pytest.mark.parametrize("name", ["translation", "language model"])
+def test_operations_outside_of_graphs_do_not_grow_with_the_layers(name, monkeypatch):
+    counts = []
+    for layers in (1, 3):
+        with Operations() as operations:
+            monkeypatch.setattr(train_graph, "capture_on", lambda device, used=operations: used.capture)
+            training = Training(name, True, decoder_layers=layers)
+            for _ in range(3):
+                before = operations.count
+                training.loss(2, 8).backward()
+                training.model.zero_grad()
+            counts.append(operations.count - before)
+    assert counts[0] == counts[1] < 60
 
 
 # ------------------------------------------------------------------------------------------- without graphs
