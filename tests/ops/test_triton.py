@@ -97,7 +97,7 @@ def of_rows():
     of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
     for kernel in (gates.reset, gates.reset_backward, *of_projections):
         yield kernel, ROWS, ()
-    for kernel in (rotary.append, rotary.append_backward):
+    for kernel in (rotary.append_rows, rotary.append_backward):
         yield kernel, {**ROWS, "SCALE": 0.25}, ()
     for kernel in (gates.update, gates.update_backward):
         yield kernel, {**ROWS, "SCALE": 1.5}, ()

@@ -3,15 +3,12 @@
 `dense_naive` is the definition, and the form for everything but training on NVIDIA GPUs, which is in triton.py.
 """
 
-from typing import Any, List, Sequence, Tuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.backend import TRITON, backend
-from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
 
@@ -23,36 +20,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "linear") -
     """f(x W^T + b): x (..., in), weight (out, in) -> (..., out)."""
     if not torch.is_grad_enabled() or backend(x.device) != TRITON:
         return dense_naive(x, weight, bias, activation)
-    dtype = cast_dtype(x)  # autocast's, if it is on
-    y, _ = _dense(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), activation)
-    return y.view(*x.shape[:-1], weight.size(0))
-
-
-def _forward(*args: Any) -> Tuple[Tensor, Tensor]:
     from mega_fairseq.ops.dense import triton  # here, since Triton may be missing
 
-    return triton.forward(*args)
-
-
-def _fake(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
-    y = x.new_empty(x.size(0), weight.size(0))
-    return y, x.new_empty(0) if activation == "linear" else torch.empty_like(y)
-
-
-def _backward(
-    grads: Sequence[Tensor], saved: Sequence[Tensor], x: Tensor, weight: Tensor, bias: Tensor, activation: str
-) -> List[Tensor]:
-    from mega_fairseq.ops.dense import triton
-
-    return triton.backward(grads[0], saved[0], x, weight, activation)
-
-
-# The output, and what the activation was applied to.
-_dense = operator(
-    "dense",
-    "Tensor x, Tensor weight, Tensor bias, str activation",
-    "(Tensor, Tensor)",
-    _forward,
-    _fake,
-    _backward,
-)
+    dtype = cast_dtype(x)  # autocast's, if it is on
+    y, _ = triton.dense(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), activation)
+    return y.view(*x.shape[:-1], weight.size(0))

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store_part, sum_of_rows, tile, turns
 
 
@@ -25,17 +26,20 @@ def silu_backward(before, dy, dbefore, sums, R, width, ROWS: tl.constexpr, COLUM
     store_part(sums, total, width, width, COLUMNS)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
-    """f(x W^T + b), and its argument, which is saved for backward; empty if f is "linear"."""
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
     before = torch.addmm(bias, x, weight.t())
     if activation == "linear":
         return before, before.new_empty(0)
     return ACTIVATIONS[activation].forward(before), before
 
 
-def backward(dy: Tensor, before: Tensor, x: Tensor, weight: Tensor, activation: str) -> List[Tensor]:
-    """The gradients of x, W and b."""
-    dy = dy.contiguous()
+def _fake(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
+    y = x.new_empty(x.size(0), weight.size(0))
+    return y, x.new_empty(0) if activation == "linear" else torch.empty_like(y)
+
+
+def _backward(grads, saved, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> List[Tensor]:
+    (before,), dy = saved, grads[0].contiguous()
     if activation == "silu":
         dbefore, parts = torch.empty_like(before), new_parts(dy, dy.size(1))
         launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, parts, *dy.shape)
@@ -44,3 +48,14 @@ def backward(dy: Tensor, before: Tensor, x: Tensor, weight: Tensor, activation: 
         dbefore = dy if activation == "linear" else ACTIVATIONS[activation].backward(dy, before)
         dbias = sum_of_rows(dbefore)
     return [torch.mm(dbefore, weight), torch.mm(dbefore.t(), x), dbias]
+
+
+# f(x W^T + b) for rows x, and its argument, which is saved for backward; empty if f is "linear".
+dense = operator(
+    "dense",
+    "Tensor x, Tensor weight, Tensor bias, str activation",
+    "(Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+)

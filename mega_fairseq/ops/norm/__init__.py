@@ -4,13 +4,12 @@
 kernels take three to four times as long as reading and writing the gradients, because of those of weight and bias.
 """
 
-from typing import Any, List, Optional, Sequence
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from mega_fairseq.ops.backend import TRITON, backend
-from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
 
 WIDEST = 8192  # numbers that a program of the GPU holds at once
@@ -35,27 +34,7 @@ def normalized(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps:
     """`normalized_naive` in the fastest form: x (..., D) and weight and bias (D,), or weight (1,), -> (..., D)."""
     if not kernel_runs(x):
         return normalized_naive(x, weight, bias, eps, center)
-    weight = None if weight is None else weight.expand(x.size(-1))
-    return _normalized(x.flatten(0, -2), weight, bias, eps, center).view(x.shape)
-
-
-def _forward(*args: Any) -> Tensor:
     from mega_fairseq.ops.norm import triton  # here, since Triton may be missing
 
-    return triton.forward(*args)
-
-
-def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> List[Tensor]:
-    from mega_fairseq.ops.norm import triton
-
-    return triton.backward(grads[0], *args)
-
-
-_normalized = operator(
-    "normalized",
-    "Tensor x, Tensor? weight, Tensor? bias, float eps, bool center",
-    "Tensor",
-    _forward,
-    lambda x, *_: x.new_empty(x.shape),
-    _backward,
-)
+    weight = None if weight is None else weight.expand(x.size(-1))
+    return triton.normalized(x.flatten(0, -2), weight, bias, eps, center).view(x.shape)

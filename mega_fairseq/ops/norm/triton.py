@@ -1,12 +1,13 @@
 """`normalized` by one Triton kernel forward and one backward, which also adds up the gradients of weight and bias."""
 
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
 
 
@@ -64,20 +65,27 @@ def _launch(kernel: Any, programs: int, x: Tensor, *args: Any, **options: Any) -
     launch_rows(kernel, programs, x.size(1), x, x, *args, **options, columns=columns, num_warps=max(4, columns // 512))
 
 
-def forward(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool) -> Tensor:
+def _forward(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool) -> Tensor:
     x, weight, bias = (None if t is None else t.contiguous() for t in (x, weight, bias))
     y = torch.empty_like(x)
     _launch(normalize, all_tiles(*x.shape), x, weight, bias, y, *x.shape, EPS=eps, CENTER=center)
     return y
 
 
-def backward(
-    dy: Tensor, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool
-) -> List[Tensor]:
-    """The gradients of x and, if there are any, of weight and bias."""
+def _backward(grads, _, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool):
     x, factor = x.contiguous(), None if weight is None else weight.contiguous()
     dx, parts, width = torch.empty_like(x), new_parts(x, 2 * x.size(1)), x.size(1)
-    args = (factor, dy.contiguous(), dx, parts, *x.shape, parts.size(1))
+    args = (factor, grads[0].contiguous(), dx, parts, *x.shape, parts.size(1))
     _launch(normalize_backward, len(parts), x, *args, EPS=eps, CENTER=center)
     of_parameters = ((weight, parts[:, :width]), (bias, parts[:, width:]))
     return [dx, *(add_parts(part, p.dtype) for p, part in of_parameters if p is not None)]
+
+
+normalized = operator(
+    "normalized",
+    "Tensor x, Tensor? weight, Tensor? bias, float eps, bool center",
+    "Tensor",
+    _forward,
+    lambda x, *_: x.new_empty(x.shape),
+    _backward,
+)

@@ -3,14 +3,13 @@
 `queries_keys_naive` is the definition, and the form for everything but training on NVIDIA GPUs, which is in triton.py.
 """
 
-from typing import Any, List, Sequence, Tuple
+from typing import Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import TRITON, backend
-from mega_fairseq.ops.operators import operator
 
 
 def queries_keys_naive(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
@@ -21,33 +20,7 @@ def queries_keys_naive(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tenso
 def queries_keys(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
     if not torch.is_grad_enabled() or backend(before.device) != TRITON:
         return queries_keys_naive(before, kappa, mu)
-    both = _queries_keys(before.flatten(0, 1), kappa, mu)
-    return tuple(t.view(before.shape) for t in both)
-
-
-def _forward(*args: Any) -> Tuple[Tensor, Tensor]:
     from mega_fairseq.ops.queries_keys import triton  # here, since Triton may be missing
 
-    return triton.forward(*args)
-
-
-def _fake(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(before.dtype, kappa.dtype)
-    return tuple(before.new_empty(before.shape, dtype=dtype) for _ in range(2))
-
-
-def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> List[Tensor]:
-    from mega_fairseq.ops.queries_keys import triton
-
-    return triton.backward(grads, *args)
-
-
-_queries_keys = operator(
-    "queries_keys",
-    "Tensor before, Tensor kappa, Tensor mu",
-    "(Tensor, Tensor)",
-    _forward,
-    _fake,
-    _backward,
-    saved=slice(0),
-)
+    both = triton.queries_keys(before.flatten(0, 1), kappa, mu)
+    return tuple(t.view(before.shape) for t in both)

@@ -1,12 +1,13 @@
 """`queries_keys` by one Triton kernel forward and one backward, which also adds up the gradients of kappa and mu."""
 
-from typing import List, Sequence, Tuple
+from typing import List, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
 
 
@@ -50,17 +51,21 @@ def scale_backward(
     store_part(sums + 3 * width, mu_keys, 4 * width, width, COLUMNS)
 
 
-def forward(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
+def _forward(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
     before, kappa, mu = (t.contiguous() for t in (before, kappa, mu))
-    dtype = torch.promote_types(before.dtype, kappa.dtype)
-    queries, keys = (torch.empty_like(before, dtype=dtype) for _ in range(2))
+    queries, keys = _fake(before, kappa, mu)
     args = (before, kappa, mu, queries, keys, *before.shape)
     launch_rows(scale, all_tiles(*before.shape), before.size(1), queries, *args)
     return queries, keys
 
 
-def backward(grads: Sequence[Tensor], before: Tensor, kappa: Tensor, mu: Tensor) -> List[Tensor]:
-    """The gradients of all arguments, from those of queries and keys, of which one may be None."""
+def _fake(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(before.dtype, kappa.dtype)
+    return tuple(before.new_empty(before.shape, dtype=dtype) for _ in range(2))
+
+
+def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor) -> List[Tensor]:
+    """From the gradients of queries and keys, of which one may be None."""
     before, kappa, (count, width) = before.contiguous(), kappa.contiguous(), before.shape
     dqueries, dkeys = (torch.zeros_like(before) if t is None else t.contiguous() for t in grads)
     dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
@@ -68,3 +73,14 @@ def backward(grads: Sequence[Tensor], before: Tensor, kappa: Tensor, mu: Tensor)
     launch_rows(scale_backward, len(parts), width, before, *args)
     of_parameters = ((kappa, parts[:, : 2 * width]), (mu, parts[:, 2 * width :]))
     return [dbefore, *(add_parts(part, p.dtype).view(2, width) for p, part in of_parameters)]
+
+
+queries_keys = operator(
+    "queries_keys",
+    "Tensor before, Tensor kappa, Tensor mu",
+    "(Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+    saved=slice(0),
+)

@@ -1,17 +1,18 @@
 """`with_rotary_columns` by Triton kernels: one forward and one backward for queries, and for keys."""
 
-from typing import List
+from typing import Any, List
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
 
 
 @triton.jit
-def append(
+def append_rows(
     x, vector, cos, sin, out, R, length, half,
     SCALE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -54,18 +55,33 @@ def append_backward(
     store_part(sums + half, of_second, 2 * half, half, COLUMNS)
 
 
-def forward(x: Tensor, vector: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+def _forward(x: Tensor, vector: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
     x, vector, cos, sin = (t.contiguous() for t in (x, vector, cos, sin))
-    (groups, length, width), half = x.shape, x.size(2) // 2
-    out, count = x.new_empty(groups, length, 2 * width), groups * length
-    args = (x, vector, cos, sin, out, count, length, half)
-    launch_rows(append, all_tiles(count, half), half, x, *args, SCALE=scale)
+    (groups, length, width), out = x.shape, _fake(x)
+    args = (x, vector, cos, sin, out, groups * length, length, width // 2)
+    launch_rows(append_rows, all_tiles(groups * length, width // 2), width // 2, x, *args, SCALE=scale)
     return out
 
 
-def backward(dout: Tensor, x: Tensor, vector: Tensor, cos: Tensor, sin: Tensor, scale: float) -> List[Tensor]:
+def _fake(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.size(0), x.size(1), 2 * x.size(2))
+
+
+def _backward(grads, _, x: Tensor, vector: Tensor, cos: Tensor, sin: Tensor, scale: float) -> List[Tensor]:
     dx, parts = torch.empty_like(x, memory_format=torch.contiguous_format), new_parts(x.flatten(0, 1), x.size(2))
-    args = (cos.contiguous(), sin.contiguous(), dout.contiguous(), dx, parts, x.size(0) * x.size(1), x.size(1))
+    args = (cos.contiguous(), sin.contiguous(), grads[0].contiguous(), dx, parts, x.size(0) * x.size(1), x.size(1))
     half = x.size(2) // 2
     launch_rows(append_backward, len(parts), half, x, *args, half, SCALE=scale)
     return [dx, add_parts(parts, vector.dtype)]
+
+
+# [scale x, R_i vector] for x (G, n, z), with the `turns` of its positions, whose gradients are not computed.
+append = operator(
+    "append_rotary_columns",
+    "Tensor x, Tensor vector, Tensor cos, Tensor sin, float scale",
+    "Tensor",
+    _forward,
+    _fake,
+    _backward,
+    gradients=2,
+)
