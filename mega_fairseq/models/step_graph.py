@@ -10,7 +10,6 @@ What a graph cannot contain runs as before: prefixes, rows at different position
 
 import logging
 import weakref
-from itertools import chain
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
@@ -49,16 +48,17 @@ def rounded(count: int) -> int:
     return size * 3 // 4 if size >= 16 and count <= size * 3 // 4 else size
 
 
-def tensors_of(part: Any) -> Iterator[Tensor]:
+def tensors_of(part: Any, caches: bool = True) -> Iterator[Tensor]:
     """The tensors of a state with one row for each sequence; those of a cache without the number of its tokens."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, (KeyValues, FixedKeyValues)):
-        yield from part[:2]
+        yield from part[:2] if caches else ()
     elif isinstance(part, BlockState):
-        yield from tensors_of((part.mixer, part.feed_forward))
+        yield from tensors_of((part.mixer, part.feed_forward), caches)
     elif isinstance(part, tuple):
-        yield from chain.from_iterable(map(tensors_of, part))
+        for field in part:
+            yield from tensors_of(field, caches)
 
 
 class StepGraph:
@@ -83,7 +83,8 @@ class StepGraph:
     def place(self, chunk_size: Optional[int]) -> FixedPlace:
         """The position of the next token, in its chunk of this size."""
         limit = min(self.size.tokens, chunk_size or self.size.tokens)
-        return self.places.setdefault(chunk_size, FixedPlace(self.rows.new_zeros(()), limit))
+        rows = self.rows.unsqueeze(1).repeat(1, limit)
+        return self.places.setdefault(chunk_size, FixedPlace(self.rows.new_zeros(()), limit, rows))
 
     def _storage(self, layer: Any, like: BlockState) -> BlockState:
         place = self.place(getattr(layer.mixer.config, "chunk_size", None))
@@ -106,18 +107,26 @@ class StepGraph:
         if self.size.sources:  # cross attention reads the source of a row's place
             beams = self.size.rows // self.size.sources
             torch._assert_async(self.order.div(beams, rounding_mode="floor").eq(self.rows // beams).all())
-        for t in tensors_of(self.blocks):
-            t.copy_(t.index_select(0, self.order))
+        for place in self.places.values():
+            place.follow(self.order, self.rows)
+        blocks = tuple(map(self._in_order, self.blocks))
+        x, after, _ = self.decoder.run(self.decoder.embed(self.tokens), blocks, self.weights, drop=False)
+        stored, new = (list(tensors_of(state, caches=False)) for state in (self.blocks, after))
+        if stored:
+            torch._foreach_copy_(stored, new)
         self.order.copy_(self.rows)
-        x, after, _ = self.decoder.run(self.decoder.embed(self.tokens), self.blocks, self.weights, drop=False)
-        for t, new in zip(tensors_of(self.blocks), tensors_of(after)):
-            if new is not t:
-                t.copy_(new)
         for chunk_size, place in self.places.items():
             place.number.add_(1)
             if chunk_size is not None:
                 place.number.remainder_(chunk_size)
         self.scores = self.weights.output(x.squeeze(1))
+
+    def _in_order(self, block: BlockState) -> BlockState:
+        mixer, feed_forward = (
+            walk(part, lambda t: t.index_select(0, self.order), lambda cache: cache)
+            for part in (block.mixer, block.feed_forward)
+        )
+        return BlockState(mixer, block.cross, feed_forward)
 
     def load(self, blocks: Tuple[BlockState, ...], length: int) -> None:
         """Copies the state of the first rows after `length` tokens into the storage."""
@@ -135,6 +144,7 @@ class StepGraph:
             self.padding[part].copy_(self.padding.new_zeros(()) if padding is None else padding)
         for chunk_size, place in self.places.items():
             place.number.fill_(length % chunk_size if chunk_size else length)
+            place.rows.copy_(self.rows.unsqueeze(1).expand_as(place.rows))
         self.order.copy_(self.rows)
 
     def unload(self, slots: Tensor, sentences: Tensor, length: int) -> Tuple[BlockState, ...]:
@@ -147,7 +157,7 @@ class StepGraph:
         def rows_of_cache(cache: FixedKeyValues) -> KeyValues:
             chunk_size = next(size for size, place in self.places.items() if place is cache.last)
             count = length % chunk_size if chunk_size else length
-            return KeyValues(*(rows(t[:, :count]) for t in cache[:2]))
+            return KeyValues(*(rows(t[:, :count]) for t in cache.of_rows()))
 
         def block(storage: BlockState) -> BlockState:
             cross = storage.cross

@@ -12,6 +12,7 @@ from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, atte
 from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
+from mega_fairseq.ops.attention.fixed import FixedPlace
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
@@ -162,16 +163,22 @@ class GatedCrossAttention(Layer):
             residual = x.squeeze(1)  # (R, D)
             projected = project(norm(residual) if c.prenorm else residual)
             queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
-            beams = queries.reshape(state.keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
-            weights = biased_weights(beams, state.keys, position_bias, state.position, c.attention, state.padding)
-            values, packed_values = state.values, state.packed
-            if packed_values is None and values.size(1) >= LONG_SOURCE and packing_runs(values):
-                packed_values = tuple(ready_linear(of_source.t()) for of_source in values)
-            if packed_values is None:
-                attended = weighted_sum(weights, values)  # (S, n, m) times (S, m, d)
+            keys, values, padding, place, _, packed_values = state
+            if isinstance(place, FixedPlace) and position_bias.in_kernel(queries):
+                from mega_fairseq.ops.attention.fixed.triton import attend  # here, since Triton may be missing
+
+                bias = position_bias(1 - place.limit, keys.size(1), keys.device)
+                attended = attend(queries, keys, values, place, bias, c.attention, padding=padding)
             else:
-                attended = torch.stack([product(rows) for product, rows in zip(packed_values, weights)])
-            attended = attended.reshape(residual.shape)
+                beams = queries.reshape(keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
+                weights = biased_weights(beams, keys, position_bias, place, c.attention, padding)
+                if packed_values is None and values.size(1) >= LONG_SOURCE and packing_runs(values):
+                    packed_values = tuple(ready_linear(of_source.t()) for of_source in values)
+                if packed_values is None:
+                    attended = weighted_sum(weights, values)  # (S, n, m) times (S, m, d)
+                else:
+                    attended = torch.stack([product(rows) for product, rows in zip(packed_values, weights)])
+                attended = attended.reshape(residual.shape)
             y = gate_output(update, reset, None, attended, residual, project_hidden, c.activation)
             y = y if c.prenorm else norm(y)
             return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed_values)

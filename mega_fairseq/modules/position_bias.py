@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.ops.attention import BiasForms, attention
+from mega_fairseq.ops.attention import BiasForms, attention, weighted_sum
 from mega_fairseq.ops.attention import position as ops
-from mega_fairseq.ops.attention.fixed import FixedPlace
+from mega_fairseq.ops.attention.chunks import KeyValues
+from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import turned, turns
 from mega_fairseq.ops.attention.rotary import with_rotary_columns
@@ -193,6 +194,27 @@ def biased_weights(
     return weights_at_one_position(q_rows.view_as(q), rotated, function, bias, key_padding, outer=outer)
 
 
+def attend_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: Union[KeyValues, FixedKeyValues],
+    position_bias: "TabledBias",
+    function: str,
+    chunk_size: Optional[int],
+    outer: bool = False,
+) -> Tuple[Tensor, Union[KeyValues, FixedKeyValues]]:
+    """Causal attention of the next token: q, k (R, z), v (R, e) -> (R, e), and the cache with its key and value."""
+    if isinstance(cache, FixedKeyValues) and position_bias.in_kernel(q):
+        from mega_fairseq.ops.attention.fixed.triton import attend  # here, since Triton may be missing
+
+        bias = position_bias(1 - cache.last.limit, cache.keys.size(1), q.device)
+        return attend(q, cache.keys, cache.values, cache.last, bias, function, outer, new=(k, v)), cache
+    cache = cache.append(k.unsqueeze(1), v.unsqueeze(1), chunk_size)
+    weights = biased_weights(q.unsqueeze(1), cache.keys, position_bias, cache.last, function, cache.padding, outer)
+    return weighted_sum(weights, cache.values).squeeze(1), cache.unless_complete(chunk_size)
+
+
 class TabledBias:
     """A position bias with tables of its scores and turns, so that they are not recomputed for each token."""
 
@@ -202,6 +224,10 @@ class TabledBias:
         self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)
         self.earlier: List[Any] = []  # smaller tables, which CUDA graphs may still read
         self.turns: Optional[Tuple[Tensor, Tensor]] = None
+
+    def in_kernel(self, q: Tensor) -> bool:
+        """Whether a kernel for fixed storage can attend: it adds a bias, but rotates nothing."""
+        return kernel_runs(q) and not isinstance(self.bias, RotaryEmbedding)
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
         if self.bias.longest is not None:  # the bias is already a table

@@ -7,10 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.modules import DampedEMA, normalization
+from mega_fairseq.modules import (
+    CrossAttentionState,
+    DampedEMA,
+    GatedCrossAttention,
+    GatedCrossAttentionConfig,
+    normalization,
+    position_bias,
+)
 from mega_fairseq.modules.normalization import SequenceNorm
+from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend_token
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
+from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
@@ -273,3 +282,51 @@ def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped)
         return gated_output_naive(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
 
     assert_same(with_gradients(fused, tensors), with_gradients(definition, tensors))
+
+
+ROWS, CAPACITY, WIDTH, VALUES = 6, 70, 4, 150  # more keys, and wider values, than a program has at once
+
+
+def in_fixed_storage(position):
+    """Keys and values of rows that continued others, and the next token: arguments of `attend_token`."""
+    keys, values = noise(ROWS, CAPACITY, WIDTH, seed=1), noise(ROWS, CAPACITY, VALUES, seed=2)
+    rows = torch.randint(ROWS, (ROWS, CAPACITY), generator=torch.Generator().manual_seed(3))
+    rows[:, position] = torch.arange(ROWS)
+    place = FixedPlace(torch.tensor(position), CAPACITY, rows)
+    q, k, v = (noise(ROWS, 2 * width, seed=i)[:, :width] for i, width in enumerate((WIDTH, WIDTH, VALUES)))
+    return q, k, v, FixedKeyValues(keys, values, place)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [0, 1, 37, CAPACITY - 1])
+@pytest.mark.parametrize("function", ["softmax", "relu2", "laplace", "relu2, outer"])
+@pytest.mark.parametrize("bias", ["none", "simple", "rotary"])
+def test_attention_in_fixed_storage_equals_the_plain_form(bias, function, position, monkeypatch):
+    torch.manual_seed(0)
+    table = TabledBias(POSITION_BIASES[bias](WIDTH, CAPACITY, True).double())
+
+    def run():
+        args = in_fixed_storage(position)
+        y, _ = attend_token(*args, table, function.split(",")[0], None, "outer" in function)
+        return y, *args[-1][:2]
+
+    ours = run()
+    monkeypatch.setattr(position_bias, "kernel_runs", lambda q: False)
+    torch.testing.assert_close(ours, run(), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", ["softmax", "relu2", "laplace"])
+def test_cross_attention_in_fixed_storage_equals_the_plain_form(function, monkeypatch):
+    torch.manual_seed(0)
+    module = GatedCrossAttention(GatedCrossAttentionConfig(6, shared_dim=4, attention=function)).double().eval()
+    padding = torch.arange(CAPACITY) >= torch.tensor([[CAPACITY], [33]])
+    place = FixedPlace(torch.tensor(5), 64, torch.zeros(ROWS, 64, dtype=torch.long))
+    state = CrossAttentionState(noise(2, CAPACITY, 4, seed=1), noise(2, CAPACITY, 6, seed=2), padding, place)
+
+    def run():
+        return module.step()(noise(ROWS, 1, 6), None, state)[0]
+
+    ours = run()
+    monkeypatch.setattr(position_bias, "kernel_runs", lambda q: False)
+    torch.testing.assert_close(ours, run(), rtol=1e-9, atol=1e-9)

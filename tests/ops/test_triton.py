@@ -21,6 +21,7 @@ tl = pytest.importorskip("triton.language")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mega_fairseq.ops.attention.fixed.triton import attend_kernel
 from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
@@ -43,7 +44,8 @@ def test_all_kernels_are_right_in_the_interpreter(version):
     assert " passed" in done.stdout
 
 
-FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta"), "*bf16")
+FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta", "values", "new_values", "out"), "*bf16")
+OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkeys(("keep", "padding"), "*i1")}
 INTEGERS = (
     "L",
     "T",
@@ -58,6 +60,10 @@ INTEGERS = (
     "stride",
     "candidate_stride",
     "sums_stride",
+    "M",
+    "OFFSET",
+    "BEAMS",
+    "Z",
 )
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
@@ -73,7 +79,7 @@ def compiled(kernel, constants, absent=(), capability=80, warps=1):
         elif name in INTEGERS:
             types[name] = "i32"
         else:
-            types[name] = {"lengths": "*i64", "keep": "*i1", **FLOATS}.get(name, "*fp32")
+            types[name] = {**OTHERS, **FLOATS}.get(name, "*fp32")
     constants = {name: tl.float32 if v == "fp32" else v for name, v in constants.items()}
     fixed = {(names.index(name),): value for name, value in {**constants, **dict.fromkeys(absent)}.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*") or n == "D"}
@@ -106,6 +112,14 @@ def of_rows():
     yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
 
 
+def of_single_tokens():
+    options = {"SCALE": 0.5, "MEAN": 0.7, "STD": 0.3, "BLOCK": 32, "WIDTH": 128, "COLUMNS": 128, "WIDE": "fp32"}
+    for function in ({"SOFTMAX": True}, {"LAPLACE": True}, {"OUTER": True}):
+        constants = {**options, **dict.fromkeys(("SOFTMAX", "LAPLACE", "OUTER"), False), **function}
+        yield attend_kernel, constants, ("padding",)
+        yield attend_kernel, constants, ("bias", "rows", "new_keys", "new_values")
+
+
 def exchanges_between_lanes(made):
     return made.metadata.shared > 0 or "shfl" in made.asm["ptx"]
 
@@ -133,7 +147,7 @@ def sum_of_states(tables, sums, D, N: tl.constexpr, PADDED: tl.constexpr, C: tl.
 
 @pytest.mark.slow
 def test_the_other_kernels_compile():
-    for kernel, constants, absent in of_rows():
+    for kernel, constants, absent in (*of_rows(), *of_single_tokens()):
         assert "ptx" in compiled(kernel, constants, absent, capability=90, warps=4).asm
 
 

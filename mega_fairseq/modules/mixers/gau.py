@@ -10,10 +10,10 @@ from torch import Tensor
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.position_bias import TabledBias, biased_weights
+from mega_fairseq.modules.position_bias import TabledBias, attend_token
 from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
-from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
 SCALES = ("outer", "inner")
 
@@ -80,11 +80,9 @@ class GatedAttentionUnit(SingleHeadMixer):
 
         def mix(x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
             gate, values, shared = F.silu(project(x)).split(widths, -1)
-            queries, keys = torch.addcmul(mu, shared, kappa).unsqueeze(2)  # (R, 1, s) each
-            cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
-            keys, place, padding = cache.keys, cache.last, cache.padding
-            weights = biased_weights(queries, keys, position_bias, place, c.attention, padding, outer)
-            y = output(gate * weighted_sum(weights, cache.values).squeeze(1))
-            return y, OpenChunk(cache.unless_complete(c.chunk_size))
+            queries, keys = torch.addcmul(mu, shared, kappa)  # (R, s) each
+            args = (state.cache, position_bias, c.attention, c.chunk_size, outer)
+            attended, cache = attend_token(queries, keys, values, *args)
+            return output(gate * attended), OpenChunk(cache)
 
         return MixerStep(self, mix)

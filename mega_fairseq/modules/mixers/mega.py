@@ -11,11 +11,11 @@ from mega_fairseq.modules.config import check_positive, setting
 from mega_fairseq.modules.layer import check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
-from mega_fairseq.modules.position_bias import TabledBias, biased_weights
+from mega_fairseq.modules.position_bias import TabledBias, attend_token
 from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
 from mega_fairseq.ops.ema.naive import log_decays
@@ -200,12 +200,11 @@ class MovingAverageGatedAttention(SingleHeadMixer):
             values = activation(project_values(x))  # V (R, v), eq. 10
             x, ema_state = average(x, state.ema)  # X' (R, D), eq. 6
             shared, update, reset, candidate = project(x).split(widths, -1)
-            queries, keys = torch.addcmul(mu, F.silu(shared), kappa).unsqueeze(2)  # (R, 1, z) each, eq. 7-9
-            cache = state.cache.append(keys, values.unsqueeze(1), c.chunk_size)
-            weights = biased_weights(queries, cache.keys, position_bias, cache.last, c.attention, cache.padding)
-            attended = weighted_sum(weights, cache.values).squeeze(1)  # O (R, v), eq. 11
+            queries, keys = torch.addcmul(mu, F.silu(shared), kappa)  # (R, z) each, eq. 7-9
+            args = (state.cache, position_bias, c.attention, c.chunk_size)
+            attended, cache = attend_token(queries, keys, values, *args)  # O (R, v), eq. 11
             y = gate_output(update, reset, candidate, attended, residual, project_hidden, c.activation)  # eq. 12-15
-            return y, GatedAttentionState(ema_state, cache.unless_complete(c.chunk_size))
+            return y, GatedAttentionState(ema_state, cache)
 
         return MixerStep(self, mix)
 
