@@ -1,19 +1,33 @@
 """Rows of a table, with exact gradients in half precision."""
 
-from typing import Optional
+from typing import List, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32, sums_in_half
 
 
 def lookup(indices: Tensor, table: Tensor, padding_idx: Optional[int] = None) -> Tensor:
     """Rows of `table` (V, D), as F.embedding. The gradients of equal rows are added in float32 or better."""
-    if not sums_in_half(table) or torch.compiler.is_compiling():  # the number of rows in use is unknown there
-        return F.embedding(indices, table, padding_idx)
+    return (_lookup if sums_in_half(table) else F.embedding)(indices, table, padding_idx)
+
+
+def _backward(grads, _, indices: Tensor, table: Tensor, padding_idx: Optional[int]) -> List[Tensor]:
     used, places = indices.unique(return_inverse=True)
-    rows = F.embedding(used, table, padding_idx)  # each row once, so its gradient is not a sum
-    rows = rows.to(at_least_float32(table.dtype))
-    return F.embedding(places, rows).to(table.dtype)
+    wide = grads[0].to(at_least_float32(table.dtype))
+    rows = torch.ops.aten.embedding_dense_backward(wide, places, used.numel(), -1, False).to(table.dtype)
+    gradient = torch.zeros_like(table).index_copy_(0, used, rows)
+    return [gradient if padding_idx is None else gradient.index_fill_(0, used.new_tensor([padding_idx]), 0.0)]
+
+
+_lookup = operator(
+    "lookup",
+    "Tensor indices, Tensor table, int? padding_idx",
+    "Tensor",
+    F.embedding,
+    F.embedding,
+    _backward,
+)
