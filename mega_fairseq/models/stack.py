@@ -41,6 +41,7 @@ class Stack:
     ) -> None:
         dim, norm = getattr(cfg, f"{self.side}_embed_dim"), str(cfg.normalization_type)
         self.cfg, self.embed_tokens = cfg, embed_tokens
+        self.reach = max_positions  # of position bias simple without chunks
         self.embed_norm = SequenceNorm(norm, dim) if cfg.normalize_embedding else None
         configs = layer_configs(cfg, self.side, max_positions, source_dim)
         self.layers = nn.ModuleList(Block(*parts) for parts in configs)
@@ -65,10 +66,8 @@ class Stack:
 
     def alignment(self, tokens: Tensor, padding_mask: Tensor) -> Optional[Alignment]:
         """Moves pads to the end, and adds some so that batches have few lengths if CUDA graphs are used."""
-        if not self.takes_graphs(tokens):
-            return Alignment.where_needed(padding_mask)
-        longest = self.longest
-        return Alignment.where_needed(padding_mask, lambda n: bucket(n) if longest is None else min(bucket(n), longest))
+        width = partial(bucket, limit=self.reach) if self.takes_graphs(tokens) else None
+        return Alignment.where_needed(padding_mask, width)
 
     @property
     def longest(self) -> Optional[int]:

@@ -26,10 +26,11 @@ MOST_GRAPHS = 64  # of a stack
 MOST_MEMORY = 0.5  # of the GPU's, for all graphs of a stack
 
 
-def bucket(length: int) -> int:
-    """The next of the lengths 8, 16, ..., 128, 144, ..., 256, 288, ...: eight between two powers of two."""
+def bucket(length: int, limit: int) -> int:
+    """The next of the lengths 8, 16, ..., 128, 144, ..., 256, ... (eight between two powers of two), or `limit`."""
     step = max(8, 1 << max(0, (length - 1).bit_length() - 4))
-    return -(-length // step) * step
+    wide = -(-length // step) * step
+    return min(wide, limit) if length <= limit else wide
 
 
 class Storage:
@@ -147,7 +148,7 @@ class TrainGraphs:
 
     def __init__(self):
         self.graphs: Dict[Tuple, Optional[TrainGraph]] = {}  # by shapes; None if they are not captured
-        self.weights: List[Any] = []  # pointers to all weights, for which the graphs are valid
+        self.valid_for: List[Any] = []  # modules and weights as they were when the graphs were captured
         self.storage, self.pool, self.memory = Storage(), None, 0.0
         self.use: Callable[[], Optional[_Use]] = _nobody
         self.logged: Set[str] = set()
@@ -159,17 +160,19 @@ class TrainGraphs:
         return function(*inputs) if graph is None else _Replay.apply(self, graph, *inputs, *graph.parameters)
 
     def _graph(self, stack: Any, function: Function, inputs: Sequence[Optional[Tensor]]) -> Optional[TrainGraph]:
-        reason = obstacle(stack)
+        modules = [m for part in (stack.layers, stack.final_norm) if part is not None for m in part.modules()]
+        parameters = list(dict.fromkeys(p for m in modules for p in m._parameters.values() if p is not None))
+        reason = obstacle(stack, modules, parameters)
         if reason is not None:
             self._log(reason)
         if reason is not None or self.use() is not None:
             return None
-        modules = [*stack.layers, *([] if stack.final_norm is None else [stack.final_norm])]
-        parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
-        buffers = [t for module in modules for t in module.buffers()]
-        weights = [(t.data_ptr(), t.dtype, t.requires_grad) for t in (*parameters, *buffers)]
-        if weights != self.weights:
-            self.graphs, self.weights = {}, weights
+        buffers = [t for m in modules for t in m._buffers.values() if t is not None]
+        now = [(id(m), m.training, getattr(m, "config", None)) for m in modules]
+        now += [(id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in (*parameters, *buffers)]
+        if now != self.valid_for:
+            self.graphs, self.valid_for, self.failure = {}, now, None
+            self.storage, self.pool, self.memory = Storage(), None, 0.0
         key = (autocast_dtype(inputs[0].device.type), *map(_signature, inputs))
         if key in self.graphs and self.graphs[key] is None:
             parameters = [p for p in parameters if p.requires_grad]
@@ -214,13 +217,15 @@ class TrainGraphs:
         return TrainGraphs, ()
 
 
-def obstacle(stack: Any) -> Optional[str]:
+def obstacle(stack: Any, modules: List[nn.Module], parameters: List[Tensor]) -> Optional[str]:
     """Why the layers of a stack cannot be captured, or None."""
     if getattr(stack.cfg, f"{stack.side}_layerdrop") > 0.0:
         return f"--{stack.side}-layerdrop leaves out other layers in each step"
     if stack.cfg.checkpoint_activations or stack.cfg.offload_activations:
         return "--checkpoint-activations and --offload-activations run Python in backward"
-    for module in stack.layers.modules():
+    if any(parameter._backward_hooks for parameter in parameters):
+        return "hooks of weights would change gradients twice"
+    for module in modules:
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return "a replay would not call the hooks of modules"
         if isinstance(module, nn.SyncBatchNorm):

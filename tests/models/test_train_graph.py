@@ -193,13 +193,17 @@ def test_options_that_change_the_passes_train_without_graphs(option, caplog):
     assert_eager(next(iter(option)).replace("_", "-"), caplog, **option)
 
 
-def test_a_hook_is_called_in_each_step(caplog):
+HOOKED = {
+    "layer": lambda decoder, call: decoder.layers[0].feed_forward.register_forward_hook(call),
+    "final norm": lambda decoder, call: decoder.final_norm.register_forward_hook(call),
+    "weight": lambda decoder, call: next(decoder.layers.parameters()).register_hook(call),
+}
+
+
+@pytest.mark.parametrize("place", HOOKED)
+def test_a_hook_is_called_once_in_each_step(place, caplog):
     calls = []
-
-    def change(model):
-        model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
-
-    assert_eager("hooks", caplog, change=change)
+    assert_eager("hooks", caplog, change=lambda model: HOOKED[place](model.decoder, lambda *_: calls.append(1)))
     assert len(calls) == 4
 
 
@@ -234,15 +238,46 @@ def test_graphs_are_limited_in_number_and_memory(monkeypatch, caplog):
     assert_eager("memory", caplog)
 
 
-def test_changed_weights_are_captured_again():
+def move_weights(model):
+    for parameter in model.parameters():
+        parameter.data = 1.1 * parameter.data
+
+
+def replace_weights(model):
+    for module in model.decoder.layers.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.data))
+
+
+CHANGES = {
+    "moved weights": move_weights,
+    "replaced weights": replace_weights,
+    "another chunk size": lambda model: model.decoder.set_chunk_size(3),
+    "a layer without dropout": lambda model: model.decoder.layers[0].eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_captured_again(change):
     losses = []
-    for training in (Training("language model", True), Training("language model", False)):
+    for training in (Training("language model", True, **DROPOUT), Training("language model", False, **DROPOUT)):
+        torch.manual_seed(3)
         for _ in range(3):
             training.update((2, 8))
-        for parameter in training.model.parameters():
-            parameter.data = 1.1 * parameter.data
-        losses.append([training.update((2, 8)) for _ in range(3)])
+        CHANGES[change](training.model)
+        training.optimizer = torch.optim.SGD(training.model.parameters(), 0.1)
+        losses.append([training.update((2, 8)) for _ in range(4)])
     assert losses[0] == losses[1]
+
+
+def test_sequences_are_padded_within_the_reach_of_cross_attention():
+    lengths = {f"max_{side}_positions": 13 for side in ("source", "target")}
+    training = Training("translation", True, encoder_chunk_size=3, **lengths)
+    for _ in range(3):
+        training.update((2, 12))
+    assert training.graphs()
+    with pytest.raises(ValueError, match="max_positions"):
+        training.update((2, 14))
 
 
 def test_copies_have_no_graphs():
@@ -259,5 +294,5 @@ def test_copies_have_no_graphs():
 
 def test_lengths_are_padded_by_an_eighth_at_most():
     for length in range(65, 5000):
-        assert length <= bucket(length) <= length * 9 / 8
-    assert len({bucket(length) for length in range(1, 1025)}) == 16 + 3 * 8
+        assert length <= bucket(length, 5000) <= length * 9 / 8
+    assert len({bucket(length, 1024) for length in range(1, 1025)}) == 16 + 3 * 8
