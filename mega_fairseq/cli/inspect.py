@@ -19,17 +19,6 @@ from mega_fairseq.modules import MIXERS
 from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
 
 Numbers = Dict[str, Any]
-# Columns of the table of parameters, by parts of names. Norms have one column, and a mixer may add columns.
-NORMS = {"norm", "embed_norm", "final_norm"}
-COLUMNS = {
-    "embed_tokens": "embedding",
-    "mixer": "mixer",
-    "cross_attention": "cross attention",
-    "feed_forward": "feed-forward",
-    "output_projection": "head",
-    "adaptive_softmax": "head",
-    "classification_heads": "head",
-}
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 # Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.
 NEVER = 0.99 * math.log(2) * math.exp(LARGEST_LOGIT)
@@ -97,41 +86,18 @@ def architecture(numbers: Numbers) -> str:
 
 
 def _parameters(model: nn.Module) -> Numbers:
-    """Counts by layer and column. A tied parameter counts under each of its names, and once in `unique`."""
-    rows: Dict[str, Dict[str, int]] = {}
+    """Counts by the parts of the model. A tied parameter counts under each of its names, and once in `unique`."""
+    parts: Counter = Counter()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        parts = name.split(".")
-        row = rows.setdefault(f"{parts[0]} layer {parts[2]}" if parts[1] == "layers" else parts[0], {})
-        column = _column(model, parts)
-        row[column] = row.get(column, 0) + parameter.numel()
-    return {
-        "parts": rows,
-        "total": sum(count for row in rows.values() for count in row.values()),
-        "unique": sum(parameter.numel() for parameter in model.parameters()),
-    }
-
-
-def _column(model: nn.Module, parts: List[str]) -> str:
-    if NORMS & set(parts):
-        return "norms"
-    if "mixer" in parts:
-        place = parts.index("mixer") + 1
-        return model.get_submodule(".".join(parts[:place])).PARTS.get(parts[place], "mixer")
-    return next(column for part, column in COLUMNS.items() if part in parts)
+        parts[name.partition(".")[0]] += parameter.numel()
+    unique = sum(parameter.numel() for parameter in model.parameters())
+    return {"parts": dict(parts), "total": sum(parts.values()), "unique": unique}
 
 
 def parameters(numbers: Numbers) -> str:
-    """A row for each layer, a column for each kind of part."""
     parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
-    columns = list(dict.fromkeys(column for row in parts.values() for column in row))
-    columns.sort(key=["norms", "head"].__contains__)  # last
-    rows = [
-        [name, *(f"{row[column]:,}" if column in row else "" for column in columns), f"{sum(row.values()):,}"]
-        for name, row in parts.items()
-    ]
-    blank = [""] * len(columns)
-    ends = [["total", *blank, f"{total:,}"], ["total, tied ones once", *blank, f"{unique:,}"]]
-    return table([["parameters", *columns, "all"], *rows, *ends])
+    counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+    return f"parameters: {total:,} ({counts}); tied ones once: {unique:,}"
 
 
 # ---------------------------------------------------------------------------------------- half-lives

@@ -94,7 +94,6 @@ class Mixer(Layer):
     """
 
     State: Type[MixerState] = tuple  # of a causal mixer, without token shift
-    PARTS: Dict[str, str] = {}  # first part of a parameter's name -> what `inspect` counts it as
     gated_residual = False  # whether `mix` adds the residual itself
     norm_in_mix = False  # whether `mix` applies the norm itself, where it has the state of a norm that carries one
     fixed_step = False  # whether `step()` also takes states with `FixedKeyValues`, as in CUDA graphs

@@ -156,7 +156,6 @@ class MovingAverageGatedAttention(SingleHeadMixer):
     """Mega's token mixer, including its gates and residual connection."""
 
     State = GatedAttentionState
-    PARTS = {"ema": "EMA"}
     gated_residual = True
     fixed_step = True
 
