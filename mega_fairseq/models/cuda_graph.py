@@ -15,9 +15,16 @@ def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # torch requires a run before: kernels are compiled and workspaces allocated
-        for step in steps:
-            step()
+    # Torch requires a run before: kernels are compiled and workspaces allocated. A step that waits for the GPU fails
+    # here: if its capture failed, torch would stay on the stream of the capture and could draw no random numbers.
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            for step in steps:
+                step()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
     torch.cuda.current_stream().wait_stream(stream)
     graphs, pool = [], torch.cuda.graph_pool_handle() if pool is None else pool
     for step in steps:
