@@ -7,19 +7,13 @@ computes the state that enters this process's slice.
 
 from typing import NamedTuple, Optional, Tuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.modules.block import Block, BlockState
-from mega_fairseq.modules.mixer import Batch, ChunkedMixer, Mixer, TokenShift
-from mega_fairseq.modules.mixers.aft import LocalAFT, LocalState
-from mega_fairseq.modules.mixers.flash import MixedChunkAttention
+from mega_fairseq.modules.mixer import ChunkedMixer, Mixer, TokenShift
 from mega_fairseq.modules.mixers.mega import DampedEMA
-from mega_fairseq.ops.aft import no_sums, with_tokens
-from mega_fairseq.ops.linear_attention import Memory
 from mega_fairseq.ops.padding import Padding
-from mega_fairseq.ops.sequence_parallel import Slices, entering_ema, entering_memory, entering_window, gather_aft
+from mega_fairseq.ops.sequence_parallel import Slices, entering_ema, entering_window
 
 
 class SequenceParallelState(NamedTuple):
@@ -76,61 +70,10 @@ class SequenceParallelEMA(DampedEMA):
         return super().forward(x, state)[0], after
 
 
-class SequenceParallelFlash(MixedChunkAttention):
-    exchange: Exchange
-
-    def mix(self, x: Tensor, batch: Batch):
-        slices = self.exchange.slices
-        if slices is not None:  # places are counted from the start of the sequence
-            state = batch.state or self.first_state(x)
-            finished = state.finished + slices.rank * slices.width
-            batch = batch._replace(state=state._replace(finished=finished))
-        return super().mix(x, batch)
-
-    def read(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor]) -> Tuple[Tensor, Memory]:
-        slices = self.exchange.slices
-        if slices is None:
-            return super().read(q, k, v, memory, lengths)
-        entering, after = entering_memory(k, v, slices, memory.sum)
-        lin, _ = super().read(q, k, v, Memory(entering, memory.tokens), lengths)
-        return lin, Memory(after, memory.tokens + (slices.group.size - slices.rank) * slices.width)
-
-
-class SequenceParallelAFT(LocalAFT):
-    exchange: Exchange
-
-    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, LocalState]:
-        if self.exchange.slices is None:
-            return super().weighted(k, v, batch)
-        entering, after = self._entering(k, v, self.exchange.slices, batch.state)
-        return super().weighted(k, v, batch._replace(state=entering))[0], after
-
-    def _entering(
-        self, k: Tensor, v: Tensor, slices: Slices, before: Optional[LocalState]
-    ) -> Tuple[LocalState, LocalState]:
-        """The state before this process's slice, and after all slices."""
-        cache, older = self.next_state(k, v, no_sums(k), k.size(1), None)
-        older, last = gather_aft(older, *cache[:2], slices)
-        kept, lowest = min(self.remembered, slices.width), torch.finfo(older[0].dtype).min
-        before = before or self.next_state(k[:, :0], v[:, :0], no_sums(k), 0, None)
-
-        def after(count: int) -> LocalState:
-            # An absent token goes first, since there may be no other.
-            sums = (F.pad(t[:, :count], (0, 0, 1, 0), value=x) for t, x in zip(older, (lowest, 0.0)))
-            new = (t[:, :count, t.size(2) - kept :].flatten(1, 2) for t in last)  # (B, tokens, D)
-            keys, values = (torch.cat(pair, 1) for pair in zip(before.cache[:2], new))
-            tokens = keys.size(1) - before.cache.keys.size(1)
-            return self.next_state(keys, values, with_tokens(before.older, *sums), tokens, None)
-
-        return after(slices.rank), after(slices.group.size)
-
-
 TWINS = {
     Block: SequenceParallelBlock,
     TokenShift: SequenceParallelShift,
     DampedEMA: SequenceParallelEMA,
-    MixedChunkAttention: SequenceParallelFlash,
-    LocalAFT: SequenceParallelAFT,
 }
 
 
@@ -146,11 +89,11 @@ def share_sequences(block: Block) -> None:
 def check_shareable(mixer: Mixer) -> None:
     """Raises ValueError if processes cannot share the sequences of a mixer, cut at the borders of its chunks."""
     c = mixer.config
-    exchanged = any(isinstance(module, (DampedEMA, MixedChunkAttention, LocalAFT)) for module in mixer.modules())
+    exchanged = any(isinstance(module, DampedEMA) for module in mixer.modules())
     carried = [path for path in mixer.state_shapes() if not path.endswith((".keys", ".values"))]
     if carried and not exchanged:
         raise ValueError(f"processes cannot exchange {carried[0]} of this mixer; give one process for each sequence")
-    if isinstance(mixer, ChunkedMixer) and c.chunk_size is None and not isinstance(mixer, LocalAFT):
+    if isinstance(mixer, ChunkedMixer) and c.chunk_size is None:
         name = c.name("chunk_size")
         raise ValueError(
             f"{name} is {c.written(None)}, and processes can share a sequence only if attention stays in chunks; give "

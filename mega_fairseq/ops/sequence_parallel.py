@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.ops.aft import Sums, as_token
 from mega_fairseq.ops.ema import EMACoefficients, final_state
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 
@@ -85,10 +84,6 @@ class Slices(NamedTuple):
         start, stop = self.bounds
         return torch.cat([every[:, :start], columns, every[:, stop : self.length]], 1)
 
-    def ages(self, count: int, like: Tensor) -> Tensor:
-        """Tokens from the end of each of the first `count` slices to the end of the last of these: (count,)."""
-        return self.width * torch.arange(count - 1, -1, -1, device=like.device).to(like.dtype)
-
 
 class _Gather(torch.autograd.Function):
     @staticmethod
@@ -107,23 +102,6 @@ class _Gather(torch.autograd.Function):
 
 # In what follows, `before` is the state before all slices, the same in every process, and None for none. Results are
 # the state before this process's slice, and the one after all slices if the last of them has full width.
-
-
-def entering_sums(
-    total: Tensor, slices: Slices, before: Optional[Tensor] = None, log_decay: Optional[Tensor] = None
-) -> Tuple[Tensor, Tensor]:
-    """Sums that decay by log_decay (D, N) in each token, or not at all: (B, D, N), of each slice from zero."""
-    every = slices.gather(total)  # (S, B, D, N)
-
-    def after(count: int) -> Tensor:
-        if log_decay is None:
-            total = every[:count].sum(0)
-            return total if before is None else total + before
-        decays = torch.exp(log_decay * slices.ages(count, log_decay).view(-1, 1, 1))  # (count, D, N)
-        total = (every[:count] * decays.unsqueeze(1)).sum(0)
-        return total if before is None else torch.addcmul(total, before, torch.exp(log_decay * count * slices.width))
-
-    return after(slices.rank), after(slices.group.size)
 
 
 def entering_window(window: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
@@ -147,28 +125,18 @@ def entering_ema(
     The state that a slice leaves is computed without its outputs, with N products for each input.
     """
     with without_autocast(x):
-        if not truncation:
-            # Keeps no copy of x for backward.
-            state = checkpoint(final_state, x, c, use_reentrant=False, preserve_rng_state=False)
-            return entering_sums(state, slices, before, c.log_decay[0])
-        reach = truncation - 1
-        window = F.pad(x.to(c.log_decay.dtype), (0, 0, max(0, reach - x.size(1)), 0))
-        return entering_window(window[:, window.size(1) - reach :].transpose(1, 2), slices, before)
+        if truncation:
+            reach = truncation - 1
+            window = F.pad(x.to(c.log_decay.dtype), (0, 0, max(0, reach - x.size(1)), 0))
+            return entering_window(window[:, window.size(1) - reach :].transpose(1, 2), slices, before)
+        # Keeps no copy of x for backward.
+        own = checkpoint(final_state, x, c, use_reentrant=False, preserve_rng_state=False)
+        every, log_decay = slices.gather(own), c.log_decay[0]  # (S, B, D, N), (D, N)
 
+        def after(count: int) -> Tensor:
+            later = slices.width * torch.arange(count - 1, -1, -1, device=x.device).to(log_decay.dtype)  # tokens
+            total = (every[:count] * torch.exp(log_decay * later.view(-1, 1, 1)).unsqueeze(1)).sum(0)
+            decay = torch.exp(log_decay * count * slices.width)
+            return total if before is None else torch.addcmul(total, before, decay)
 
-def entering_memory(k: Tensor, v: Tensor, slices: Slices, before: Tensor) -> Tuple[Tensor, Tensor]:
-    """The sums of k (outer) v over whole chunks: k (B, L, s), v (B, L, e) -> (B, s, e).
-
-    Only the last slice may have an unfinished chunk, which then counts in the state after all slices.
-    """
-    with without_autocast(k):
-        k, v = (t.to(at_least_float32(t.dtype)) for t in (k, v))
-        return entering_sums(torch.bmm(k.transpose(1, 2), v), slices, before)
-
-
-def gather_aft(sums: Sums, k: Tensor, v: Tensor, slices: Slices) -> Tuple[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor]]:
-    """The sums of each slice as tokens of the same effect, and its last tokens k, v (B, m, D): keys and values each."""
-    tokens = torch.stack(as_token(sums), 1).unsqueeze(2)  # (B, 2, 1, D)
-    every = slices.gather(torch.cat([tokens, torch.stack([k, v], 1)], 2))  # (S, B, 2, 1 + m, D)
-    every = every.permute(2, 1, 0, 3, 4)  # (2, B, S, 1 + m, D)
-    return every[:, :, :, 0].unbind(), every[:, :, :, 1:].to(k.dtype).unbind()
+        return after(slices.rank), after(slices.group.size)

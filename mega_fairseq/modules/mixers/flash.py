@@ -78,12 +78,8 @@ class MixedChunkAttention(GatedAttentionUnit):
         places = memory.tokens.unsqueeze(1) + torch.arange(joined.k.size(1), device=values.device)  # (B, m), absolute
         queries, keys = self.linear_maps(joined.k, places)
         queries = queries[:, -joined.q.size(1) :]
-        lin, memory = self.read(queries, keys, joined.v, memory, joined.lengths)
+        lin, memory = chunk_memory(queries, keys, joined.v, chunk_size, memory, joined.lengths)
         return joined.outputs(quad + lin), FlashState(joined.rest(chunk_size), *memory)
-
-    def read(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, lengths: Optional[Tensor]) -> Tuple[Tensor, Memory]:
-        """lin, and the memory after v, as in `chunk_memory`."""
-        return chunk_memory(q, k, v, self.config.chunk_size, memory, lengths)
 
     def _bidirectional(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, None]:
         quad = chunked(self.attend, shared, shared, values, self.config.chunk_size, batch.padding)
