@@ -14,20 +14,10 @@ class AdaptiveInput(nn.Module):
     def __init__(self, types: int, padding_idx: int, dim: int, out_dim: int, cutoffs: Sequence[int], factor: float):
         super().__init__()
         ends = [*cutoffs, types]
-        if ends != sorted(set(ends)) or not 0 <= padding_idx < ends[0]:
-            raise ValueError(
-                f"cutoffs is {list(cutoffs)!r} for {types} types with padding_idx {padding_idx}; give increasing "
-                "numbers below the number of types, the first above padding_idx"
-            )
         self.starts, self.padding_idx = [0, *cutoffs], padding_idx
         bands = []
         for i, (start, end) in enumerate(zip(self.starts, ends)):
             width = int(dim // factor**i)
-            if width < 1:
-                raise ValueError(
-                    f"factor is {factor}, which reduces the width of {dim} to 0 for band {i}; "
-                    "give a smaller factor or fewer cutoffs"
-                )
             table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)
             nn.init.normal_(table.weight, std=width**-0.5)
             nn.init.xavier_uniform_(project.weight)

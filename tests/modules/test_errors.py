@@ -18,7 +18,6 @@ from mega_fairseq.modules import (
     MegaBlock,
     MovingAverageGatedAttention,
     NormalizedFeedForward,
-    SequenceNorm,
 )
 from mega_fairseq.ops.attention import attention
 
@@ -81,8 +80,7 @@ def test_errors_of_configs_made_from_options_name_the_options():
     refuses(lambda: crosses(side="decoder", shared_dim=3, position_bias="rope"), "--decoder-z-dim is 3")
 
 
-def test_unknown_names_are_refused_by_norms_and_operators():
-    refuses(lambda: SequenceNorm("batch", DIM), "'batch'", "layernorm, scalenorm")
+def test_unknown_attention_functions_are_refused():
     refuses(lambda: attention(X, X, X, "sofmax"), "'sofmax'", "softmax, relu2, laplace")
 
 

@@ -12,7 +12,7 @@ from mega_fairseq.modules import POSITION_BIASES
 from mega_fairseq.modules.position_bias import attend
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, attention_fused, weighted_sum
 from mega_fairseq.ops.attention import tiles as attention_tiles
-from mega_fairseq.ops.attention.naive import attention_naive
+from mega_fairseq.ops.attention.naive import attention_weights
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_backward, noise, with_gradients
@@ -51,7 +51,7 @@ def padding_of(kind, groups, keys):
 
 def naive(function, causal, padding=None):
     def attend(q, k, v, bias=None, multiplier=None):
-        return attention_naive(q, k, v, function, causal, bias, padding, multiplier)
+        return weighted_sum(attention_weights(q, k, function, causal, bias, padding, multiplier), v)
 
     return attend
 

@@ -5,22 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.attention.scores import weigh, weighted_sum
+from mega_fairseq.ops.attention.scores import weigh
 from mega_fairseq.ops.precision import at_least_float32
-
-
-def attention_naive(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    function: str = "softmax",
-    causal: bool = False,
-    bias: Optional[Tensor] = None,
-    key_padding: Optional[Tensor] = None,
-    multiplier: Optional[Tensor] = None,
-    outer: bool = False,
-) -> Tensor:
-    return weighted_sum(attention_weights(q, k, function, causal, bias, key_padding, multiplier, outer), v)
 
 
 def attention_weights(
@@ -34,7 +20,7 @@ def attention_weights(
     outer: bool = False,
     scale: Optional[float] = None,
 ) -> Tensor:
-    """The weights of `attention`: (G, n, m), in float32 or better."""
+    """The weights of `attention` before dropout, (G, n, m), in float32 or better: it returns their `weighted_sum`."""
     (_, queries, width), keys = q.shape, k.size(1)
     scale = width**-0.5 if scale is None else scale
     scores = torch.bmm(q * scale, k.transpose(1, 2)).to(at_least_float32(q.dtype))
