@@ -23,9 +23,10 @@ from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
-from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
 from mega_fairseq.ops.ema import triton as ema_triton
-from mega_fairseq.ops.gates import gated_output, gated_output_naive
+from mega_fairseq.ops.gates import gate_output, gated_output, gated_output_naive
+from mega_fairseq.ops.gates.naive import gate_output_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
 from mega_fairseq.ops.norm import triton as norm_triton
 from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
@@ -282,6 +283,28 @@ def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped)
         return gated_output_naive(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
 
     assert_same(with_gradients(fused, tensors), with_gradients(definition, tensors))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("many", [1, 1000], ids=["rows together", "rows alone"])
+@pytest.mark.parametrize("skip", [None, noise(DIM, seed=12)], ids=["no skip", "skip"])
+def test_single_tokens_equal_the_definition(skip, many, monkeypatch):
+    monkeypatch.setattr(ema_triton, "MANY_ROWS", many)
+    coefficients = ema_coefficients(*logits(1).values())
+    x, state = noise(7, 2 * DIM, seed=10)[:, :DIM], noise(7, DIM, NDIM, seed=11)
+    y, after = ema_token(x, coefficients, state, skip)
+    truth, end = ema_naive(x.unsqueeze(1), coefficients, state, skip)
+    torch.testing.assert_close((y, after), (truth[:, 0], end), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("own", [True, False], ids=["own", "cross"])
+def test_gates_of_single_tokens_equal_the_definition(own):
+    projected = noise(5, 60, seed=1)
+    update, reset, candidate = projected[:, 2:9], projected[:, 9:20], projected[:, 20:27]
+    attended, residual, weight = noise(5, 11, seed=2), noise(5, 7, seed=3), noise(7, 11, seed=4)
+    args = (update, reset, candidate if own else None, attended, residual, lambda x: x @ weight.t())
+    torch.testing.assert_close(gate_output(*args), gate_output_naive(*args), rtol=1e-9, atol=1e-9)
 
 
 ROWS, CAPACITY, WIDTH, VALUES = 6, 70, 4, 150  # more keys, and wider values, than a program has at once

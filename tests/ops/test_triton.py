@@ -105,9 +105,9 @@ def of_rows():
         yield kernel, ROWS, ()
     for kernel in (rotary.append_rows, rotary.append_backward):
         yield kernel, {**ROWS, "SCALE": 0.25}, ()
-    for kernel in (gates.update, gates.update_backward):
-        yield kernel, {**ROWS, "SCALE": 1.5}, ()
-        yield kernel, {**ROWS, "SCALE": 1.0}, ("keep",)
+    for kernel, more in ((gates.update, ("more",)), (gates.update_backward, ())):
+        yield kernel, {**ROWS, "SCALE": 1.5}, more
+        yield kernel, {**ROWS, "SCALE": 1.0}, ("keep", *more)
     yield norm.normalize, {**ROWS, "EPS": 1e-5, "CENTER": False}, ("bias",)
     yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
 
@@ -118,6 +118,8 @@ def of_single_tokens():
         constants = {**options, **dict.fromkeys(("SOFTMAX", "LAPLACE", "OUTER"), False), **function}
         yield attend_kernel, constants, ("padding",)
         yield attend_kernel, constants, ("bias", "rows", "new_keys", "new_values")
+    yield ema_kernels.token, {"N": 10, "PADDED": 16, "C": 64, "ROWS": 4}, ()
+    yield gates.update, {**ROWS, "SCALE": 1.0}, ("bias", "keep")
 
 
 def exchanges_between_lanes(made):

@@ -83,6 +83,10 @@ def ema_token(
 
     `taps` are those of a truncated EMA, `window_taps(c, truncation)`, computed once per generation.
     """
+    if taps is None and not torch.is_grad_enabled() and backend(x.device) == TRITON:
+        from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
+
+        return ema_token_triton(x, *c, state, skip)
     wide = x.to(c.expand.dtype)
     y, state = ema_step(wide, c, state) if taps is None else ema_window_step(wide, taps, state)
     return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state

@@ -258,3 +258,34 @@ def coefficient_gradients(
     store(out + N * D, d_expand, channel, D, N, PADDED)
     store(out + 2 * N * D, d_eta, channel, D, N, PADDED)
     tl.store(dskip + tl.program_id(0) * D + channel, d_omega, mask=inside)
+
+
+# ---------------------------------------------------------------------------------------------- single tokens
+
+
+@triton.jit(do_not_specialize=["R"])
+def token(
+    x, state, log_decay, expand, project, skip, y, after, R, D,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """y (R, D) and the next state from x (R, D) and a state (R, D, N). Here, tables are (D, N), too."""
+    channel, n = (tl.program_id(1) * C + tl.arange(0, C)).to(tl.int64), tl.arange(0, PADDED)
+    at, exists = channel[:, None] * N + n[None, :], channel < D
+    inside = exists[:, None] & (n < N)[None, :]
+    wide: tl.constexpr = after.dtype.element_ty
+    phi = tl.exp(tl.load(log_decay + at, mask=inside, other=0.0))
+    weight_in = tl.load(expand + at, mask=inside, other=0.0)
+    weight_out = tl.load(project + at, mask=inside, other=0.0)
+    omega = tl.zeros([C], wide)
+    if skip is not None:
+        omega = tl.load(skip + channel, mask=exists, other=0.0)
+    start = tl.program_id(0) * ROWS
+    for row in range(start, tl.minimum(start + ROWS, R)):
+        here = row * D + channel
+        states = here[:, None] * N + n[None, :]
+        new = tl.load(x + here, mask=exists, other=0.0).to(wide)
+        h = tl.load(state + states, mask=inside, other=0.0)
+        h = phi * h + weight_in * new[:, None]
+        tl.store(after + states, h, mask=inside)
+        out = tl.sum(weight_out * h, 1) + omega * new
+        tl.store(y + here, out.to(y.dtype.element_ty), mask=exists)

@@ -23,6 +23,8 @@ from mega_fairseq.ops.operators import operator
 
 CHANNELS = 32  # of a program: one warp
 SEGMENT = 256  # steps of a segment, whatever the batch is, so that rows do not depend on it
+TOKEN_CHANNELS = 64  # of a program for single tokens
+MANY_ROWS = 256  # from which on a program has several, since programs would read more coefficients than states
 PARTS = 128  # of the gradients of coefficients, which are added at the end
 
 
@@ -145,3 +147,33 @@ _ema = operator(
     _fake,
     _backward,
 )
+
+
+# ---------------------------------------------------------------------------------------------- single tokens
+
+
+def _token_fake(x, log_decay, expand, project, state, skip) -> Tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), expand.new_empty(state.shape)
+
+
+def _token(x, log_decay, expand, project, state, skip) -> Tuple[Tensor, Tensor]:
+    y, after = _token_fake(x, log_decay, expand, project, state, skip)
+    rows, dim, ndim = state.shape
+    tensors = (x, state.to(after.dtype), log_decay, expand, project, None if skip is None else skip.to(after.dtype))
+    tensors = (None if t is None else t.contiguous() for t in tensors)
+    together = 4 if rows >= MANY_ROWS else 1
+    sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": TOKEN_CHANNELS, "ROWS": together}
+    grid = (triton.cdiv(rows, together), triton.cdiv(dim, TOKEN_CHANNELS))
+    launch(kernels.token, grid, *tensors, y, after, rows, dim, **sizes)
+    return y, after
+
+
+# x (R, D), coefficients (1, D, N), state (R, D, N) -> y (R, D), the next state.
+ema_token_triton = torch.library.custom_op(
+    "mega_fairseq::ema_token",
+    _token,
+    mutates_args=(),
+    schema="(Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip) "
+    "-> (Tensor, Tensor)",
+)
+ema_token_triton.register_fake(_token_fake)

@@ -1,7 +1,7 @@
 """The gates of Mega's output (eq. 12-15).
 
-naive.py     the definition: `gate_output`, from projections that were computed before, and `gated_output_naive`, which
-             calls them
+naive.py     the definition: `gate_output_naive`, from projections that were computed before, and `gated_output_naive`,
+             which calls them
 tiles.py     the form for the CPU: tiles of rows, with a gradient that stores no activation
 triton.py    the form for NVIDIA GPUs: the elementwise parts as Triton kernels, with silu as activation
 """
@@ -15,12 +15,30 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.gates import tiles
-from mega_fairseq.ops.gates.naive import gate_output, gated_output_naive
+from mega_fairseq.ops.gates.naive import Projection, gate_output_naive, gated_output_naive
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
 __all__ = ["gate_output", "gated_output", "gated_output_naive"]
+
+
+def gate_output(
+    update: Tensor,
+    reset: Tensor,
+    candidate: Optional[Tensor],
+    attended: Tensor,
+    residual: Tensor,
+    hidden: Projection,
+    activation: str = "silu",
+) -> Tensor:
+    """`gate_output_naive` for single tokens (R, width)."""
+    if torch.is_grad_enabled() or activation != "silu" or backend(residual.device) != TRITON:
+        return gate_output_naive(update, reset, candidate, attended, residual, hidden, activation)
+    from mega_fairseq.ops.gates import triton  # here, since Triton may be missing
+
+    mixed = hidden(triton.reset_rows(reset, attended))
+    return triton.update_rows(update, *((mixed, None) if candidate is None else (candidate, mixed)), residual)
 
 
 def gated_output(

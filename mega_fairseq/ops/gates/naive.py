@@ -11,7 +11,7 @@ Projection = Callable[[Tensor], Tensor]
 RESET = ACTIVATIONS["silu"]  # of the reset gate; the same as `reset_gate` in triton.py
 
 
-def gate_output(
+def gate_output_naive(
     update: Tensor,
     reset: Tensor,
     candidate: Optional[Tensor],
@@ -50,4 +50,4 @@ def gated_output_naive(
     dim, width = residual.size(-1), attended.size(-1)
     update, reset, candidate = gates(gate_input).tensor_split((dim, dim + width), -1)
     candidate = candidate if candidate.size(-1) else None
-    return gate_output(update, reset, candidate, attended, residual, hidden, activation, keep, scale)
+    return gate_output_naive(update, reset, candidate, attended, residual, hidden, activation, keep, scale)

@@ -5,7 +5,7 @@ better; only what matrix products need is stored. The candidate before b_h and s
 which its product is added, or in a tensor of its own if there is no W_h; so is its gradient.
 """
 
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import triton
@@ -55,14 +55,18 @@ def reset_backward(
 
 @triton.jit
 def update(
-    base, candidate, bias, residual, keep, y, R, stride, candidate_stride, D,
+    base, candidate, bias, more, residual, keep, y, R, stride, candidate_stride, D,
     SCALE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """y = X + u (H - X) with H = silu(candidate + b_h), dropped out."""
+    """y = X + u (H - X) with H = silu(candidate + b_h), dropped out, or H = silu(candidate + more)."""
     row, column, inside = tile(0, R, D, ROWS, COLUMNS)
     at, at_candidate = row * D + column, row * candidate_stride + column
-    b = tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)
-    h, _ = silu(tl.load(candidate + at_candidate, mask=inside, other=0.0).to(WIDE) + b)
+    before = tl.load(candidate + at_candidate, mask=inside, other=0.0).to(WIDE)
+    if bias is not None:
+        before += tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)
+    if more is not None:
+        before += tl.load(more + at, mask=inside, other=0.0).to(WIDE)
+    h, _ = silu(before)
     if keep is not None:
         h *= tl.load(keep + at, mask=inside, other=0).to(WIDE) * tl.full([1, 1], SCALE, WIDE)
     x = tl.load(residual + at, mask=inside, other=0.0).to(WIDE)
@@ -114,7 +118,7 @@ def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
         candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
     else:
         separate = candidate = torch.mm(mixed, hidden.t())
-    args = (base, candidate, hidden_bias, residual, keep, y, rows, stride, candidate.stride(0), dim)
+    args = (base, candidate, hidden_bias, None, residual, keep, y, rows, stride, candidate.stride(0), dim)
     launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=scale)
     return y, base, separate
 
@@ -140,3 +144,46 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
     of_gates = (torch.mm(dbase.t(), gate_input), add_parts(parts[:, :stride], weight.dtype))
     of_hidden = (torch.mm(dcandidate.t(), mixed), add_parts(parts[:, dim + width :], weight.dtype))
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
+
+
+# ---------------------------------------------------------------------------------------------- without gradients
+
+
+def _reset_fake(reset_before: Tensor, attended: Tensor) -> Tensor:
+    return attended.new_empty(attended.shape)
+
+
+def _reset_gate(reset_before: Tensor, attended: Tensor) -> Tensor:
+    attended, mixed = attended.contiguous(), _reset_fake(reset_before, attended)
+    (rows, width), stride = attended.shape, reset_before.stride(0)
+    launch_rows(reset, all_tiles(rows, width), width, mixed, reset_before, attended, mixed, rows, stride, 0, width)
+    return mixed
+
+
+def _update_fake(update_before: Tensor, candidate: Tensor, more: Optional[Tensor], residual: Tensor) -> Tensor:
+    return residual.new_empty(residual.shape)
+
+
+def _update_gate(update_before: Tensor, candidate: Tensor, more: Optional[Tensor], residual: Tensor) -> Tensor:
+    residual, y = residual.contiguous(), _update_fake(update_before, candidate, more, residual)
+    (rows, dim), strides = residual.shape, (update_before.stride(0), candidate.stride(0))
+    args = (update_before, candidate, None, more, residual, None, y, rows, *strides, dim)
+    launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=1.0)
+    return y
+
+
+# The two parts of `gate_output` for rows (R, width) of projections, which may be columns of a wider tensor.
+reset_rows = torch.library.custom_op(
+    "mega_fairseq::reset_rows",
+    _reset_gate,
+    mutates_args=(),
+    schema="(Tensor reset_before, Tensor attended) -> Tensor",
+)
+reset_rows.register_fake(_reset_fake)
+update_rows = torch.library.custom_op(
+    "mega_fairseq::update_rows",
+    _update_gate,
+    mutates_args=(),
+    schema="(Tensor update_before, Tensor candidate, Tensor? more, Tensor residual) -> Tensor",
+)
+update_rows.register_fake(_update_fake)
