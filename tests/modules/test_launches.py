@@ -7,13 +7,23 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBlock
+from mega_fairseq.modules import (
+    BlockState,
+    CrossAttentionState,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedAttentionState,
+    GatedCrossAttentionConfig,
+    MegaBlock,
+)
 from mega_fairseq.ops import backend
 from tests.helpers.pretended_device import PretendedDevice, moved
 
 pytest.importorskip("triton", reason="pip has no Triton for this platform")
 
 from mega_fairseq.ops import rows
+from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
+from mega_fairseq.ops.attention.fixed import triton as fixed
 from mega_fairseq.ops.ema import triton as ema
 
 BATCH, CHUNK, DIM, SHARED, VALUES = 2, 8, 16, 4, 32
@@ -26,6 +36,9 @@ class Launches(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.count = 0
+
+    def add(self):
+        self.count += 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.name() in OPDEFS:
@@ -58,9 +71,6 @@ def launches_of(layer, monkeypatch):
     """Of forward, and of forward and backward."""
     launches = Launches()
 
-    def launch(*args, **options):
-        launches.count += 1
-
     def attend(q, k, v, *options, **scale):
         return FusedAttention.apply(launches, q, k, v)
 
@@ -68,7 +78,7 @@ def launches_of(layer, monkeypatch):
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
     for module in (rows, ema):
-        monkeypatch.setattr(module, "launch", launch)
+        monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
     with PretendedDevice():
         layer, x = moved(layer.bfloat16()), moved(torch.ones(BATCH, 2 * CHUNK, DIM, dtype=torch.bfloat16))
         x.requires_grad_()
@@ -80,10 +90,10 @@ def launches_of(layer, monkeypatch):
     return forward, launches.count
 
 
-def block(norm="layernorm"):
+def block(norm="layernorm", cross_attention=None):
     sizes = {"shared_dim": SHARED, "value_dim": VALUES, "chunk_size": CHUNK}
     mixer = GatedAttentionConfig(DIM, **sizes, position_bias="rotary", prenorm=True, norm=norm)
-    return MegaBlock(mixer, FeedForwardConfig(DIM, prenorm=True, norm=norm))
+    return MegaBlock(mixer, FeedForwardConfig(DIM, prenorm=True, norm=norm), cross_attention)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -97,3 +107,29 @@ def test_a_replaced_projection_takes_more_launches(monkeypatch):
     replaced = block()
     replaced.mixer.gates.register_forward_hook(lambda module, args, output: None)
     assert launches_of(replaced, monkeypatch) > launches_of(block(), monkeypatch)
+
+
+@torch.no_grad()
+def test_a_decoding_step_of_a_block_takes_few_launches(monkeypatch):
+    launches, layer = Launches(), block(cross_attention=GatedCrossAttentionConfig(DIM, prenorm=True)).eval()
+    for module in (rows, ema, fixed):
+        monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
+    backend._choose.cache_clear()
+    monkeypatch.setenv("MEGA_BACKEND", "triton")
+    with PretendedDevice():
+        layer = moved(layer.bfloat16())
+
+        def storage(*shape, dtype=torch.bfloat16):
+            return moved(torch.zeros(shape, dtype=dtype))
+
+        place = FixedPlace(storage(dtype=torch.long), CHUNK, storage(BATCH, CHUNK, dtype=torch.long))
+        cache = FixedKeyValues(storage(BATCH, CHUNK, SHARED), storage(BATCH, CHUNK, VALUES), place)
+        source = (storage(1, 7, DIM // 4), storage(1, 7, DIM), storage(1, 7, dtype=torch.bool))
+        state = GatedAttentionState(storage(BATCH, DIM, 16, dtype=torch.float32), cache)
+        state, step = BlockState(state, CrossAttentionState(*source, place)), layer.step()
+        step(storage(BATCH, 1, DIM), state)  # makes the tables of biases
+        launches.count = 0
+        with launches:
+            step(storage(BATCH, 1, DIM), state)
+    backend._choose.cache_clear()
+    assert launches.count <= 23
