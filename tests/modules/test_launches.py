@@ -132,4 +132,4 @@ def test_a_decoding_step_of_a_block_takes_few_launches(monkeypatch):
         with launches:
             step(storage(BATCH, 1, DIM), state)
     backend._choose.cache_clear()
-    assert launches.count <= 23
+    assert launches.count <= 25
