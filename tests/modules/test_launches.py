@@ -127,9 +127,10 @@ def test_a_decoding_step_of_a_block_takes_few_launches(monkeypatch):
         source = (storage(1, 7, DIM // 4), storage(1, 7, DIM), storage(1, 7, dtype=torch.bool))
         state = GatedAttentionState(storage(BATCH, DIM, 16, dtype=torch.float32), cache)
         state, step = BlockState(state, CrossAttentionState(*source, place)), layer.step()
-        step(storage(BATCH, 1, DIM), state)  # makes the tables of biases
+        x = storage(BATCH, 1, DIM)
+        step(x, state)  # makes the tables of biases
         launches.count = 0
         with launches:
-            step(storage(BATCH, 1, DIM), state)
+            step(x, state)
     backend._choose.cache_clear()
-    assert launches.count <= 25
+    assert launches.count <= 21

@@ -292,9 +292,10 @@ def test_single_tokens_equal_the_definition(skip, many, monkeypatch):
     monkeypatch.setattr(ema_triton, "MANY_ROWS", many)
     coefficients = ema_coefficients(*logits(1).values())
     x, state = noise(7, 2 * DIM, seed=10)[:, :DIM], noise(7, DIM, NDIM, seed=11)
-    y, after = ema_token(x, coefficients, state, skip)
     truth, end = ema_naive(x.unsqueeze(1), coefficients, state, skip)
-    torch.testing.assert_close((y, after), (truth[:, 0], end), rtol=1e-9, atol=1e-9)
+    for silu, expected in ((False, truth[:, 0]), (True, F.silu(truth[:, 0]))):
+        found = ema_token(x, coefficients, state, skip, silu=silu)
+        torch.testing.assert_close(found, (expected, end), rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

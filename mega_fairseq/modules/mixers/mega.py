@@ -22,6 +22,7 @@ from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.queries_keys import queries_keys
 
 
 class DampedEMA(nn.Module):
@@ -88,8 +89,7 @@ class DampedEMA(nn.Module):
         taps = window_taps(coefficients, self.truncation) if self.truncation else None
 
         def step(x: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
-            y, state = ema_token(x, coefficients, state, omega, taps)
-            return F.silu(y), state
+            return ema_token(x, coefficients, state, omega, taps, silu=True)
 
         return step
 
@@ -193,15 +193,15 @@ class MovingAverageGatedAttention(SingleHeadMixer):
         average, activation = self.ema.step(), ACTIVATIONS[c.activation].forward
         project_values, project_hidden = packed(self.values), packed(self.hidden)
         project = packed(self.shared, self.gates)
-        kappa, mu, widths = self.kappa.unsqueeze(1), self.mu.unsqueeze(1), (c.shared_dim, c.dim, c.value_dim, c.dim)
+        kappa, mu, widths = self.kappa, self.mu, (c.shared_dim, c.dim, c.value_dim, c.dim)
 
         def mix(x: Tensor, residual: Tensor, state: GatedAttentionState) -> Tuple[Tensor, GatedAttentionState]:
             values = activation(project_values(x))  # V (R, v), eq. 10
             x, ema_state = average(x, state.ema)  # X' (R, D), eq. 6
             shared, update, reset, candidate = project(x).split(widths, -1)
-            queries, keys = torch.addcmul(mu, F.silu(shared), kappa)  # (R, z) each, eq. 7-9
-            args = (state.cache, position_bias, c.attention, c.chunk_size)
-            attended, cache = attend_token(queries, keys, values, *args)  # O (R, v), eq. 11
+            queries, keys = queries_keys(shared.unsqueeze(0), kappa, mu)  # (1, R, z) each, eq. 7-9
+            args = (values, state.cache, position_bias, c.attention, c.chunk_size)
+            attended, cache = attend_token(queries[0], keys[0], *args)  # O (R, v), eq. 11
             y = gate_output(update, reset, candidate, attended, residual, project_hidden, c.activation)  # eq. 12-15
             return y, GatedAttentionState(ema_state, cache)
 

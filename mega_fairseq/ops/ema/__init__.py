@@ -19,6 +19,7 @@ All compute in float32, or float64 for coefficients in float64.
 from typing import Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
@@ -77,16 +78,22 @@ def ema(
 
 
 def ema_token(
-    x: Tensor, c: EMACoefficients, state: Tensor, skip: Optional[Tensor] = None, taps: Optional[Tensor] = None
+    x: Tensor,
+    c: EMACoefficients,
+    state: Tensor,
+    skip: Optional[Tensor] = None,
+    taps: Optional[Tensor] = None,
+    silu: bool = False,
 ) -> Tuple[Tensor, Tensor]:
-    """One token of a causal EMA, for decoding: x (B, D), state -> y (B, D) in x's dtype, next state.
+    """One token of a causal EMA, for decoding: x (B, D), state -> y or silu(y) (B, D) in x's dtype, next state.
 
     `taps` are those of a truncated EMA, `window_taps(c, truncation)`, computed once per generation.
     """
     if taps is None and not torch.is_grad_enabled() and backend(x.device) == TRITON:
         from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
 
-        return ema_token_triton(x, *c, state, skip)
+        return ema_token_triton(x, *c, state, skip, silu)
     wide = x.to(c.expand.dtype)
     y, state = ema_step(wide, c, state) if taps is None else ema_window_step(wide, taps, state)
-    return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state
+    y = (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype)
+    return F.silu(y) if silu else y, state

@@ -266,7 +266,7 @@ def coefficient_gradients(
 @triton.jit(do_not_specialize=["R"])
 def token(
     x, state, log_decay, expand, project, skip, y, after, R, D,
-    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """y (R, D) and the next state from x (R, D) and a state (R, D, N). Here, tables are (D, N), too."""
     channel, n = (tl.program_id(1) * C + tl.arange(0, C)).to(tl.int64), tl.arange(0, PADDED)
@@ -288,4 +288,6 @@ def token(
         h = phi * h + weight_in * new[:, None]
         tl.store(after + states, h, mask=inside)
         out = tl.sum(weight_out * h, 1) + omega * new
+        if SILU:
+            out = out * tl.sigmoid(out)
         tl.store(y + here, out.to(y.dtype.element_ty), mask=exists)

@@ -1,6 +1,6 @@
 """Queries and keys of single-head attention from one projection (Mega's eq. 7-9).
 
-`queries_keys_naive` is the definition, and the form for everything but training on NVIDIA GPUs, which is in triton.py.
+`queries_keys_naive` is the definition, and the form for everything but NVIDIA GPUs, which is in triton.py.
 """
 
 from typing import Tuple
@@ -18,7 +18,7 @@ def queries_keys_naive(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tenso
 
 
 def queries_keys(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
-    if not torch.is_grad_enabled() or backend(before.device) != TRITON:
+    if backend(before.device) != TRITON:
         return queries_keys_naive(before, kappa, mu)
     from mega_fairseq.ops.queries_keys import triton  # here, since Triton may be missing
 

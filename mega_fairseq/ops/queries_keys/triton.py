@@ -12,10 +12,14 @@ from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, 
 
 
 @triton.jit
-def scale(before, kappa, mu, queries, keys, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+def scale(
+    before, kappa, mu, queries, keys, R, stride, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Queries and keys (R, width) from `before`, the first columns of (R, stride)."""
     row, column, inside = tile(0, R, width, ROWS, COLUMNS)
     at, exists = row * width + column, column < width
-    z, _ = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+    z, _ = silu(tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE))
     of_queries = tl.load(kappa + column, mask=exists, other=0.0).to(WIDE) * z
     of_keys = tl.load(kappa + width + column, mask=exists, other=0.0).to(WIDE) * z
     of_queries += tl.load(mu + column, mask=exists, other=0.0).to(WIDE)
@@ -52,10 +56,11 @@ def scale_backward(
 
 
 def _forward(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
-    before, kappa, mu = (t.contiguous() for t in (before, kappa, mu))
+    before = before if before.stride(1) == 1 else before.contiguous()
+    kappa, mu, (rows, width) = kappa.contiguous(), mu.contiguous(), before.shape
     queries, keys = _fake(before, kappa, mu)
-    args = (before, kappa, mu, queries, keys, *before.shape)
-    launch_rows(scale, all_tiles(*before.shape), before.size(1), queries, *args)
+    args = (before, kappa, mu, queries, keys, rows, before.stride(0), width)
+    launch_rows(scale, all_tiles(rows, width), width, queries, *args)
     return queries, keys
 
 
