@@ -38,6 +38,14 @@ check_pair() {
     [ "$expected" -gt 0 ] || die "$prefix.en and $prefix.de are empty: replace $origin."
 }
 
+# copy_docs FROM TO: the ids of documents, where the text has them.
+copy_docs() {
+    local split
+    for split in train valid test; do
+        [ ! -e "$1/$split.docs" ] || cp "$1/$split.docs" "$2"
+    done
+}
+
 need_segmentation() {
     if [ "$BPE" = sentencepiece ]; then
         need_module sentencepiece "pip install sentencepiece"
@@ -49,9 +57,9 @@ need_segmentation() {
         "pip install Cython setuptools wheel, then pip install --no-deps --no-build-isolation fastBPE==0.1.0"
 }
 
-# The text to segment: Moses-tokenised unless BPE=sentencepiece, with cleaned training pairs.
+# The text to segment: Moses-tokenised unless BPE=sentencepiece, with cleaned training pairs and the ids of documents.
 make_words() {
-    local out=$1 split language
+    local out=$1 split language docs=()
     mkdir "$out"
     for split in train valid test; do
         for language in en de; do
@@ -63,8 +71,11 @@ make_words() {
             fi
         done
     done
-    say "$("$PYTHON" "$COMMON/clean_pairs.py" "$out"/train.{en,de} "$out"/clean.{en,de} "$MAX_WORDS" "$MAX_RATIO")"
-    for language in en de; do
+    copy_docs "$RAW" "$out"
+    [ ! -e "$out/train.docs" ] || docs=("$out"/{train,clean}.docs)
+    say "$("$PYTHON" "$COMMON/clean_pairs.py" "$out"/train.{en,de} "$out"/clean.{en,de} "$MAX_WORDS" "$MAX_RATIO" \
+        ${docs[@]+"${docs[@]}"})"
+    for language in en de ${docs:+docs}; do
         mv "$out/clean.$language" "$out/train.$language"
     done
 }
@@ -89,6 +100,7 @@ binarise() {
     fairseq preprocess --source-lang en --target-lang de --joined-dictionary --nwordssrc "$DICTIONARY" \
         --trainpref "$TEXT/train" --validpref "$TEXT/valid" --testpref "$TEXT/test" \
         --workers "$WORKERS" --destdir "$1" >&2
+    copy_docs "$WORDS" "$1"
 }
 
 # From the sentence pairs in RAW to binarised data. The recipe sets MAX_WORDS, MAX_RATIO, VOCABULARY, COVERAGE and

@@ -10,6 +10,7 @@ from typing import Optional, Sequence
 import mega_fairseq
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import quiet_logging
+from mega_fairseq.documents import SEPARATOR
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -123,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     )
     classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
-    prepare = add("prepare", "make the data set of a classification task")
+    prepare = add("prepare", "make the data set of a task")
     data = prepare.add_subparsers(dest="data", metavar="DATA", required=True)
     digits = data.add_parser("digits", help="handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
     digits.add_argument("out", metavar="OUT", help="a new folder")
@@ -136,7 +137,24 @@ def parser() -> argparse.ArgumentParser:
     pictures.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each CPU)"
     )
-    for each in (digits, pictures):
+    documents = data.add_parser("documents", help="parallel text with the document of each line")
+    documents.set_defaults(module="documents.sources")
+    documents.add_argument("out", metavar="OUT", help="a new folder")
+    documents.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="folder with train, valid and test, or with one text, from which whole documents are held out",
+    )
+    documents.add_argument(
+        "--boundaries",
+        choices=["ids", "blank", "wmt"],
+        required=True,
+        help="where documents end: where the ids in NAME.docs change, at blank lines, or as WMT's .xml or .sgm say",
+    )
+    documents.add_argument(
+        "--separator", default=SEPARATOR, metavar="WORD", help="refuse text with this word (default: %(default)s)"
+    )
+    for each in (digits, pictures, documents):
         each.add_argument("--seed", type=int, default=1, metavar="N", help="for the splits (default: %(default)s)")
     return top
 

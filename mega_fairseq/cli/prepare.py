@@ -1,6 +1,7 @@
 """`mega-fairseq prepare`: data for --task mega_classification, from your pictures or from scikit-learn's digits.
 
-The recipes of examples/ prepare other data with the same functions, and `run_program`.
+`cli/documents/sources.py` prepares documents. The recipes of examples/ prepare other data with the same functions, and
+`run_program`.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Runs the recipes of examples/ as a user does, from another folder, on data small enough for a test."""
 
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -90,12 +91,12 @@ class Recipe:
 
 
 def small_bible(folder: Path) -> Path:
-    """The first sentence pairs of each split of the shipped Bible, written to a folder."""
-    with tarfile.open(BIBLE / "bible-ende.tar.xz") as archive:
-        for split, size in BIBLE_PAIRS.items():
-            for language in ("en", "de"):
-                lines = archive.extractfile(f"bible-ende/{split}.{language}").read().decode().split("\n")
-                write(folder / f"{split}.{language}", lines[:size])
+    """The first sentence pairs of each split of the shipped Bible and their chapters, written to a folder."""
+    for name, kinds in (("bible-ende", ("en", "de")), ("bible-ende-documents", ("docs",))):
+        with tarfile.open(BIBLE / f"{name}.tar.xz") as archive:
+            for split, kind in itertools.product(BIBLE_PAIRS, kinds):
+                lines = archive.extractfile(f"{name}/{split}.{kind}").read().decode().split("\n")
+                write(folder / f"{split}.{kind}", lines[: BIBLE_PAIRS[split]])
     return folder
 
 

@@ -1,0 +1,1 @@
+"""Documents: parallel text with the document of each line."""
