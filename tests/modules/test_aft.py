@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from mega_fairseq.modules.mixers.aft import AFTConfig
+from mega_fairseq.ops.aft import tiles
+from tests.helpers.pretended_device import PretendedDevice, moved
 
 
 def mixer(form, **options):
@@ -36,3 +38,11 @@ def test_tables_of_local_start_above_the_weight_of_older_tokens_and_end_at_it(ca
     distances = torch.arange(4) if causal else torch.arange(-3, 4).abs()
     torch.testing.assert_close(weight[0], (3 - distances) / 4)
     assert not weight[1].any()
+
+
+def test_slowness_on_a_gpu_is_logged_once(caplog):
+    tiles._log_slowness.cache_clear()
+    with PretendedDevice():
+        for _ in range(2):
+            moved(mixer("window", chunk_size=5))(moved(torch.ones(1, 7, 8)))
+    assert caplog.text.count("aft is slow on a GPU") == 1

@@ -14,7 +14,9 @@ another term without the larger keys.
 Tensors are (H, S, N, X): S places in each of N tiles, X sequences and channels of each head.
 """
 
+import logging
 import math
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -25,6 +27,8 @@ from torch import Tensor
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.operators import differentiable, operator
 from mega_fairseq.ops.precision import at_least_float32
+
+logger = logging.getLogger(__name__)
 
 TILE, SMALL_TILE = 128, 32  # places at most; small ones where w is 0, and on GPUs
 SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
@@ -222,7 +226,14 @@ def _rows(numerators: Tensor, denominators: Tensor, ref: Tensor) -> Tuple[Tensor
     return numerators / denominators, ref + torch.log(denominators)
 
 
+@lru_cache(maxsize=None)
+def _log_slowness() -> None:
+    logger.warning("the token mixer aft is slow on a GPU; take gmlp, or attention with a chunk size")
+
+
 def _forward(k: Tensor, v: Tensor, weight: Tensor, older: Optional[Tensor], causal: bool) -> Tuple[Tensor, Tensor]:
+    if not on_cpu(k):
+        _log_slowness()
     results, lowest = _fake(k, v, weight), torch.finfo(weight.dtype).min
     for slab in _slabs(k, Table(weight, causal, k.size(1))):
         table = Table(weight[slab.heads], causal, k.size(1))
