@@ -58,14 +58,15 @@ class TrainGraph:
         storage: Storage,
         capture: Callable[[List[Step]], List[Step]],
     ):
-        self.function, self.storage = function, storage
+        self.storage = storage
         self.parameters = parameters  # without those that the function does not use, after the first run
         self.inputs = [None if t is None else storage.get(f"input {i}", t) for i, t in enumerate(inputs)]
         self.learned = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
         for i in self.learned:
             self.inputs[i].requires_grad_()
         self._load(inputs)
-        self._replay_forward, self._replay_backward = capture([self._forward, self._backward])
+        # The function is not kept: it refers to the layers, and a cycle would keep a deleted model in memory.
+        self._replay_forward, self._replay_backward = capture([partial(self._forward, function), self._backward])
 
     @torch.no_grad()
     def _load(self, inputs: Sequence[Optional[Tensor]]) -> None:
@@ -73,13 +74,13 @@ class TrainGraph:
             if stored is not None:
                 stored.copy_(new)
 
-    def _forward(self) -> None:
+    def _forward(self, function: Function) -> None:
         device = self.inputs[0].device.type
         dtype = autocast_dtype(device)
         # A cache of autocast would keep rounded weights in memory that later replays overwrite.
         autocast = nullcontext() if dtype is None else torch.autocast(device, dtype, cache_enabled=False)
         with torch.enable_grad(), autocast:
-            self.y = self.function(*self.inputs)
+            self.y = function(*self.inputs)
         self.out, self.dout = (self.storage.get(name, self.y) for name in ("output", "gradient of output"))
         self.out.copy_(self.y.detach())
 

@@ -1,8 +1,10 @@
 """Training steps replayed as CUDA graphs equal eager ones. Here, a graph is a record of operations on the CPU."""
 
 import copy
+import gc
 import logging
 import pickle
+import weakref
 from functools import partial
 
 import pytest
@@ -290,6 +292,21 @@ def test_copies_have_no_graphs():
     second.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="cuda-graphs"):
         second.backward()
+
+
+def test_a_deleted_model_is_freed_at_once():
+    """Without the garbage collector, which does not know how much memory of a GPU waits for it."""
+    training = Training("language model", True)
+    for _ in range(3):
+        training.update((2, 8))
+    assert training.graphs()
+    decoder = weakref.ref(training.model.decoder)
+    gc.disable()
+    try:
+        del training
+        assert decoder() is None
+    finally:
+        gc.enable()
 
 
 def test_lengths_are_padded_by_an_eighth_at_most():
