@@ -4,8 +4,7 @@ from typing import Any, Tuple
 
 from torch import Tensor
 
-from mega_fairseq.modules import Block
-from mega_fairseq.modules.sequence_parallel import SequenceParallelState, check_shareable
+from mega_fairseq.modules.sequence_parallel import SequenceParallelState
 from mega_fairseq.modules.sequence_parallel import share_sequences as share_sequences_of_block
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
@@ -13,10 +12,7 @@ from mega_fairseq.ops.sequence_parallel import SequenceGroup
 def share_sequences(decoder: Any, group: SequenceGroup) -> None:
     """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
     for layer in decoder.layers:
-        if type(layer) is Block:
-            share_sequences_of_block(layer)
-        else:  # already shared, but perhaps with another chunk size
-            check_shareable(layer.mixer)
+        share_sequences_of_block(layer)
     if decoder.cfg.decoder_layerdrop > 0.0:
         raise ValueError(
             "--decoder-layerdrop drops other layers in each process, and processes that share a sequence exchange "

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
-from mega_fairseq.modules.mixer import TokenShift
 from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
-from mega_fairseq.ops.shift import shifted_token
+from mega_fairseq.ops.shift import shifted_token, token_shift
 
 GATED = {"geglu": "gelu"}  # W_2 (gelu(W_1 X) * W_3 X) (Shazeer 2020)
 FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, *GATED)
@@ -48,7 +47,6 @@ class NormalizedFeedForward(Layer):
 
     def __init__(self, config: FeedForwardConfig):
         super().__init__(config)
-        self.token_shift = TokenShift() if config.token_shift else None
         self.expand = linear(config.dim, config.hidden_dim, config.init)
         self.gate = linear(config.dim, config.hidden_dim, config.init) if config.activation in GATED else None
         self.contract = linear(config.hidden_dim, config.dim, config.init)
@@ -58,7 +56,7 @@ class NormalizedFeedForward(Layer):
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         c, align = self.config, None
         check_padding_mask(padding_mask, x)
-        if self.token_shift is not None:
+        if c.token_shift:
             x, align, padding = to_front(x, padding_mask)
         else:
             padding = as_mask(padding_mask)
@@ -67,8 +65,8 @@ class NormalizedFeedForward(Layer):
         residual = x
         if c.prenorm:
             x = self.norm(x, padding)
-        if self.token_shift is not None:
-            x, last = self.token_shift(x, last, None if align is None else align.lengths)
+        if c.token_shift:
+            x, last = token_shift(x, last, None if align is None else align.lengths)
         hidden = project(self.expand, x, GATED.get(c.activation, c.activation))
         if self.gate is not None:
             hidden = hidden * project(self.gate, x)
@@ -78,7 +76,7 @@ class NormalizedFeedForward(Layer):
             x = self.norm(x, padding)
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
-        if self.token_shift is None:
+        if not c.token_shift:
             return x
         return x if align is None else align.back(x), last
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
@@ -64,16 +64,6 @@ class ChunkedConfig(MixerConfig):
 # ------------------------------------------------------------------------------------------- mixer
 
 
-class TokenShift(nn.Module):
-    """Replaces half of each token's channels by those of the token before; it has no parameters."""
-
-    def forward(
-        self, x: Tensor, last: Optional[Tensor] = None, lengths: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor]:
-        """x (B, L, D) and half of the token before it (B, floor(D / 2)) -> (B, L, D), and the next `last`."""
-        return token_shift(x, last, lengths)
-
-
 class Batch(NamedTuple):
     """The other arguments of `Mixer.mix`, for a batch in which real tokens come first."""
 
@@ -99,10 +89,6 @@ class Mixer(Layer):
     fixed_step = False  # whether `step()` also takes states with `FixedKeyValues`, as in CUDA graphs
     exports_step = True  # whether a step takes the same operations at every position, as torch.export needs
 
-    def __init__(self, config: MixerConfig):
-        super().__init__(config)
-        self.token_shift = TokenShift() if config.token_shift else None
-
     def forward(
         self, x: Tensor, state: Optional[MixerState] = None, padding_mask: Optional[Padding] = None
     ) -> Union[Tensor, Tuple[Tensor, MixerState]]:
@@ -115,8 +101,8 @@ class Mixer(Layer):
         batch = Batch(x, state, None if align is None else align.done(), padding)
 
         y = self.norm(x, padding) if c.prenorm and not self.norm_in_mix else x
-        if self.token_shift is not None:
-            y, last = self.token_shift(y, last, batch.lengths)
+        if c.token_shift:
+            y, last = token_shift(y, last, batch.lengths)
         y, state = self.mix(y, batch)
         if not self.gated_residual:
             y = x + self.drop(y, c.dropout)

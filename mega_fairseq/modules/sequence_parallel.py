@@ -1,19 +1,19 @@
 """Blocks whose sequences are divided over processes: `share_sequences` turns an ordinary block into one.
 
-Attention in chunks needs nothing of other slices if slices are cut at the borders of chunks. Whatever else a mixer
-carries along the sequence is exchanged: each of its recurrences has a twin here, with the same parameters, which first
-computes the state that enters this process's slice.
+Attention in chunks needs nothing of other slices if slices are cut at the borders of chunks. Mega's EMA gets a twin
+with the same parameters, which first computes the state that enters this process's slice. Other recurrences, among them
+token shift and the window of a truncated EMA, are refused.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from torch import Tensor
 
 from mega_fairseq.modules.block import Block, BlockState
-from mega_fairseq.modules.mixer import ChunkedMixer, Mixer, TokenShift
+from mega_fairseq.modules.mixer import ChunkedMixer
 from mega_fairseq.modules.mixers.mega import DampedEMA
 from mega_fairseq.ops.padding import Padding
-from mega_fairseq.ops.sequence_parallel import Slices, entering_ema, entering_window
+from mega_fairseq.ops.sequence_parallel import Slices, entering_ema
 
 
 class SequenceParallelState(NamedTuple):
@@ -27,7 +27,7 @@ class SequenceParallelState(NamedTuple):
 
 
 class Exchange:
-    """What a block tells its recurrences: the slices of the sequences that it works on, None if they are whole."""
+    """What a block tells its EMA: the slices of the sequences that it works on, None if they are whole."""
 
     slices: Optional[Slices] = None
 
@@ -47,55 +47,38 @@ class SequenceParallelBlock(Block):
             self.exchange.slices = None
 
 
-class SequenceParallelShift(TokenShift):
-    exchange: Exchange
-
-    def forward(
-        self, x: Tensor, last: Optional[Tensor] = None, lengths: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor]:
-        if self.exchange.slices is None:
-            return super().forward(x, last, lengths)
-        window, last = x[:, -1:, : x.size(-1) // 2].mT, None if last is None else last.unsqueeze(-1)  # of one token
-        entering, after = entering_window(window, self.exchange.slices, last)
-        return super().forward(x, entering.squeeze(-1))[0], after.squeeze(-1).to(x.dtype)
-
-
 class SequenceParallelEMA(DampedEMA):
     exchange: Exchange
 
     def forward(self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None):
         if self.exchange.slices is None:
             return super().forward(x, state, padding_mask)
-        state, after = entering_ema(x, self.coefficients(), self.exchange.slices, state, self.truncation)
+        state, after = entering_ema(x, self.coefficients(), self.exchange.slices, state)
         return super().forward(x, state)[0], after
 
 
-TWINS = {
-    Block: SequenceParallelBlock,
-    TokenShift: SequenceParallelShift,
-    DampedEMA: SequenceParallelEMA,
-}
+TWINS = {Block: SequenceParallelBlock, DampedEMA: SequenceParallelEMA}
 
 
 def share_sequences(block: Block) -> None:
-    """Lets a causal block take slices of sequences, in `SequenceParallelState`, with the same parameters as before."""
-    check_shareable(block.mixer)
-    exchange = Exchange()
-    for module in block.modules():
-        if type(module) in TWINS:
-            module.__class__, module.exchange = TWINS[type(module)], exchange
+    """Lets a causal block take slices of sequences, in `SequenceParallelState`, with the same parameters as before.
 
-
-def check_shareable(mixer: Mixer) -> None:
-    """Raises ValueError if processes cannot share the sequences of a mixer, cut at the borders of its chunks."""
-    c = mixer.config
-    exchanged = any(isinstance(module, DampedEMA) for module in mixer.modules())
-    carried = [path for path in mixer.state_shapes() if not path.endswith((".keys", ".values"))]
-    if carried and not exchanged:
-        raise ValueError(f"processes cannot exchange {carried[0]} of this mixer; give one process for each sequence")
+    Raises ValueError if it carries more along the sequence than the state of an EMA, or its attention has no chunks.
+    """
+    mixer, c = block.mixer, block.mixer.config
+    exchanged = any(isinstance(module, DampedEMA) and not module.truncation for module in mixer.modules())
+    carried = [path for path in mixer.state_shapes() if not (exchanged or path.endswith((".keys", ".values")))]
+    if c.token_shift or block.shifts_feed_forward:
+        carried.append("the last token, for token shift")
+    if carried:
+        raise ValueError(f"processes cannot exchange {carried[0]}, of this model; give one process for each sequence")
     if isinstance(mixer, ChunkedMixer) and c.chunk_size is None:
         name = c.name("chunk_size")
         raise ValueError(
             f"{name} is {c.written(None)}, and processes can share a sequence only if attention stays in chunks; give "
             f"{name}, such as 2048, or one process for each sequence"
         )
+    exchange = Exchange()
+    for module in block.modules():
+        if type(module) in TWINS:
+            module.__class__, module.exchange = TWINS[type(module)], exchange

@@ -98,37 +98,15 @@ class _Gather(torch.autograd.Function):
         return ctx.group.all_to_all(gradient).sum(0), None
 
 
-# ------------------------------------------------------------------------------------------- composition of states
-
-# In what follows, `before` is the state before all slices, the same in every process, and None for none. Results are
-# the state before this process's slice, and the one after all slices if the last of them has full width.
-
-
-def entering_window(window: Tensor, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The last R inputs (B, D, R) of each slice, zeros first if it has fewer."""
-    reach = window.size(-1)
-    every = slices.gather(window)[..., max(0, reach - slices.width) :]  # (S, B, D, up to R)
-    first = torch.zeros_like(window) if before is None else before
-
-    def after(count: int) -> Tensor:
-        inputs = torch.cat([first, every[:count].permute(1, 2, 0, 3).flatten(2)], -1)
-        return inputs[..., inputs.size(-1) - reach :]
-
-    return after(slices.rank), after(slices.group.size)
-
-
 def entering_ema(
-    x: Tensor, c: EMACoefficients, slices: Slices, before: Optional[Tensor] = None, truncation: Optional[int] = None
+    x: Tensor, c: EMACoefficients, slices: Slices, before: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
-    """The states of an EMA whose inputs are slices x (B, L, D).
+    """States of an EMA whose inputs are slices x (B, L, D): before this process's slice, and after all slices.
 
-    The state that a slice leaves is computed without its outputs, with N products for each input.
+    `before` is the state before all slices, the same in every process. The state after all of them is valid if the last
+    one has full width. The state that a slice leaves is computed without its outputs, with N products for each input.
     """
     with without_autocast(x):
-        if truncation:
-            reach = truncation - 1
-            window = F.pad(x.to(c.log_decay.dtype), (0, 0, max(0, reach - x.size(1)), 0))
-            return entering_window(window[:, window.size(1) - reach :].transpose(1, 2), slices, before)
         # Keeps no copy of x for backward.
         own = checkpoint(final_state, x, c, use_reentrant=False, preserve_rng_state=False)
         every, log_decay = slices.gather(own), c.log_decay[0]  # (S, B, D, N), (D, N)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, BlockState, FeedForwardConfig, MixerConfig
-from mega_fairseq.modules.sequence_parallel import SequenceParallelState, check_shareable, share_sequences
+from mega_fairseq.modules.sequence_parallel import SequenceParallelState, share_sequences
 from mega_fairseq.ops.sequence_parallel import SequenceGroup, Slices
 from tests.helpers.golden_models import PAD
 from tests.helpers.processes import in_processes
@@ -26,22 +26,20 @@ DIM, CHUNK, LAYERS = 4, 6, 2
 
 def shareable(config: MixerConfig) -> bool:
     try:
-        check_shareable(config.build())
+        share_sequences(Block(config))
     except ValueError:
         return False
     return True
 
 
 FORMS = {name: example for name, example in EXAMPLES.items() if shareable(example)}
-FORMS["mega, truncated beyond a slice"] = replace(EXAMPLES["mega, truncated"], truncation=20)
-FORMS["mega, token shift"] = replace(EXAMPLES["mega"], token_shift=True)
 # Tokens of two pieces, each divided into slices. All slices of the first are equal, since a state follows it.
 LENGTHS = (24, 31)
 
 
 def stack(form: str) -> List[Block]:
     config = FORMS[form]
-    made = [Block(config, FeedForwardConfig(DIM, token_shift=config.token_shift)) for _ in range(LAYERS)]
+    made = [Block(config, FeedForwardConfig(DIM)) for _ in range(LAYERS)]
     for block in made:
         share_sequences(block)
     return [randomise(block, seed) for seed, block in enumerate(made)]
@@ -162,7 +160,7 @@ def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
 def compare_models() -> None:
     """Log-probabilities, in one pass and in pieces, and the gradients of the parameters."""
     rows, targets = texts(67, 40, 5)
-    for options in ({}, ADAPTIVE, {"decoder_token_shift": True, "checkpoint_activations": True}):
+    for options in ({}, ADAPTIVE, {"checkpoint_activations": True}):
         for left in (False, True):
             source, target = (padded(part, left) for part in (rows, targets))
             for training, piece in ((True, 0), (False, 10**6), (False, 3 * CHUNK_OF_MODEL * len(rows))):
@@ -227,11 +225,7 @@ def sent_in_all_forms() -> Dict[str, List[int]]:
 
 def numbers_exchanged(form: str) -> int:
     """Numbers of a row's state that cross a border in each layer: nothing for attention in chunks."""
-    c = FORMS[form]
-    shift = 2 * (DIM // 2) if c.token_shift else 0  # half of a token, for the mixer and the feed-forward layer
-    if form.startswith("mega"):
-        return shift + DIM * (c.truncation - 1 if c.truncation else c.ndim)  # states, or the inputs that taps reach
-    return shift
+    return DIM * FORMS[form].ndim if form.startswith("mega") else 0
 
 
 def test_what_crosses_a_border_is_the_state_alone():
@@ -261,12 +255,19 @@ def test_reducing_a_slice_to_its_state_keeps_no_copy_of_the_slice():
 
 @pytest.mark.parametrize("form", ["mega", "gau", "attention", "sparse"])
 def test_mixers_without_chunks_are_refused(form):
-    config = replace(FORMS[form], chunk_size=None)
     with pytest.raises(ValueError, match="chunk_size is None"):
-        check_shareable(config.build())
+        share_sequences(Block(replace(FORMS[form], chunk_size=None)))
 
 
-@pytest.mark.parametrize(("form", "state"), [("flash", "memory"), ("aft, local", "older"), ("aft, simple", "older")])
+REFUSED = [("flash", "memory"), ("aft, local", "older"), ("aft, simple", "older"), ("mega, truncated", "ema")]
+
+
+@pytest.mark.parametrize(("form", "state"), [*REFUSED, ("gmlp, paper", "token shift")])
 def test_a_recurrence_without_a_twin_is_refused(form, state):
     with pytest.raises(ValueError, match=state):
-        check_shareable(EXAMPLES[form].build())
+        share_sequences(Block(EXAMPLES[form]))
+
+
+def test_token_shift_in_the_feed_forward_layer_alone_is_refused():
+    with pytest.raises(ValueError, match="token shift"):
+        share_sequences(Block(EXAMPLES["mega"], FeedForwardConfig(DIM, token_shift=True)))
