@@ -139,6 +139,7 @@ def test_states_made_in_inference_mode_continue_outside_of_it(name):
 def test_training_on_a_gpu_never_waits_so_that_a_graph_can_contain_it(name):
     with PretendedDevice() as device:
         made, x = moved(mixer(name).train()), moved(torch.ones(BATCH, LENGTH, DIM))
+        device.waits.clear()
         y, _ = made(x.requires_grad_())
         y.backward(y.detach())
         assert not device.waits
