@@ -1,7 +1,8 @@
-"""Datasets for language modelling: one long sequence, cut into training segments or evaluation streams."""
+"""Datasets: one long sequence as training segments or evaluation streams, documents as windows of lines."""
 
 from mega_fairseq.data.corpus import Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset
+from mega_fairseq.data.windows import WindowDataset
 
-__all__ = ["Corpus", "SegmentDataset", "StreamDataset"]
+__all__ = ["Corpus", "SegmentDataset", "StreamDataset", "WindowDataset"]

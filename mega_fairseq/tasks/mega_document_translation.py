@@ -1,0 +1,166 @@
+"""Translation of whole documents, for any fairseq model: windows of several lines, with a separator between them."""
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import register_task
+from omegaconf import II
+
+from mega_fairseq.data.windows import Draw, WindowDataset
+from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
+from mega_fairseq.fairseq_options import check_ranges, option, typed
+from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
+
+POSITIONS = ("max_source_positions", "max_target_positions")
+OF_LINES = ("load_alignments", "truncate_source", "num_batch_buckets")
+
+
+@dataclass
+class MegaDocumentTranslationConfig(MegaTranslationConfig):
+    window_tokens: int = option(1024, "most tokens of a window, on each side", least=1)
+    valid_window_tokens: int = option(0, "the same for validation and test; 0 for --window-tokens", least=0)
+    single_lines: float = option(0.25, "share of the training documents that each epoch cuts into windows of one line")
+    window_lengths: ChoiceEnum(["log-uniform", "full"]) = option(
+        "log-uniform",
+        "most tokens of the windows of a training document: log-uniform from 64 to --window-tokens, drawn anew for "
+        "each document and epoch, or full: always --window-tokens",
+    )
+    separator: str = option(SEPARATOR, "symbol between the lines of a window, added to both dictionaries")
+    seed: int = II("common.seed")
+
+
+@register_task("mega_document_translation", dataclass=MegaDocumentTranslationConfig)
+class MegaDocumentTranslationTask(MegaTranslationTask):
+    """Trains on windows that each epoch cuts anew, validates and tests on fixed ones.
+
+    The data are those of `translation`, with the document of each line in `{split}.docs`.
+    """
+
+    def __init__(self, cfg: MegaDocumentTranslationConfig, src_dict: Dictionary, tgt_dict: Dictionary):
+        super().__init__(cfg, src_dict, tgt_dict)
+        check_ranges(cfg, MegaDocumentTranslationConfig)
+        if not 0 <= cfg.single_lines <= 1:
+            raise ValueError(f"--single-lines is {cfg.single_lines}; give a share from 0 to 1")
+        for name in OF_LINES:
+            if getattr(cfg, name):
+                raise ValueError(f"{typed(name)} is for single lines; leave it out, or give --task translation")
+        for dictionary, language in ((src_dict, cfg.source_lang), (tgt_dict, cfg.target_lang)):
+            if cfg.separator in dictionary:
+                raise ValueError(
+                    f"dict.{language}.txt contains {cfg.separator}, which would then stand within lines; give another "
+                    "--separator, or remove it from the text and run fairseq-preprocess again"
+                )
+            dictionary.add_symbol(cfg.separator)
+            dictionary.pad_to_multiple_(8)  # as fairseq-preprocess does, for GPUs
+        for name in POSITIONS:  # models take theirs from here
+            setattr(cfg, name, max(getattr(cfg, name), cfg.window_tokens, cfg.valid_window_tokens))
+
+    @property
+    def separators(self) -> Tuple[int, int]:
+        """Their types in the source and in the target."""
+        return self.src_dict.index(self.cfg.separator), self.tgt_dict.index(self.cfg.separator)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {**super().state_dict(), "separator": self.cfg.separator}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Check the separator of a trained model."""
+        separator = state_dict.get("separator")
+        if separator != self.cfg.separator:
+            trained = "without a separator" if separator is None else f"with --separator {separator}"
+            remedy = "give --task translation" if separator is None else "give the same"
+            raise ValueError(
+                f"the model was trained {trained} and --separator is {self.cfg.separator}; {remedy}, or train a model "
+                "with --task mega_document_translation"
+            )
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        for name in POSITIONS:  # of models that have options of their own on the command line
+            if not from_checkpoint and isinstance(getattr(cfg, name, None), int):
+                setattr(cfg, name, max(getattr(cfg, name), getattr(self.cfg, name)))
+        return super().build_model(cfg, from_checkpoint)
+
+    # ------------------------------------------------------------------------------------------ data
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
+        """Load windows that each epoch draws anew for the training, whatever the name of its split; else fixed ones."""
+        super().load_dataset(split, epoch, combine, **options)
+        folders = utils.split_paths(self.cfg.data)
+        folder = folders[(epoch - 1) % len(folders) if split == self.cfg.train_subset else 0]
+        for_training = "data_selector" in options  # only fairseq's trainer passes it
+        lines = self.datasets[split]
+        limit, limiting = self.cfg.window_tokens, "--window-tokens"
+        if not for_training and self.cfg.valid_window_tokens:
+            limit, limiting = self.cfg.valid_window_tokens, "--valid-window-tokens"
+        for sizes, language in ((lines.src_sizes, self.cfg.source_lang), (lines.tgt_sizes, self.cfg.target_lang)):
+            if sizes is not None and sizes.max() > limit:
+                raise ValueError(
+                    f"line {sizes.argmax() + 1:,} of {split}.{language} has {sizes.max():,} tokens and {limiting} is "
+                    f"{limit:,}; give at least {sizes.max():,}, or remove such lines"
+                )
+            if sizes is not None and sizes.min() < 2:  # only eos
+                raise ValueError(
+                    f"line {sizes.argmin() + 1:,} of {split}.{language} is blank; remove it, and the same line of the "
+                    "other files, before fairseq-preprocess"
+                )
+        documents = self._documents(folder, split, combine, len(lines))
+        full = str(self.cfg.window_lengths) == "full"
+        draw = Draw(self.cfg.seed, self.cfg.single_lines, full) if for_training else None
+        self.datasets[split] = WindowDataset(lines, documents, limit, self.separators, draw)
+
+    def _documents(self, folder: str, split: str, combine: bool, lines: int) -> np.ndarray:
+        """Borders of documents; with `combine` also those of split1, split2, ..., which is how fairseq names parts."""
+        path = os.path.join(folder, f"{split}.docs")
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"there is no {path}, which has the document of each line; copy it from the folder that mega-fairseq "
+                "prepare documents wrote"
+            )
+        ids: List[str] = read_lines(path)
+        for number in itertools.count(1):
+            part = os.path.join(folder, f"{split}{number}.docs")
+            if not combine or not os.path.exists(part):
+                break
+            ids += read_lines(part)
+        if len(ids) != lines:
+            raise ValueError(
+                f"{path} has {len(ids):,} lines and {split} has {lines:,}; give one id for each line of the data, in "
+                "the same order"
+            )
+        return np.array(document_borders(ids, path))
+
+    def get_batch_iterator(
+        self, dataset: FairseqDataset, max_tokens: Optional[int] = None, *rest: Any, **options: Any
+    ) -> EpochBatchIterator:
+        """Return fairseq's iterator if the longest window fits into a batch."""
+        if isinstance(dataset, WindowDataset) and max_tokens and dataset.longest > max_tokens:
+            raise ValueError(
+                f"windows have up to {dataset.longest:,} tokens and --max-tokens is {max_tokens:,}; raise it, or lower "
+                "--window-tokens"
+            )
+        return super().get_batch_iterator(dataset, max_tokens, *rest, **options)
+
+    def filter_indices_by_size(
+        self,
+        indices: np.ndarray,
+        dataset: FairseqDataset,
+        max_positions: Any = None,
+        ignore_invalid_inputs: bool = False,
+    ) -> np.ndarray:
+        """Raise an error for windows that are too long, where fairseq drops them with a warning."""
+        if not isinstance(dataset, WindowDataset):
+            return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        least = int(np.min(max_positions))
+        if dataset.longest > least:
+            raise ValueError(
+                f"windows have up to {dataset.longest:,} tokens and the model reads {least:,}; lower --window-tokens "
+                "or --valid-window-tokens, or train it with larger ones and --rel-pos-bias rotary"
+            )
+        return indices
