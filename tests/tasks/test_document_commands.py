@@ -1,0 +1,152 @@
+"""Training on windows of documents with real command lines: resumed, in two processes, with hydra, any model."""
+
+import functools
+import shutil
+import signal
+
+import pytest
+
+from mega_fairseq.tasks import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
+from tests.helpers.commands import (
+    CPU,
+    MEGA,
+    MEGA_SIZES,
+    PLUGIN,
+    ROOT,
+    STOCK,
+    TRAINING,
+    Running,
+    checkpoint,
+    failure,
+    fairseq,
+    lines,
+    records,
+    train_in_processes,
+)
+from tests.helpers.faults import killed_in_update
+from tests.helpers.recipes import small_bible
+
+pytestmark = pytest.mark.slow
+
+TASK = [*PLUGIN, "--task=mega_document_translation", "--source-lang=en", "--target-lang=de"]
+DOCUMENTS = [*TASK, *TRAINING, "--window-tokens=280"]
+ROTARY = [*MEGA, "--rel-pos-bias=rotary"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = small_bible(tmp_path_factory.mktemp("bible"))
+    words = ["--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={folder}/bin"]
+    fairseq("preprocess", *words, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test")))
+    for path in folder.glob("*.docs"):
+        shutil.copy(path, folder / "bin")
+    return folder / "bin"
+
+
+def train(data, folder, *options, model=ROTARY):
+    return fairseq("train", data, *DOCUMENTS, *model, "--save-dir", folder, *options)
+
+
+def losses(said):
+    return {record["num_updates"]: record["loss"] for record in records(said, "train_inner")}
+
+
+def test_a_killed_training_resumes_within_its_epoch_with_the_same_losses(data, tmp_path):
+    options = ["--max-epoch=2", "--save-interval-updates=1", "--keep-interval-updates=1", "--disable-validation"]
+    said = train(data, tmp_path / "whole", *options)
+    whole, epochs = losses(said), [record["epoch"] for record in records(said, "train_inner")]
+    words = [*DOCUMENTS, *ROTARY, "--save-dir", tmp_path / "parts", *options]
+    code, said = Running("train", data, *words, fault=functools.partial(killed_in_update, epochs.count(1) + 3)).wait()
+    assert code == -signal.SIGKILL, said
+    before, after = losses(said), losses(train(data, tmp_path / "parts", *options))
+    assert min(after) == max(before) + 1 == epochs.count(1) + 3 < max(after)
+    assert {**before, **after} == whole
+    task = checkpoint(tmp_path / "parts/checkpoint_last.pt")["task_state"]
+    assert task["separator"] == "<sep>"
+
+
+def test_a_stock_model_trains_and_every_test_line_is_in_one_source(data, tmp_path):
+    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=400", model=STOCK)
+    words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=1", "--max-len-b=3"]
+    text = (data.parent / "test.en").read_text().splitlines()
+    for batch in ("--batch-size=1", "--max-tokens=500"):
+        sources = dict(lines(fairseq("generate", data, *words, "--window-tokens=200", batch), "S"))
+        found = [line for number in sorted(sources) for line in sources[number].split(" <sep> ")]
+        assert len(sources) > 1
+        assert len(found) == len(text)
+        assert [len(line.split()) for line in found] == [len(line.split()) for line in text]
+    assert "--separator is @" in failure("generate", data, *words, "--window-tokens=200", "--separator=@")
+
+
+def test_two_processes_share_the_windows_of_one(data, tmp_path):
+    words = [*DOCUMENTS, *ROTARY, "--max-epoch=1"]
+    alone = records(fairseq("train", data, *words, "--save-dir", tmp_path / "1"), "valid")
+    shared = records(train_in_processes(data, *words, "--save-dir", tmp_path / "2"), "valid")
+    assert len(alone) == len(shared) == 1
+    assert shared[0]["valid_loss"] == pytest.approx(alone[0]["valid_loss"], rel=0.2)
+
+
+def test_hydra_trains_on_windows(data, tmp_path):
+    sizes = [f"++model.{name}={size}" for name, size in {**MEGA_SIZES, "rel_pos_bias": "rotary"}.items()]
+    fairseq(
+        "hydra-train", "--config-dir", ROOT / "examples/hydra", "--config-name", "translation",
+        f"common.user_dir={ROOT / 'mega_fairseq'}", "common.cpu=true", "task._name=mega_document_translation",
+        f"task.data={data}", "+task.window_tokens=1200", f"checkpoint.save_dir={tmp_path}", *sizes,
+        "optimization.max_update=2", cwd=tmp_path,
+    )  # fmt: skip
+    config = checkpoint(tmp_path / "checkpoint_last.pt")["cfg"]
+    assert (config["task"]["window_tokens"], config["task"]["single_lines"]) == (1200, 0.25)
+    assert config["model"]["max_source_positions"] == config["model"]["max_target_positions"] == 1200
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+def loaded(data, split="valid", **options):
+    config = MegaDocumentTranslationConfig(data=str(data), source_lang="en", target_lang="de", **options)
+    config.seed, config.train_subset, config.dataset_impl, config.required_seq_len_multiple = 1, "train", None, 1
+    task = MegaDocumentTranslationTask.setup_task(config)
+    task.load_dataset(split)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window_tokens": 20}, r"line \d+ of valid.en .*--window-tokens is 20"),
+        ({"valid_window_tokens": 20}, "--valid-window-tokens is 20"),
+        ({"single_lines": 1.5}, "--single-lines is 1.5"),
+        ({"separator": "and"}, "dict.en.txt contains and.* --separator"),
+        ({"truncate_source": True}, "--truncate-source"),
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_refused(data, options, words):
+    with pytest.raises(ValueError, match=words):
+        loaded(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (None, "there is no .*valid.docs"),
+        ("a\n" * 9, "9 lines and valid has 10"),
+        ("a\n" * 4 + "b\n" + "a\n" * 5, "line 6 of .*'a'"),
+    ],
+)
+def test_ids_that_do_not_fit_the_data_are_refused(data, tmp_path, ids, words):
+    shutil.copytree(data, tmp_path / "bin")
+    (tmp_path / "bin/valid.docs").unlink()
+    if ids is not None:
+        (tmp_path / "bin/valid.docs").write_text(ids)
+    with pytest.raises((FileNotFoundError, ValueError), match=words):
+        loaded(tmp_path / "bin")
+
+
+def test_windows_longer_than_a_batch_or_the_model_are_refused(data):
+    task = loaded(data, window_tokens=200)
+    longest = task.dataset("valid").longest
+    with pytest.raises(ValueError, match=f"{longest} tokens and --max-tokens is {longest - 1}"):
+        task.get_batch_iterator(task.dataset("valid"), max_tokens=longest - 1)
+    with pytest.raises(ValueError, match=f"the model reads {longest - 1}"):
+        task.get_batch_iterator(task.dataset("valid"), max_positions=(longest, longest - 1))
+    task.get_batch_iterator(task.dataset("valid"), max_tokens=longest, max_positions=(longest, longest))
