@@ -29,7 +29,8 @@ def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]
     graphs, pool = [], torch.cuda.graph_pool_handle() if pool is None else pool
     for step in steps:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Other threads may allocate meanwhile: fairseq's data loaders pin memory.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             step()
         graphs.append(graph)
     return [graph.replay for graph in graphs]
