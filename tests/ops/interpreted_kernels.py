@@ -25,6 +25,7 @@ from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
 from mega_fairseq.ops.ema import triton as ema_triton
+from mega_fairseq.ops.ema.naive import ema_coefficients_naive
 from mega_fairseq.ops.gates import gate_output, gated_output, gated_output_naive
 from mega_fairseq.ops.gates.naive import gate_output_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
@@ -59,7 +60,7 @@ def kernels(alpha, delta, beta, eta, x, **options):
 
 
 def definition(alpha, delta, beta, eta, x, **options):
-    y, end = ema_naive(x, ema_coefficients(alpha, delta, beta, eta), **options)
+    y, end = ema_naive(x, ema_coefficients_naive(alpha, delta, beta, eta), **options)
     return y if end is None else (y, end)
 
 
@@ -129,6 +130,19 @@ def test_sums_are_in_float32_for_every_dtype_of_the_input(dtype, name):
     assert y.dtype == dtype
     assert relative_error(y, exact) < max(torch.finfo(dtype).eps / 2, 1e-6)
     assert all(t.dtype == torch.float32 and relative_error(t, e) < 1e-6 for t, e in zip(end, exact_end))
+
+
+@pytest.mark.parametrize("value", [1e3, 30.0, -30.0, -1e3])
+def test_coefficients_and_gradients_are_exact_for_huge_logits(value):
+    def changed():
+        tensors = {name: t.detach().clone() for name, t in logits(2).items()}
+        tensors["alpha"][0, :2], tensors["delta"][0, 1:3] = value, value
+        return {name: t.requires_grad_() for name, t in tensors.items()}
+
+    def tables(form):
+        return with_gradients(lambda **logits: tuple(form(**logits)), changed())
+
+    assert_same(tables(ema_coefficients), tables(ema_coefficients_naive), atol=0.0)
 
 
 def one_channel(**values):

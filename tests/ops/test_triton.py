@@ -99,6 +99,11 @@ def of_the_ema():
     yield ema_kernels.coefficient_gradients, ONE_WAY, ("lengths", "before", "after")
 
 
+def of_tables():
+    for kernel in (ema_kernels.coefficients, ema_kernels.coefficients_backward):
+        yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
+
+
 def of_rows():
     of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
     for kernel in (gates.reset, gates.reset_backward, *of_projections):
@@ -149,6 +154,8 @@ def sum_of_states(tables, sums, D, N: tl.constexpr, PADDED: tl.constexpr, C: tl.
 
 @pytest.mark.slow
 def test_the_other_kernels_compile():
+    for kernel, constants, absent in of_tables():
+        assert "ptx" in compiled(kernel, constants, absent).asm
     for kernel, constants, absent in (*of_rows(), *of_single_tokens()):
         assert "ptx" in compiled(kernel, constants, absent, capability=90, warps=4).asm
 

@@ -26,7 +26,7 @@ from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.ema.blocks import ema_blocks, ema_kernel, final_state, window_taps
 from mega_fairseq.ops.ema.naive import (
     EMACoefficients,
-    ema_coefficients,
+    ema_coefficients_naive,
     ema_naive,
     ema_step,
     ema_window_step,
@@ -46,6 +46,19 @@ __all__ = [
 ]
 
 STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
+
+
+def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
+    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
+
+    R is the number of directions, 1 or 2. eta is scaled by sqrt(1/N).
+    """
+    with without_autocast(alpha):
+        if backend(alpha.device) == TRITON and alpha.size(-1) <= STATES_IN_REGISTERS:
+            from mega_fairseq.ops.ema.triton import ema_coefficients_triton  # here, since Triton may be missing
+
+            return ema_coefficients_triton(alpha, delta, beta, eta)
+        return ema_coefficients_naive(alpha, delta, beta, eta)
 
 
 def ema(

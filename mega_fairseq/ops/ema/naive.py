@@ -21,7 +21,7 @@ class EMACoefficients(NamedTuple):
     project: Tensor  # eta: from the state to an output
 
 
-def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
+def ema_coefficients_naive(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
 
     eta is scaled by sqrt(1/N).

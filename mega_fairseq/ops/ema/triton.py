@@ -10,6 +10,7 @@ The gradient of x is the EMA of dy in the opposite direction, with `expand` and 
 `coefficient_gradients` then computes those of the coefficients.
 """
 
+import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.ema import kernels
-from mega_fairseq.ops.ema.naive import EMACoefficients
+from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
 from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32
 
 CHANNELS = 32  # of a program: one warp
 SEGMENT = 256  # steps of a segment, whatever the batch is, so that rows do not depend on it
@@ -45,6 +47,20 @@ def ema_triton(
     return y, end.transpose(1, 2) if len(tables[0]) == 1 else None
 
 
+def ema_coefficients_triton(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
+    """`ema_coefficients` by one kernel."""
+    tables = _coefficients(*(t.contiguous() for t in (alpha, delta, beta, eta)))
+    return EMACoefficients(*(t.transpose(1, 2) for t in tables))
+
+
+def _launch(kernel: Any, programs: int, dim: int, ndim: int, *args: Any, **options: Any) -> None:
+    sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": CHANNELS}
+    launch(kernel, (programs, triton.cdiv(dim, CHANNELS)), *args, **sizes, **options, num_warps=1)
+
+
+# ---------------------------------------------------------------------------------------------- the recurrence
+
+
 def _segments(x: Tensor) -> Tuple[int, int]:
     """Into how many segments rows are cut, and their number of steps."""
     steps = min(x.size(1), SEGMENT)
@@ -53,9 +69,7 @@ def _segments(x: Tensor) -> Tuple[int, int]:
 
 def _run(kernel: Any, programs: int, x: Tensor, ndim: int, *args: Any, **options: bool) -> None:
     (_, length, dim), (count, steps) = x.shape, _segments(x)
-    sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": CHANNELS}
-    grid = (programs, triton.cdiv(dim, CHANNELS))
-    launch(kernel, grid, *args, length, steps, dim, count, **sizes, **options, num_warps=1)
+    _launch(kernel, programs, dim, ndim, *args, length, steps, dim, count, **options)
 
 
 def _pass(
@@ -177,3 +191,41 @@ ema_token_triton = torch.library.custom_op(
     "-> (Tensor, Tensor)",
 )
 ema_token_triton.register_fake(_token_fake)
+
+
+# ---------------------------------------------------------------------------------------------- coefficients
+
+
+def _coefficients_forward(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
+    tables = _coefficients_fake(alpha, delta, beta, eta)
+    _run_coefficients(kernels.coefficients, alpha, delta, beta, eta, *tables)
+    return tables
+
+
+def _coefficients_fake(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
+    directions, dim, ndim = alpha.shape
+    dtype = at_least_float32(alpha.dtype)
+    return tuple(alpha.new_empty(directions, ndim, dim, dtype=dtype) for _ in range(3))
+
+
+def _coefficients_backward(grads, saved, *logits: Tensor) -> List[Tensor]:
+    grads = [torch.zeros_like(saved[0]) if t is None else t.contiguous() for t in grads]
+    dlogits = [t.new_empty(t.shape) for t in logits]
+    _run_coefficients(kernels.coefficients_backward, *logits[:3], *grads, *dlogits)
+    return dlogits
+
+
+def _run_coefficients(kernel: Any, alpha: Tensor, *args: Tensor) -> None:
+    directions, dim, ndim = alpha.shape
+    _launch(kernel, directions, dim, ndim, alpha, *args, dim, SCALE=math.sqrt(1.0 / ndim), LARGEST=LARGEST_LOGIT)
+
+
+# log_decay, expand and project (R, N, D), in float32 or better, by one kernel and one for the gradients.
+_coefficients = operator(
+    "ema_coefficients",
+    "Tensor alpha, Tensor delta, Tensor beta, Tensor eta",
+    "(Tensor, Tensor, Tensor)",
+    _coefficients_forward,
+    _coefficients_fake,
+    _coefficients_backward,
+)
