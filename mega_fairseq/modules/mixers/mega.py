@@ -85,7 +85,8 @@ class DampedEMA(nn.Module):
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
         """The causal EMA for one token x (R, D) after a state, with the coefficients of now."""
-        coefficients, omega = self.coefficients(), self.omega.to(at_least_float32(self.omega.dtype))
+        omega = self.omega.to(at_least_float32(self.omega.dtype))
+        coefficients = EMACoefficients(*(t.contiguous() for t in self.coefficients()))  # once, not in each step
         taps = window_taps(coefficients, self.truncation) if self.truncation else None
 
         def step(x: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
