@@ -190,11 +190,11 @@ def translation(name: str, device: torch.device, quick: bool, longest: int, leng
 TOKENS = 65_536  # of a step
 MEGA_LAYER = "Mega, chunks"
 PEERS = [  # layer, form, lengths; the Llama-like layer is the reference
-    (c.LLAMA, "compiled", [2048, 8192, 65_536]),
+    (c.LLAMA, "compiled", [2048, 8192]),
     (MEGA_LAYER, "graphs", [2048, 8192, 65_536]),
     (c.CAUSAL_TRANSFORMER, "", [2048, 8192]),
     (MEGA_LAYER, "", [2048]),
-    (MEGA_LAYER, "compiled", [2048, 8192, 65_536]),
+    (MEGA_LAYER, "compiled", [2048]),
     (c.CAUSAL_TRANSFORMER, "compiled", [2048]),
 ]
 
