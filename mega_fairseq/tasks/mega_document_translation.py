@@ -1,6 +1,7 @@
 """Translation of whole documents, for any fairseq model: windows of several lines, with a separator between them."""
 
 import itertools
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
@@ -17,6 +18,8 @@ from mega_fairseq.data.windows import Draw, WindowDataset
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
+
+logger = logging.getLogger(__name__)
 
 POSITIONS = ("max_source_positions", "max_target_positions")
 OF_LINES = ("load_alignments", "truncate_source", "num_batch_buckets")
@@ -88,6 +91,16 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         return super().build_model(cfg, from_checkpoint)
 
     # ------------------------------------------------------------------------------------------ data
+
+    def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
+        longest = getattr(args, "max_len_b", 200)
+        if not getattr(args, "max_len_a", 0) and longest < self.cfg.window_tokens:
+            logger.warning(
+                "--max-len-b ends each translation after %d tokens, and windows have up to %d; give --max-len-a 2, too",
+                longest,
+                self.cfg.window_tokens,
+            )
+        return super().build_generator(models, args, *rest, **options)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
         """Load windows that each epoch draws anew for the training, whatever the name of its split; else fixed ones."""

@@ -70,7 +70,9 @@ def test_a_stock_model_trains_and_every_test_line_is_in_one_source(data, tmp_pat
     words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=1", "--max-len-b=3"]
     text = (data.parent / "test.en").read_text().splitlines()
     for batch in ("--batch-size=1", "--max-tokens=500"):
-        sources = dict(lines(fairseq("generate", data, *words, "--window-tokens=200", batch), "S"))
+        said = fairseq("generate", data, *words, "--window-tokens=200", batch)
+        assert "after 3 tokens" in said
+        sources = dict(lines(said, "S"))
         found = [line for number in sorted(sources) for line in sources[number].split(" <sep> ")]
         assert len(sources) > 1
         assert len(found) == len(text)
