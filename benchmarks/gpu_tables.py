@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.autograd import DeviceType
 
@@ -149,9 +149,12 @@ def update(words: List[str], types: int, length: int, tokens: int) -> Built:
 
 BATCHES, SENTENCES = [1, 16, 64, 256], [64, 1024]
 MEGA = decode.MODELS["Mega"]
-TRANSLATORS = {"Transformer": decode.MODELS["Transformer"], "Mega": MEGA, "Mega, graphs off": [*MEGA, OFF]}
-if "mega_translation" in TASK_REGISTRY:
-    TRANSLATORS["Mega, --task mega_translation"] = [*MEGA, "--task=mega_translation"]
+TRANSLATORS = {
+    "Transformer": decode.MODELS["Transformer"],
+    "Mega": MEGA,
+    "Mega, --task mega_translation": [*MEGA, "--task=mega_translation"],
+    "Mega, graphs off": [*MEGA, OFF],
+}
 
 
 def translating(device: torch.device, quick: bool) -> Iterator[Contender]:
