@@ -28,19 +28,16 @@ def operator(
     the first `gradients` of them, where `grads` are those of the outputs, or None for some, and `saved` the outputs in
     that slice. Autocast is off in both. There are no second derivatives.
     """
-    run = torch.library.custom_op(
-        f"mega_fairseq::{name}", _without_autocast(forward), mutates_args=(), schema=f"({arguments}) -> {outputs}"
-    )
-    run.register_fake(fake)
+    run = without_gradient(name, arguments, outputs, _without_autocast(forward), fake)
 
     def contiguous(grads: Sequence, saved: Sequence, *args: Any) -> List[Tensor]:
         return [t.contiguous() for t in _without_autocast(backward)(grads, saved, *args)]
 
-    schema = f"(Tensor?[] grads, Tensor[] saved, {arguments}) -> Tensor[]"
-    run_backward = torch.library.custom_op(f"mega_fairseq::{name}_backward", contiguous, mutates_args=(), schema=schema)
-    run_backward.register_fake(
-        lambda _, __, *args: [t.new_empty(t.shape) for t in tree_flatten(args[:gradients])[0] if _has_gradient(t)]
-    )
+    def fake_backward(grads: Sequence, saved: Sequence, *args: Any) -> List[Tensor]:
+        return [t.new_empty(t.shape) for t in tree_flatten(args[:gradients])[0] if _has_gradient(t)]
+
+    of_backward = f"Tensor?[] grads, Tensor[] saved, {arguments}"
+    run_backward = without_gradient(f"{name}_backward", of_backward, "Tensor[]", contiguous, fake_backward)
 
     def save(ctx: Any, inputs: Sequence, output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -61,6 +58,15 @@ def operator(
         return tuple(_take_gradients(args, results[::-1]))
 
     run.register_autograd(differentiate, setup_context=save)
+    return run
+
+
+def without_gradient(name: str, arguments: str, outputs: str, function: Callable, fake: Callable) -> Callable[..., Any]:
+    """Makes a function one operator of torch that has no backward pass; see `operator` for the arguments."""
+    run = torch.library.custom_op(
+        f"mega_fairseq::{name}", function, mutates_args=(), schema=f"({arguments}) -> {outputs}"
+    )
+    run.register_fake(fake)
     return run
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.ema import kernels
 from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
-from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
 
 CHANNELS = 32  # of a program: one warp
@@ -183,14 +183,13 @@ def _token(x, log_decay, expand, project, state, skip, silu) -> Tuple[Tensor, Te
 
 
 # x (R, D), coefficients (1, D, N), state (R, D, N) -> y or silu(y) (R, D), the next state.
-ema_token_triton = torch.library.custom_op(
-    "mega_fairseq::ema_token",
+ema_token_triton = without_gradient(
+    "ema_token",
+    "Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu",
+    "(Tensor, Tensor)",
     _token,
-    mutates_args=(),
-    schema="(Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu) "
-    "-> (Tensor, Tensor)",
+    _token_fake,
 )
-ema_token_triton.register_fake(_token_fake)
 
 
 # ---------------------------------------------------------------------------------------------- coefficients

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.gates.tiles import Rows
+from mega_fairseq.ops.operators import without_gradient
 from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
 
 
@@ -173,17 +174,11 @@ def _update_gate(update_before: Tensor, candidate: Tensor, more: Optional[Tensor
 
 
 # The two parts of `gate_output` for rows (R, width) of projections, which may be columns of a wider tensor.
-reset_rows = torch.library.custom_op(
-    "mega_fairseq::reset_rows",
-    _reset_gate,
-    mutates_args=(),
-    schema="(Tensor reset_before, Tensor attended) -> Tensor",
-)
-reset_rows.register_fake(_reset_fake)
-update_rows = torch.library.custom_op(
-    "mega_fairseq::update_rows",
+reset_rows = without_gradient("reset_rows", "Tensor reset_before, Tensor attended", "Tensor", _reset_gate, _reset_fake)
+update_rows = without_gradient(
+    "update_rows",
+    "Tensor update_before, Tensor candidate, Tensor? more, Tensor residual",
+    "Tensor",
     _update_gate,
-    mutates_args=(),
-    schema="(Tensor update_before, Tensor candidate, Tensor? more, Tensor residual) -> Tensor",
+    _update_fake,
 )
-update_rows.register_fake(_update_fake)
