@@ -145,11 +145,11 @@ def drawn_windows(documents: np.ndarray, ends: np.ndarray, limit: int, draw: Dra
 
 def cut(ends: np.ndarray, start: int, stop: int, first: float, budget: float) -> List[int]:
     """The ends of windows of lines start .. stop - 1, as many lines as fit; a longer line is a window of its own."""
-    bounds, room = [start], first
+    bounds, most = [start], first
     while bounds[-1] < stop:
         last = bounds[-1]
         sides = zip(ends[last + 1 : stop + 1].T, ends[last])
-        fitting = min(int(np.searchsorted(side, begin + room, "right")) for side, begin in sides)
+        fitting = min(int(np.searchsorted(side, begin + most, "right")) for side, begin in sides)
         bounds.append(last + max(1, fitting))
-        room = budget
+        most = budget
     return bounds[1:]

@@ -213,7 +213,7 @@ class GraphState:
         capacity = max(FIRST_CAPACITY, 1 << (needed - 1).bit_length())
         return capacity if most is None else min(capacity, most)
 
-    def make_room(self) -> None:
+    def ensure_capacity(self) -> None:
         """Moves to another graph if the storage is full, or if so few rows remain that a smaller one does."""
         if self._capacity() > self.graph.size.tokens or 2 * len(self.slots) <= self.graph.size.rows:
             self._enter(self.eager())
@@ -279,7 +279,7 @@ class StepGraphs:
         return (None, state) if ready is None else (ready.step(tokens[:, -1:]), ready)
 
     def ready(self, decoder: Any, state: Any, device: torch.device) -> Optional[GraphState]:
-        """The state in a graph with room for the next token, or None: then the step runs without one."""
+        """The state in a graph that can store the next token, or None: then the step runs without one."""
         if capture_on(device) is None or torch.is_grad_enabled():
             return None
         if isinstance(state, DecoderState):
@@ -294,7 +294,7 @@ class StepGraphs:
                 state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
             if state.length == state.longest:  # without graphs, this is an error
                 return None
-            state.make_room()
+            state.ensure_capacity()
         except CaptureFailed as error:
             self.failure = str(error)
             return None
