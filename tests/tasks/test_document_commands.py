@@ -24,6 +24,7 @@ from tests.helpers.commands import (
     train_in_processes,
 )
 from tests.helpers.faults import killed_in_update
+from tests.helpers.forking import benchmark
 from tests.helpers.recipes import small_bible
 
 pytestmark = pytest.mark.slow
@@ -78,6 +79,17 @@ def test_a_stock_model_trains_and_every_test_line_is_in_one_source(data, tmp_pat
         assert len(found) == len(text)
         assert [len(line.split()) for line in found] == [len(line.split()) for line in text]
     assert "--separator is @" in failure("generate", data, *words, "--window-tokens=200", "--separator=@")
+
+
+def test_attention_on_the_aligned_line_is_measured(data, tmp_path):
+    train(data, tmp_path, "--max-update=3", "--valid-window-tokens=1000")
+    printed = benchmark("attention_by_line.py", tmp_path / "checkpoint_last.pt", data, "test")
+    rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed.splitlines()[-5:])}
+    english, german = ((data.parent / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
+    sizes = [len(line.split()) + 1 for line in english]
+    assert rows["tokens"][:2] == [str(len(line.split()) + 1) for line in german[:2]]
+    assert rows["uniform"][0] == f"{sizes[0] / sum(sizes):.3f}, {sum(sizes[:2]) / sum(sizes):.3f}"
+    assert rows["layer 1"] != rows["uniform"]
 
 
 def test_two_processes_share_the_windows_of_one(data, tmp_path):
