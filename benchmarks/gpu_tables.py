@@ -108,36 +108,39 @@ def ceilings(device: torch.device, quick: bool) -> Dict[str, float]:
 
 TRAINED = 32_768  # tokens of a step
 LENGTHS = [("language", 2048), ("base", 128), ("language", 8192), ("base", 512), ("language", 512), ("base", 34)]
-OFF = "--cuda-graphs=off"
+OFF, ADAM = "--cuda-graphs=off", "--optimizer=mega_adam"
 
 
 def training(device: torch.device, quick: bool) -> Iterator[Contender]:
     for number, (table, length) in enumerate(LENGTHS[: 1 if quick else None]):
-        forms = {"Mega": [], "Mega, graphs off": [OFF]} if number < 2 else {"Mega": []}
+        forms = {"Mega": [ADAM]}
+        if number < 2:
+            forms.update({"Mega, fairseq's Adam": [], "Mega, graphs off": [ADAM, OFF]})
         yield from trained(table, length, forms, quick)
     if not quick:
         for table, length in LENGTHS[:2]:
-            yield from trained(table, length, {"Mega": []}, quick, "--bf16")
+            yield from trained(table, length, {"Mega": [ADAM]}, quick, "bf16")
 
 
 def compiled(device: torch.device, quick: bool) -> Iterator[Contender]:
-    forms = {"Mega, --compile": ["--compile"], "Mega, --compile, graphs off": ["--compile", OFF]}
+    forms = {"Mega, --compile": [ADAM, "--compile"], "Mega, --compile, graphs off": [ADAM, "--compile", OFF]}
     if not quick:
         for table, length in LENGTHS[:1]:
             yield from trained(table, length, forms, quick)
 
 
 def trained(
-    table: str, length: int, forms: Dict[str, List[str]], quick: bool, precision: str = "--fp16"
+    table: str, length: int, forms: Dict[str, List[str]], quick: bool, precision: str = "fp16"
 ) -> Iterator[Contender]:
     chosen = train.TABLES["small" if quick else table]
     length, tokens = (34, 68) if quick else (length, TRAINED // length * length)
     models = {"Transformer": chosen.models["Transformer"]}
     models.update({name: [*chosen.models["Mega"], *words] for name, words in forms.items()})
     for name, words in models.items():
-        words = [*words, *(["--cpu", "--encoder-layers=1"] if quick else [precision, "--fp16-init-scale=4"])]
+        half = [f"--{'memory-efficient-' * (ADAM in words)}{precision}", "--fp16-init-scale=4"]
+        words = [*words, *(["--cpu", "--encoder-layers=1"] if quick else half)]
         build = partial(update, words, chosen.types, length, tokens)
-        yield Contender(f"{table}, {length:,} tokens, {precision[2:]}", name, build, tokens)
+        yield Contender(f"{table}, {length:,} tokens, {precision}", name, build, tokens)
 
 
 def update(words: List[str], types: int, length: int, tokens: int) -> Built:

@@ -13,4 +13,5 @@ __version__ = "0.1.0"
 if "fairseq" in sys.modules:
     import mega_fairseq.criterions
     import mega_fairseq.models
+    import mega_fairseq.optim
     import mega_fairseq.tasks  # noqa: F401

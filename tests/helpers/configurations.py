@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import mega_fairseq.criterions
 import mega_fairseq.models
+import mega_fairseq.optim
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from tests.helpers.golden_cases import FOLDER
 

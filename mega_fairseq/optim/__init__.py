@@ -1,0 +1,5 @@
+"""Optimizers; importing this package registers them with fairseq."""
+
+from mega_fairseq.optim.mega_adam import MegaAdam, MegaAdamConfig
+
+__all__ = ["MegaAdam", "MegaAdamConfig"]

@@ -1,0 +1,145 @@
+"""The optimizer computes what fairseq's Adam does, in a number of operations that does not grow with the weights."""
+
+import shutil
+
+import pytest
+import torch
+from fairseq import optim
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mega_fairseq.optim.mega_adam import FusedAdam
+from tests.helpers.commands import LANGUAGE_MODELS, checkpoint, fairseq, losses, preprocess_text
+from tests.helpers.configurations import training
+
+OPTIONS = ["data", "--task=mega_language_modeling", "--arch=mega_lm_small", "--lr=0.01", "--weight-decay=0.1"]
+HALF = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SHAPES = [(4, 5), (7,), (3, 2, 1), ()]
+
+
+class Training:
+    """Weights and their optimizer, as fairseq's trainer builds it; gradients are random."""
+
+    def __init__(self, name, precision="float32", efficient=False, shapes=SHAPES):
+        words = [f"--{'memory-efficient-' * efficient}{precision}", "--fp16-no-flatten-grads"]
+        words = [] if precision == "float32" else words
+        self.cfg = training(*OPTIONS, f"--optimizer={name}", "--adam-eps=1e-3", *words)
+        # Without its float32 copies, fairseq does not change a weight that has no gradient, as with layerdrop.
+        self.dense = efficient
+        self.random = torch.Generator().manual_seed(0)
+        self.weights = [nn.Parameter(self._random(shape).to(HALF[precision])) for shape in shapes]
+        self.build()
+
+    def build(self):
+        half = (optim.FP16Optimizer, optim.MemoryEfficientFP16Optimizer)
+        if self.weights[0].dtype == torch.float32:
+            self.optimizer = optim.build_optimizer(self.cfg.optimizer, self.weights)
+        else:
+            wrapper = half[self.cfg.common.memory_efficient_fp16 or self.cfg.common.memory_efficient_bf16]
+            self.optimizer = wrapper.build_optimizer(self.cfg, self.weights)
+
+    def _random(self, shape):
+        return torch.randn(shape, generator=self.random)
+
+    def update(self, number, clip=0.5):
+        """As in fairseq's trainer."""
+        self.optimizer.zero_grad()
+        gradients = [self._random(p.shape).to(p.dtype) for p in self.weights]
+        used = self.weights if number % 3 or self.dense else self.weights[1:]
+        self.optimizer.backward(sum((p * gradient).sum() for p, gradient in zip(used, gradients[-len(used) :])))
+        self.optimizer.multiply_grads(1 / 3)
+        norm = self.optimizer.clip_grad_norm(clip)
+        self.optimizer.step()
+        return norm
+
+    def masters(self):
+        """The weights in float32."""
+        masters = [self.optimizer.optimizer.state[p].get("master", p) for p in self.weights]
+        return [p.detach() for p in getattr(self.optimizer, "fp32_params", masters)]
+
+
+MODES = [("float32", False), ("fp16", False), ("bf16", False), ("fp16", True), ("bf16", True)]
+
+
+def assert_updates_equal_those_of_fairseq(precision, efficient):
+    stock, ours = Training("adam", precision), Training("mega_adam", precision, efficient)
+    stock.dense = ours.dense
+    for number in range(20):
+        norms = [each.update(number, clip=0.5 * (number % 2)) for each in (stock, ours)]
+        torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
+        torch.testing.assert_close(stock.masters(), ours.masters(), rtol=2e-6, atol=2e-7)
+        assert all(torch.equal(p, master.to(p.dtype)) for p, master in zip(ours.weights, ours.masters()))
+
+
+@pytest.mark.parametrize(("precision", "efficient"), MODES)
+def test_updates_equal_those_of_adam_in_fairseq(precision, efficient):
+    assert_updates_equal_those_of_fairseq(precision, efficient)
+
+
+def test_an_optimizer_that_forgets_digits_of_the_weights_is_detected(monkeypatch):
+    original = FusedAdam._state
+
+    def rounded(self, p):
+        state = original(self, p)
+        state["master"] = p.detach().float()
+        return state
+
+    monkeypatch.setattr(FusedAdam, "_state", rounded)
+    with pytest.raises(AssertionError):
+        assert_updates_equal_those_of_fairseq("bf16", True)
+
+
+class Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 13), ("fp16", 13), ("bf16", 20)])
+def test_operations_do_not_grow_with_the_weights(precision, most):
+    counts = []
+    for weights in (3, 30):
+        each = Training("mega_adam", precision, precision != "float32", [(2,)] * weights)
+        each.update(0)  # leaves gradients
+        with Operations() as operations:
+            each.optimizer.multiply_grads(1 / 3)
+            each.optimizer.clip_grad_norm(0.5)
+            each.optimizer.step()
+        counts.append(operations.count)
+    assert counts[0] == counts[1] <= most
+
+
+@pytest.mark.slow
+def test_a_training_resumes_in_every_bit_and_from_either_optimizer(tmp_path):
+    options = ["--memory-efficient-fp16", "--update-freq=2", "--disable-validation", "--no-epoch-checkpoints"]
+    words = [preprocess_text(tmp_path), *LANGUAGE_MODELS["softmax"], *options]
+
+    def train(run, updates, optimizer="mega_adam"):
+        where = ["--save-dir", tmp_path / run, f"--max-update={updates}", f"--optimizer={optimizer}"]
+        said = losses(fairseq("train", *words, *where))
+        return said, checkpoint(tmp_path / run / "checkpoint_last.pt")
+
+    expected, whole = train("whole", 6)
+    first, _ = train("parts", 3)
+    shutil.copytree(tmp_path / "parts", tmp_path / "stock")
+    rest, parts = train("parts", 6)
+    assert first + rest == expected
+    for name in ("model", "last_optimizer_state"):
+        torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=0)
+    for updates, optimizer in ((5, "adam"), (6, "mega_adam")):
+        said, _ = train("stock", updates, optimizer)
+        first += said
+    torch.testing.assert_close(first, expected, rtol=0, atol=0.02)
+
+
+def test_weights_changed_in_a_checkpoint_are_trained():
+    """As after averaging checkpoints, which keeps the optimizer's state of one of them."""
+    first, second = (Training("mega_adam", "bf16", True) for _ in range(2))
+    first.update(0)
+    with torch.no_grad():
+        changed = [p.mul_(2.0).clone() for p in second.weights]
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.update(1)
+    torch.testing.assert_close([p.detach() for p in second.weights], changed, rtol=0.01, atol=0.02)
