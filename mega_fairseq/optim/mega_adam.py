@@ -71,8 +71,7 @@ class FusedAdam(Adam):
     def _state(self, p: Tensor) -> Dict[str, Any]:
         state = self.state[p]
         if "step" not in state:
-            averages = {name: torch.zeros_like(p, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-            state.update(step=0, **averages)
+            state.update({name: torch.zeros_like(p, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}, step=0)
         if _is_half(p) and "master" not in state:
             state["master"] = p.detach().float()
         return state
@@ -84,6 +83,9 @@ class FusedAdam(Adam):
         gradients = [p.grad for p in weights]
         if any(map(_is_half, gradients)):
             gradients = _unflatten_dense_tensors(_flatten_dense_tensors(gradients).float().div_(scale), gradients)
+        # The fused operation requires equal strides, and does not check them on a CPU.
+        pairs = zip(gradients, masters)
+        gradients = [g if g.stride() == master.stride() else torch.empty_like(master).copy_(g) for g, master in pairs]
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(
             masters,
