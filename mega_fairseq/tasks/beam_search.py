@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-NEVER = -float("inf")
+from mega_fairseq.tasks.line_counts import NEVER, Lines, keep_lines
 
 
 class Rules(NamedTuple):
@@ -21,6 +21,7 @@ class Rules(NamedTuple):
     eos: int
     min_len: int  # without eos
     unk_penalty: float
+    separator: Optional[int] = None  # of lines, whose number is fixed by `BeamSearch.set_lines`
 
     def apply(self, log_probs: Tensor, search: "BeamSearch", first: bool, last: bool) -> None:
         """Changes the log-probabilities (R, V) of the next tokens; -inf makes one impossible.
@@ -38,6 +39,15 @@ class Rules(NamedTuple):
             log_probs[:, self.eos].fill_(NEVER)
         elif self.min_len > 1:
             log_probs[:, self.eos].masked_fill_(search.number < self.min_len, NEVER)
+        if self.separator is not None:
+            left, length, longest, limit = (search.state[name] for name in LINES)
+            by_beam = log_probs.view(*search.rows.shape, -1)
+            ends = self.separator, self.eos
+            keep_lines(by_beam, ends, left, length, longest, limit.unsqueeze(1) - search.number)
+
+
+LINES = ("left", "length", "longest", "limit")  # see `keep_lines`
+BY_STEP = ("words", "scores", "longest")  # with a place for each step
 
 
 class BeamSearch:
@@ -62,6 +72,13 @@ class BeamSearch:
             "words": state(steps, 4, beams),  # of each step: tokens, parents, whether a hypothesis ends, its parent
             "scores": state(steps, 2, beams, dtype=torch.float),  # of each step: totals, scores of hypotheses
         }
+        if rules.separator is not None:
+            self.state.update(left=state(beams), length=state(beams), longest=state(steps), limit=state())
+
+    def set_lines(self, lines: Lines) -> None:
+        self.state["left"].copy_(lines.left.unsqueeze(1))
+        self.state["longest"][:, : lines.longest.size(1)] = lines.longest
+        self.state["limit"].fill_(lines.limit)
 
     @property
     def tokens(self) -> Tensor:
@@ -108,6 +125,10 @@ class BeamSearch:
         state["words"].index_copy_(1, self.number, words.unsqueeze(1))
         state["scores"].index_copy_(1, self.number, torch.stack([state["totals"], scores[:, :beams]], 1).unsqueeze(1))
         self.number.add_(1)
+        if self.rules.separator is not None:
+            new = state["tokens"] == self.rules.separator
+            state["left"].copy_(state["left"].gather(1, parent) - new.long())
+            state["length"].copy_((state["length"].gather(1, parent) + 1).masked_fill_(new, 0))
 
     def load(self, other: "BeamSearch", sentences: Optional[Tensor] = None) -> "BeamSearch":
         """Continues the search of these sentences of another one, or of all; further sentences of this one are done."""
@@ -118,7 +139,7 @@ class BeamSearch:
         self.number.copy_(other.number)
         for name, tensor in self.state.items():
             new = other.state[name] if sentences is None else other.state[name].index_select(0, sentences)
-            if name in ("words", "scores"):
+            if name in BY_STEP:
                 steps = min(self.steps, other.steps)
                 tensor[:count, :steps] = new[:, :steps]
             else:

@@ -16,6 +16,7 @@ from torch import Tensor
 from mega_fairseq.models.decoder import STATE, MegaDecoder, check_numbers
 from mega_fairseq.models.step_graph import GraphState, StepGraph
 from mega_fairseq.tasks.beam_search import BeamSearch, Rules
+from mega_fairseq.tasks.line_counts import LineSearch
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,11 @@ class MegaGenerator(SequenceGenerator):
         source = sample["net_input"]["src_tokens"]
         longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)
         assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"
-        rules = Rules(self.pad, self.unk, self.eos, self.min_len, self.unk_penalty)
+        separator = self.search.ends[0] if isinstance(self.search, LineSearch) else None
+        rules = Rules(self.pad, self.unk, self.eos, self.min_len, self.unk_penalty, separator)
         search = BeamSearch(source.size(0), self.beam_size, longest + 1, rules, source.device)
+        if separator is not None:
+            search.set_lines(self.search.lines)
         search.tokens.fill_(self.eos if bos_token is None else bos_token)
         encoder_out = self.model.forward_encoder(sample["net_input"])
         if encoder_out is not None:
@@ -89,7 +93,7 @@ class MegaGenerator(SequenceGenerator):
         self, sample: Dict[str, Any], prefix_tokens: Optional[Tensor], constraints: Optional[Tensor]
     ) -> Optional[str]:
         """An option, or another property of this call, that only fairseq's generator has."""
-        if type(self.search) is not fairseq_search.BeamSearch:
+        if type(self.search) not in (fairseq_search.BeamSearch, LineSearch):
             return OPTIONS.get(type(self.search), type(self.search).__name__)
         if self.model.models_size > 1:
             return "ensembles (several models in --path)"

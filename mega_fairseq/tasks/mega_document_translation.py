@@ -11,12 +11,15 @@ from fairseq import utils
 from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
+from fairseq.search import BeamSearch
 from fairseq.tasks import register_task
 from omegaconf import II
 
 from mega_fairseq.data.windows import Draw, WindowDataset
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 from mega_fairseq.fairseq_options import check_ranges, option, typed
+from mega_fairseq.tasks.generator import OPTIONS
+from mega_fairseq.tasks.line_counts import LineSearch
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,13 @@ class MegaDocumentTranslationConfig(MegaTranslationConfig):
         "each document and epoch, or full: always --window-tokens",
     )
     separator: str = option(SEPARATOR, "symbol between the lines of a window, added to both dictionaries")
+    sentence_counts: ChoiceEnum(["exact", "free"]) = option(
+        "exact", "exact: translate each window into as many lines as it has; free: let the model decide"
+    )
+    line_length_a: float = option(
+        2.0, "with --sentence-counts exact, a line has at most a n + b tokens for n of the source", least=0
+    )
+    line_length_b: float = option(20, "see --line-length-a", least=0)
     seed: int = II("common.seed")
 
 
@@ -90,17 +100,42 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
                 setattr(cfg, name, max(getattr(cfg, name), getattr(self.cfg, name)))
         return super().build_model(cfg, from_checkpoint)
 
-    # ------------------------------------------------------------------------------------------ data
+    # ------------------------------------------------------------------------------------------ search
 
     def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
-        longest = getattr(args, "max_len_b", 200)
-        if not getattr(args, "max_len_a", 0) and longest < self.cfg.window_tokens:
-            logger.warning(
-                "--max-len-b ends each translation after %d tokens, and windows have up to %d; give --max-len-a 2, too",
-                longest,
-                self.cfg.window_tokens,
+        generator = super().build_generator(models, args, *rest, **options)
+        if str(self.cfg.sentence_counts) == "free":
+            longest = getattr(args, "max_len_b", 200)
+            if not getattr(args, "max_len_a", 0) and longest < self.cfg.window_tokens:
+                logger.warning(
+                    "--max-len-b ends each translation after %d tokens, and windows have up to %d; give --max-len-a 2, "
+                    "too",
+                    longest,
+                    self.cfg.window_tokens,
+                )
+        elif not getattr(args, "score_reference", False):
+            kind = type(generator.search)
+            others = {
+                OPTIONS.get(kind, kind.__name__): kind is not BeamSearch,
+                "--prefix-size": getattr(args, "prefix_size", 0),
+                "--min-len": generator.min_len > 1,
+                "--no-repeat-ngram-size": generator.repeat_ngram_blocker is not None,
+            }
+            for name in filter(others.get, others):
+                raise ValueError(f"--sentence-counts exact does not support {name}; leave it out, or give free")
+            generator.search = LineSearch(
+                self.target_dictionary, self.separators, self.cfg.line_length_a, self.cfg.line_length_b
             )
-        return super().build_generator(models, args, *rest, **options)
+        return generator
+
+    def inference_step(self, generator: Any, models: List[BaseFairseqModel], sample: Any, *rest: Any, **options: Any):
+        search = getattr(generator, "search", None)
+        if isinstance(search, LineSearch):  # instead of --max-len-a and --max-len-b
+            sources = sample["net_input"]["src_tokens"]
+            generator.max_len_a, generator.max_len_b = 0, search.begin(sources, generator.max_len - 1)
+        return super().inference_step(generator, models, sample, *rest, **options)
+
+    # ------------------------------------------------------------------------------------------ data
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **options: Any) -> None:
         """Load windows that each epoch draws anew for the training, whatever the name of its split; else fixed ones."""

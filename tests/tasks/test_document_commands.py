@@ -66,19 +66,36 @@ def test_a_killed_training_resumes_within_its_epoch_with_the_same_losses(data, t
     assert task["separator"] == "<sep>"
 
 
-def test_a_stock_model_trains_and_every_test_line_is_in_one_source(data, tmp_path):
-    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=400", model=STOCK)
-    words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=1", "--max-len-b=3"]
-    text = (data.parent / "test.en").read_text().splitlines()
+@pytest.mark.parametrize("model", [STOCK, ROTARY], ids=["stock", "mega"])
+def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, model):
+    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=400", model=model)
+    words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=2", "--window-tokens=200", "--nbest=2"]
+    text = [line.split() for line in (data.parent / "test.en").read_text().splitlines()]
     for batch in ("--batch-size=1", "--max-tokens=500"):
-        said = fairseq("generate", data, *words, "--window-tokens=200", batch)
-        assert "after 3 tokens" in said
+        said = fairseq("generate", data, *words, "--max-len-b=3", batch)
         sources = dict(lines(said, "S"))
         found = [line for number in sorted(sources) for line in sources[number].split(" <sep> ")]
         assert len(sources) > 1
-        assert len(found) == len(text)
-        assert [len(line.split()) for line in found] == [len(line.split()) for line in text]
-    assert "--separator is @" in failure("generate", data, *words, "--window-tokens=200", "--separator=@")
+        assert [len(line.split()) for line in found] == list(map(len, text))
+        assert_counts(sources, said)
+        assert "after 3 tokens" not in said
+    (tmp_path / "input").write_text("".join(sources[number] + "\n" for number in sorted(sources)))
+    said = fairseq("interactive", data, *words, "--input", tmp_path / "input", "--buffer-size=3", "--batch-size=3")
+    assert_counts(sources, said)
+    said = fairseq("generate", data, *words, "--sentence-counts=free", "--max-len-b=3")
+    assert "after 3 tokens" in said
+    assert "--separator is @" in failure("generate", data, *words, "--separator=@")
+    assert "exact does not support --sampling;" in failure("generate", data, *words, "--sampling")
+
+
+def assert_counts(sources, said):
+    """Checks that both hypotheses of each source have as many lines, none of them blank."""
+    hypotheses = [(number, rest.split("\t")[1]) for number, rest in lines(said, "H")]
+    assert sorted(number for number, _ in hypotheses) == sorted([*sources, *sources])
+    for number, hypothesis in hypotheses:
+        found = hypothesis.split("<sep>")
+        assert len(found) == len(sources[number].split("<sep>"))
+        assert all(map(str.strip, found))
 
 
 def test_attention_on_the_aligned_line_is_measured(data, tmp_path):
