@@ -10,7 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.models.cuda_graph import capture_on
+from mega_fairseq.models.cuda_graph import capture_on, try_capture
 from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.linear import Projection
@@ -63,14 +63,12 @@ def _sums_of(tensors: List[Tensor]) -> Callable[[], Tensor]:
     def store() -> None:
         out[:] = [sums()]
 
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            (replay,) = capture([store])
-    except RuntimeError:  # too little memory
+    replays, _ = try_capture(lambda: capture([store]))
+    if replays is None:
         return sums
 
     def replayed() -> Tensor:
-        replay()
+        replays[0]()
         return out[0]
 
     return replayed

@@ -1,11 +1,12 @@
 """CUDA graphs: operations recorded once, which a GPU then runs without Python."""
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
 Step = Callable[[], None]
 Capture = Callable[..., List[Step]]
+Captured = TypeVar("Captured")
 
 
 def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]:
@@ -39,3 +40,12 @@ def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]
 def capture_on(device: torch.device) -> Optional[Capture]:
     """How steps on this device are captured, or None."""
     return cuda_graphs if device.type == "cuda" and torch.version.hip is None else None
+
+
+def try_capture(make: Callable[[], Captured]) -> Tuple[Optional[Captured], str]:
+    """What `make` captures, or None and why it cannot: too little memory, or an operation that waits for the GPU."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return make(), ""
+    except RuntimeError as error:
+        return None, f"{type(error).__name__}: {error}"

@@ -10,13 +10,14 @@ What a graph cannot contain runs as before: prefixes, rows at different position
 
 import logging
 import weakref
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 
 from mega_fairseq.models.beam import DecoderState, PackedWeights
-from mega_fairseq.models.cuda_graph import Capture, capture_on
+from mega_fairseq.models.cuda_graph import Capture, capture_on, try_capture
 from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -333,11 +334,9 @@ class StepGraphs:
             if len(self.graphs) >= MOST_GRAPHS and free:
                 self.graphs.remove(free[0])
             capture = capture_on(next(tensors_of(blocks)).device)
-            try:
-                with torch.inference_mode(False), torch.no_grad():
-                    graph = StepGraph(user.decoder, user.weights, blocks, size, capture)
-            except RuntimeError as error:  # too little memory, or an operation that a graph cannot contain
-                raise CaptureFailed(f"{type(error).__name__}: {error}") from error
+            graph, reason = try_capture(partial(StepGraph, user.decoder, user.weights, blocks, size, capture))
+            if graph is None:
+                raise CaptureFailed(reason)
         for other in free:
             other.user = _nobody
         graph.user = weakref.ref(user)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.models.cuda_graph import Step, capture_on
+from mega_fairseq.models.cuda_graph import Step, capture_on, try_capture
 from mega_fairseq.ops.precision import autocast_dtype
 
 logger = logging.getLogger(__name__)
@@ -188,18 +188,17 @@ class TrainGraphs:
         if self.failure is not None:
             self._log(self.failure)
             return None
-        device, graph, values = inputs[0].device, None, [t.clone() for t in buffers]
+        device, values = inputs[0].device, [t.clone() for t in buffers]
         gpus = [device] if device.type == "cuda" else []
         before = share_of_memory(device)
         if gpus and self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        try:
-            with torch.random.fork_rng(gpus):
-                capture = partial(capture_on(device), pool=self.pool)
-                graph = TrainGraph(function, inputs, parameters, self.storage, capture)
-        except RuntimeError as error:  # too little memory, or an operation that waits for the GPU
-            self.failure = f"{type(error).__name__}: {error}"
-            self._log(self.failure)
+        with torch.random.fork_rng(gpus):
+            capture = partial(capture_on(device), pool=self.pool)
+            graph, reason = try_capture(partial(TrainGraph, function, inputs, parameters, self.storage, capture))
+        if graph is None:
+            self.failure = reason
+            self._log(reason)
         with torch.no_grad():
             for t, value in zip(buffers, values):  # running statistics, which the run before the capture changed
                 t.copy_(value)

@@ -13,6 +13,7 @@ from fairseq import search as fairseq_search
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
+from mega_fairseq.models.cuda_graph import try_capture
 from mega_fairseq.models.decoder import STATE, MegaDecoder, check_numbers
 from mega_fairseq.models.step_graph import GraphState, StepGraph
 from mega_fairseq.tasks.beam_search import BeamSearch, Rules
@@ -168,8 +169,8 @@ class Steps:
         search, key = self.search, (self.search.beams, self.search.rules, self.temperature)
         if graph.search is not None and graph.search[0] == key and graph.search[1].steps >= search.steps:
             return graph.search[1:]
-        steps = max(64, 1 << (search.steps - 1).bit_length())
-        stored = BeamSearch(graph.size.rows // search.beams, search.beams, steps, search.rules, search.rows.device)
+        most = max(64, 1 << (search.steps - 1).bit_length())
+        stored = BeamSearch(graph.size.rows // search.beams, search.beams, most, search.rules, search.rows.device)
         rows, log_probs = stored.rows.numel(), self.log_probs
 
         def choose(first: bool = False) -> None:  # without this object, which holds the state that uses the graph
@@ -177,14 +178,12 @@ class Steps:
             graph.tokens[:rows] = stored.tokens.view(-1, 1)
             graph.order[:rows] = stored.order.view(-1)
 
-        chosen = [partial(choose, True), choose]
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                chosen = graph.capture(chosen)
-        except RuntimeError as error:  # too little memory, or an operation that a graph cannot contain
-            logger.info("searching without CUDA graphs: %s", error)
+        steps = [partial(choose, True), choose]
+        replays, reason = try_capture(lambda: graph.capture(steps))
+        if replays is None:
+            logger.info("searching without CUDA graphs: %s", reason)
         graph.order.copy_(graph.rows)  # capturing runs the step
-        graph.search = (key, stored, *chosen)
+        graph.search = (key, stored, *(replays or steps))
         return graph.search[1:]
 
     def keep(self, sentences: List[int]) -> None:
