@@ -22,6 +22,7 @@ from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequences
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.models.step_graph import GraphState, StepGraphs
+from mega_fairseq.models.train_graph import TrainGraphs
 from mega_fairseq.modules import BlockState
 from mega_fairseq.modules.projection import is_plain, packed
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
@@ -109,12 +110,15 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             state = DecoderState(self.start(encoder_out), 0)
         else:
             # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
-            state, source = DecoderState(self.start(), 0), aligned_source(encoder_out)
+            source = aligned_source(encoder_out)
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
         need_attn = not carry and encoder_out is not None and (self.need_attn or self.cache is not None)
 
+        trains = self.training and not carry and not need_attn
+
         padding = tokens.eq(self.padding_idx)  # (B, L)
-        align = Alignment.where_needed(padding) if carry else self.alignment(tokens, padding)
+        graphs = self.graphs_for(tokens) if trains else None
+        align = self.alignment(padding, graphs)
         single = carry and tokens.size(1) == 1 and align is None
         weights = None
         if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
@@ -122,12 +126,11 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
         front = tokens if align is None else align.front(tokens)  # (B, width)
-        if self.training and not carry and not need_attn:
-            x, attn = self.train_pass(front, source), None
+        if trains:
+            x, attn = self.train_pass(front, source, graphs), None
         else:
-            x, blocks, attn = self.run(
-                self.embed(front), state.blocks, weights, mask, source, need_attn, drop=not carry
-            )
+            blocks = self.start() if state is None else state.blocks
+            x, blocks, attn = self.run(self.embed(front), blocks, weights, mask, source, need_attn, drop=not carry)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
@@ -170,10 +173,10 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             x = self.final_norm(x)
         return x, tuple(after), attn
 
-    def train_pass(self, tokens: Tensor, source: Source = NO_SOURCE) -> Tensor:
-        """Whole sequences (B, L), pads last -> features (B, L, D), by CUDA graphs where possible."""
-        source, padding = source
-        return self.replayed(self._whole, self.embed(tokens), source, None if padding is None else padding.lengths)
+    def train_pass(self, tokens: Tensor, source: Source, graphs: Optional[TrainGraphs]) -> Tensor:
+        """Whole sequences (B, L), pads last -> features (B, L, D)."""
+        inputs = self.embed(tokens), source[0], None if source[1] is None else source[1].lengths
+        return self._whole(*inputs) if graphs is None else graphs.run(self._whole, *inputs)
 
     def _whole(self, x: Tensor, source: Optional[Tensor], lengths: Optional[Tensor]) -> Tensor:
         padding = None if lengths is None else Alignment(lengths, source.size(1))
@@ -289,7 +292,8 @@ class MegaLanguageDecoder(MegaDecoder):
     def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
         """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
         padding = tokens.eq(self.padding_idx)
-        align = self.alignment(tokens, padding)
+        graphs = self.graphs_for(tokens)
+        align = self.alignment(padding, graphs)
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
         (batch, length), blocks, out = tokens.shape, self.start(), None
@@ -299,7 +303,7 @@ class MegaLanguageDecoder(MegaDecoder):
             if self.group is not None and target is not None:
                 x, blocks = piece_in_slices(self, tokens[:, piece], target[:, piece], blocks)
             elif self.training:
-                x = self.train_pass(tokens)
+                x = self.train_pass(tokens, NO_SOURCE, graphs)
             else:
                 x, blocks, _ = self.run(self.embed(tokens[:, piece]), blocks)
             if self.group is None and target is not None:

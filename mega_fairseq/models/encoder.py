@@ -50,11 +50,15 @@ class MegaEncoder(Stack, FairseqEncoder):
 
     def encode(self, inputs: Tensor, padding_mask: Tensor, return_all_hiddens: bool = False) -> Encoded:
         """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm."""
-        align, states = self.alignment(inputs, padding_mask), []
+        graphs = None if return_all_hiddens else self.graphs_for(inputs)
+        align, states = self.alignment(padding_mask, graphs), []
         lengths = None if align is None else align.lengths
         done = None if align is None else align.done()
         x = _zero_at_pads(self.embed(inputs if align is None else align.front(inputs), as_mask(done)), done)
-        x = self.run(x, lengths, states) if return_all_hiddens else self.replayed(self.run, x, lengths)
+        if graphs is not None:
+            x = graphs.run(self.run, x, lengths)
+        else:
+            x = self.run(x, lengths, states if return_all_hiddens else None)
         return Encoded(x, align, states)
 
     def run(self, x: Tensor, lengths: Optional[Tensor] = None, states: Optional[List[Tensor]] = None) -> Tensor:

@@ -58,28 +58,23 @@ class Stack:
             x = self.embed_norm(x, padding_mask)
         return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)
 
-    def takes_graphs(self, tokens: Tensor) -> bool:
-        """Whether `replayed` may use CUDA graphs for this batch."""
+    def graphs_for(self, tokens: Tensor) -> Optional[TrainGraphs]:
+        """The CUDA graphs for a pass over whole sequences (models/train_graph.py), or None if it runs without."""
         if not self.training or self.cfg.cuda_graphs == "off" or not torch.is_grad_enabled():
-            return False
-        return capture_on(tokens.device) is not None and not torch.compiler.is_compiling()
+            return None
+        if capture_on(tokens.device) is None or torch.compiler.is_compiling():
+            return None
+        return self.train_graphs if self.train_graphs.ready_for(self) else None
 
-    def alignment(self, tokens: Tensor, padding_mask: Tensor) -> Optional[Alignment]:
+    def alignment(self, padding_mask: Tensor, graphs: Optional[TrainGraphs] = None) -> Optional[Alignment]:
         """Moves pads to the end, and adds some so that batches have few lengths if CUDA graphs are used."""
-        width = partial(bucket, limit=self.reach) if self.takes_graphs(tokens) else None
-        return Alignment.where_needed(padding_mask, width)
+        return Alignment.where_needed(padding_mask, graphs and partial(bucket, limit=self.reach))
 
     @property
     def longest(self) -> Optional[int]:
         """The longest sequence that all layers can process; None for any length."""
         parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
         return min((part.longest for part in parts if part.longest is not None), default=None)
-
-    def replayed(self, function: Callable[..., Tensor], *inputs: Optional[Tensor]) -> Tensor:
-        """`function(*inputs)`, which calls the layers, by CUDA graphs where possible (models/train_graph.py)."""
-        if self.takes_graphs(inputs[0]):
-            return self.train_graphs.run(self, function, *inputs)
-        return function(*inputs)
 
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.

@@ -150,57 +150,59 @@ class TrainGraphs:
     def __init__(self):
         self.graphs: Dict[Tuple, Optional[TrainGraph]] = {}  # by shapes; None if they are not captured
         self.valid_for: List[Any] = []  # modules and weights as they were when the graphs were captured
+        self.parameters: List[Tensor] = []  # that learn
+        self.buffers: List[Tensor] = []
         self.storage, self.pool, self.memory = Storage(), None, 0.0
         self.use: Callable[[], Optional[_Use]] = _nobody
         self.logged: Set[str] = set()
         self.failure: Optional[str] = None  # why no further graph can be captured
 
-    def run(self, stack: Any, function: Function, *inputs: Optional[Tensor]) -> Tensor:
-        """`function(*inputs)`, which calls the layers of the stack; a replay if these shapes were captured."""
-        graph = self._graph(stack, function, inputs)
-        return function(*inputs) if graph is None else _Replay.apply(self, graph, *inputs, *graph.parameters)
-
-    def _graph(self, stack: Any, function: Function, inputs: Sequence[Optional[Tensor]]) -> Optional[TrainGraph]:
+    def ready_for(self, stack: Any) -> bool:
+        """Whether the layers of the stack can be captured or replayed; forgets graphs of what they were before."""
         modules = [m for part in (stack.layers, stack.final_norm) if part is not None for m in part.modules()]
         parameters = list(dict.fromkeys(p for m in modules for p in m._parameters.values() if p is not None))
         reason = obstacle(stack, modules, parameters)
         if reason is not None:
             self._log(reason)
         if reason is not None or self.use() is not None:
-            return None
-        buffers = [t for m in modules for t in m._buffers.values() if t is not None]
+            return False
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.buffers = [t for m in modules for t in m._buffers.values() if t is not None]
         now = [(id(m), m.training, getattr(m, "config", None)) for m in modules]
-        now += [(id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in (*parameters, *buffers)]
+        now += [(id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in (*parameters, *self.buffers)]
         if now != self.valid_for:
             self.graphs, self.valid_for, self.failure = {}, now, None
             self.storage, self.pool, self.memory = Storage(), None, 0.0
-        key = (autocast_dtype(inputs[0].device.type), *map(_signature, inputs))
-        if key in self.graphs and self.graphs[key] is None:
-            parameters = [p for p in parameters if p.requires_grad]
-            self.graphs[key] = self._captured(function, inputs, parameters, buffers)
-        return self.graphs.setdefault(key, None)
+        return True
 
-    def _captured(
-        self, function: Function, inputs: Sequence[Optional[Tensor]], parameters: List[Tensor], buffers: List[Tensor]
-    ) -> Optional[TrainGraph]:
+    def run(self, function: Function, *inputs: Optional[Tensor]) -> Tensor:
+        """`function(*inputs)`, which calls the layers; a replay if these shapes were captured."""
+        key = (autocast_dtype(inputs[0].device.type), *map(_signature, inputs))
+        learns = self.parameters or any(t is not None and t.requires_grad for t in inputs)
+        if learns and key in self.graphs and self.graphs[key] is None:
+            self.graphs[key] = self._captured(function, inputs)
+        graph = self.graphs.setdefault(key, None)
+        return function(*inputs) if graph is None else _Replay.apply(self, graph, *inputs, *graph.parameters)
+
+    def _captured(self, function: Function, inputs: Sequence[Optional[Tensor]]) -> Optional[TrainGraph]:
         if self.failure is None and sum(graph is not None for graph in self.graphs.values()) == MOST_GRAPHS:
             self.failure = f"batches have more than {MOST_GRAPHS} shapes; --required-seq-len-multiple makes them fewer"
         if self.failure is not None:
             self._log(self.failure)
             return None
-        device, values = inputs[0].device, [t.clone() for t in buffers]
+        device, values = inputs[0].device, [t.clone() for t in self.buffers]
         gpus = [device] if device.type == "cuda" else []
         before = share_of_memory(device)
         if gpus and self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         with torch.random.fork_rng(gpus):
             capture = partial(capture_on(device), pool=self.pool)
-            graph, reason = try_capture(partial(TrainGraph, function, inputs, parameters, self.storage, capture))
+            graph, reason = try_capture(partial(TrainGraph, function, inputs, self.parameters, self.storage, capture))
         if graph is None:
             self.failure = reason
             self._log(reason)
         with torch.no_grad():
-            for t, value in zip(buffers, values):  # running statistics, which the run before the capture changed
+            for t, value in zip(self.buffers, values):  # running statistics, which the run before the capture changed
                 t.copy_(value)
         self.memory += share_of_memory(device) - before
         if self.memory > MOST_MEMORY:
@@ -223,6 +225,8 @@ def obstacle(stack: Any, modules: List[nn.Module], parameters: List[Tensor]) -> 
         return f"--{stack.side}-layerdrop leaves out other layers in each step"
     if stack.cfg.checkpoint_activations or stack.cfg.offload_activations:
         return "--checkpoint-activations and --offload-activations run Python in backward"
+    if getattr(stack, "group", None) is not None:
+        return "processes that share sequences exchange states in each layer"
     if any(parameter._backward_hooks for parameter in parameters):
         return "hooks of weights would change gradients twice"
     for module in modules:

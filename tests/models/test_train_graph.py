@@ -139,13 +139,13 @@ def test_gradients_that_a_later_replay_overwrites_are_detected(monkeypatch):
 
 
 def test_a_graph_in_use_by_another_pass_is_detected(monkeypatch):
-    original = train_graph.TrainGraphs._graph
+    original = train_graph.TrainGraphs.ready_for
 
     def forgets(graphs, *args):
         graphs.use = lambda: None
         return original(graphs, *args)
 
-    monkeypatch.setattr(train_graph.TrainGraphs, "_graph", forgets)
+    monkeypatch.setattr(train_graph.TrainGraphs, "ready_for", forgets)
     with pytest.raises(RuntimeError, match="cuda-graphs"):
         assert_equal_training("language model", [("forward_twice", (2, 8), (2, 8))] * 4)
 
@@ -229,7 +229,7 @@ def test_weights_that_belong_to_other_modules_get_gradients(caplog):
     for _ in range(3):
         x = torch.randn(2, 8, 16, requires_grad=True)
         with caplog.at_level(logging.INFO):
-            y = decoder.replayed(lambda x: weight * decoder.run(x, decoder.start())[0], x)
+            y = decoder.graphs_for(x).run(lambda x: weight * decoder.run(x, decoder.start())[0], x)
         y.sum().backward()
         assert weight.grad != 0
         weight.grad = None
@@ -286,6 +286,24 @@ def test_sequences_are_padded_within_the_reach_of_cross_attention():
     assert training.graphs()
     with pytest.raises(ValueError, match="max_positions"):
         training.update((2, 14))
+
+
+def test_batches_are_not_padded_if_an_option_prevents_graphs(monkeypatch):
+    lengths = []
+    monkeypatch.setattr(stack.Stack, "embed", lambda self, tokens: lengths.append(tokens.size(1)) or 1 / 0)
+    for layerdrop in (0.0, 0.5):
+        with pytest.raises(ZeroDivisionError):
+            Training("language model", True, decoder_layerdrop=layerdrop).loss(2, 13)
+    assert lengths == [16, 13]
+
+
+def test_frozen_layers_run_without_a_message(caplog):
+    training = Training("language model", True)
+    training.model.requires_grad_(False)
+    with caplog.at_level(logging.INFO):
+        losses = [training.loss(2, 8) for _ in range(4)]
+    assert losses == losses[:1] * 4
+    assert not caplog.messages
 
 
 def test_copies_have_no_graphs():
