@@ -156,6 +156,31 @@ def parser() -> argparse.ArgumentParser:
     )
     for each in (digits, pictures, documents):
         each.add_argument("--seed", type=int, default=1, metavar="N", help="for the splits (default: %(default)s)")
+
+    actions = add("documents", "split translated documents into lines, or score them").add_subparsers(
+        dest="action", metavar="ACTION", required=True
+    )
+    split = actions.add_parser("split", help="write a line of pieces for each line of the source")
+    split.set_defaults(module="documents.translations")
+    split.add_argument(
+        "generated",
+        metavar="GENERATED",
+        help="output of fairseq-generate, without --quiet, --remove-bpe, --bpe and --tokenizer",
+    )
+    split.add_argument("docs", metavar="DOCS", help="the .docs of the split that was translated")
+    split.add_argument("--out", required=True, metavar="PREFIX", help="write PREFIX.pieces and PREFIX.json")
+    split.add_argument("--separator", default=SEPARATOR, metavar="WORD", help="of the task (default: %(default)s)")
+    score = actions.add_parser("score", help="print BLEU and chrF of documents and of lines")
+    score.set_defaults(module="documents.metrics")
+    score.add_argument("hypothesis", metavar="HYP", help="translated lines, without subwords")
+    score.add_argument("reference", metavar="REF", help="their references")
+    score.add_argument("docs", metavar="DOCS", help="the document of each line")
+    score.add_argument("--source", metavar="SRC", help="their sources, to count repeated lines (default: REF)")
+    score.add_argument("--against", metavar="HYP2", help="another system: paired bootstrap over documents")
+    score.add_argument(
+        "--counts", metavar="FILE", help="of documents split (default: the .json beside HYP of the same name, if any)"
+    )
+    score.add_argument("--figure", metavar="FILE", help="draw s-BLEU by place in the document, as a .png")
     return top
 
 
