@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from typing import Any, Dict, Optional, Tuple, Type, Union
+from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass import FairseqDataclass
@@ -12,12 +12,12 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-import mega_fairseq.tasks  # noqa: F401 - registers the tasks of checkpoints
 from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
 from mega_fairseq.models.stack import count_layers, keep_layers
 from mega_fairseq.modules.config import check_positive
+from mega_fairseq.tasks import MegaDocumentTranslationTask
 
 
 class MegaModel(BaseFairseqModel):
@@ -96,8 +96,28 @@ class MegaModel(BaseFairseqModel):
 
 
 class MegaHub(GeneratorHubInterface):
-    """fairseq's interface, which also checks the size of the beam."""
+    """fairseq's interface, which also checks the size of the beam and translates documents."""
 
     def generate(self, tokenized_sentences: Any, beam: int = 5, *args: Any, **kwargs: Any) -> Any:
         check_positive(beam=beam)
         return super().generate(tokenized_sentences, beam, *args, **kwargs)
+
+    def translate_documents(self, documents: List[List[str]], beam: int = 5, **options: Any) -> List[List[str]]:
+        """Translates documents of any length, by windows as in tests; each has as many lines as before.
+
+        `options` are those of `translate`. Blank lines stay blank.
+        """
+        if not isinstance(self.task, MegaDocumentTranslationTask) or self.task.cfg.sentence_counts != "exact":
+            raise ValueError(
+                "translate_documents is for models of --task mega_document_translation with --sentence-counts exact; "
+                "call translate, or train such a model"
+            )
+        encoded = [[self.encode(line) for line in document] for document in documents]
+        windows = self.task.windows([[line for line in document if len(line) > 1] for document in encoded])
+        hypotheses = self.generate(windows, beam, **options) if windows else []
+        lines = [line for each in hypotheses for line in self.string(each[0]["tokens"]).split(self.task.cfg.separator)]
+        found = iter(lines)
+        return [
+            [self.detokenize(self.remove_bpe(next(found).strip())) if len(line) > 1 else "" for line in document]
+            for document in encoded
+        ]

@@ -8,12 +8,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 from fairseq import utils
-from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset
+from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset, LanguagePairDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.search import BeamSearch
 from fairseq.tasks import register_task
 from omegaconf import II
+from torch import Tensor
 
 from mega_fairseq.data.windows import Draw, WindowDataset
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
@@ -188,9 +189,10 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         self, dataset: FairseqDataset, max_tokens: Optional[int] = None, *rest: Any, **options: Any
     ) -> EpochBatchIterator:
         """Return fairseq's iterator if the longest window fits into a batch."""
-        if isinstance(dataset, WindowDataset) and max_tokens and dataset.longest > max_tokens:
+        longest = longest_window(dataset)
+        if max_tokens and longest > max_tokens:
             raise ValueError(
-                f"windows have up to {dataset.longest:,} tokens and --max-tokens is {max_tokens:,}; raise it, or lower "
+                f"windows have up to {longest:,} tokens and --max-tokens is {max_tokens:,}; raise it, or lower "
                 "--window-tokens"
             )
         return super().get_batch_iterator(dataset, max_tokens, *rest, **options)
@@ -203,12 +205,29 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         ignore_invalid_inputs: bool = False,
     ) -> np.ndarray:
         """Raise an error for windows that are too long, where fairseq drops them with a warning."""
-        if not isinstance(dataset, WindowDataset):
-            return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
-        least = int(np.min(max_positions))
-        if dataset.longest > least:
+        longest, least = longest_window(dataset), int(np.min(max_positions))
+        if longest > least:
             raise ValueError(
-                f"windows have up to {dataset.longest:,} tokens and the model reads {least:,}; lower --window-tokens "
-                "or --valid-window-tokens, or train it with larger ones and --rel-pos-bias rotary"
+                f"windows have up to {longest:,} tokens and the model reads {least:,}; lower --window-tokens or "
+                "--valid-window-tokens, or shorten the documents of fairseq-interactive, or train the model with "
+                "larger windows and --rel-pos-bias rotary"
             )
         return indices
+
+    def windows(self, documents: List[List[Tensor]]) -> List[Tensor]:
+        """Cut documents, lists of encoded lines, into windows as for tests."""
+        lines = [line for document in documents for line in document]
+        if any((line == self.separators[0]).any() for line in lines):
+            raise ValueError(f"a line contains {self.cfg.separator}, which stands between lines; remove it")
+        if not lines:
+            return []
+        pairs = LanguagePairDataset(lines, list(map(len, lines)), self.source_dictionary)
+        borders = np.cumsum([0, *map(len, documents)])
+        limit = self.cfg.valid_window_tokens or self.cfg.window_tokens
+        (sources,) = WindowDataset(pairs, borders, limit, self.separators).joined
+        return [sources[number] for number in range(len(sources))]
+
+
+def longest_window(dataset: FairseqDataset) -> int:
+    """The most tokens of a window; for fairseq-interactive, each document is one."""
+    return dataset.longest if isinstance(dataset, WindowDataset) else int(np.max(dataset.sizes))

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from mega_fairseq.models import MegaTransformerModel
 from mega_fairseq.tasks import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from tests.helpers.commands import (
     CPU,
@@ -86,6 +87,30 @@ def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, mod
     assert "after 3 tokens" in said
     assert "--separator is @" in failure("generate", data, *words, "--separator=@")
     assert "exact does not support --sampling;" in failure("generate", data, *words, "--sampling")
+
+
+def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_path):
+    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=200")
+    text = (data.parent / "test.en").read_text().splitlines()
+    data = shutil.copytree(data, tmp_path / "bin")
+    (data / "test.docs").write_text("a\n" * 3 + "b\n" * (len(text) - 3))
+    said = fairseq("generate", data, *TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--window-tokens=200")
+    windows = dict(lines(said, "D"))
+    expected = [line for number in sorted(windows) for line in windows[number].split("\t")[1].split(" <sep> ")]
+    documents, translated = ([part[:3], part[3:]] for part in (text, expected))
+    hub = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data))
+    assert hub.translate_documents(documents) == translated
+    documents[0].insert(1, " ")
+    translated[0].insert(1, "")
+    assert hub.translate_documents([*documents[:1], [], ["", ""]]) == [*translated[:1], [], ["", ""]]
+    assert hub.translate_documents([]) == []
+    with pytest.raises(ValueError, match="contains <sep>"):
+        hub.translate_documents([["a <sep> b"]])
+    with pytest.raises(ValueError, match="1,101 tokens and --max-tokens is 300"):
+        hub.translate_documents([["a " * 1100]])
+    free = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data), sentence_counts="free")
+    with pytest.raises(ValueError, match="--sentence-counts exact"):
+        free.translate_documents(documents)
 
 
 def assert_counts(sources, said):
