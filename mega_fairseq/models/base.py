@@ -32,6 +32,11 @@ class MegaModel(BaseFairseqModel):
         """All options of the command that built the model, or of the training that saved it."""
         return all_options(self.cfg)
 
+    def train(self, mode: bool = True) -> "MegaModel":
+        """Sets the mode of all modules; fairseq does so twice in each update, mostly without a change."""
+        changes = any(module.training != mode for module in self.modules())
+        return super().train(mode) if changes else self
+
     @classmethod
     def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:
         """Checks the options before anything is built, and applies --model-overrides and --encoder-layers-to-keep."""
