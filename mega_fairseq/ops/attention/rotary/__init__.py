@@ -30,5 +30,6 @@ def with_rotary_columns(
     from mega_fairseq.ops.attention.rotary.triton import append  # here, since Triton may be missing
 
     stop, keys = first_query + q.size(1), k.size(1)
-    cos, sin = turns(torch.arange(max(stop, keys), device=q.device), a.size(0), q.dtype)
+    positions = torch.arange(max(stop, keys), dtype=torch.float64, device=q.device)
+    cos, sin = turns(positions, a.size(0), q.dtype)
     return append(q, a, cos[first_query:stop], sin[first_query:stop], scale), append(k, b, cos, sin, 1.0)
