@@ -206,7 +206,7 @@ def test_scores_are_those_of_the_sacrebleu_command_on_joined_files(bible):
             assert said[f"{kind}-{name}"][0] == value
             assert said[name] == [signature]
     assert "2 windows; 1 had another number of lines and were aligned by length" in said
-    assert said["s-BLEU, place in the window 1 (2 lines)"]
+    assert said["s-BLEU, place in the window 1 (2 of 100 lines)"]
     assert sum("quarter of the document" in name for name in said) == 4
     assert (bible / "figure.png").read_bytes().startswith(b"\x89PNG")
 

@@ -89,7 +89,7 @@ def group_lines(borders: Sequence[int], windows: Sequence[int]) -> Groups:
         places[list(places)[bisect(list(PLACES), place) - 1]].append(line)
     groups = {"quarter of the document": quarters, "place in the window": places}
     return {
-        title: {f"{label} ({len(lines):,} lines)": lines for label, lines in parts.items() if lines}
+        title: {f"{label} ({len(lines):,} of {borders[-1]:,} lines)": lines for label, lines in parts.items() if lines}
         for title, parts in groups.items()
     }
 
