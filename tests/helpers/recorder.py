@@ -46,3 +46,21 @@ def _replay(calls: List[Tuple]) -> None:
         for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs))):
             if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # otherwise a view, or in place
                 old.copy_(new)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations other than views, outside of replays; `capture` has the interface of `cuda_graphs`."""
+
+    count, replays = 0, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not self.replays and not func.is_view
+        return func(*args, **(kwargs or {}))
+
+    def capture(self, steps, pool=None):
+        def uncounted(replay):
+            self.replays = True
+            replay()
+            self.replays = False
+
+        return [partial(uncounted, replay) for replay in recorded(steps)]

@@ -5,7 +5,6 @@ import gc
 import logging
 import pickle
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -13,11 +12,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
-from tests.helpers.recorder import recorded
+from tests.helpers.recorder import Operations, recorded
 from tests.helpers.small_models import TYPES, classifier, language_model, translation_model
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
@@ -148,24 +146,6 @@ def test_a_graph_in_use_by_another_pass_is_detected(monkeypatch):
     monkeypatch.setattr(train_graph.TrainGraphs, "ready_for", forgets)
     with pytest.raises(RuntimeError, match="cuda-graphs"):
         assert_equal_training("language model", [("forward_twice", (2, 8), (2, 8))] * 4)
-
-
-class Operations(TorchDispatchMode):
-    """Counts operations outside of replays."""
-
-    count, replays = 0, False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not self.replays and not func.is_view
-        return func(*args, **(kwargs or {}))
-
-    def capture(self, steps, pool=None):
-        def uncounted(replay):
-            self.replays = True
-            replay()
-            self.replays = False
-
-        return [partial(uncounted, replay) for replay in recorded(steps)]
 
 
 @pytest.mark.parametrize("name", ["translation", "language model"])

@@ -6,11 +6,13 @@ import pytest
 import torch
 from fairseq import optim
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import train
+from mega_fairseq.models import stack, train_graph
 from mega_fairseq.optim.mega_adam import FusedAdam
 from tests.helpers.commands import LANGUAGE_MODELS, checkpoint, fairseq, losses, preprocess_text
 from tests.helpers.configurations import training
+from tests.helpers.recorder import Operations
 
 OPTIONS = ["data", "--task=mega_language_modeling", "--arch=mega_lm_small", "--lr=0.01", "--weight-decay=0.1"]
 HALF = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -90,14 +92,6 @@ def test_an_optimizer_that_forgets_digits_of_the_weights_is_detected(monkeypatch
         assert_updates_equal_those_of_fairseq("bf16", True)
 
 
-class Operations(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("precision", "most"), [("float32", 13), ("fp16", 16), ("bf16", 23)])
 def test_operations_do_not_grow_with_the_weights(precision, most):
     counts = []
@@ -113,24 +107,44 @@ def test_operations_do_not_grow_with_the_weights(precision, most):
 
 
 @pytest.mark.slow
+def test_an_update_takes_few_operations_outside_of_graphs(monkeypatch):
+    """In all of fairseq's trainer, of which 77 launch kernels; fairseq's Adam adds two for each weight."""
+    words = [*train.LANGUAGE, "--arch=mega_lm_small", *train.MEGA, "--cpu", "--memory-efficient-fp16"]
+    counts = []
+    for layers in (1, 3):
+        trainer = train.build(
+            [*words, "--optimizer=mega_adam", "--fp16-init-scale=4", f"--decoder-layers={layers}"], 20
+        )
+        step = train.update(trainer, 16, 32)
+        with Operations() as operations:
+            for module in (stack, train_graph):
+                monkeypatch.setattr(module, "capture_on", lambda device, used=operations: used.capture)
+            for _ in range(3):
+                before = operations.count
+                step()
+        counts.append(operations.count - before)
+    assert counts[0] == counts[1] <= 93
+
+
+@pytest.mark.slow
 def test_a_training_resumes_in_every_bit_and_from_either_optimizer(tmp_path):
     options = ["--memory-efficient-fp16", "--update-freq=2", "--disable-validation", "--no-epoch-checkpoints"]
     words = [preprocess_text(tmp_path), *LANGUAGE_MODELS["softmax"], *options]
 
-    def train(run, updates, optimizer="mega_adam"):
+    def trained(run, updates, optimizer="mega_adam"):
         where = ["--save-dir", tmp_path / run, f"--max-update={updates}", f"--optimizer={optimizer}"]
         said = losses(fairseq("train", *words, *where))
         return said, checkpoint(tmp_path / run / "checkpoint_last.pt")
 
-    expected, whole = train("whole", 6)
-    first, _ = train("parts", 3)
+    expected, whole = trained("whole", 6)
+    first, _ = trained("parts", 3)
     shutil.copytree(tmp_path / "parts", tmp_path / "stock")
-    rest, parts = train("parts", 6)
+    rest, parts = trained("parts", 6)
     assert first + rest == expected
     for name in ("model", "last_optimizer_state"):
         torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=0)
     for updates, optimizer in ((5, "adam"), (6, "mega_adam")):
-        said, _ = train("stock", updates, optimizer)
+        said, _ = trained("stock", updates, optimizer)
         first += said
     torch.testing.assert_close(first, expected, rtol=0, atol=0.02)
 
