@@ -173,6 +173,13 @@ def pruned(kind, model, kept, **options):
     return smaller
 
 
+def test_a_single_layer_in_evaluation_returns_to_training_with_the_model():
+    model = language_model().train()
+    model.decoder.layers[0].eval()
+    assert all(module.training for module in model.train().modules())
+    assert not any(module.training for module in model.eval().modules())
+
+
 def test_layers_are_pruned_before_a_smaller_chunk_is_fitted():
     """The remaining layers get new numbers, and their simple bias fewer scores."""
     simple = {"rel_pos_bias": "simple"}
