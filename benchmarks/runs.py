@@ -38,6 +38,7 @@ class Experiment:
     curve: Tuple[str, str]  # fairseq's names of the log and of the value that is followed over updates
     unit: str
     lower_is_better = True
+    gpu = False
 
     def models_of(self, task: str) -> Iterable[str]:
         return self.models
@@ -72,6 +73,7 @@ class Experiment:
         parser.add_argument("--lr", type=lambda text: text.split(","), help="peak learning rates")
         parser.add_argument("--seeds", type=lambda text: text.split(","), default=["1"])
         parser.add_argument("--updates", type=int)
+        parser.add_argument("--gpu", action="store_true", help="train in fp16 on a GPU and not on the CPU")
         parser.add_argument("--unscored", action="store_true", help="only train and validate")
         parser.add_argument("--prepare", type=Path, metavar="SOURCE", help="only make DATA from this text")
         parser.add_argument("--collect", type=Path, metavar="FILE", help="only add the results of OUT to FILE")
@@ -85,6 +87,7 @@ class Experiment:
             parser.error("DATA and OUT are missing")
         if args.collect:
             return self.collect(args.out, args.collect)
+        self.gpu = args.gpu
         data, out = args.data.resolve(), args.out.resolve()
         for seed in args.seeds:
             for task in args.tasks:
@@ -95,7 +98,8 @@ class Experiment:
 
     def run(self, run: Run, updates: int, scored: bool) -> None:
         """Trains and scores a model, unless this was done before."""
-        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed)
+        device = ["--fp16"] if self.gpu else ["--cpu"]
+        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed, *device)
         scores = run.folder / "scores.json"
         trained = (run.folder / "checkpoint_last.pt").stat().st_mtime
         if scored and not (scores.exists() and scores.stat().st_mtime > trained):
@@ -164,7 +168,7 @@ def train(folder: Path, updates: int, *arguments: str) -> None:
     if log.exists() and any(end in log.read_text() for end in ends):
         return
     print(f"training {folder}: tail -f {log}", flush=True)
-    command = [sys.executable, str(TRAIN), *WITH_PLUGIN, *arguments, "--save-dir", str(folder), "--cpu"]
+    command = [sys.executable, str(TRAIN), *WITH_PLUGIN, *arguments, "--save-dir", str(folder)]
     with open(log, "a") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 

@@ -22,7 +22,7 @@ from mega_fairseq.ops.precision import autocast_dtype
 logger = logging.getLogger(__name__)
 
 Function = Callable[..., Tensor]
-MOST_GRAPHS = 64  # of a stack
+MOST_GRAPHS = 256  # of a stack
 MOST_MEMORY = 0.5  # of the GPU's, for all graphs of a stack
 
 

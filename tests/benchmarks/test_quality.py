@@ -102,11 +102,11 @@ def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path, monkeypatch)
     small = ["--decoder-layers=1", "--decoder-chunk-size=32", "--disable-validation", "--optimizer=adam", "--lr=5e-3"]
     words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *small, "--max-tokens=4096", "--log-format=json"]
     folder, log = tmp_path / "run", tmp_path / "run/train.log"
-    runs.train(folder, 1, *words, "--max-update=1")
+    runs.train(folder, 1, *words, "--max-update=1", "--cpu")
     once = log.read_text()
-    runs.train(folder, 1, *words, "--max-update=1")
+    runs.train(folder, 1, *words, "--max-update=1", "--cpu")
     assert log.read_text() == once
-    runs.train(folder, 2, *words, "--max-update=2")
+    runs.train(folder, 2, *words, "--max-update=2", "--cpu")
     assert log.read_text().startswith(once)
     assert "Loaded checkpoint" in log.read_text()[len(once) :]
 
