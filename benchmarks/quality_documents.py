@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 import sacrebleu
 import sentencepiece
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
+from fairseq.data.language_pair_dataset import collate
 from torch import Tensor
 
 from benchmarks.quality_translation import EXAMPLE, MODELS, Translation
@@ -34,7 +35,7 @@ from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 Line = Tuple[str, str]  # English and German
 SPLITS, LANGUAGES = ("train", "valid", "test"), ("en", "de")
 WINDOWS = (0, 256, 512, 1024, 2048)  # tokens; 0 for single lines
-AVERAGED, OFTEN = 5, 250  # checkpoints, and updates between them
+AVERAGED, OFTEN = 5, 100  # checkpoints, and updates between them
 ROTARY = ["--arch=mega_transformer_tiny", "--rel-pos-bias=rotary"]
 CHUNKS = ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
 TASKS = {"lines": "1", "mixed": "0.25", "windows": "0"}  # --single-lines
@@ -44,7 +45,7 @@ RECIPE = [
     *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--weight-decay=0.05", "--clip-norm=1.0"],
     *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--adam-eps=1e-8", "--dropout=0.2", "--seed={seed}"],
     *["--lr-scheduler=inverse_sqrt", "--warmup-updates=400", "--no-epoch-checkpoints", "--save-interval=1000"],
-    *[f"--save-interval-updates={OFTEN}", f"--validate-interval-updates={OFTEN}", "--validate-interval=1000"],
+    *[f"--save-interval-updates={OFTEN}", "--validate-interval-updates=250", "--validate-interval=1000"],
     *["--log-format=json", "--log-interval=50"],
 ]
 
@@ -56,7 +57,7 @@ NAMES = [  # a piece each
     *["Hebron", "Absalom", "Abner", "Jericho", "Simon", "Abram", "Levi", "Jehu", "Midian", "Esther"],
 ]
 DISTANCES = (1, 2, 4, 8, 16, 32)  # lines; the last is longer than any window in training
-EXAMPLES = 100  # of a distance
+EXAMPLES, BATCH = 100, 20  # of a distance
 RENDERINGS = [
     ("And the gate was of stone.", "Und das Tor war aus Stein.", "Und die Tür war aus Stein."),
     ("And the tent was of skins.", "Und die Hütte war aus Fellen.", "Und das Zelt war aus Fellen."),
@@ -222,28 +223,35 @@ def recall(checkpoint: Path, data: Path, alone: bool, gpu: bool) -> Dict[str, fl
     overrides = {"data": str(data / "documents/bin")}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     model = (model.cuda() if gpu else model).eval()
-    device, dictionary = next(model.parameters()).device, task.target_dictionary
+    dictionary = task.target_dictionary
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / "documents/codes"))
     documents = [decoded(pieces, document) for document in of_documents(data / "bible/sentencepiece", "test")]
 
-    def numbers(text: str) -> List[int]:
-        return dictionary.encode_line(text, add_if_not_exist=False).tolist()
+    def numbers(text: str) -> Tensor:
+        return dictionary.encode_line(text, add_if_not_exist=False).long()
 
     scores = {}
     for form in FORMS:
         for distance in DISTANCES:
-            right = 0
+            samples, choices = [], []
             for lines, wrong in examples(form, distance, documents):
                 lines = encoded(pieces, lines[-1:] if alone else lines)
-                source, target = (
-                    torch.tensor(numbers(f" {SEPARATOR} ".join(side)), device=device) for side in zip(*lines)
-                )
-                answers = [numbers(line) for _, line in [lines[-1], *encoded(pieces, [("", w) for w in wrong])]]
+                source, target = (numbers(f" {SEPARATOR} ".join(side)) for side in zip(*lines))
+                answers = [
+                    numbers(line).tolist() for _, line in [lines[-1], *encoded(pieces, [("", w) for w in wrong])]
+                ]
                 place = len(commonprefix(answers))  # where the answers differ
-                previous = torch.cat([target[-1:], target[:-1]])
-                y = model(source.unsqueeze(0), torch.tensor([len(source)], device=device), previous.unsqueeze(0))[0]
-                of_answer = y[0, len(target) - len(answers[0]) + place, [answer[place] for answer in answers]]
-                right += int(of_answer.argmax() == 0)
+                samples.append({"id": len(samples), "source": source, "target": target})
+                choices.append((len(target) - len(answers[0]) + place, [answer[place] for answer in answers]))
+            right = 0
+            for start in range(0, EXAMPLES, BATCH):
+                batch = collate(samples[start : start + BATCH], dictionary.pad(), dictionary.eos())
+                batch = utils.move_to_cuda(batch) if gpu else batch
+                encoder_out = model.encoder(batch["net_input"]["src_tokens"], batch["net_input"]["src_lengths"])
+                x = model.decoder(batch["net_input"]["prev_output_tokens"], encoder_out, features_only=True)[0]
+                for row, number in enumerate(batch["id"].tolist()):
+                    place, answers = choices[number]
+                    right += int(model.decoder.output_layer(x[row, place])[answers].argmax() == 0)
             scores[f"{form}, {distance}"] = 100 * right / EXAMPLES
     return scores
 
