@@ -3,6 +3,7 @@
 import functools
 import shutil
 import signal
+import sys
 
 import pytest
 
@@ -20,13 +21,14 @@ from tests.helpers.commands import (
     checkpoint,
     failure,
     fairseq,
+    fresh,
     lines,
     records,
     train_in_processes,
 )
 from tests.helpers.faults import killed_in_update
 from tests.helpers.forking import benchmark
-from tests.helpers.recipes import small_bible
+from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +134,40 @@ def test_attention_on_the_aligned_line_is_measured(data, tmp_path):
     assert rows["tokens"][:2] == [str(len(line.split()) + 1) for line in german[:2]]
     assert rows["uniform"][0] == f"{sizes[0] / sum(sizes):.3f}, {sum(sizes[:2]) / sum(sizes):.3f}"
     assert rows["layer 1"] != rows["uniform"]
+
+
+def test_texts_with_blank_lines_are_translated_split_and_scored_without_losing_a_line(tmp_path):
+    folder, texts = small_bible(tmp_path), tmp_path / "texts"
+    for path in (*folder.glob("*.en"), *folder.glob("*.de")):
+        ids, ended = text(path.with_suffix(".docs")), []
+        for number, line in enumerate(text(path)):
+            new = number and ids[number] != ids[number - 1]
+            ended.append("\r\n" * bool(new) + line.replace(" ", "\u2028", 1) + "\r")
+        write(texts / path.name, ended)
+    out, segment = tmp_path / "out", [sys.executable, EXAMPLES / "wmt16_en_de/segment.py"]
+    fairseq("mega-fairseq", "prepare", "documents", out, texts, "--boundaries=blank")
+    fresh(*segment, "learn", "sentencepiece", "pieces", 300, 1.0, "train.en", "train.de", cwd=out)
+    shell = 'for f in *.en *.de; do "$0" "$@" apply sentencepiece pieces < $f > pieces.$f; done'
+    fresh("sh", "-c", shell, *segment, cwd=out)
+    prefixes = [f"--{split}pref={out}/pieces.{split}" for split in ("train", "valid", "test")]
+    fairseq(
+        "preprocess", "--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={out}/bin", *prefixes
+    )
+    for path in out.glob("*.docs"):
+        shutil.copy(path, out / "bin")
+    fairseq("train", out / "bin", *TASK, *TRAINING, *STOCK, "--window-tokens=280", "--save-dir", out, "--max-update=2")
+    words = [out / "bin", *TASK, *CPU, "--path", out / "checkpoint_last.pt", "--beam=2", "--window-tokens=280"]
+    for counts in ("exact", "free"):
+        (out / counts).write_text(fairseq("generate", *words, f"--sentence-counts={counts}", "--max-len-b=30"))
+        split = ["split", out / counts, out / "test.docs", "--out", out / f"{counts}.system"]
+        said = fairseq("mega-fairseq", "documents", *split)
+        assert ("aligned by length" in said) == (counts == "free")
+        assert len(text(out / f"{counts}.system.pieces")) == len(text(out / "test.de")) == 10
+        fresh("sh", "-c", f'"$0" "$@" undo sentencepiece < {counts}.system.pieces > {counts}.de', *segment, cwd=out)
+        files = [out / f"{counts}.de", *(out / f"test.{kind}" for kind in ("de", "docs"))]
+        said = fairseq("mega-fairseq", "documents", "score", *files, "--counts", out / f"{counts}.system.json")
+        assert "10 lines" in said
+        assert "d-BLEU" in said
 
 
 def test_two_processes_share_the_windows_of_one(data, tmp_path):
