@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mega_fairseq.models.cuda_graph import capture_on, try_capture
 from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
+from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.linear import Projection
 
 
@@ -86,9 +87,10 @@ class DecoderState(NamedTuple):
     length: int  # tokens seen
     shared: Optional[Tensor] = None  # (S, b, b) on the CPU: number of first tokens that two beams of a sentence share
     packed: Optional[PackedWeights] = None
+    segments: Optional[Segments] = None  # the place of the last token of each row, if attention depends on lines
 
     def __reduce__(self) -> Tuple:
-        return DecoderState, (self.blocks, self.length, self.shared)  # the next step packs again
+        return DecoderState, (self.blocks, self.length, self.shared, None, self.segments)  # the next step packs again
 
 
 class Move(NamedTuple):
@@ -111,7 +113,9 @@ def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderSt
     if torch.equal(chosen, torch.arange(rows, device="cpu")):
         return state
     move = _move(state, order, chosen, rows, alike)
-    return state._replace(blocks=tuple(past.follow(*move[:3]) for past in state.blocks), shared=move.shared)
+    blocks = tuple(past.follow(*move[:3]) for past in state.blocks)
+    segments = None if state.segments is None else state.segments.select(order, move.sources)
+    return state._replace(blocks=blocks, shared=move.shared, segments=segments)
 
 
 def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: bool) -> Move:

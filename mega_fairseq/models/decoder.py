@@ -25,13 +25,14 @@ from mega_fairseq.models.step_graph import GraphState, StepGraphs
 from mega_fairseq.models.train_graph import TrainGraphs
 from mega_fairseq.modules import BlockState
 from mega_fairseq.modules.projection import is_plain, packed
+from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
 from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.padding import Alignment, Padding
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 Blocks = Tuple[BlockState, ...]
-Source = Tuple[Optional[Tensor], Optional[Padding]]  # aligned_source, for layers that project it themselves
+Source = Tuple[Optional[Tensor], Optional[Padding]]  # of aligned_source, for layers that project it themselves
 Extra = Dict[str, List[Optional[Tensor]]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
@@ -65,6 +66,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
             self.output_projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=False)
             nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
+        self.separators: Optional[Tuple[int, int]] = None  # types in source and target, if attention depends on lines
         self.need_attn = False  # whether to return the last layer's attention to the source in training, too
         self.cache: Optional[PackedWeightsCache] = None  # once prepared for generation
         self.graphs: Optional[StepGraphs] = None  # once prepared for generation, with --cuda-graphs auto
@@ -107,10 +109,11 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if state is not None:  # callers pass all tokens so far, as fairseq's generator does, or only the newest one
             tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
         elif carry or not self.training:
-            state = DecoderState(self.start(encoder_out), 0)
+            state = self.first_state(encoder_out)
         else:
             # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
-            source = aligned_source(encoder_out)
+            *source, source_tokens = aligned_source(encoder_out)
+            before = self.first_segments(source_tokens)
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
         need_attn = not carry and encoder_out is not None and (self.need_attn or self.cache is not None)
 
@@ -126,26 +129,56 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
         mask = align.done() if align is not None and carry else None
         front = tokens if align is None else align.front(tokens)  # (B, width)
+        segments = self.segments(front, before if state is None else state.segments)
         if trains:
-            x, attn = self.train_pass(front, source, graphs), None
+            x, attn = self.train_pass(front, source, graphs, segments), None
         else:
-            blocks = self.start() if state is None else state.blocks
-            x, blocks, attn = self.run(self.embed(front), blocks, weights, mask, source, need_attn, drop=not carry)
+            blocks, embedded = self.start() if state is None else state.blocks, self.embed(front)
+            x, blocks, attn = self.run(embedded, blocks, weights, mask, source, segments, need_attn, drop=not carry)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
 
         if carry:
-            state = DecoderState(blocks, state.length + x.size(1), state.shared, weights)
+            segments = None if segments is None else segments.last()
+            state = DecoderState(blocks, state.length + x.size(1), state.shared, weights, segments)
             self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
 
-    def start(self, encoder_out: Optional[EncoderOut] = None) -> Blocks:
-        """The states before the first token. In translation, each layer projects each source once."""
-        source, padding = aligned_source(encoder_out)
+    def first_state(self, encoder_out: Optional[EncoderOut]) -> DecoderState:
+        """The state before the first token."""
+        *source, tokens = aligned_source(encoder_out)
+        return DecoderState(self.start(*source), 0, segments=self.first_segments(tokens))
+
+    def start(self, source: Optional[Tensor] = None, padding: Optional[Padding] = None) -> Blocks:
+        """The states of the blocks before the first token. In translation, each layer projects each source once."""
         if source is None:
             return tuple(BlockState(None) for _ in self.layers)
         return tuple(BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
+
+    def first_segments(self, source: Optional[Tensor]) -> Optional[Segments]:
+        """The places of the source's tokens (S, m), pads last, and of any target before its first token."""
+        if self.separators is None:
+            return None
+        starts, real = source.roll(1, 1).eq(self.separators[0]), source.ne(self.padding_idx)
+        starts[:, 0] = False
+        before = torch.arange(0, -2, -1, dtype=torch.int32, device=source.device)  # segment 0, offset -1
+        return Segments(before.view(1, 1, 2), places(starts & real, real, before.view(1, 2), self._within_lines))
+
+    @property
+    def _within_lines(self) -> bool:
+        """Whether positions for cross attention start at each line."""
+        return self.layers[0].cross_attention.config.positions == "sentence"
+
+    def segments(self, tokens: Tensor, before: Optional[Segments]) -> Optional[Segments]:
+        """The places of tokens (B, n); lines beyond the last of the source count as this one."""
+        if before is None:
+            return None
+        starts, real = tokens.eq(self.separators[1]), tokens.ne(self.padding_idx)
+        queries, keys = places(starts, real, before.queries[:, -1], self._within_lines), before.keys
+        last = keys[..., 0].amax(1)
+        segment = torch.minimum(queries[..., :1], last.repeat_interleave(len(queries) // len(last)).view(-1, 1, 1))
+        return Segments(torch.cat([segment, queries[..., 1:]], -1), keys)
 
     def run(
         self,
@@ -154,6 +187,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         weights: Optional[PackedWeights] = None,
         mask: Optional[Padding] = None,
         source: Source = NO_SOURCE,
+        segments: Optional[Segments] = None,
         need_attn: bool = False,
         drop: bool = True,
     ) -> Tuple[Tensor, Blocks, Optional[Tensor]]:
@@ -163,24 +197,38 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """
         after, attn = list(blocks), None
         for i, layer in self.layers_to_run(drop):
-            if weights is not None:
-                x, after[i] = weights.blocks[i](x, blocks[i])
-            elif need_attn and i == len(blocks) - 1:
-                x, after[i], attn = layer(x, blocks[i], mask, *source, need_weights=True)
+            layer = layer if weights is None else weights.blocks[i]
+            if need_attn and i == len(blocks) - 1:
+                x, after[i], attn = layer(x, blocks[i], mask, *source, segments, need_weights=True)
             else:
-                x, after[i] = layer(x, blocks[i], mask, *source)
+                x, after[i] = layer(x, blocks[i], mask, *source, segments)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, tuple(after), attn
 
-    def train_pass(self, tokens: Tensor, source: Source, graphs: Optional[TrainGraphs]) -> Tensor:
+    def train_pass(
+        self,
+        tokens: Tensor,
+        source: Source,
+        graphs: Optional[TrainGraphs],
+        segments: Optional[Segments] = None,
+    ) -> Tensor:
         """Whole sequences (B, L), pads last -> features (B, L, D)."""
-        inputs = self.embed(tokens), source[0], None if source[1] is None else source[1].lengths
+        lengths = None if source[1] is None else source[1].lengths
+        inputs = self.embed(tokens), source[0], lengths, *(segments or (None, None))
         return self._whole(*inputs) if graphs is None else graphs.run(self._whole, *inputs)
 
-    def _whole(self, x: Tensor, source: Optional[Tensor], lengths: Optional[Tensor]) -> Tensor:
+    def _whole(
+        self,
+        x: Tensor,
+        source: Optional[Tensor],
+        lengths: Optional[Tensor],
+        queries: Optional[Tensor],
+        keys: Optional[Tensor],
+    ) -> Tensor:
         padding = None if lengths is None else Alignment(lengths, source.size(1))
-        return self.run(x, self.start(), source=(source, padding))[0]
+        segments = None if queries is None else Segments(queries, keys)
+        return self.run(x, self.start(), source=(source, padding), segments=segments)[0]
 
     def packed_weights(self) -> PackedWeights:
         """The weights prepared for single tokens: once, if fairseq has said that training is over."""

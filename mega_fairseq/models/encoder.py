@@ -46,7 +46,7 @@ class MegaEncoder(Stack, FairseqEncoder):
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
         encoded = self.encode(src_tokens, padding, return_all_hiddens)
         states = [encoded.in_order(_zero_at_pads(x, encoded.align)) for x in encoded.states]
-        return encoder_out(encoded.in_order(encoded.x), padding, encoded.align, states)
+        return encoder_out(encoded.in_order(encoded.x), src_tokens, padding, encoded.align, states)
 
     def encode(self, inputs: Tensor, padding_mask: Tensor, return_all_hiddens: bool = False) -> Encoded:
         """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm."""

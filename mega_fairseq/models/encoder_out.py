@@ -10,15 +10,17 @@ from mega_fairseq.ops.padding import Alignment, Padding
 EncoderOut = Dict[str, List[Any]]
 
 
-def encoder_out(x: Tensor, padding: Tensor, align: Optional[Alignment], states: Sequence[Tensor]) -> EncoderOut:
-    """The dictionary for an encoder's output and states (B, L, D), and its pads (B, L) if it has any."""
+def encoder_out(
+    x: Tensor, tokens: Tensor, padding: Tensor, align: Optional[Alignment], states: Sequence[Tensor]
+) -> EncoderOut:
+    """The dictionary for an encoder's output and states (B, L, D), its tokens (B, L), and its pads if it has any."""
     return {
         "encoder_out": [x.transpose(0, 1)],  # (L, B, D), fairseq's order
         "encoder_padding_mask": [] if align is None else [padding],
         "alignment": [] if align is None else [align],  # of the padding
         "encoder_embedding": [],
         "encoder_states": [state.transpose(0, 1) for state in states],
-        "src_tokens": [],
+        "src_tokens": [tokens],
         "src_lengths": [],
         "rows": [],  # (R,) the sentence of each row, in beam search
     }
@@ -30,22 +32,25 @@ def reordered(out: EncoderOut, new_order: Tensor) -> EncoderOut:
     return {**out, "rows": rows}
 
 
-def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optional[Padding]]:
-    """The encoder's output (S, m, D) with real tokens first, and its pads; consecutive rows may share a source."""
+def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optional[Padding], Optional[Tensor]]:
+    """The encoder's output (S, m, D) with real tokens first, its pads, and its tokens (S, m).
+
+    Consecutive rows may share a source.
+    """
     if out is None:
-        return None, None
-    source = out["encoder_out"][0].transpose(0, 1)  # (m, S, D) -> (S, m, D)
+        return None, None, None
+    source, tokens = out["encoder_out"][0].transpose(0, 1), out["src_tokens"][0]  # (m, S, D) -> (S, m, D)
     padding = out["encoder_padding_mask"][0] if out["encoder_padding_mask"] else None
     rows = out["rows"][0] if out["rows"] else None
     if rows is not None and not _in_beams(rows, source.size(0)):
-        source = source.index_select(0, rows)
+        source, tokens = source.index_select(0, rows), tokens.index_select(0, rows)
         padding = None if padding is None else padding.index_select(0, rows)
     if padding is None:
-        return source, None
+        return source, None, tokens
     align = out["alignment"][0]
     if padding is not out["encoder_padding_mask"][0]:
         align = Alignment.of(padding)._replace(width=align.width)
-    return align.front(source), align.done()
+    return align.front(source), align.done(), align.front(tokens)
 
 
 def _in_beams(rows: Tensor, sources: int) -> bool:

@@ -29,7 +29,7 @@ class Start(nn.Module):
 
     def forward(self, prefix: Tensor, src_tokens: Optional[Tensor] = None) -> Tuple[Tensor, State]:
         source = None if src_tokens is None else self.encoder(src_tokens)
-        scores, blocks = _continue(self.decoder, prefix, self.decoder.start(source))
+        scores, blocks = _continue(self.decoder, prefix, self.decoder.first_state(source).blocks)
         return scores, _state(blocks)
 
 
@@ -88,7 +88,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
     source = None
     if "encoder" in model.STACKS:
         source = model.encoder(torch.tensor([[dictionary.pad(), eos, eos]] * 2, device=device))
-    _, blocks = _continue(model.decoder, tokens, model.decoder.start(source))
+    _, blocks = _continue(model.decoder, tokens, model.decoder.first_state(source).blocks)
     state = _state(blocks)
     sizes = [dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else Dim.AUTO for leaf in state]
     step = Step(model.decoder, blocks)
@@ -96,5 +96,7 @@ def export_step(model: MegaModel) -> ExportedProgram:
 
 
 def _check_eval(model: MegaModel) -> None:
+    if model.decoder.separators is not None:
+        raise ValueError("a graph does not count lines; export models with --cross-attention-positions token")
     if model.training:
         raise ValueError("the model is in training mode, and dropout would become part of the graph; call eval() first")

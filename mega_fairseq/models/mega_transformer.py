@@ -15,9 +15,9 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import DecoderOptions, EncoderOptions
+from mega_fairseq.models.options import DecoderOptions, EncoderOptions, choices, mirror
 from mega_fairseq.models.same_model import check_start
-from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules import MIXERS, GatedCrossAttentionConfig
 
 
 @dataclass
@@ -27,6 +27,10 @@ class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     )
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all encoder layers")
     decoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all decoder layers")
+    cross_attention_positions: choices(GatedCrossAttentionConfig, "positions") = mirror(
+        GatedCrossAttentionConfig, "positions", "token"
+    )
+    cross_attention_window: int = mirror(GatedCrossAttentionConfig, "window", -1, "; -1 for all lines", least=-1)
     # options of the translation task
     max_source_positions: int = option(II("task.max_source_positions"), None, least=1)
     max_target_positions: int = option(II("task.max_target_positions"), None, least=1)
@@ -64,6 +68,14 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             MegaEncoder(cfg, source, encoder_embed, cfg.max_source_positions),
             MegaDecoder(cfg, target, decoder_embed, longest, cfg.encoder_embed_dim, adaptive_softmax(cfg, len(target))),
         )
+        cross = model.decoder.layers[0].cross_attention.config
+        if cross.takes_segments:
+            model.decoder.separators = getattr(task, "separators", None)
+            if model.decoder.separators is None:
+                raise ValueError(
+                    "--cross-attention-positions sentence and --cross-attention-window are for texts of several lines; "
+                    "give --task mega_document_translation, or leave them out"
+                )
         model.decoder.need_attn = bool(getattr(getattr(task, "cfg", None), "load_alignments", False))
         # fairseq's loss takes the logarithm of the last layer's weights in each update.
         if model.decoder.need_attn and (cfg.attention_activation_fn != "softmax" or cfg.decoder_layerdrop > 0.0):
@@ -82,7 +94,8 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model; refuses longer sources or targets than position bias simple has learned."""
-        table = state_dict.get("decoder.layers.0.cross_attention.position_bias.weight")
+        limited = self.decoder.layers[0].cross_attention.longest is not None
+        table = state_dict.get("decoder.layers.0.cross_attention.position_bias.weight") if limited else None
         for limit in ("max_source_positions", "max_target_positions") if table is not None else ():
             if getattr(self.cfg, limit) > (table.numel() + 1) // 2:
                 raise ValueError(

@@ -22,6 +22,7 @@ from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
+from mega_fairseq.ops.attention.segments import Segments
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class StepGraph:
         self.order = self.rows.clone()  # the row that each row continues
         self.places: Dict[Optional[int], FixedPlace] = {}  # by chunk size
         self.padding = self.rows.new_ones((size.sources, size.source_length), dtype=torch.bool)  # of all sources
+        self.segments: Optional[Segments] = None
+        if decoder.separators is not None:
+            shapes = ((size.rows, 1, 2), (size.sources, size.source_length, 2))
+            self.segments = Segments(*(self.rows.new_zeros(shape, dtype=torch.int32) for shape in shapes))
         self.blocks = tuple(map(self._storage, decoder.layers, blocks))
         self.scores: Optional[Tensor] = None  # (R, V) of the next tokens
         (self.replay,) = capture([self._step])
@@ -111,7 +116,12 @@ class StepGraph:
         for place in self.places.values():
             place.follow(self.order, self.rows)
         blocks = tuple(map(self._in_order, self.blocks))
-        x, after, _ = self.decoder.run(self.decoder.embed(self.tokens), blocks, self.weights, drop=False)
+        segments = None
+        if self.segments is not None:
+            segments = self.decoder.segments(self.tokens, self.segments.select(self.order, None))
+            self.segments.queries.copy_(segments.queries)
+        x = self.decoder.embed(self.tokens)
+        x, after, _ = self.decoder.run(x, blocks, self.weights, segments=segments, drop=False)
         stored, new = (list(tensors_of(state, caches=False)) for state in (self.blocks, after))
         if stored:
             torch._foreach_copy_(stored, new)
@@ -129,8 +139,14 @@ class StepGraph:
         )
         return BlockState(mixer, block.cross, feed_forward)
 
-    def load(self, blocks: Tuple[BlockState, ...], length: int) -> None:
+    def load(self, blocks: Tuple[BlockState, ...], length: int, segments: Optional[Segments]) -> None:
         """Copies the state of the first rows after `length` tokens into the storage."""
+        if segments is not None:
+            queries, keys = segments
+            self.segments.queries.copy_(queries[:1])  # before the first token, there is one for all rows
+            self.segments.queries[: len(queries)] = queries
+            self.segments.keys.zero_()
+            self.segments.keys[: keys.size(0), : keys.size(1)] = keys
         if not length:
             torch._foreach_zero_(list(tensors_of(self.blocks)))
         for storage, block in zip(self.blocks, blocks):
@@ -148,7 +164,9 @@ class StepGraph:
             place.rows.copy_(self.rows.unsqueeze(1).expand_as(place.rows))
         self.order.copy_(self.rows)
 
-    def unload(self, slots: Tensor, sentences: Tensor, length: int) -> Tuple[BlockState, ...]:
+    def unload(
+        self, slots: Tensor, sentences: Tensor, length: int
+    ) -> Tuple[Tuple[BlockState, ...], Optional[Segments]]:
         """The state of these rows and sources after `length` tokens: copies."""
         order = self.order.index_select(0, slots)
 
@@ -167,7 +185,8 @@ class StepGraph:
             mixer, feed_forward = (walk(part, rows, rows_of_cache) for part in (storage.mixer, storage.feed_forward))
             return BlockState(mixer, cross, feed_forward)
 
-        return tuple(map(block, self.blocks))
+        segments = None if self.segments is None else self.segments.select(order, sentences)
+        return tuple(map(block, self.blocks)), segments
 
 
 def chunk_sizes(decoder: Any) -> Set[Optional[int]]:
@@ -203,7 +222,7 @@ class GraphState:
             self._capacity(),
         )
         self.graph = self.graphs.get(self, state.blocks, size)
-        self.graph.load(state.blocks, self.length)
+        self.graph.load(state.blocks, self.length, state.segments)
         self.moved = False  # whether rows have an order to follow at the next step
         self.slots = self.graph.rows[:rows]  # the row of the storage that each row is in
 
@@ -251,8 +270,8 @@ class GraphState:
 
     def eager(self) -> DecoderState:
         sentences = torch.div(self.slots[:: self.beams], self.beams, rounding_mode="floor")
-        blocks = self.graph.unload(self.slots, sentences, self.length)
-        return DecoderState(blocks, self.length, packed=self.weights)
+        blocks, segments = self.graph.unload(self.slots, sentences, self.length)
+        return DecoderState(blocks, self.length, packed=self.weights, segments=segments)
 
     def __deepcopy__(self, memo: Dict) -> DecoderState:
         return self.eager()
@@ -306,7 +325,7 @@ class StepGraphs:
         if not self.graphs or torch.is_grad_enabled():
             return None
         try:
-            start = DecoderState(decoder.start(encoder_out), 0)
+            start = decoder.first_state(encoder_out)
             state = GraphState(self, decoder, decoder.packed_weights(), start, rows)
         except CaptureFailed:
             return None

@@ -11,6 +11,7 @@ from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedF
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixer_state import MixerState, follow, select
+from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.padding import Padding
 from mega_fairseq.ops.precision import autocast_dtype
 
@@ -78,6 +79,7 @@ class Block(nn.Module):
         padding_mask: Optional[Padding] = None,
         source: Optional[Tensor] = None,
         source_padding_mask: Optional[Padding] = None,
+        segments: Optional[Segments] = None,
         need_weights: bool = False,
         parts: Optional[BlockParts] = None,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
@@ -97,7 +99,7 @@ class Block(nn.Module):
         mixed = mixer(x, mixer_state, padding_mask)
         x, mixer_state = mixed if self.causal else (mixed, None)
         if cross_attention is not None:
-            arguments = (x, source, cross_state, padding_mask, source_padding_mask)
+            arguments = (x, source, cross_state, padding_mask, source_padding_mask, segments)
             if need_weights:
                 x, cross_state, weights = cross_attention(*arguments, need_weights=True)
             else:

@@ -1,22 +1,32 @@
 """Gated cross attention, from a translation decoder to the encoder's output (released code; paper, section 4.3)."""
 
 from dataclasses import dataclass
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
-from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend, biased_weights, check_attention
+from mega_fairseq.modules.position_bias import (
+    POSITION_BIASES,
+    PositionBias,
+    TabledBias,
+    attend,
+    biased_weights,
+    check_attention,
+)
 from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.attention.fixed import FixedPlace
+from mega_fairseq.ops.attention.one_position import few_scores
+from mega_fairseq.ops.attention.segments import NEAR, Bias, Segments, attention_in_segments, segment_weights
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.linear import Projection, packing_runs, ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding, as_mask, padding_from_lengths, to_front
 
+POSITIONS = ("token", "sentence")  # what distances in the position bias count from
 LONG_SOURCE = 256  # number of source tokens from which packing the values pays off
 
 
@@ -32,6 +42,12 @@ class GatedCrossAttentionConfig(ModuleConfig):
     activation: str = setting("silu", "activation of values and candidate", "activation_fn", choices=ACTIVATIONS)
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
+    positions: str = setting(
+        "token", "positions in the whole text, or in each line of it", "cross_attention_positions", choices=POSITIONS
+    )
+    window: Optional[int] = setting(
+        None, "most lines between a target token's and those that it attends to", "cross_attention_window"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +56,11 @@ class GatedCrossAttentionConfig(ModuleConfig):
         check_attention(self)
         self.check_positive("source_dim")
         self.check_causal_norm()
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether attention depends on the lines of source and target tokens."""
+        return self.positions == "sentence" or self.window is not None
 
 
 class CrossAttentionState(NamedTuple):
@@ -76,6 +97,8 @@ class GatedCrossAttention(Layer):
     values of the source. The relative bias depends on target position minus source position; pads are not counted.
     A state contains the projected source, so `source` is given in the first call only. `project_source` returns a first
     state. It may have fewer sources than there are targets: consecutive targets then share a source.
+
+    With `segments`, for a config that takes them, the bias depends on the lines of target and source tokens instead.
     """
 
     def __init__(self, config: GatedCrossAttentionConfig):
@@ -87,6 +110,8 @@ class GatedCrossAttention(Layer):
         self.values = linear(c.source_dim, c.dim, c.init)
         self.hidden = linear(c.dim, c.dim, c.init)
         self.position_bias = POSITION_BIASES[c.position_bias](c.shared_dim, c.max_positions, False)
+        by_line = c.positions == "sentence"
+        self.segment_scores = nn.Parameter(torch.zeros(2 * NEAR + 1)) if by_line else None
 
     def project_source(self, source: Tensor, source_padding_mask: Optional[Padding] = None) -> CrossAttentionState:
         """Keys and values of the encoder's output, computed once per translation."""
@@ -102,6 +127,7 @@ class GatedCrossAttention(Layer):
         state: Optional[CrossAttentionState] = None,
         padding_mask: Optional[Padding] = None,
         source_padding_mask: Optional[Padding] = None,
+        segments: Optional[Segments] = None,
         need_weights: bool = False,
     ) -> Tuple:
         """`need_weights` also returns the attention weights f(Q K^T / tau + b_rel), without dropout: (B, n, m)."""
@@ -123,8 +149,12 @@ class GatedCrossAttention(Layer):
         residual = x
         if c.prenorm:
             x = self.norm(x)
-        queries, place, state = _by_position(project(self.queries, x), padding, state)  # (B, n', z)
-        attended = place(self._attend(queries, state))  # (B, n, D)
+        queries = project(self.queries, x)
+        if segments is None:
+            queries, place, state = _by_position(queries, padding, state)  # (B, n', z)
+        else:
+            place, state = _unchanged, state._replace(position=state.position + x.size(1))
+        attended = place(self._attend(queries, state, segments))  # (B, n, D)
         keep, scale = self.keep_mask(x, c.dropout)
         y = gated_residual(x, attended, residual, self.gates, self.hidden, c.activation, keep, scale)
         if not c.prenorm:
@@ -134,13 +164,14 @@ class GatedCrossAttention(Layer):
         if not need_weights:
             return y, state
         identity = torch.eye(state.keys.size(1), dtype=queries.dtype, device=queries.device)  # as values
-        weights = place(self._attend(queries, state._replace(values=identity.expand(sources, -1, -1)), drops=False))
+        state_of_weights = state._replace(values=identity.expand(sources, -1, -1))
+        weights = place(self._attend(queries, state_of_weights, segments, drops=False))
         return y, state, weights if padding is None else weights.masked_fill(padding.unsqueeze(-1), 0.0)
 
     @property
     def longest(self) -> Optional[int]:
         """The longest source and target that it can process; None for any length."""
-        return self.position_bias.longest
+        return None if self.segment_scores is not None else self.position_bias.longest
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for other limits of sources and targets."""
@@ -153,25 +184,41 @@ class GatedCrossAttention(Layer):
             )
 
         self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)
+        if self.segment_scores is not None:  # a model that was trained with other positions may be the start
+            stored.setdefault(f"{prefix}segment_scores", torch.zeros_like(self.segment_scores))
 
     def step(self) -> Callable[..., Tuple[Tensor, CrossAttentionState]]:
         """The layer for one token at a time, with one projection for the queries and both gates, as of now."""
         c, norm, position_bias = self.config, self.norm, TabledBias(self.position_bias)
         project, project_hidden = packed(self.queries, self.gates), packed(self.hidden)
+        scale = c.shared_dim**-0.5
 
-        def step(x: Tensor, source: None, state: CrossAttentionState, *masks: None):
+        def step(
+            x: Tensor,
+            source: None,
+            state: CrossAttentionState,
+            mask: None,
+            source_mask: None,
+            segments: Optional[Segments],
+        ) -> Tuple[Tensor, CrossAttentionState]:
             residual = x.squeeze(1)  # (R, D)
             projected = project(norm(residual) if c.prenorm else residual)
             queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
             keys, values, padding, place, _, packed_values = state
-            if isinstance(place, FixedPlace) and position_bias.in_kernel(queries):
+            if segments is None and isinstance(place, FixedPlace) and position_bias.in_kernel(queries):
                 from mega_fairseq.ops.attention.fixed.triton import attend  # here, since Triton may be missing
 
                 bias = position_bias(1 - place.limit, keys.size(1), keys.device)
                 attended = attend(queries, keys, values, place, bias, c.attention, padding=padding)
             else:
                 beams = queries.reshape(keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
-                weights = biased_weights(beams, keys, position_bias, place, c.attention, padding)
+                if segments is None:
+                    weights = biased_weights(beams, keys, position_bias, place, c.attention, padding)
+                else:
+                    stop = place.limit if isinstance(place, FixedPlace) else place + 1
+                    beams, keys, segments, bias = self._in_segments(position_bias, beams, keys, segments, stop)
+                    scores = few_scores(beams, keys, scale)
+                    weights = segment_weights(scores, segments, bias, c.attention, padding, scale)
                 if packed_values is None and values.size(1) >= LONG_SOURCE and packing_runs(values):
                     packed_values = tuple(ready_linear(of_source.t()) for of_source in values)
                 if packed_values is None:
@@ -185,12 +232,20 @@ class GatedCrossAttention(Layer):
 
         return step
 
-    def _attend(self, queries: Tensor, state: CrossAttentionState, drops: bool = True) -> Tensor:
+    def _attend(
+        self, queries: Tensor, state: CrossAttentionState, segments: Optional[Segments], drops: bool = True
+    ) -> Tensor:
         """(B, n, z) at the last n positions against S sources -> (B, n, D)."""
         c, (targets, length, _) = self.config, queries.shape
         values = self.drop(state.values, c.hidden_dropout) if drops else state.values
         dropout = self.dropout_module.rate(c.attention_dropout) if drops else 0.0
         keys, padding = state.keys, state.padding
+        if segments is not None:
+            inputs = self._in_segments(self.position_bias, queries, keys, segments, state.position)
+            q, k, *places = inputs
+            return attention_in_segments(q, k, values, *places, c.attention, padding, dropout).reshape(
+                targets, length, -1
+            )
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)
@@ -203,12 +258,34 @@ class GatedCrossAttention(Layer):
             )
         return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
 
+    def _in_segments(
+        self, position_bias: Union[PositionBias, TabledBias], q: Tensor, k: Tensor, segments: Segments, stop: int
+    ) -> Tuple[Tensor, Tensor, Segments, Bias]:
+        """Queries (R, n, z) at positions below `stop` -> (S, n R / S, z), by source; keys (S, m, z)."""
+        longest, limit = self.position_bias.longest, k.size(1)
+        first, limit = (1 - stop, limit) if longest is None else (max(1 - stop, 1 - longest), min(limit, longest))
+        table = position_bias(first, limit, k.device)
+        if table is None:
+            table = torch.zeros(1, device=k.device)
+        if self.segment_scores is None:
+            table = table.expand(2 * NEAR + 1, -1)
+        else:
+            table = table + self.segment_scores.unsqueeze(1)
+        sources = k.size(0)
+        q, of_queries = (t.reshape(sources, -1, t.size(-1)) for t in (q, segments.queries))
+        q, k = position_bias.rotate(q, of_queries[..., 1]), position_bias.rotate(k, segments.keys[..., 1])
+        return q, k, Segments(of_queries, segments.keys), Bias(table, first, self.config.window)
+
+
+def _unchanged(out: Tensor) -> Tensor:
+    return out
+
 
 def _by_position(queries: Tensor, padding_mask: Optional[Tensor], state: CrossAttentionState):
     """Queries laid out by absolute position, a function that undoes this for the outputs, and the next state."""
     new, source = queries.size(1), state[:3]
     if padding_mask is None and state.lengths is None:
-        return queries, lambda out: out, CrossAttentionState(*source, state.position + new)
+        return queries, _unchanged, CrossAttentionState(*source, state.position + new)
     # Rows are at different positions: lay each one out from position 0, with blanks for the tokens seen before.
     past = queries.new_zeros((queries.size(0), state.position), dtype=torch.bool)
     if state.lengths is not None:

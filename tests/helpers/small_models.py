@@ -53,13 +53,17 @@ def mixer_options(name: str, *sides: str) -> Dict[str, Any]:
 
 
 SENTENCES = 3
+SEPARATORS = (5, 6)  # between lines of a source and of a target
+IN_LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
 
 
 def translation_model(**options: Any) -> MegaTransformerModel:
     torch.manual_seed(0)
     sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
     cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
-    return _perturbed(MegaTransformerModel.build_model(cfg, task(TYPES)), 0.2, 0.2)
+    translation = task(TYPES)
+    translation.separators = SEPARATORS
+    return _perturbed(MegaTransformerModel.build_model(cfg, translation), 0.2, 0.2)
 
 
 def sources(pad_left: bool = True) -> Tensor:

@@ -17,7 +17,7 @@ from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttention
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources
+from tests.helpers.small_models import IN_LINES, SENTENCES, TYPES, language_model, sources
 from tests.helpers.small_models import translation_model as model
 
 BEAMS = 3
@@ -47,7 +47,7 @@ class Search:
         self.model.decoder.reorder_incremental_state_scripting(self.state, order)
         self.out = self.model.encoder.reorder_encoder_out(self.out, order)
         self.sentence = self.sentence[order]
-        words = torch.randint(4, TYPES, (len(order), 1), generator=self.random)
+        words = torch.randint(4, 12, (len(order), 1), generator=self.random)  # separators are among them
         self.history = torch.cat([self.history[order], words], 1)
 
 
@@ -70,6 +70,7 @@ def searches(draw):
 MODELS = {
     "full": {},
     "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
+    "lines": {**IN_LINES, "decoder_chunk_size": 3},
     "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
     "retained dropout": {"dropout": 0.0},  # the code for dropout, which drops nothing
 }

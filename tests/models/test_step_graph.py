@@ -15,12 +15,13 @@ from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
-from tests.helpers.small_models import SENTENCES, TYPES, language_model, sources, translation_model
+from tests.helpers.small_models import IN_LINES, SENTENCES, TYPES, language_model, sources, translation_model
 
 BEAMS = 3
 MODELS = {
     "full": (translation_model, {}),
     "chunks": (translation_model, {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True}),
+    "lines": (translation_model, {**IN_LINES, "decoder_chunk_size": 3, "rel_pos_bias": "rotary"}),
     "laplace": (translation_model, {"attention_activation_fn": "laplace", "truncation_length": 4}),
     "rope": (translation_model, {"rel_pos_bias": "rope", "decoder_chunk_size": 5}),
     "language model": (language_model, {"decoder_chunk_size": 4}),
@@ -74,7 +75,7 @@ class Decoding:
             self.decoder.reorder_incremental_state(state, order)
         if self.out is not None:
             self.out = self.encoder.reorder_encoder_out(self.out, order)
-        words = torch.randint(4, TYPES, (len(order), 1), generator=self.random)
+        words = torch.randint(4, 12, (len(order), 1), generator=self.random)  # separators are among them
         self.tokens = torch.cat([self.tokens[order], words], 1)
 
     @property

@@ -128,7 +128,8 @@ seeds = st.integers(0, 2**20)
 def varied(draw: Callable[[st.SearchStrategy], Any], config: ModuleConfig) -> ModuleConfig:
     """A config with other values of its fields, as far as it accepts them: all choices, switches and sizes."""
     for f in fields(config):
-        if f.name in ("dim", "causal", "side", "init", "max_positions", "source_dim") or f.type is float:
+        fixed = ("dim", "causal", "side", "init", "max_positions", "source_dim", "positions", "window")
+        if f.name in fixed or f.type is float:
             continue
         values = {bool: (True, False), int: WIDTHS, Optional[int]: LENGTHS}.get(f.type, f.metadata["choices"])
         value = draw(st.sampled_from(values))

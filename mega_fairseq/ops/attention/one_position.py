@@ -28,11 +28,11 @@ def weights_at_one_position(
     scale = q.size(-1) ** -0.5 if scale is None else scale
     hidden = None if key_padding is None else key_padding.unsqueeze(1)
     bias, multiplier = (None if t is None else t.unsqueeze(-2) for t in (bias, multiplier))
-    return weigh(_scores(q, k, scale), function, hidden, bias, multiplier, outer, scale)
+    return weigh(few_scores(q, k, scale), function, hidden, bias, multiplier, outer, scale)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """q (G, n, z), k (G, m, z) -> (G, n, m), in float32 or better."""
+def few_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """q k^T `scale` for a few queries: q (G, n, z), k (G, m, z) -> (G, n, m), in float32 or better."""
     dtype = product_dtype(q.device.type, q.dtype)
     q, k = q.to(dtype) * scale, k.to(dtype)
     # For a few queries, the CPU's product is twice as fast in this order, tall times narrow.
@@ -60,7 +60,7 @@ def head_weights_at_one_position(q: Tensor, k: Tensor, heads: int, bias: Optiona
     width = q.size(-1) // heads
     # One query for each head, with zeros in the other heads' dimensions: more products, but the keys are read once.
     own = torch.eye(heads, device=q.device, dtype=q.dtype).repeat_interleave(width, 1)  # (H, d)
-    scores = _scores(q.unsqueeze(1) * own, k, width**-0.5)
+    scores = few_scores(q.unsqueeze(1) * own, k, width**-0.5)
     return torch.softmax(scores if bias is None else scores + bias, -1)
 
 

@@ -123,13 +123,18 @@ tiled_attention = operator(
 )
 
 
+def tile_sizes(q: Tensor, keys: int) -> Tuple[int, int]:
+    """The rows of a tile, and how many groups it has: each is a product of its own, with the same digits."""
+    most, size = (TILE_ROWS, TILE_SCORES) if q.device.type == "cpu" else (TILE_ROWS_GPU, TILE_SCORES_GPU)
+    rows = min(q.size(1), max(1, size // keys), most)
+    return rows, max(1, size // (rows * keys))
+
+
 def _tiles(x: _Inputs) -> Iterator[_Tile]:
     """Tiles that cover the scores, the last rows of a group first."""
     (groups, queries, _), keys = x.q.shape, x.k.size(1)
     heads = next((t.size(0) for t in (x.bias, x.multiplier) if t is not None), 1)
-    most, size = (TILE_ROWS, TILE_SCORES) if x.q.device.type == "cpu" else (TILE_ROWS_GPU, TILE_SCORES_GPU)
-    rows = min(queries, max(1, size // keys), most)
-    together = max(1, size // (rows * keys))  # groups: each is a product of its own, with the same digits
+    rows, together = tile_sizes(x.q, keys)
     if together >= heads:
         together -= together % heads
     else:
