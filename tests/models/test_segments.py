@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models import decoder as decoders
-from mega_fairseq.ops.attention.segments import places
+from mega_fairseq.ops.attention.segments import Segments, places
 from tests.helpers.golden_models import PAD, task
 from tests.helpers.small_models import EOS, SEPARATORS, TYPES, translation_model
 
@@ -139,16 +139,26 @@ def test_later_tokens_and_separators_change_nothing_before_them(sources, targets
     )
 
 
-@given(sources=texts(), targets=texts(6), others=texts(), data=st.data())
-@settings(max_examples=10, deadline=None)
 @torch.no_grad()
-def test_pieces_with_pads_equal_the_whole_text_alone(sources, targets, others, data):
+def check_pieces(sources, targets, others, stops):
     made, x = model(window=1, decoder_chunk_size=3), target(targets)
     whole, out = logits(made, source(sources), x), made.encoder(source(sources, others))
     state, batch = {}, torch.cat([x, x.roll(1, 1)])
-    for stop in sorted({*data.draw(st.sets(st.integers(1, x.size(1)))), x.size(1)}):
+    for stop in sorted({*(stop for stop in stops if stop < x.size(1)), x.size(1)}):
         piece = made.decoder(batch[:, :stop], out, state)[0][:1]
         torch.testing.assert_close(piece, whole[:, stop - piece.size(1) : stop], **CLOSE)
+
+
+@given(sources=texts(), targets=texts(6), others=texts(), stops=st.sets(st.integers(1, 8)))
+@settings(max_examples=10, deadline=None)
+def test_pieces_with_pads_equal_the_whole_text_alone(sources, targets, others, stops):
+    check_pieces(sources, targets, others, stops)
+
+
+def test_places_that_start_anew_in_each_piece_are_detected(monkeypatch):
+    monkeypatch.setattr(Segments, "last", lambda places: places._replace(queries=0 * places.queries[:, -1:] - 1))
+    with pytest.raises(AssertionError):
+        check_pieces(LINES, LINES, LINES, range(1, 9))
 
 
 # ------------------------------------------------------------------------------------------- training and limits

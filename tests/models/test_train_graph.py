@@ -16,13 +16,14 @@ from torch import nn
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
 from tests.helpers.recorder import Operations, recorded
-from tests.helpers.small_models import TYPES, classifier, language_model, translation_model
+from tests.helpers.small_models import IN_LINES, TYPES, classifier, language_model, translation_model
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
 SIDES = {language_model: "decoder", classifier: "encoder"}
 MODELS = {
     "translation": (translation_model, {"dropout": 0.0, "max_source_positions": 13, "max_target_positions": 13}),
     "rotary chunks": (translation_model, {"dropout": 0.0, "rel_pos_bias": "rotary", "decoder_chunk_size": 3}),
+    "lines": (translation_model, {"dropout": 0.0, "decoder_chunk_size": 3, **IN_LINES}),
     "language model": (language_model, {}),
     "gau": (language_model, {"token_mixer": "gau"}),
     "classifier": (classifier, {}),

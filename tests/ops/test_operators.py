@@ -8,6 +8,7 @@ import torch
 
 from mega_fairseq.ops.aft import aft
 from mega_fairseq.ops.attention import attention
+from mega_fairseq.ops.attention.segments import Bias, Segments, attention_in_segments
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.sparse import Sparsity, sparse_attention
@@ -17,6 +18,11 @@ from tests.ops.helpers import noise
 
 def attend(x):
     return attention(x, x, x, "relu2", True, bias=x[0, :, :1].flatten().repeat(2)[:-1])
+
+
+def attend_by_line(x):
+    segments = Segments(*(torch.arange(32, dtype=torch.int32).view(2, 8, 2) // n for n in (2, 3)))
+    return attention_in_segments(x, x, x, segments, Bias(x[0, :5], -1, 1), "laplace")
 
 
 def remember(x):
@@ -37,7 +43,7 @@ def average(x):
     return aft(x, x, x[0, :, :2].t())
 
 
-OPERATORS = [average, attend, remember, attend_sparsely, multiply]
+OPERATORS = [average, attend, attend_by_line, remember, attend_sparsely, multiply]
 
 
 @pytest.mark.parametrize("function", OPERATORS)
