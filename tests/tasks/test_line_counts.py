@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
@@ -238,3 +238,85 @@ def test_a_limit_that_depends_on_the_batch_is_detected(monkeypatch):
     monkeypatch.setattr(LineSearch, "begin", shortest)
     with pytest.raises(AssertionError):
         check_alone("mega")
+
+
+# ------------------------------------------------------------------------------------------ a model that keeps rules
+
+
+def keeping_the_rules(lines: List[int], search: Any, *call: Any) -> Any:
+    """A step of a search of fairseq, where tokens that break a rule are improbable."""
+    _, log_probs, _, tokens, numbers = call
+    beams = tokens.view(*log_probs.shape[:2], -1).tolist()
+    for sentence, (number, of_sentence) in enumerate(zip(numbers.tolist(), beams)):
+        for beam, (_, *before) in enumerate(of_sentence):
+            last = before.count(SEPARATOR) == lines[number] - 1
+            blank = not before or before[-1] == SEPARATOR
+            breaking = [SEPARATOR, EOS] if blank else [SEPARATOR if last else EOS]
+            log_probs[sentence, beam, breaking] -= 1000
+    found = type(search).step(search, *call)
+    search.broken |= bool((found[0] < -500).any())
+    return found
+
+
+def check_same() -> None:
+    @given(DOCUMENTS, st.integers(1, 5), st.integers(0, 9))
+    @settings(max_examples=30, deadline=None, phases=WITHOUT_SHRINKING, report_multiple_bugs=False)
+    def property_of(documents, beam, seed):
+        model, sample, results = prepared("mega"), batch(documents, True, seed), []
+        model.bias[SEPARATOR] = model.bias[EOS] = 4.0
+        for counts in ("free", "exact"):
+            ours = documents_task(sentence_counts=counts, line_length_b=300)
+            searching = ours.build_generator([model], Namespace(beam=beam, max_len_b=400), SequenceGenerator)
+            searching.search.broken = False
+            searching.search.step = functools.partial(keeping_the_rules, list(map(len, documents)), searching.search)
+            results.append(ours.inference_step(searching, [model], sample))
+            assume(counts == "exact" or not searching.search.broken)
+        for free, exact in zip(*results):
+            for one, other in zip(free, exact):
+                assert one["tokens"].tolist() == other["tokens"].tolist()
+                assert torch.equal(one["positional_scores"], other["positional_scores"])
+
+    property_of()
+
+
+def test_a_search_whose_candidates_keep_the_rules_finds_the_same_without_them():
+    check_same()
+
+
+def test_a_rule_that_forbids_too_much_is_detected(monkeypatch):
+    def no_single_tokens(log_probs, ends, left, length, longest, steps):
+        keep_lines(log_probs, ends, left, (length - 1).clamp(min=0), longest, steps)
+
+    monkeypatch.setattr(line_counts, "keep_lines", no_single_tokens)
+    with pytest.raises(AssertionError):
+        check_same()
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("constraints", "ordered"),
+        ("sampling", True),
+        ("diverse_beam_groups", 2),
+        ("diversity_rate", 0.5),
+        ("match_source_len", True),
+        ("prefix_size", 1),
+        ("min_len", 5),
+        ("no_repeat_ngram_size", 3),
+    ],
+)
+def test_options_that_could_break_a_rule_are_refused_only_with_exact(name, value):
+    words = Namespace(beam=2, **{name: value})
+    with pytest.raises(ValueError, match=f"--sentence-counts exact does not support --{name.replace('_', '-')};"):
+        documents_task().build_generator([prepared("mega")], words)
+    documents_task(sentence_counts="free").build_generator([prepared("mega")], words)
+
+
+def test_more_lines_than_the_model_can_write_are_refused():
+    ours, model = documents_task(), prepared("transformer")
+    searching = ours.build_generator([model], Namespace(beam=2))
+    with pytest.raises(ValueError, match="513 lines .* 1,023 tokens; lower --window-tokens"):
+        ours.inference_step(searching, [model], batch([[1] * 513]))
