@@ -96,6 +96,7 @@ def classification(types: Optional[int] = TYPES, **options: Any) -> Case:
 CASES: Dict[str, Callable[[], Case]] = {
     "translation": lambda: mega(),
     "translation in chunks": lambda: mega(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
+    "translation by line": lambda: mega(**small_models.IN_LINES, rel_pos_bias="rotary"),
     "fairseq's Transformer": transformer,
     "language model, softmax": lambda: language_modelling(**HEADS["softmax"]),
     "language model, adaptive": lambda: language_modelling(**HEADS["adaptive"], decoder_input_dim=12),
