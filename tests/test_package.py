@@ -107,6 +107,12 @@ def test_modules_do_not_import_each_other_in_circles():
     assert not circles(modules)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["criterions", "models", "optim", "tasks"])
+def test_each_package_can_be_imported_first(package):
+    subprocess.run([sys.executable, "-c", f"import mega_fairseq.{package}"], cwd=ROOT, check=True)
+
+
 def test_an_import_circle_is_detected():
     late = "def late():\n    importlib.import_module('mega_fairseq.models.a')"
     sources = {"a": "from . import b", "b": late, "c": ""}

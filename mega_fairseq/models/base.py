@@ -12,7 +12,6 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-import mega_fairseq.tasks  # also registers the tasks of checkpoints
 from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
@@ -112,10 +111,7 @@ class MegaHub(GeneratorHubInterface):
 
         `options` are those of `translate`. Blank lines stay blank.
         """
-        if (
-            not isinstance(self.task, mega_fairseq.tasks.MegaDocumentTranslationTask)
-            or self.task.cfg.sentence_counts != "exact"
-        ):
+        if getattr(self.task.cfg, "sentence_counts", None) != "exact":
             raise ValueError(
                 "translate_documents is for models of --task mega_document_translation with --sentence-counts exact; "
                 "call translate, or train such a model"
