@@ -153,6 +153,7 @@ def checked_there(step: Callable[[Case], List[Tensor]], name: str) -> int:
 # softmax, once per batch norm in training. In validation of translation, numbers that are not finite are refused.
 WAITS = {
     "translation": (2, 3),
+    "translation by line": (2, 3),
     "translation in chunks": (2, 3),
     "language model, softmax": (1, 1),
     "language model, adaptive": (3, 3),
