@@ -18,7 +18,7 @@ import time
 import warnings
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import torch
 
@@ -37,7 +37,8 @@ CHECKS = {
 }
 PARTS = ["graphs", "training", "translating", "sentence", "peers", "ema", "search", "models"]
 PARTS += ["mixers", "compiled", "layers", "commands"]
-COLUMNS = ["wall ms", "host ms", "device ms", "launches", "waits", "share", "MiB"]
+PAGE = ["training", "translating", "sentence", "peers"]  # in docs/performance.md; the JSON has all
+COLUMNS = ["wall ms", "device ms", "launches", "share", "MiB"]
 
 
 class Report:
@@ -115,10 +116,12 @@ def _line(numbers: Dict[str, float]) -> str:
     return ", ".join(f"{name} {shown(number)}" for name, number in numbers.items())
 
 
-def markdown(results: Dict[str, Any]) -> str:
-    """All tables; speeds have their ratio to the first contender of the case."""
-    parts = [f"{results['device']}, torch {results['machine']['torch']}, commit {results['commit']}"]
+def markdown(results: Dict[str, Any], parts: Sequence[str] = tuple(TABLES)) -> str:
+    """Tables with these names; speeds have their ratio to the first contender of the case."""
+    texts = [f"{results['device']}, torch {results['machine']['torch']}, commit {results['commit']}"]
     for name, rows in results["tables"].items():
+        if name not in parts:
+            continue
         table, columns = TABLES[name], [c for c in COLUMNS if any(c in row["numbers"] for row in rows)]
         share = f"share of {table.resource}"
         titles = ["", "", table.unit, *(share if column == "share" else column for column in columns)]
@@ -130,8 +133,8 @@ def markdown(results: Dict[str, Any]) -> str:
                 ratio = f" ({numbers['speed'] / first:.2f}x)" if number else ""
                 cells = [_cell(column, numbers) for column in columns]
                 lines.append(["" if number else case, contender, f"{shown(numbers['speed'])}{ratio}", *cells])
-        parts.append(f"{table.title}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return "\n\n".join(parts)
+        texts.append(f"{table.title}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(texts)
 
 
 def _cell(column: str, numbers: Dict[str, float]) -> str:
@@ -161,7 +164,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the tables of FILE")
     args = parser.parse_args()
     if args.table:
-        return print(markdown(json.loads(args.table.read_text())))
+        return print(markdown(json.loads(args.table.read_text()), PAGE))
     if args.device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA GPU was found by torch: mega-fairseq doctor says why")
     warnings.filterwarnings("ignore")
