@@ -2,7 +2,7 @@
 
     VOCABULARY=4000 DATA=DATA/bible examples/wmt16_en_de/bible/prepare.sh
     python benchmarks/quality_documents.py DATA --prepare DATA/bible       first, once
-    python benchmarks/quality_documents.py DATA OUT --gpu --seeds 1,2
+    python benchmarks/quality_documents.py DATA OUT --tasks lines,mixed --models mega,transformer --seeds 1,2
     python benchmarks/quality_documents.py DATA OUT --collect docs/quality_documents.json
     python benchmarks/quality_documents.py --plot docs/quality_documents.json
 
@@ -28,24 +28,30 @@ from fairseq import checkpoint_utils, utils
 from fairseq.data.language_pair_dataset import collate
 from torch import Tensor
 
-from benchmarks.quality_translation import EXAMPLE, MODELS, Translation
+from benchmarks.quality_translation import MODELS, Translation, averaged
 from benchmarks.runs import WITH_PLUGIN, Run, fairseq, output
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 
 Line = Tuple[str, str]  # English and German
 SPLITS, LANGUAGES = ("train", "valid", "test"), ("en", "de")
-WINDOWS = (0, 256, 512, 1024, 2048)  # tokens; 0 for single lines
-AVERAGED, OFTEN = 5, 100  # checkpoints, and updates between them
+WINDOWS = (0, 512, 1024, 2048)  # tokens; 0 for single lines
 ROTARY = ["--arch=mega_transformer_tiny", "--rel-pos-bias=rotary"]
 CHUNKS = ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
+SYSTEMS = {
+    "mega": [*ROTARY, *CHUNKS],
+    "mega-full": ROTARY,
+    "mega-sentence": [*ROTARY, *CHUNKS, "--cross-attention-positions=sentence"],
+    "transformer": MODELS["transformer"],
+}
 TASKS = {"lines": "1", "mixed": "0.25", "windows": "0"}  # --single-lines
 RECIPE = [
     *["--task=mega_document_translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings"],
-    *["--window-tokens=1024", "--max-source-positions=4096", "--max-target-positions=4096", "--max-tokens=8192"],
+    *["--window-tokens=1024", "--max-source-positions=4096", "--max-target-positions=4096", "--max-tokens=4096"],
     *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--weight-decay=0.05", "--clip-norm=1.0"],
-    *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--adam-eps=1e-8", "--dropout=0.2", "--seed={seed}"],
+    *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--adam-eps=1e-8", "--dropout=0.2"],
     *["--lr-scheduler=inverse_sqrt", "--warmup-updates=400", "--no-epoch-checkpoints", "--save-interval=1000"],
-    *[f"--save-interval-updates={OFTEN}", "--validate-interval-updates=250", "--validate-interval=1000"],
+    *["--save-interval-updates={often}", "--keep-interval-updates=5", "--validate-interval-updates={seldom}"],
+    *["--validate-interval=1000"],
     *["--log-format=json", "--log-interval=50"],
 ]
 
@@ -110,13 +116,13 @@ def examples(form: str, distance: int, documents: List[List[Line]]) -> Iterator[
 
 class Documents(Translation):
     tasks = TASKS
-    models = {"mega": [*ROTARY, *CHUNKS], "mega-full": ROTARY, "transformer": MODELS["transformer"]}
+    models = SYSTEMS
 
     def rates(self, model: str) -> List[str]:
         return ["4e-3" if model == "transformer" else "8e-3"]  # found for single lines
 
     def updates(self, task: str) -> int:
-        return 4000
+        return 3000
 
     def prepare(self, source: Path, data: Path) -> None:
         """Adds the lines of recall to training documents of examples/wmt16_en_de/bible, and binarises."""
@@ -148,16 +154,13 @@ class Documents(Translation):
         shutil.copy(pieces / "codes", text)
 
     def training(self, run: Run, updates: int) -> List[str]:
-        recipe = [word.format(seed=run.seed) for word in RECIPE]
+        recipe = [word.format(often=min(100, updates), seldom=min(250, updates)) for word in RECIPE]
         recipe += [f"--single-lines={TASKS[run.task]}", f"--lr={run.lr}", f"--max-update={updates}"]
+        recipe += [] if self.gpu else ["--bf16"]
         return [str(run.data.parent / "documents/bin"), *self.models[run.model], *recipe]
 
     def scores(self, run: Run) -> Dict[str, float]:
-        saved = sorted(run.folder.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
-        program, checkpoint = EXAMPLE.parent / "average_checkpoints.py", run.folder / "averaged.pt"
-        command = [sys.executable, str(program), str(checkpoint), *map(str, saved[-AVERAGED:])]
-        output(command, run.folder / "average.log")
-        scores = {}
+        checkpoint, scores = averaged(run), {}
         for window in WINDOWS:
             scores.update(self.bleu(run, checkpoint, window))
         return {**scores, **recall(checkpoint, run.data.parent, run.task == "lines", self.gpu)}
@@ -167,11 +170,7 @@ class Documents(Translation):
         text, name = run.data.parent / "documents", f"windows of {window:,}" if window else "lines"
         data, prefix = text / ("bin" if window else "lines"), run.folder / f"test-{window}"
         command = [*fairseq("generate"), str(data), *WITH_PLUGIN, "--path", str(checkpoint), "--beam=5"]
-        command += [
-            "--task=mega_document_translation",
-            f"--max-tokens={max(4096, window)}",
-            "--required-batch-size-multiple=1",
-        ]
+        command += ["--task=mega_document_translation", "--max-tokens=4096", "--required-batch-size-multiple=1"]
         command += [f"--valid-window-tokens={window}"] * bool(window) + (["--fp16"] if self.gpu else ["--cpu"])
         output(command, prefix.with_suffix(".out"))
         split = [sys.executable, "-m", "mega_fairseq.cli", "documents", "split", str(prefix.with_suffix(".out"))]
@@ -231,8 +230,9 @@ def recall(checkpoint: Path, data: Path, alone: bool, gpu: bool) -> Dict[str, fl
         return dictionary.encode_line(text, add_if_not_exist=False).long()
 
     scores = {}
+    longest = max(map(len, documents))
     for form in FORMS:
-        for distance in DISTANCES:
+        for distance in (d for d in DISTANCES if d < longest):
             samples, choices = [], []
             for lines, wrong in examples(form, distance, documents):
                 lines = encoded(pieces, lines[-1:] if alone else lines)

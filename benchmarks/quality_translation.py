@@ -78,17 +78,20 @@ class Translation(Experiment):
         return [str(data), *MODELS[run.model], *recipe, f"--lr={run.lr}", f"--max-update={updates}"]
 
     def scores(self, run: Run) -> Dict[str, float]:
-        checkpoint = run.folder / "checkpoint_last.pt"
-        if run.task != "short":
-            saved = sorted(run.folder.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
-            program, checkpoint = EXAMPLE.parent / "average_checkpoints.py", run.folder / "averaged.pt"
-            command = [sys.executable, str(program), str(checkpoint), *map(str, saved[-AVERAGED:])]
-            output(command, run.folder / "average.log")
+        checkpoint = run.folder / "checkpoint_last.pt" if run.task == "short" else averaged(run)
         places = {"DATA": corpus(run), "CHECKPOINT": checkpoint, "RESULTS": run.folder, "PYTHON": sys.executable}
         environment = {**os.environ, "GPUS": "0", **{name: str(value) for name, value in places.items()}}
         output(["bash", str(EXAMPLE / "generate.sh")], run.folder / "translate.log", env=environment)
         scores = re.findall(r"(BLEU|chrF2)\S* = ([\d.]+)", (run.folder / "scores.txt").read_text())
         return {name: float(score) for name, score in scores}
+
+
+def averaged(run: Run) -> Path:
+    """A checkpoint with the mean of the last ones."""
+    saved = sorted(run.folder.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
+    program, checkpoint = EXAMPLE.parent / "average_checkpoints.py", run.folder / "averaged.pt"
+    output([sys.executable, str(program), str(checkpoint), *map(str, saved[-AVERAGED:])], run.folder / "average.log")
+    return checkpoint
 
 
 def corpus(run: Run) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import models, quality_classify, quality_lm, quality_translation, runs
+from benchmarks import models, quality_classify, quality_documents, quality_lm, quality_translation, runs
 from tests.helpers.commands import preprocess_text
 from tests.helpers.forking import benchmark, python
 from tests.helpers.recipes import bible_recipe, small_bible
@@ -36,6 +36,33 @@ def test_translation_is_trained_scored_collected_and_drawn(tmp_path):
     assert [update for update, _ in bible["curve"]] == [1, 3]
     assert set(bible["scores"]) == {"BLEU", "chrF2"}
     assert bible["parameters"] > 1e5
+
+
+@pytest.mark.slow
+def test_documents_are_translated_in_windows_and_asked_for_what_they_said(tmp_path):
+    data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
+    bible_recipe(tmp_path, small_bible(tmp_path)).run("prepare.sh", DATA=data / "bible")
+    benchmark("quality_documents.py", data, "--prepare", data / "bible")
+    words = [data, folder, "--models=transformer", "--tasks=mixed", "--updates=1"]
+    assert benchmark("quality_documents.py", *words).count("scoring ") == 1
+    assert "s-BLEU / d-BLEU" in benchmark("quality_documents.py", data, folder, "--collect", out)
+    scores = results(out)["mixed-transformer-4e-3-1"]["scores"]
+    assert {f"{kind}-BLEU, windows of 1,024" for kind in "sd"} < set(scores)
+    assert {f"{form}, 1" for form in quality_documents.FORMS} < set(scores)
+
+
+def test_recall_asks_at_a_distance_for_one_of_different_answers():
+    document = [(f"line {number}", f"Zeile {number}") for number in range(40)]
+    for form in quality_documents.FORMS:
+        for distance in quality_documents.DISTANCES:
+            for lines, wrong in quality_documents.examples(form, distance, [document]):
+                assert len(lines) == distance + 1
+                assert lines[1:-1] == [line for line in document if line in lines]
+                assert lines[-1][1] not in wrong
+                assert form == "target" or lines[0][0].split()[-1] == f"{lines[-1][1].split()[-1]}"
+    longer = quality_documents.with_recall(document, random.Random(1))
+    assert len(longer) == len(document) + 6
+    assert [line for line in longer if line in document] == document
 
 
 @pytest.mark.slow
