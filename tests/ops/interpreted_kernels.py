@@ -363,7 +363,7 @@ def test_cross_attention_in_fixed_storage_equals_the_plain_form(function, monkey
     state = CrossAttentionState(noise(2, CAPACITY, 4, seed=1), noise(2, CAPACITY, 6, seed=2), padding, place)
 
     def run():
-        return module.step()(noise(ROWS, 1, 6), None, state)[0]
+        return module.step()(noise(ROWS, 1, 6), None, state, None, None, None)[0]
 
     ours = run()
     monkeypatch.setattr(position_bias, "kernel_runs", lambda q: False)
