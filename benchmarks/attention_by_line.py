@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 import mega_fairseq.models  # noqa: F401 - registers them
-
-PLACES = {"1": 0, "2": 1, "3-4": 2, "5-8": 4, "9-16": 8, "17+": 16}  # and the first line of each
+from mega_fairseq.cli.documents.metrics import PLACES
 
 
 def shares(weights: Tensor, source: Tensor, target: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ def table(checkpoint: str, data: str, split: str = "test", window_tokens: str = 
     layers, weights = model.decoder.layers, []
     for layer in layers:
         layer.cross_attention.register_forward_hook(partial(add_weights, weights))
-    first, dataset = torch.tensor(list(PLACES.values())), task.dataset(split)
+    first, dataset = torch.tensor(list(PLACES)) - 1, task.dataset(split)
     sums, counts = torch.zeros(1 + len(layers), len(PLACES), 2), torch.zeros(len(PLACES), 1)
     for index in range(len(dataset)):
         inputs = dataset.collater([dataset[index]])["net_input"]  # one window, so there are no pads
@@ -58,7 +57,11 @@ def table(checkpoint: str, data: str, split: str = "test", window_tokens: str = 
         counts += place.bincount(minlength=len(PLACES)).unsqueeze(1)
     rows = [[f"{same:.3f}, {near:.3f}" for same, near in (total / counts).tolist()] for total in sums]
     names = ["uniform", *(f"layer {number + 1}" for number in range(len(layers)))]
-    head = [["line", *PLACES], ["---"] * (1 + len(PLACES)), ["tokens", *(f"{count:,.0f}" for (count,) in counts)]]
+    head = [
+        ["line", *PLACES.values()],
+        ["---"] * (1 + len(PLACES)),
+        ["tokens", *(f"{count:,.0f}" for (count,) in counts)],
+    ]
     return [*head, *([name, *row] for name, row in zip(names, rows))]
 
 

@@ -21,7 +21,6 @@ from typing import Dict, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-import sacrebleu
 import sentencepiece
 import torch
 from fairseq import checkpoint_utils, utils
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from benchmarks.quality_translation import MODELS, Translation, averaged
 from benchmarks.runs import WITH_PLUGIN, Run, fairseq, output
+from mega_fairseq.cli.documents.metrics import measure
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 
 Line = Tuple[str, str]  # English and German
@@ -179,11 +179,8 @@ class Documents(Translation):
         hypotheses = [model.decode(line.split()) for line in read_lines(f"{prefix}.pieces")]
         references = [model.decode(line.split()) for line in read_lines(text / "test.de")]
         borders = document_borders(read_lines(text / "test.docs"), text / "test.docs")
-        scores = {}
-        for kind, units in (("s", range(len(hypotheses) + 1)), ("d", borders)):
-            joined = [[" ".join(side[a:b]) for a, b in zip(units, units[1:])] for side in (hypotheses, references)]
-            scores[f"{kind}-BLEU, {name}"] = sacrebleu.corpus_bleu(joined[0], [joined[1]]).score
-        return scores
+        result = measure(hypotheses, references, references, borders, {})
+        return {f"{kind}-BLEU, {name}": result[f"{kind}-BLEU"] for kind in ("s", "d")}
 
     def markdown(self, results: Dict[str, Dict]) -> str:
         """BLEU of lines and of documents by windows, and the share of right answers by distance."""
