@@ -241,11 +241,9 @@ class GatedCrossAttention(Layer):
         dropout = self.dropout_module.rate(c.attention_dropout) if drops else 0.0
         keys, padding = state.keys, state.padding
         if segments is not None:
-            inputs = self._in_segments(self.position_bias, queries, keys, segments, state.position)
-            q, k, *places = inputs
-            return attention_in_segments(q, k, values, *places, c.attention, padding, dropout).reshape(
-                targets, length, -1
-            )
+            q, k, *rest = self._in_segments(self.position_bias, queries, keys, segments, state.position)
+            attended = attention_in_segments(q, k, values, *rest, c.attention, padding, dropout)
+            return attended.reshape(targets, length, -1)
         first = state.position - length
         if length == 1 and dropout == 0.0:
             beams = queries.view(keys.size(0), -1, c.shared_dim)  # (B, 1, z) -> (S, B / S, z)

@@ -69,7 +69,7 @@ def search(name: str, sample: Any, options: Any, kind: Any = None, most: int = 0
     args = Namespace(beam=options["beam"], max_len_b=options["max_len_b"])
     generator = ours.build_generator([model], args, seq_gen_cls=kind)
     lines = int(sample["net_input"]["src_tokens"].eq(SEPARATOR).sum(1).max()) + 1
-    generator.max_len = min(generator.max_len, 2 * max(lines, most) + options["room"])
+    generator.max_len = min(generator.max_len, 2 * max(lines, most) + options["extra"])
     return ours.inference_step(generator, [model], sample)
 
 
@@ -113,7 +113,7 @@ OPTIONS = st.fixed_dictionaries(
         "b": st.sampled_from([0.0, 1.5, 4.0]),
         "bias": st.tuples(PREFERENCES, PREFERENCES),
         "max_len_b": st.sampled_from([1, 200]),
-        "room": st.integers(0, 40),  # in the model's positions
+        "extra": st.integers(0, 40),  # in the model's positions
     }
 )
 
@@ -184,7 +184,7 @@ def test_lines_that_do_not_follow_the_beams_are_detected(monkeypatch, graphs, na
 
     monkeypatch.setattr(BeamSearch, "step", forgetful)
     documents = [[3, 1, 4], [2], [5, 2, 2, 1]]
-    options = {"beam": 4, "a": 0.5, "b": 4.0, "bias": (2.0, 2.0), "max_len_b": 200, "room": 40}
+    options = {"beam": 4, "a": 0.5, "b": 4.0, "bias": (2.0, 2.0), "max_len_b": 200, "extra": 40}
     ours, fairseqs = (search("mega", batch(documents), options, kind) for kind in (None, SequenceGenerator))
     with pytest.raises(AssertionError):
         assert_equal(ours, fairseqs)
