@@ -103,3 +103,8 @@ def as_mask(padding: Optional[Padding]) -> Optional[Tensor]:
 def padding_from_lengths(lengths: Tensor, size: int) -> Tensor:
     """(B,) -> (B, size) bool, True = pad."""
     return torch.arange(size, device=lengths.device) >= lengths.unsqueeze(1)
+
+
+def zeros_at_pads(x: Tensor, lengths: Optional[Tensor]) -> Tensor:
+    """x (B, L, D) with zeros from each row's length on."""
+    return x if lengths is None else x.masked_fill(padding_from_lengths(lengths, x.size(1)).unsqueeze(-1), 0.0)

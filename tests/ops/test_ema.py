@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import backend
+from mega_fairseq.ops import backend, block_scan
 from mega_fairseq.ops import ema as ema_folder
+from mega_fairseq.ops.block_scan import BLOCK
 from mega_fairseq.ops.ema import (
-    blocks,
     ema,
     ema_coefficients,
     ema_kernel,
@@ -15,7 +15,6 @@ from mega_fairseq.ops.ema import (
     final_state,
     window_taps,
 )
-from mega_fairseq.ops.ema.blocks import BLOCK, block_scan
 from mega_fairseq.ops.ema.naive import ema_kernel_naive
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, with_gradients
 
@@ -114,7 +113,7 @@ def test_a_block_scan_on_other_devices_equals_that_on_the_cpu(monkeypatch):
     """There it takes log2 K steps instead of K."""
     truth = with_gradients(of(ema), inputs(5 * BLOCK + 3, state=True))
     truth_both = with_gradients(of(ema), inputs(5 * BLOCK + 3, 2))
-    monkeypatch.setattr(blocks, "_one_after_the_other", blocks._by_doubling)
+    monkeypatch.setattr(block_scan, "_one_after_the_other", block_scan._by_doubling)
     assert_same(with_gradients(of(ema), inputs(5 * BLOCK + 3, state=True)), truth)
     assert_same(with_gradients(of(ema), inputs(5 * BLOCK + 3, 2)), truth_both)
 
@@ -138,8 +137,8 @@ def test_the_operator_of_blocks_passes_the_checks_of_torch():
     x, state, within = (noise(*shape, grad=True) for shape in ((BATCH, 6, DIM), (BATCH, DIM, NDIM), (DIM, 3, 3)))
     tables = [noise(*s, seed=i, grad=True) for i, s in enumerate(((DIM, 3, NDIM), (DIM, NDIM, 3), (1, DIM, NDIM)))]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(block_scan, (x, state, within, *tables), test_utils=tests)
-    torch.library.opcheck(block_scan, (x[:, :3], None, within, None, None, None), test_utils=tests)
+    torch.library.opcheck(block_scan.block_scan, (x, state, within, *tables), test_utils=tests)
+    torch.library.opcheck(block_scan.block_scan, (x[:, :3], None, within, None, None, None), test_utils=tests)
 
 
 # ------------------------------------------------------------------------------ kernels, cost

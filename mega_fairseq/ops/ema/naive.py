@@ -1,7 +1,7 @@
 """The damped EMA by its definition: coefficients, one step, the kernel, and a loop over steps."""
 
 import math
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
     """phi^t for t = first .. first + count - 1: (..., N) -> (..., N, count)."""
     t = torch.arange(first, first + count, device=log_decay.device, dtype=log_decay.dtype)
     return torch.exp(log_decay.unsqueeze(-1) * t)
+
+
+def decayed(c: EMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Tensor:
+    """What is left of a state (..., D, N) after so many steps."""
+    return torch.exp(c.log_decay[0] * steps) * state
 
 
 def ema_kernel_naive(c: EMACoefficients, length: int) -> Tensor:
