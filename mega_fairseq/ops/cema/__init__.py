@@ -1,0 +1,70 @@
+"""Multi-dimensional complex exponential moving average, CEMA (Megalodon, Ma et al. 2024).
+
+For each of D channels, with N complex states (x_t a scalar of that channel, n = 1 .. N):
+
+    h_t = q . h_{t-1} + p x_t      p = alpha,  q_n = (1 - alpha_n delta_n) exp(i phi_n),  phi_n = 2 pi n theta / N
+    y_t = Re(gamma^T h_t) / sqrt(N) + omega x_t
+
+alpha, delta and theta are sigmoids of parameters. This is what the authors' code computes; the paper has no omega. The
+forms are those of `ops/ema`, without truncation and for one direction:
+
+    naive.py     the definition, step by step, and the step for single tokens
+    blocks.py    blocks of C steps, with the same scan as the damped EMA
+
+All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside the scan.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.backend import NAIVE, backend
+from mega_fairseq.ops.cema.blocks import cema_blocks, final_state
+from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
+from mega_fairseq.ops.cema.naive import cema_coefficients as _coefficients
+from mega_fairseq.ops.precision import without_autocast
+
+__all__ = ["CEMACoefficients", "cema", "cema_coefficients", "cema_naive", "cema_token", "complex_powers", "final_state"]
+
+
+def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor) -> CEMACoefficients:
+    """Computes the coefficients from the logits alpha and delta (D, N) and theta (D), and from gamma (D, N, 2).
+
+    gamma is scaled by sqrt(1/N).
+    """
+    with without_autocast(alpha):
+        return _coefficients(alpha, delta, theta, gamma)
+
+
+def cema(
+    x: Tensor,
+    c: CEMACoefficients,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    """x (B, L, D) -> y (B, L, D) in x's dtype, and the state after it.
+
+    `state` is (B, D, N, 2), real and imaginary part, zeros by default. `skip` (D) is omega. `lengths` (B,) marks right
+    padding: padded outputs are zero and padded steps do not change the state.
+    """
+    with without_autocast(x):
+        if backend(x.device) == NAIVE:
+            return cema_naive(x, c, state, skip, lengths)
+        if x.size(1) == 1 and lengths is None:
+            y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
+            return y.unsqueeze(1), state
+        return cema_blocks(x, c, state, skip, lengths)
+
+
+def cema_token(
+    x: Tensor, c: CEMACoefficients, state: Tensor, skip: Optional[Tensor] = None, decay: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
+    """One token, for decoding: x (B, D), state (B, D, N, 2) -> y (B, D) in x's dtype, next state.
+
+    `decay` is q (D, N, 2), `complex_powers(c, 1)`, computed once per generation.
+    """
+    wide = x.to(c.expand.dtype)
+    y, state = cema_step(wide, c, complex_powers(c, 1) if decay is None else decay, state)
+    return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state

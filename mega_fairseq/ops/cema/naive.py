@@ -1,0 +1,77 @@
+"""The complex EMA by its definition: coefficients, one step, and a loop over steps."""
+
+import math
+from typing import NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from mega_fairseq.ops.ema.naive import log_decays
+from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.ops.precision import at_least_float32
+
+
+class CEMACoefficients(NamedTuple):
+    """The coefficients of the recurrence for each of D channels and N states, in float32 or float64."""
+
+    log_decay: Tensor  # (D, N) log |q|, finite and <= 0
+    turns: Tensor  # (D, N) the angle of q in whole turns, phi / (2 pi), in float64
+    expand: Tensor  # (D, N) p: from an input to the state
+    project: Tensor  # (D, N, 2) gamma / sqrt(N): from the state to an output, real and imaginary part
+
+
+def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor) -> CEMACoefficients:
+    """Computes the coefficients from the logits alpha and delta (D, N) and theta (D), and from gamma (D, N, 2)."""
+    alpha, delta, gamma = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, gamma))
+    ndim = alpha.size(-1)
+    number = torch.arange(1, ndim + 1, device=theta.device, dtype=torch.float64)
+    turns = torch.sigmoid(theta.double()).unsqueeze(-1) * (number / ndim)
+    return CEMACoefficients(log_decays(alpha, delta), turns, torch.sigmoid(alpha), gamma * math.sqrt(1.0 / ndim))
+
+
+def complex_powers(c: CEMACoefficients, steps: Union[int, Tensor]) -> Tensor:
+    """q^steps: steps that broadcast with (D, N) -> (..., D, N, 2), real and imaginary part.
+
+    Angles are rounded once, as fractions of a turn: in float32, the product of an angle and 100,000 steps would be
+    wrong by 0.01.
+    """
+    turns = c.turns * steps
+    angle = ((turns - turns.round()) * (2.0 * math.pi)).to(c.expand.dtype)
+    direction = torch.stack([torch.cos(angle), torch.sin(angle)], -1)
+    return torch.exp(c.log_decay * steps).unsqueeze(-1) * direction
+
+
+def complex_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of complex numbers in pairs of reals, (..., 2)."""
+    (a_real, a_imag), (b_real, b_imag) = a.unbind(-1), b.unbind(-1)
+    return torch.stack([a_real * b_real - a_imag * b_imag, a_real * b_imag + a_imag * b_real], -1)
+
+
+def cema_step(x: Tensor, c: CEMACoefficients, decay: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
+    """One token: x (B, D), decay q (D, N, 2), state (B, D, N, 2) -> y (B, D), next state."""
+    entering = c.expand * x.unsqueeze(-1)
+    state = complex_product(decay, state) + torch.stack([entering, torch.zeros_like(entering)], -1)
+    return complex_product(c.project, state)[..., 0].sum(-1), state
+
+
+def cema_naive(
+    x: Tensor,
+    c: CEMACoefficients,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    """`cema`, step by step."""
+    lengths = torch.full_like(x[:, 0, 0], x.size(1), dtype=torch.long) if lengths is None else lengths
+    inside = ~padding_from_lengths(lengths, x.size(1))  # (B, L)
+    xs = x.to(c.expand.dtype).masked_fill(~inside.unsqueeze(-1), 0.0)
+    state, decay, ys = zero_state(x, c) if state is None else state, complex_powers(c, 1), []
+    for t in range(x.size(1)):
+        y, after = cema_step(xs[:, t], c, decay, state)
+        state = torch.where(inside[:, t, None, None, None], after, state)
+        ys.append(y if skip is None else y + skip * xs[:, t])
+    return torch.stack(ys, 1).masked_fill(~inside.unsqueeze(-1), 0.0).to(x.dtype), state
+
+
+def zero_state(x: Tensor, c: CEMACoefficients) -> Tensor:
+    return c.project.new_zeros(x.size(0), *c.project.shape)
