@@ -49,6 +49,7 @@ KINDS = {
     "mha_": "mixer",
     "mhatw_": "mixer",
     "nffn_": "nffn",
+    "norm_": "timestep norm",
     "relbias_": "relbias",
     "sc_": "classifier",
     "seqnorm_": "seqnorm",

@@ -24,7 +24,7 @@ from mega_fairseq.modules import (
     NormalizedFeedForward,
 )
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.modules.normalization import BATCH_NORMS
+from mega_fairseq.modules.normalization import BATCH_NORMS, TimestepNorm
 from tests.properties.contracts import Layer
 
 DIM, SOURCE_DIM = 4, 5
@@ -32,7 +32,7 @@ REACH = 64  # of the simple bias: more than any sequence here, padded or not
 LENGTHS = (None, 0, 1, 2, 3, 5, 7, 8, 40)  # chunks, truncations and the like
 WIDTHS = (1, 2, 3, 4, 8)
 
-CAUSAL = ("ema", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
+CAUSAL = ("ema", "timestep_norm", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
 BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXERS), "bidirectional_block")
 
 
@@ -115,7 +115,12 @@ class Recipe:
         kind = self.kind.replace("bidirectional_", "")
         if kind in MIXERS:
             return self.options["config"].build()
-        makers = {"ema": DampedEMA, "cross_attention": GatedCrossAttention, "feed_forward": NormalizedFeedForward}
+        makers = {
+            "ema": DampedEMA,
+            "timestep_norm": TimestepNorm,
+            "cross_attention": GatedCrossAttention,
+            "feed_forward": NormalizedFeedForward,
+        }
         return makers.get(kind, Block)(**self.options)
 
 
@@ -169,6 +174,8 @@ def options_of(kind: str) -> st.SearchStrategy:
     if name == "ema":
         sizes = {"ndim": st.integers(1, 3), "truncation": st.sampled_from(LENGTHS)}
         return st.fixed_dictionaries({"dim": st.just(DIM), "bidirectional": st.just(not causal), **sizes})
+    if name == "timestep_norm":
+        return st.fixed_dictionaries({"dim": st.just(DIM), "groups": st.sampled_from((1, 2))})
     if name.endswith("block"):
         return block_options(causal, name == "decoder_block")
     if name == "cross_attention":

@@ -128,6 +128,16 @@ def norm(module: nn.Module, x: Tensor) -> Tensor:
     return y if bias is None else y + bias
 
 
+def timestep_norm(module: nn.Module, x: Tensor) -> Tensor:
+    """The timestep norm of x (n, D): each token with the mean and variance of all numbers of a group so far."""
+    outputs, groups = [], x.unflatten(-1, (module.groups, -1))  # (n, G, W)
+    for t in range(len(x)):
+        mean, seen = groups[: t + 1].mean((0, 2)).unsqueeze(-1), groups[: t + 1]
+        var = (seen - mean).square().mean((0, 2)).unsqueeze(-1)
+        outputs.append(((groups[t] - mean) / torch.sqrt(var + module.eps)).flatten())
+    return torch.stack(outputs) * (1.0 + module.weight) + module.bias
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 

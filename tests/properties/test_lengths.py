@@ -13,6 +13,7 @@ lengths = st.integers(1, 13)
 KINDS = {
     "ema": reference.ema,
     "bidirectional_ema": reference.ema,
+    "timestep_norm": reference.timestep_norm,
     **{name: reference_mixers.MIXERS[name] for name in MIXERS},
     **{f"bidirectional_{name}": reference_mixers.MIXERS[name] for name in MIXERS},
     "feed_forward": reference.feed_forward,
