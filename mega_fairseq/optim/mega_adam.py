@@ -33,6 +33,11 @@ class MegaAdamConfig(FairseqDataclass):
 class MegaAdam(FairseqAdam):
     def __init__(self, cfg: MegaAdamConfig, params: List[Tensor]):
         FairseqOptimizer.__init__(self, cfg)
+        if any(_is_half(p) and hasattr(p, "param_group") for p in params):
+            raise ValueError(
+                "--optimizer composite cannot resume with --memory-efficient-fp16 or --memory-efficient-bf16; leave "
+                "that option out"
+            )
         self._optimizer = FusedAdam(params, **self.optimizer_config)
 
     @torch.no_grad()

@@ -1,10 +1,13 @@
 """The optimizer computes what fairseq's Adam does, in a number of operations that does not grow with the weights."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from fairseq import optim
+from fairseq.optim.composite import FairseqCompositeOptimizer
+from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks import train
@@ -22,24 +25,35 @@ SHAPES = [(4, 5), (7,), (3, 2, 1), ()]
 class Training:
     """Weights and their optimizer, as fairseq's trainer builds it; gradients are random."""
 
-    def __init__(self, name, precision="float32", efficient=False, shapes=SHAPES):
-        words = [f"--{'memory-efficient-' * efficient}{precision}", "--fp16-no-flatten-grads"]
-        words = [] if precision == "float32" else words
+    def __init__(self, name, precision="float32", efficient=False, shapes=SHAPES, words=(), groups=()):
+        if precision != "float32":
+            words = [f"--{'memory-efficient-' * efficient}{precision}", "--fp16-no-flatten-grads", *words]
         self.cfg = training(*OPTIONS, f"--optimizer={name}", "--adam-eps=1e-3", *words)
         # Without its float32 copies, fairseq does not change a weight that has no gradient, as with layerdrop.
         self.dense = efficient
         self.random = torch.Generator().manual_seed(0)
         weights = [*map(self._random, shapes), self._random((3, 5)).t()]
         self.weights = [nn.Parameter(weight.to(HALF[precision])) for weight in weights]
-        self.build()
-
-    def build(self):
         half = (optim.FP16Optimizer, optim.MemoryEfficientFP16Optimizer)
-        if self.weights[0].dtype == torch.float32:
+        if groups:
+            self._in_groups(groups)
+        if self.cfg.common.amp:
+            self.optimizer = optim.AMPOptimizer.build_optimizer(self.cfg, self.weights)
+        elif precision == "float32":
             self.optimizer = optim.build_optimizer(self.cfg.optimizer, self.weights)
         else:
-            wrapper = half[self.cfg.common.memory_efficient_fp16 or self.cfg.common.memory_efficient_bf16]
-            self.optimizer = wrapper.build_optimizer(self.cfg, self.weights)
+            self.optimizer = half[efficient].build_optimizer(self.cfg, self.weights)
+
+    def _in_groups(self, rates):
+        """Every second weight has another learning rate, as hydra configures it."""
+        FairseqCompositeOptimizer.optimizers, FairseqCompositeOptimizer.lr_schedulers = {}, {}  # of the class
+        for i, weight in enumerate(self.weights):
+            weight.param_group = f"group{i % len(rates)}"
+        groups = {
+            f"group{i}": {"optimizer": {**self.cfg.optimizer, "lr": [rate]}, "lr_scheduler": {"_name": "fixed"}}
+            for i, rate in enumerate(rates)
+        }
+        self.cfg.optimizer = OmegaConf.create({"_name": "composite", "groups": groups})
 
     def _random(self, shape):
         return torch.randn(shape, generator=self.random)
@@ -57,26 +71,49 @@ class Training:
 
     def masters(self):
         """The weights in float32."""
-        masters = [self.optimizer.optimizer.state[p].get("master", p) for p in self.weights]
+        parts = [
+            each.optimizer for each in getattr(self.optimizer.optimizer, "optimizers", {"": self.optimizer}).values()
+        ]
+        states = {p: state for part in parts for p, state in part.state.items()}
+        masters = [states.get(p, {}).get("master", p) for p in self.weights]
         return [p.detach() for p in getattr(self.optimizer, "fp32_params", masters)]
 
 
 MODES = [("float32", False), ("fp16", False), ("bf16", False), ("fp16", True), ("bf16", True)]
 
 
-def assert_updates_equal_those_of_fairseq(precision, efficient):
-    stock, ours = Training("adam", precision), Training("mega_adam", precision, efficient)
-    stock.dense = ours.dense
-    for number in range(20):
-        norms = [each.update(number, clip=0.5 * (number % 2)) for each in (stock, ours)]
-        torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
-        torch.testing.assert_close(stock.masters(), ours.masters(), rtol=2e-6, atol=2e-7)
-        assert all(torch.equal(p, master.to(p.dtype)) for p, master in zip(ours.weights, ours.masters()))
+def assert_updates_equal_those_of_fairseq(precision, efficient, **options):
+    found = []
+    for name, halves in (("adam", False), ("mega_adam", efficient)):
+        each = Training(name, precision, halves, **options)
+        each.dense = efficient
+        for number in range(20):
+            found.append((each.update(number, clip=0.5 * (number % 2)), [t.clone() for t in each.masters()]))
+            assert all(torch.equal(p, master.to(p.dtype)) for p, master in zip(each.weights, found[-1][1]))
+    for (expected_norm, expected), (norm, masters) in zip(found[:20], found[20:]):
+        torch.testing.assert_close(norm, expected_norm, rtol=1e-6, atol=0)
+        torch.testing.assert_close(masters, expected, rtol=2e-6, atol=2e-7)
 
 
 @pytest.mark.parametrize(("precision", "efficient"), MODES)
 def test_updates_equal_those_of_adam_in_fairseq(precision, efficient):
     assert_updates_equal_those_of_fairseq(precision, efficient)
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_updates_of_several_parameter_groups_equal_those_of_fairseq(precision):
+    assert_updates_equal_those_of_fairseq(precision, False, groups=[0.01, 0.1])
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_groups_that_fairseq_cannot_resume_are_refused(precision):
+    with pytest.raises(ValueError, match="composite .* --memory-efficient"):
+        Training("mega_adam", precision, True, groups=[0.01, 0.1])
+
+
+def test_updates_with_amp_equal_those_of_fairseq(monkeypatch):
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
+    assert_updates_equal_those_of_fairseq("float32", False, words=["--amp"])
 
 
 def test_an_optimizer_that_forgets_digits_of_the_weights_is_detected(monkeypatch):
