@@ -40,6 +40,10 @@ class MegaAdam(FairseqAdam):
             )
         self._optimizer = FusedAdam(params, **self.optimizer_config)
 
+    def multiply_grads(self, c: Union[float, Tensor]) -> None:
+        """In one operation also with fairseq 0.12.2."""
+        torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], c)
+
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable] = None) -> Tensor:
         gradients = [p.grad for p in self.params if p.grad is not None]

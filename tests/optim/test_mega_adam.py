@@ -49,10 +49,8 @@ class Training:
         FairseqCompositeOptimizer.optimizers, FairseqCompositeOptimizer.lr_schedulers = {}, {}  # of the class
         for i, weight in enumerate(self.weights):
             weight.param_group = f"group{i % len(rates)}"
-        groups = {
-            f"group{i}": {"optimizer": {**self.cfg.optimizer, "lr": [rate]}, "lr_scheduler": {"_name": "fixed"}}
-            for i, rate in enumerate(rates)
-        }
+        parts = {"optimizer": dict(self.cfg.optimizer), "lr_scheduler": {"_name": "fixed"}}
+        groups = {f"group{i}": {**parts, "lr_float": rate} for i, rate in enumerate(rates)}
         self.cfg.optimizer = OmegaConf.create({"_name": "composite", "groups": groups})
 
     def _random(self, shape):
