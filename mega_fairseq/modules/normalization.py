@@ -34,6 +34,17 @@ class RMSNorm(ScaleNorm):
         return dim
 
 
+class ElementwiseScale(nn.Module):
+    """g . x with one learned g per dimension: the "rmsnorm" of Hugging Face's Mega, which does not normalise."""
+
+    def __init__(self, dim: int, eps: float, affine: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.weight is None else (x * self.weight.to(at_least_float32(x.dtype))).to(x.dtype)
+
+
 def _affine(norm: nn.Module, dtype: torch.dtype) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """Weight and bias in this dtype."""
     return tuple(None if p is None else p.to(dtype) for p in (norm.weight, norm.bias))
@@ -139,6 +150,7 @@ NORMS = {
     "layernorm": lambda dim, eps, affine: LayerNorm(dim, eps=eps, elementwise_affine=affine),
     "scalenorm": ScaleNorm,
     "rmsnorm": RMSNorm,
+    "hf_rmsnorm": ElementwiseScale,
     "batchnorm": lambda dim, eps, affine: BatchNorm(dim, eps=eps, affine=affine),
     "syncbatchnorm": lambda dim, eps, affine: SyncBatchNorm(dim, eps=eps, affine=affine),
 }

@@ -122,6 +122,8 @@ def norm(module: nn.Module, x: Tensor) -> Tensor:
         y = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
     elif module.kind in ("scalenorm", "rmsnorm"):
         y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+    elif module.kind == "hf_rmsnorm":
+        y = x
     else:
         y = (x - module.norm.running_mean) / torch.sqrt(module.norm.running_var + 1e-5)
     y = y if weight is None else y * weight
