@@ -3,12 +3,15 @@
 import mega_fairseq.models.architectures  # noqa: F401 - registers them
 from mega_fairseq.models.checkpoints import allow_plain_containers
 from mega_fairseq.models.mega_classifier import MegaClassifier, MegaClassifierConfig
+from mega_fairseq.models.mega_encoder import MegaEncoderConfig, MegaEncoderModel
 from mega_fairseq.models.mega_lm import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_transformer import MegaTransformerConfig, MegaTransformerModel
 
 __all__ = [
     "MegaClassifier",
     "MegaClassifierConfig",
+    "MegaEncoderConfig",
+    "MegaEncoderModel",
     "MegaLMConfig",
     "MegaLanguageModel",
     "MegaTransformerConfig",

@@ -13,9 +13,10 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
 
 from mega_fairseq.models.mega_classifier import MegaClassifier, MegaClassifierConfig
+from mega_fairseq.models.mega_encoder import MegaEncoderConfig, MegaEncoderModel
 from mega_fairseq.models.mega_lm import MegaLanguageModel, MegaLMConfig
 from mega_fairseq.models.mega_transformer import MegaTransformerConfig, MegaTransformerModel
-from mega_fairseq.models.presets import CLASSIFIERS, LANGUAGE_MODELS, TRANSLATION
+from mega_fairseq.models.presets import CLASSIFIERS, ENCODERS, LANGUAGE_MODELS, TRANSLATION
 
 
 def register(
@@ -56,3 +57,4 @@ def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
 register("mega_transformer", MegaTransformerModel, MegaTransformerConfig, TRANSLATION)
 register("mega_lm", MegaLanguageModel, MegaLMConfig, LANGUAGE_MODELS)
 register("mega_classifier", MegaClassifier, MegaClassifierConfig, CLASSIFIERS)
+register("mega_encoder", MegaEncoderModel, MegaEncoderConfig, ENCODERS)

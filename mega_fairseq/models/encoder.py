@@ -18,7 +18,7 @@ class Encoded(NamedTuple):
 
     x: Tensor  # (B, width, D)
     align: Optional[Alignment]  # None if there are no pads
-    states: List[Tensor]  # of each layer, if wanted
+    states: List[Tensor]  # embeddings and the output of each layer, on request
 
     def in_order(self, x: Tensor) -> Tensor:
         """(B, width, D) -> (B, L, D), with pads where they were."""
@@ -48,13 +48,26 @@ class MegaEncoder(Stack, FairseqEncoder):
         states = [encoded.in_order(_zero_at_pads(x, encoded.align)) for x in encoded.states]
         return encoder_out(encoded.in_order(encoded.x), src_tokens, padding, encoded.align, states)
 
-    def encode(self, inputs: Tensor, padding_mask: Tensor, return_all_hiddens: bool = False) -> Encoded:
-        """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm."""
+    def encode(
+        self,
+        inputs: Tensor,
+        padding_mask: Tensor,
+        return_all_hiddens: bool = False,
+        token_types: Optional[Tensor] = None,
+    ) -> Encoded:
+        """Inputs and mask (B, L), True = pad -> the output of the last layer, with the final norm.
+
+        Inputs may also be embeddings (B, L, D).
+        """
         graphs = None if return_all_hiddens else self.graphs_for(inputs)
         align, states = self.alignment(padding_mask, graphs), []
         lengths = None if align is None else align.lengths
         done = None if align is None else align.done()
-        x = _zero_at_pads(self.embed(inputs if align is None else align.front(inputs), as_mask(done)), done)
+        if align is not None:
+            inputs, token_types = align.front(inputs), None if token_types is None else align.front(token_types)
+        x = _zero_at_pads(self.embed(inputs, as_mask(done), token_types), done)
+        if return_all_hiddens:
+            states.append(x)
         if graphs is not None:
             x = graphs.run(self.run, x, lengths)
         else:

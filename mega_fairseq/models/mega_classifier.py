@@ -1,54 +1,37 @@
 """Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import FairseqEncoderModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from mega_fairseq.fairseq_options import is_training, option, option_of_command
-from mega_fairseq.models.base import MegaModel
+from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import EncoderOptions
+from mega_fairseq.models.mega_encoder import HeadedEncoder, HeadedEncoderOptions
 from mega_fairseq.models.same_model import check_start
-from mega_fairseq.modules import MIXERS
 from mega_fairseq.modules.classification import POOLINGS, ClassificationHead, ValueEmbedding, pool
-from mega_fairseq.modules.normalization import NORMS
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.tasks.prediction import Classifier
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
-class MegaClassifierConfig(EncoderOptions):
-    encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
-    normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
-    max_positions: int = option(
-        512, "longest input, also for the task on a command line; with hydra, set it in the task as well", least=1
-    )
+class MegaClassifierConfig(HeadedEncoderOptions):
     pooling: ChoiceEnum(list(POOLINGS)) = option("mean", "features: the mean over positions, or the first one")
     pairs: bool = option(False, "classify pairs of inputs, each encoded alone; needs a task that has pairs")
     classifier_layers: int = option(1, "hidden layers of the head", least=0)
     classifier_dim: int = option(0, "width of the head's hidden layers; 0 for twice --encoder-embed-dim", least=0)
 
 
-class MegaClassifier(MegaModel, FairseqEncoderModel):
+class MegaClassifier(HeadedEncoder):
     """Tokens, or real numbers for a task without a dictionary; `--arch mega_classifier` builds it."""
 
-    STACKS, OPTIONS = ("encoder",), MegaClassifierConfig
+    OPTIONS = MegaClassifierConfig
     takes_values_and_pairs = True  # as its task needs, and fairseq's own classifiers do not
-
-    def __init__(self, cfg: MegaClassifierConfig, encoder: MegaEncoder):
-        super().__init__(encoder)
-        self.cfg = cfg
-        self.classification_heads = nn.ModuleDict()
 
     @classmethod
     def build_model(cls, cfg: MegaClassifierConfig, task: FairseqTask) -> "MegaClassifier":
@@ -76,21 +59,6 @@ class MegaClassifier(MegaModel, FairseqEncoderModel):
         """Loads a trained classifier with its task, as MegaModel does; its `predict` classifies new inputs."""
         hub = super().from_pretrained(*names, **options)
         return Classifier(hub.task, list(hub.models))
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Fits a checkpoint to this model; in a new training from its weights, heads of other sizes start anew."""
-        super().upgrade_state_dict_named(state_dict, name)
-        options = option_of_command(self.cfg, "checkpoint")
-        is_new = is_training(self.cfg) and (options.finetune_from_model or options.reset_optimizer)
-        for head, module in self.classification_heads.items() if is_new else ():
-            prefix = f"classification_heads.{head}."
-            own = {f"{prefix}{key}": tensor for key, tensor in module.state_dict().items()}
-            stored = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
-            if {key: t.shape for key, t in own.items()} != {key: t.shape for key, t in stored.items()}:
-                logger.warning(f"the head {head!r} starts anew: that of the checkpoint has other sizes")
-                for key in stored:
-                    del state_dict[key]
-                state_dict.update(own)
 
     def forward(
         self,

@@ -5,7 +5,7 @@ annotations and no `int | None`.
 """
 
 import logging
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Iterator, List, Optional, Sequence, Type, TypeVar
 
@@ -42,6 +42,7 @@ NEEDS = {  # options, and those without which they have no effect
     "adaptive_input_cutoff": "adaptive_input",
     "adaptive_input_factor": "adaptive_input",
     "no_affine_final_norm": "normalize_before",
+    "no_final_norm": "normalize_before",
     "classifier_dim": "classifier_layers",
 }
 
@@ -70,6 +71,8 @@ class StackOptions(FairseqDataclass):
     )
     normalization_type: ChoiceEnum(["layernorm", "scalenorm", "rmsnorm"]) = option("layernorm", "kind of norm")
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
+    no_final_norm: bool = option(False, "with --normalize-before, do not normalise the output of the last layer")
+    opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
     normalize_embedding: bool = option(False, "normalise embeddings")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
     truncation_length: int = option(0, "how many steps the EMA looks back; 0 for no limit", least=0)
@@ -218,6 +221,7 @@ def layer_configs(
     feed_forward = cross = None
     if getattr(cfg, f"{side}_ffn_embed_dim"):
         feed_forward = from_options(FeedForwardConfig, cfg, side)
+        feed_forward = replace(feed_forward, prenorm=feed_forward.prenorm != cfg.opposite_ffn_norm)
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
     mixers = [from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers)]

@@ -266,3 +266,23 @@ CHUNKS = {
 for name, chunk in CHUNKS.items():
     about = CLASSIFIERS[name]["__doc__"].rstrip(".")
     CLASSIFIERS[f"{name}_chunk"] = dict(CLASSIFIERS[name], __doc__=f"{about}, in chunks.", encoder_chunk_size=chunk)
+
+# ------------------------------------------------------------------------------------------- encoders
+
+# Chunks and positions for texts of any length.
+LONG_TEXTS = dict(rel_pos_bias="rotary", normalize_before=True)
+
+ENCODERS = {
+    "mega_encoder_base": dict(
+        LONG_TEXTS,
+        __doc__="Of the size of RoBERTa base.",
+        encoder_layers=12, encoder_embed_dim=768, encoder_hidden_dim=1536, encoder_ffn_embed_dim=1408,
+        encoder_z_dim=128, encoder_chunk_size=512, attention_dropout=0.1,
+    ),
+    "mega_encoder_small": dict(
+        LONG_TEXTS,
+        __doc__="For small corpora and laptops.",
+        encoder_layers=4, encoder_embed_dim=128, encoder_hidden_dim=256, encoder_ffn_embed_dim=256, encoder_z_dim=64,
+        encoder_chunk_size=256, init="scaled",
+    ),
+}  # fmt: skip

@@ -42,18 +42,28 @@ class Stack:
         dim, norm = getattr(cfg, f"{self.side}_embed_dim"), str(cfg.normalization_type)
         self.cfg, self.embed_tokens = cfg, embed_tokens
         self.reach = max_positions  # of position bias simple without chunks
+        types = getattr(cfg, "token_types", 0)
+        self.embed_types = nn.Embedding(types, dim) if types else None
         self.embed_norm = SequenceNorm(norm, dim) if cfg.normalize_embedding else None
         configs = layer_configs(cfg, self.side, max_positions, source_dim)
         self.layers = nn.ModuleList(Block(*parts) for parts in configs)
-        self.final_norm = SequenceNorm(norm, dim, affine=affine_final_norm) if cfg.normalize_before else None
+        has_final_norm = cfg.normalize_before and not cfg.no_final_norm
+        self.final_norm = SequenceNorm(norm, dim, affine=affine_final_norm) if has_final_norm else None
         self.dropout_module = DropoutSwitch()
         self.train_graphs = TrainGraphs()
 
-    def embed(self, tokens: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
-        """Tokens (B, L) -> (B, L, D), with the norm and dropout of embeddings."""
-        x = self.embed_tokens(tokens)
-        if not getattr(self.cfg, "no_scale_embedding", True):  # a classifier has no such option and never scales
+    def embed(
+        self, tokens: Tensor, padding_mask: Optional[Tensor] = None, token_types: Optional[Tensor] = None
+    ) -> Tensor:
+        """Tokens and their types (B, L) -> (B, L, D), with the norm and dropout of embeddings.
+
+        Instead of tokens, it also takes their embeddings (B, L, D).
+        """
+        x = self.embed_tokens(tokens) if tokens.dim() == 2 else tokens
+        if not getattr(self.cfg, "no_scale_embedding", True):  # models without a decoder never scale
             x = x * math.sqrt(x.size(-1))
+        if self.embed_types is not None:
+            x = x + (self.embed_types.weight[0] if token_types is None else self.embed_types(token_types))
         if self.embed_norm is not None:
             x = self.embed_norm(x, padding_mask)
         return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)

@@ -18,6 +18,8 @@ import mega_fairseq.criterions  # noqa: F401 - registers ours
 from mega_fairseq.models import (
     MegaClassifier,
     MegaClassifierConfig,
+    MegaEncoderConfig,
+    MegaEncoderModel,
     MegaLanguageModel,
     MegaLMConfig,
     MegaTransformerConfig,
@@ -37,6 +39,7 @@ MODELS = {
     MegaLMConfig: (MegaLanguageModel, task),
     MegaTransformerConfig: (MegaTransformerModel, task),
     MegaClassifierConfig: (MegaClassifier, classification),
+    MegaEncoderConfig: (MegaEncoderModel, classification),
 }
 # Options whose range is stated beside their default.
 STATED = [
@@ -147,6 +150,7 @@ def test_models_and_tasks_that_do_not_fit_are_refused():
         (MegaLanguageModel, MegaLMConfig(), classes, "--arch mega_lm"),
         (MegaClassifier, MegaClassifierConfig(), task(40), "--arch mega_classifier"),
         (MegaClassifier, MegaClassifierConfig(encoder_embed_path="file"), numbers, "--encoder-embed-path"),
+        (MegaEncoderModel, MegaEncoderConfig(), numbers, "--arch mega_classifier"),
     ):
         with pytest.raises(ValueError, match=said):
             kind.build_model(config, where)

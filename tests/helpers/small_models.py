@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from mega_fairseq.models import (
     MegaClassifier,
     MegaClassifierConfig,
+    MegaEncoderConfig,
+    MegaEncoderModel,
     MegaLanguageModel,
     MegaLMConfig,
     MegaTransformerConfig,
@@ -112,7 +114,17 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
     return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
 
 
-# ------------------------------------------------------------------------------------------------ classifiers
+# ------------------------------------------------------------------------------------------------ encoders
+
+
+def encoder(types: int = TYPES, **options: Any) -> MegaEncoderModel:
+    """With one classification head, called "head"."""
+    torch.manual_seed(0)
+    sizes = _sizes("encoder", options.get("encoder_token_mixer", "mega"))
+    cfg = MegaEncoderConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
+    model = MegaEncoderModel.build_model(cfg, classification(types))
+    model.register_classification_head("head", num_classes=3)
+    return _perturbed(model, 0.2, 0.2)
 
 
 def classifier(types: Optional[int] = TYPES, **options: Any) -> MegaClassifier:

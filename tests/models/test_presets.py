@@ -11,8 +11,14 @@ import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, build_model
 
-from mega_fairseq.models import MegaClassifier, MegaClassifierConfig, MegaLMConfig, MegaTransformerConfig
-from mega_fairseq.models.presets import CLASSIFIERS, LANGUAGE_MODELS, TRANSLATION
+from mega_fairseq.models import (
+    MegaClassifier,
+    MegaClassifierConfig,
+    MegaEncoderConfig,
+    MegaLMConfig,
+    MegaTransformerConfig,
+)
+from mega_fairseq.models.presets import CLASSIFIERS, ENCODERS, LANGUAGE_MODELS, TRANSLATION
 from mega_fairseq.modules import MIXERS, FeedForwardConfig, GatedCrossAttentionConfig
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from tests.helpers.commands import ROOT, as_words
@@ -65,6 +71,7 @@ CLASSIFICATION = {  # types of the dictionary or None for numbers, classes, and 
     "mega_sc_raw_big": (None, 10, 475_890),
     "mega_classifier_small": (261, 4, 147_070),
 }
+ENCODING = {"mega_encoder_base": (50_265, 124_329_561), "mega_encoder_small": (BYTES, 938_064)}  # RoBERTa 124,697,433
 NAME = "sentence_prediction"  # of fairseq's task and criterion
 
 
@@ -86,6 +93,7 @@ def test_the_tables_list_every_preset():
     assert set(CLASSIFICATION) == {name for name in CLASSIFIERS if not name.endswith("_chunk")}
     classifiers = {name for name, model in MODEL_REGISTRY.items() if model is MegaClassifier}
     assert classifiers == {"mega_classifier", *CLASSIFIERS}
+    assert set(ENCODING) == set(ENCODERS)
 
 
 @pytest.mark.slow
@@ -108,6 +116,15 @@ def test_a_classifier_is_the_same_on_the_command_line_and_with_hydra(preset):
     assert plain(command_line) == plain(under_hydra(NAME, NAME, _name=preset))
     assert size(command_line, types, classes) == parameters
     assert command_line.max_positions == command_line._get_parent().task.max_positions
+
+
+@pytest.mark.parametrize("preset", ENCODING)
+def test_an_encoder_is_the_same_on_the_command_line_and_with_hydra(preset):
+    types, parameters = ENCODING[preset]
+    command_line = parsed("--task=masked_lm", "--criterion=masked_lm", "--arch", preset)
+    assert plain(command_line) == plain(under_hydra("masked_lm", "masked_lm", _name=preset))
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(command_line, classification(types)).parameters()) == parameters
 
 
 @pytest.mark.parametrize("preset", [name for name in CLASSIFIERS if name.endswith("_chunk")])
@@ -152,7 +169,12 @@ def test_fairseq_train_accepts_every_released_option(arch, file, replaced):
 
 @pytest.mark.parametrize(
     ("config", "sides"),
-    [(MegaTransformerConfig, ["encoder", "decoder"]), (MegaLMConfig, ["decoder"]), (MegaClassifierConfig, ["encoder"])],
+    [
+        (MegaTransformerConfig, ["encoder", "decoder"]),
+        (MegaLMConfig, ["decoder"]),
+        (MegaClassifierConfig, ["encoder"]),
+        (MegaEncoderConfig, ["encoder"]),
+    ],
 )
 def test_options_have_the_types_defaults_and_choices_of_the_fields_they_set(config, sides):
     options, kinds = {f.name: f for f in fields(config)}, get_type_hints(config)

@@ -3,7 +3,6 @@
 The options are not trusted: they build the model on the meta device, which allocates no memory.
 """
 
-import re
 import textwrap
 from dataclasses import fields
 from types import SimpleNamespace
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint.trained import WRITER, Checkpoint
-from mega_fairseq.models import MegaClassifier, MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models import MegaClassifier, MegaEncoderModel, MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.models.embedding import types_of
+from mega_fairseq.models.mega_encoder import HeadedEncoder
 
-MODELS = (MegaLanguageModel, MegaTransformerModel, MegaClassifier)
-HEADS = re.compile(r"classification_heads\.(\w+)\.out\.weight")
+MODELS = (MegaLanguageModel, MegaTransformerModel, MegaClassifier, MegaEncoderModel)
 PATHS = ("encoder_embed_path", "decoder_embed_path")  # files of embeddings, which the tensors replace
 
 
@@ -52,11 +51,8 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
     try:
         with torch.device("meta"):
             model = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), _task(checkpoint))
-            if isinstance(model, MegaClassifier):
-                for tensor_name, tensor in checkpoint.tensors.items():
-                    head = HEADS.fullmatch(tensor_name)
-                    if head is not None:
-                        model.register_classification_head(head[1], tensor.size(0))
+            if isinstance(model, HeadedEncoder):
+                model.register_stored_heads(checkpoint.tensors)
             return model
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise invalid_options(error) from None
@@ -66,11 +62,11 @@ def _task(checkpoint: Checkpoint) -> SimpleNamespace:
     """What a model asks of its task."""
     target = types_of(checkpoint.tensors, "decoder.embed_tokens")
     source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
-    if not issubclass(MODEL_REGISTRY[checkpoint.word("model")], MegaClassifier):
+    if not issubclass(MODEL_REGISTRY[checkpoint.word("model")], HeadedEncoder):
         return SimpleNamespace(source_dictionary=_dictionary(source), target_dictionary=_dictionary(target))
     numbers = "encoder.embed_tokens.bias" in checkpoint.tensors
     words = None if numbers else _dictionary(source)
-    return SimpleNamespace(source_dictionary=words, label_dictionary=None, state_dict=dict)
+    return SimpleNamespace(source_dictionary=words, label_dictionary=None, state_dict=dict, cfg=None)
 
 
 def _dictionary(types: int) -> Dictionary:

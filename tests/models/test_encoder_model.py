@@ -1,0 +1,128 @@
+"""Encoders as masked language models: batch independence, any length and chunk, heads, token types, hidden states."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_fairseq.modules import EXAMPLES
+from mega_fairseq.modules.heads import LM_HEADS
+from tests.helpers.golden_models import PAD
+from tests.helpers.small_models import CHUNK, TYPES, encoder, mixer_of, mixer_options
+
+LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
+FIRST = {mixer_of(name): name for name in reversed(list(EXAMPLES))}.values()  # an example of each mixer
+HEADS = [kind for kind in LM_HEADS if kind != "none"]
+
+
+def build(mixer="mega", **options):
+    example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
+    return encoder(**{**example, **options}).double()
+
+
+def documents(lengths=LENGTHS):
+    random = torch.Generator().manual_seed(0)
+    return [torch.randint(4, TYPES, (length,), generator=random) for length in lengths]
+
+
+def batch(rows, width=16):
+    """One tensor of the rows, each with pads before and after it."""
+    tokens = torch.full((len(rows), width), PAD)
+    for i, row in enumerate(rows):
+        start = (3 * i + 2) % (width - len(row) + 1)
+        tokens[i, start : start + len(row)] = row
+    return tokens
+
+
+def scores(model, tokens, **options):
+    return model(tokens, **options)[0]
+
+
+@pytest.mark.parametrize("mixer", FIRST)
+def test_a_document_has_the_same_scores_alone_and_in_any_padded_batch(mixer):
+    model, rows = build(mixer), documents()
+    tokens = batch(rows)
+    together, classes = scores(model, tokens), scores(model, tokens, classification_head_name="head")
+    features = scores(model, tokens, features_only=True)
+    assert not features[tokens.eq(PAD)].any()
+    for i, row in enumerate(rows):
+        torch.testing.assert_close(together[i, tokens[i] != PAD], scores(model, row[None])[0])
+        torch.testing.assert_close(classes[i], scores(model, row[None], classification_head_name="head")[0])
+
+
+@pytest.mark.parametrize("rel_pos_bias", ["simple", "rotary"])
+def test_a_chunk_as_long_as_the_document_is_full_attention(rel_pos_bias):
+    longest = max(LENGTHS)
+    whole, chunk, shorter = (
+        scores(build(encoder_chunk_size=size, max_positions=longest, rel_pos_bias=rel_pos_bias), batch(documents()))
+        for size in (-1, longest, CHUNK)
+    )
+    torch.testing.assert_close(chunk, whole)
+    assert not torch.allclose(shorter, whole)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("untied", [False, True])
+def test_only_masked_tokens_are_projected_and_give_the_same_gradients(kind, untied):
+    model, tokens = build(lm_head=kind, untie_lm_head=untied), batch(documents())
+    assert (model.encoder.lm_head.weight is model.encoder.embed_tokens.weight) != untied
+    masked = tokens.ne(PAD) & (torch.arange(tokens.numel()).view_as(tokens) % 3).eq(0)
+    gradients = []
+    for found in (scores(model, tokens, masked_tokens=masked), scores(model, tokens)[masked]):
+        model.zero_grad()
+        F.cross_entropy(found, tokens[masked]).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == {name for name, _ in model.named_parameters() if "classification" not in name}
+    torch.testing.assert_close(*gradients)
+
+
+def test_token_types_move_with_their_tokens_and_default_to_the_first():
+    model, rows = build(token_types=3), documents()
+    types = [torch.arange(len(row)) % 3 for row in rows]
+    tokens, of_tokens = batch(rows), batch([each + 10 for each in types]).sub(10).clamp_min(0)
+    together = scores(model, tokens, token_types=of_tokens)
+    for i, row in enumerate(rows):
+        alone = scores(model, row[None], token_types=types[i][None])[0]
+        torch.testing.assert_close(together[i, tokens[i] != PAD], alone)
+    zeros = scores(model, tokens, token_types=torch.zeros_like(tokens))
+    torch.testing.assert_close(scores(model, tokens), zeros, rtol=0, atol=0)
+    assert not torch.allclose(together, zeros)
+
+
+def test_hidden_states_are_the_embeddings_and_the_output_of_each_layer():
+    model, tokens = build(normalize_before=True, no_final_norm=True), batch(documents())
+    features, extra = model(tokens, features_only=True, return_all_hiddens=True)
+    states = [state.transpose(0, 1) for state in extra["inner_states"]]
+    assert len(states) == 1 + len(model.encoder.layers)
+    embedded = model.encoder.embed_tokens(tokens)
+    torch.testing.assert_close(states[0], embedded.masked_fill(tokens.eq(PAD).unsqueeze(-1), 0))
+    torch.testing.assert_close(states[-1], features)
+
+
+def test_embeddings_may_replace_those_of_tokens():
+    model, tokens = build(), batch(documents())
+    embedded = model.encoder.embed_tokens(tokens)
+    torch.testing.assert_close(scores(model, tokens, token_embeddings=embedded), scores(model, tokens))
+    assert not torch.allclose(scores(model, tokens, token_embeddings=2 * embedded), scores(model, tokens))
+
+
+def test_layers_normalise_as_their_options_say():
+    for before in (True, False):
+        for opposite in (True, False):
+            layer = build(normalize_before=before, opposite_ffn_norm=opposite).encoder.layers[0]
+            assert layer.mixer.config.prenorm == before
+            assert layer.feed_forward.config.prenorm == (before != opposite)
+
+
+def test_a_model_without_language_model_head_has_features_but_no_scores():
+    model, tokens = build(lm_head="none"), batch(documents())
+    assert scores(model, tokens, features_only=True).shape == (*tokens.shape, 16)
+    with pytest.raises(ValueError, match="--lm-head none"):
+        scores(model, tokens)
+
+
+def test_log_probabilities_are_those_of_the_scores():
+    model, tokens = build(), batch(documents())
+    output = model(tokens)
+    for log_probs, function in ((True, F.log_softmax), (False, F.softmax)):
+        found = model.get_normalized_probs(output, log_probs)
+        torch.testing.assert_close(found, function(output[0].float(), -1))
