@@ -62,6 +62,7 @@ PROGRAMS = {
     "decode.py": [],
     "train.py": ["--tables=small"],
     "eval_lm.py": ["--tables=evaluation"],
+    "documents.py": [],
 }
 
 
