@@ -52,7 +52,7 @@ RECIPE = [
     *["--lr-scheduler=inverse_sqrt", "--warmup-updates=400", "--no-epoch-checkpoints", "--save-interval=1000"],
     *["--save-interval-updates={often}", "--keep-interval-updates=5", "--validate-interval-updates={seldom}"],
     *["--validate-interval=1000"],
-    *["--log-format=json", "--log-interval=50"],
+    *["--num-workers=0", "--log-format=json", "--log-interval=50"],
 ]
 
 # ------------------------------------------------------------------------------------------- recall
