@@ -2,20 +2,17 @@
 
 import os
 from argparse import Namespace
-from typing import Any, Dict, List, Optional, Tuple, Type, Union
+from typing import Any, Dict, List, Tuple, Type, Union
 
-from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass import FairseqDataclass
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
 from torch import Tensor
 
 from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
-from mega_fairseq.models.stack import count_layers, keep_layers
 from mega_fairseq.modules.config import check_positive
 
 
@@ -38,35 +35,10 @@ class MegaModel(BaseFairseqModel):
 
     @classmethod
     def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:
-        """Checks the options before anything is built, and applies --model-overrides and --encoder-layers-to-keep."""
+        """Checks the options before anything is built, and applies --model-overrides."""
         check_overrides(cfg, task)
         check_ranges(cfg, cls.OPTIONS)
-        for side in cls.STACKS:
-            keep_layers(cfg, side)
         check_unused(cfg, cls.STACKS)
-
-    def load_state_dict(
-        self,
-        state_dict: Dict[str, Tensor],
-        strict: bool = True,
-        model_cfg: Optional[DictConfig] = None,
-        args: Optional[Namespace] = None,
-    ) -> Any:
-        """Loads a checkpoint, without the layers that --encoder-layers-to-keep and --decoder-layers-to-keep leave out.
-
-        `model_cfg`, which is saved with the next checkpoint, then describes the remaining layers.
-        """
-        own = {side: len(getattr(self, side).layers) for side in self.STACKS}
-        stored = {side: count_layers(state_dict, side) for side in self.STACKS}
-        pruned = [side for side in self.STACKS if getattr(model_cfg, f"{side}_layers_to_keep", None)]
-        for side in pruned:
-            setattr(model_cfg, f"{side}_layers", own[side])
-        for side in self.STACKS if pruned else ():
-            if all(stored[other] <= own[other] for other in pruned):  # already pruned, or trained with this many layers
-                setattr(model_cfg, f"{side}_layers_to_keep", None)
-            elif side not in pruned or stored[side] <= own[side]:  # fairseq would leave out all layers of this side
-                setattr(model_cfg, f"{side}_layers_to_keep", ",".join(map(str, range(stored[side]))))
-        return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, args=args)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to the chunk sizes and longest sequences of this model."""

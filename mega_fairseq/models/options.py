@@ -106,9 +106,6 @@ class EncoderOptions(StackOptions):
     encoder_layerdrop: float = option(
         0.0, "probability of leaving out each encoder layer in a training step", least=0, below=1
     )
-    encoder_layers_to_keep: Optional[str] = option(
-        None, "numbers of the encoder layers to keep of a checkpoint, as in 0,2,4; works best after --encoder-layerdrop"
-    )
     encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     encoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
     # of other token mixers
@@ -147,9 +144,6 @@ class DecoderOptions(StackOptions):
     decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
     decoder_layerdrop: float = option(
         0.0, "probability of leaving out each decoder layer in a training step", least=0, below=1
-    )
-    decoder_layers_to_keep: Optional[str] = option(
-        None, "numbers of the decoder layers to keep of a checkpoint, as in 0,2,4; works best after --decoder-layerdrop"
     )
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     decoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
@@ -224,20 +218,8 @@ def layer_configs(
         feed_forward = replace(feed_forward, prenorm=feed_forward.prenorm != cfg.opposite_ffn_norm)
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
-    mixers = [from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers)]
-    _check_kept_layers(cfg, side, mixers[0].period)
+    mixers = (from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers))
     return [(mixer, feed_forward, cross) for mixer in mixers]
-
-
-def _check_kept_layers(cfg: FairseqDataclass, side: str, period: int) -> None:
-    """Refuses to prune layers if one that remains would then mix in another pattern than in training."""
-    given = getattr(cfg, f"{side}_layers_to_keep")
-    numbers = sorted(map(int, given.split(","))) if given else []
-    if any((number - place) % period for place, number in enumerate(numbers)):
-        raise ValueError(
-            f"--{side}-layers-to-keep is {given!r} and layers of this token mixer alternate between {period} patterns; "
-            "keep layers that still alternate, as in 0,1,4,5"
-        )
 
 
 def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:

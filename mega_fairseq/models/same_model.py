@@ -28,7 +28,7 @@ from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_comman
 logger = logging.getLogger(__name__)
 # Options of models that may change freely, from one training to the next too: weights keep their meaning.
 FREE = re.compile(
-    r"\w*(drop|dropout|_embed_path|_activations|_layers_to_keep)|init|piece_tokens|generation_weights|cuda_graphs|compile|_name"
+    r"\w*(drop|dropout|_embed_path|_activations)|init|piece_tokens|generation_weights|cuda_graphs|compile|_name"
 )
 LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # may change if no weight has another shape
 CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
@@ -76,8 +76,7 @@ def _compare(
     """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has."""
     if MODEL_REGISTRY.get(_section(state, "model").get("_name")) is not type(model):
         return  # not a Mega model, which fairseq reports
-    pruned = {f"{side}_layers" for side in model.STACKS if cfg[f"{side}_layers_to_keep"]}
-    compared = {"model": [n for n in cfg if n not in pruned and not FREE.fullmatch(n)], "task": TASK if resumes else ()}
+    compared = {"model": [name for name in cfg if not FREE.fullmatch(name)], "task": TASK if resumes else ()}
     changed = {}
     for section, names in compared.items():
         theirs = _section(state, section)

@@ -1,17 +1,16 @@
 """A stack of layers with its embeddings and norms: what encoder and decoder share.
 
 In training, layers may be dropped at random (Fan et al. 2019) and activations recomputed or kept in CPU memory; both
-happen in `layers_to_run`. Layers of a checkpoint may be left out (`keep_layers`).
+happen in `layers_to_run`.
 """
 
 import math
 import re
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -162,25 +161,3 @@ def _buffers_restored(module: nn.Module) -> Iterator[None]:
     finally:
         for part, buffers in originals:
             part._buffers.update(buffers)
-
-
-# ------------------------------------------------------------------------------------------- pruning
-
-
-def keep_layers(cfg: FairseqDataclass, side: str) -> None:
-    """Checks the option for pruning layers, and sets the number of layers kept."""
-    kept = getattr(cfg, f"{side}_layers_to_keep")
-    if not kept:
-        return
-    layers, numbers = getattr(cfg, f"{side}_layers"), kept.split(",")
-    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(map(str, range(layers))):
-        raise ValueError(
-            f"--{side}-layers-to-keep is {kept!r} and there are {layers} layers; give numbers from 0 to {layers - 1}, "
-            "separated by commas"
-        )
-    setattr(cfg, f"{side}_layers", len(numbers))
-
-
-def count_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
-    matches = (re.match(rf"{side}\.layers\.(\d+)\.", name) for name in state_dict)
-    return len({match.group(1) for match in matches if match})

@@ -40,11 +40,6 @@ class MixerConfig(ModuleConfig):
         if self.causal:
             self.check_causal_norm()
 
-    @property
-    def period(self) -> int:
-        """After how many layers the pattern of mixing repeats."""
-        return 1
-
     def build(self) -> "Mixer":
         raise NotImplementedError
 

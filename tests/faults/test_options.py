@@ -229,16 +229,12 @@ def test_options_that_do_not_fit_a_mixer_are_refused_by_name(no_data, mixer, opt
         assert_refused([*base, *(word.replace("{}", side) for word in options)], no_data, said.replace("{}", side))
 
 
-PRUNED = ["--arch=sparse_lm_small", "--decoder-sparse-combine=interleaved"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--arch=aft_lm_small", "--decoder-aft-form=window"], "--decoder-aft-reach is 32"),
         (["--arch=flash_lm_small", "--ffn-activation-fn=geglu"], "--ffn-activation-fn is geglu"),
         (["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"], "--activation-fn is relu"),
-        ([*PRUNED, "--decoder-layers-to-keep=0,2"], "--decoder-layers-to-keep is '0,2'"),
         (["--arch=mega_transformer_small"], "--arch mega_transformer reads a source"),
     ],
     ids=str,

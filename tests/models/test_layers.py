@@ -1,24 +1,13 @@
-"""Activation checkpointing, layer drop and pruning, as in fairseq's Transformer."""
+"""Activation checkpointing and layer drop, as in fairseq's Transformer."""
 
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch._dynamo.utils import counters
 
 from mega_fairseq.models import stack
-from tests.helpers.commands import (
-    GENERATION,
-    TRANSLATION,
-    as_words,
-    assert_same_translations,
-    fairseq,
-    preprocess_pairs,
-    records,
-)
-from tests.helpers.commands import SIZES as CORPUS
 from tests.helpers.small_models import SENTENCES, TYPES, classifier, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
@@ -150,27 +139,13 @@ def test_training_drops_each_layer_at_the_given_rate_and_evaluation_drops_none(k
 @every_model
 def test_a_step_with_dropped_layers_equals_one_of_a_model_without_them(kind, monkeypatch):
     model = layers(kind, layers=LAYERS, layerdrop=0.5)
-    kept = {side: [1, 3] for side in model.STACKS}
     monkeypatch.setattr(torch, "rand", lambda count: torch.tensor([0.1, 0.9, 0.2, 0.8]))
     dropped = scores(model.train())
     dropped.logsumexp(-1).sum().backward()
     assert all(p.grad is None for stack in sides(model).values() for p in stack.layers[0].parameters())
-    smaller = pruned(kind, model, kept)
-    torch.testing.assert_close(scores(smaller), dropped)
-
-
-# ------------------------------------------------------------------------------------------------ pruned
-
-
-def pruned(kind, model, kept, **options):
-    """A model with only the kept layers and the tensors of `model`."""
-    given = {f"{side}_layers_to_keep": ",".join(map(str, numbers)) for side, numbers in kept.items()}
-    sizes = {f"{side}_layers": len(stack.layers) for side, stack in sides(model).items()}
-    smaller = MODELS[kind](dropout=0.0, **sizes, **given, **options)
-    cfg = OmegaConf.create({"_name": "mega", **sizes, **given})
-    smaller.load_state_dict(model.state_dict(), model_cfg=cfg)
-    assert {side: cfg[f"{side}_layers"] for side in kept} == {side: len(numbers) for side, numbers in kept.items()}
-    return smaller
+    for each in sides(model).values():
+        each.layers = torch.nn.ModuleList([each.layers[1], each.layers[3]])
+    torch.testing.assert_close(scores(model.eval()), dropped)
 
 
 def test_a_single_layer_in_evaluation_returns_to_training_with_the_model():
@@ -178,42 +153,3 @@ def test_a_single_layer_in_evaluation_returns_to_training_with_the_model():
     model.decoder.layers[0].eval()
     assert all(module.training for module in model.train().modules())
     assert not any(module.training for module in model.eval().modules())
-
-
-def test_layers_are_pruned_before_a_smaller_chunk_is_fitted():
-    """The remaining layers get new numbers, and their simple bias fewer scores."""
-    simple = {"rel_pos_bias": "simple"}
-    model = language_model(decoder_layers=3, dropout=0.0, **simple)
-    smaller = pruned("language model", model, {"decoder": [0, 2]}, decoder_chunk_size=3, **simple)
-    model.decoder.set_chunk_size(3)
-    model.decoder.layers = torch.nn.ModuleList([model.decoder.layers[0], model.decoder.layers[2]])
-    torch.testing.assert_close(scores(smaller), scores(model))
-
-
-@pytest.mark.parametrize("kept", ["3", "0,0", "1,x"])
-def test_invalid_layers_to_keep_are_refused(kept):
-    with pytest.raises(ValueError, match=f"--decoder-layers-to-keep is '{kept}'"):
-        language_model(decoder_layers=3, decoder_layers_to_keep=kept)
-
-
-# ------------------------------------------------------------------------------------------------ commands
-
-
-@pytest.mark.slow
-def test_a_translation_model_is_pruned_for_generation_and_for_further_training(tmp_path):
-    data, last = preprocess_pairs(tmp_path), "checkpoint_last.pt"
-    words = ["train", data, *TRANSLATION, "--encoder-layers=3", "--decoder-layers=3"]
-    dropped = ["--encoder-layerdrop=0.3", "--decoder-layerdrop=0.3", "--checkpoint-activations", "--max-update=2"]
-    fairseq(*words, *dropped, "--save-dir", tmp_path / "whole")
-    generate = ["generate", data, *GENERATION, "--gen-subset=valid", "--path"]
-    kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "1"}
-    expected = fairseq(*generate, tmp_path / "whole" / last, "--model-overrides", kept)
-
-    # The learning rate is 0, so the checkpoint contains the pruned model; its options have the number of layers.
-    start = [f"--finetune-from-model={tmp_path}/whole/{last}", "--save-dir", tmp_path / "pruned"]
-    words += [*as_words(kept), "--lr=0", "--warmup-updates=0", *start]
-    fairseq(*words, "--max-update=2")
-    assert_same_translations(fairseq(*generate, tmp_path / "pruned" / last), expected, count=CORPUS["valid"])
-    said = fairseq(*words, "--max-update=3")
-    assert "with other options" not in said
-    assert [record["num_updates"] for record in records(said, "train_inner")] == [3]

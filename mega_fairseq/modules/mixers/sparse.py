@@ -64,10 +64,6 @@ class SparseConfig(ChunkedConfig):
             )
 
     @property
-    def period(self) -> int:
-        return 2 if self.combine == "interleaved" else 1
-
-    @property
     def sparsity(self) -> Sparsity:
         sets = ("first", "second")[self.layer % 2] if self.combine == "interleaved" else self.combine
         return Sparsity(self.pattern, sets, self.stride, self.causal, self.summary, self.subblocks)
