@@ -128,15 +128,6 @@ def parser() -> argparse.ArgumentParser:
     data = prepare.add_subparsers(dest="data", metavar="DATA", required=True)
     digits = data.add_parser("digits", help="handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
     digits.add_argument("out", metavar="OUT", help="a new folder")
-    pictures = data.add_parser("pictures", help="your own pictures, in .npy files")
-    pictures.add_argument("out", metavar="OUT", help="a new folder")
-    pictures.add_argument("source", metavar="SOURCE", help="folder with a folder of pictures for each label")
-    pictures.add_argument(
-        "--side", type=int, default=32, metavar="N", help="pixels of a side of each picture (default: %(default)s)"
-    )
-    pictures.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each CPU)"
-    )
     documents = data.add_parser("documents", help="parallel text with the document of each line")
     documents.set_defaults(module="documents.sources")
     documents.add_argument("out", metavar="OUT", help="a new folder")
@@ -154,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     documents.add_argument(
         "--separator", default=SEPARATOR, metavar="WORD", help="refuse text with this word (default: %(default)s)"
     )
-    for each in (digits, pictures, documents):
+    for each in (digits, documents):
         each.add_argument("--seed", type=int, default=1, metavar="N", help="for the splits (default: %(default)s)")
 
     actions = add("documents", "split translated documents into lines, or score them").add_subparsers(
