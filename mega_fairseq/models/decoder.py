@@ -63,9 +63,19 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         self.build_stack(cfg, embed_tokens, max_positions, source_dim, affine_final_norm)
         self.padding_idx = dictionary.pad()
         self.adaptive_softmax, self.output_projection = adaptive_softmax, None
+        dim, types = cfg.decoder_embed_dim, len(dictionary)
+        if adaptive_softmax is not None and (cfg.output_bias or cfg.output_dense):
+            raise ValueError(
+                "--output-bias and --output-dense are for one output projection; leave out --adaptive-softmax-cutoff"
+            )
+        self.output_dense = nn.Linear(dim, dim) if cfg.output_dense else None
+        tied_bias = cfg.output_bias and cfg.share_decoder_input_output_embed
+        self.output_bias = nn.Parameter(torch.zeros(types)) if tied_bias else None
         if adaptive_softmax is None and not cfg.share_decoder_input_output_embed:
-            self.output_projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=False)
-            nn.init.normal_(self.output_projection.weight, std=cfg.decoder_embed_dim**-0.5)
+            self.output_projection = nn.Linear(dim, types, bias=cfg.output_bias)
+            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+            if cfg.output_bias:
+                nn.init.zeros_(self.output_projection.bias)
         self.separators: Optional[Tuple[int, int]] = None  # types in source and target, if attention depends on lines
         self.need_attn = False  # whether to return the last layer's attention to the source in training, too
         self.cache: Optional[PackedWeightsCache] = None  # once prepared for generation
@@ -236,9 +246,11 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
 
     def _pack(self) -> PackedWeights:
         with weights_in(self.cfg.generation_weights):
-            if self.adaptive_softmax is not None or self.output_projection is None:
-                tied = self.adaptive_softmax is None and type(self.embed_tokens) is TokenEmbedding
-                output = ready_linear(self.embed_tokens.weight) if tied else self.output_layer
+            if self.adaptive_softmax is not None or self.output_dense is not None:
+                output = self.output_layer
+            elif self.output_projection is None:
+                tied = type(self.embed_tokens) is TokenEmbedding
+                output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
             else:
                 output = packed(self.output_projection)
             return PackedWeights(tuple(layer.step() for layer in self.layers), output)
@@ -247,9 +259,13 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """Features (..., D) -> scores (..., V), or the features themselves for an adaptive softmax."""
         if self.adaptive_softmax is not None:
             return features
+        x = self.before_projection(features)
         if self.output_projection is None:
-            return F.linear(features, self.embed_tokens.weight)
-        return self.output_projection(features)
+            return F.linear(x, self.embed_tokens.weight, self.output_bias)
+        return self.output_projection(x)
+
+    def before_projection(self, features: Tensor) -> Tensor:
+        return features if self.output_dense is None else torch.tanh(self.output_dense(features))
 
     def get_normalized_probs(
         self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
@@ -377,13 +393,14 @@ class MegaLanguageDecoder(MegaDecoder):
         """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
         x, wanted = features.flatten(0, 1), target.flatten()
         if self.adaptive_softmax is not None:
-            log_probs = adaptive_log_probs(self.adaptive_softmax, x, wanted)
-        elif self.output_projection is None:
-            log_probs = target_log_probs(x, [self.embed_tokens.weight], wanted)
-        elif is_plain(self.output_projection):
-            log_probs = target_log_probs(x, [self.output_projection.weight], wanted)
+            return adaptive_log_probs(self.adaptive_softmax, x, wanted).view(target.shape)
+        x, projection = self.before_projection(x), self.output_projection
+        if projection is None:
+            log_probs = target_log_probs(x, [self.embed_tokens.weight], wanted, self.output_bias)
+        elif is_plain(projection):
+            log_probs = target_log_probs(x, [projection.weight], wanted, projection.bias)
         else:
-            log_probs = -F.cross_entropy(self.output_projection(x).float(), wanted, reduction="none")
+            log_probs = -F.cross_entropy(projection(x).float(), wanted, reduction="none")
         return log_probs.view(target.shape)
 
     def get_normalized_probs(

@@ -26,6 +26,7 @@ from mega_fairseq.modules.adaptive_input import AdaptiveInput
 class MegaLMConfig(DecoderOptions):
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0)
+    token_types: int = option(0, "number of token types; all tokens get the embedding of the first", least=0)
     no_affine_final_norm: bool = option(False, "no learned scale and offset in the norm after the last layer")
     adaptive_input: bool = option(False, "narrower embeddings for rarer types")
     adaptive_input_cutoff: Optional[str] = option(

@@ -29,6 +29,7 @@ from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
+from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
@@ -69,7 +70,9 @@ class StackOptions(FairseqDataclass):
     rel_pos_bias: ChoiceEnum(list(POSITION_BIASES)) = option(
         "simple", "relative position bias; simple is limited to a chunk or the longest sequence of training"
     )
-    normalization_type: ChoiceEnum(["layernorm", "scalenorm", "rmsnorm"]) = option("layernorm", "kind of norm")
+    normalization_type: ChoiceEnum([kind for kind in NORMS if kind not in BATCH_NORMS]) = option(
+        "layernorm", "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega"
+    )
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
     no_final_norm: bool = option(False, "with --normalize-before, do not normalise the output of the last layer")
     opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
@@ -170,6 +173,8 @@ class DecoderOptions(StackOptions):
 
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
+    output_bias: bool = option(False, "a bias in the output projection")
+    output_dense: bool = option(False, "a linear layer and tanh before the output projection")
     generation_weights: ChoiceEnum(list(FORMATS)) = option(
         "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only"
     )

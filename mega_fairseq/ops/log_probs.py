@@ -4,7 +4,7 @@ A vocabulary is given by its weights, one row per type, in one table or in sever
 """
 
 from functools import partial
-from typing import Iterator, Sequence, Tuple
+from typing import Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -21,41 +21,48 @@ TYPES = 2**15  # types in a block: its weights stay in the cache while all token
 PACK_FROM = 256  # number of tokens from which packing weights for the CPU pays off
 
 
-def naive_target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """log softmax(x W^T) at the targets: x (T, D), weights (V, D) together, targets (T,) -> (T,)."""
-    logits = F.linear(x, torch.cat(list(weights)))
+def naive_target_log_probs(
+    x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor] = None
+) -> Tensor:
+    """log softmax(x W^T + b) at the targets: x (T, D), weights (V, D) together, targets (T,), b (V,) -> (T,)."""
+    logits = F.linear(x, torch.cat(list(weights)), bias)
     log_probs = F.log_softmax(logits.to(at_least_float32(logits.dtype)), dim=-1)  # (T, V)
     return log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
-def target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
+def target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """The same in float32 or better, with only the scores of some rows or some types in memory at once."""
-    return (_by_rows if torch.is_grad_enabled() else _by_types)(x, weights, targets)
+    return (_by_rows if torch.is_grad_enabled() else _by_types)(x, weights, targets, bias)
 
 
-def _by_rows(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
+def _by_rows(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor]) -> Tensor:
     """With gradients: the scores of a slice are recomputed in backward instead of being kept."""
     rows = max(1, _scores_at_once(x) // sum(weight.size(0) for weight in weights))
     if x.size(0) <= rows:
-        return _log_probs(x, targets, *weights)
+        return _log_probs(x, targets, bias, *weights)
     slices = zip(x.split(rows), targets.split(rows))
     run = partial(checkpoint, _log_probs, use_reentrant=False, preserve_rng_state=False)  # nothing in it is random
-    return torch.cat([run(*piece, *weights) for piece in slices])
+    return torch.cat([run(*piece, bias, *weights) for piece in slices])
 
 
-def _log_probs(x: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
-    logits = torch.cat([F.linear(x, weight) for weight in weights], 1) if len(weights) > 1 else F.linear(x, weights[0])
+def _log_probs(x: Tensor, targets: Tensor, bias: Optional[Tensor], *weights: Tensor) -> Tensor:
+    if len(weights) == 1:
+        logits = F.linear(x, weights[0], bias)
+    else:
+        logits = torch.cat([F.linear(x, weight) for weight in weights], 1)
+        logits = logits if bias is None else logits + bias
     return -F.cross_entropy(logits.to(at_least_float32(logits.dtype)), targets, reduction="none")
 
 
-def _by_types(x: Tensor, weights: Sequence[Tensor], targets: Tensor) -> Tensor:
+def _by_types(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Without gradients: log-sum-exp over blocks of types, for vocabularies of any size."""
     dtype = at_least_float32(x.dtype)
     total = x.new_full((x.size(0),), -torch.inf, dtype=dtype)
     score = torch.zeros_like(total)  # of the target
     plain = x.size(0) < PACK_FROM or x.dtype != weights[0].dtype or autocast_dtype(x.device.type) is not None
     for first, block in _blocks(weights):
-        product = partial(F.linear, weight=block) if plain else ready_linear(block)
+        of_block = None if bias is None else bias[first : first + block.size(0)]
+        product = partial(F.linear, weight=block, bias=of_block) if plain else ready_linear(block, of_block)
         step = max(1, _scores_at_once(x) // block.size(0))
         for start in range(0, x.size(0), step):
             rows = slice(start, start + step)

@@ -88,7 +88,12 @@ def targets(length: int = 5) -> Tensor:
 CHUNK = 5
 ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0}
 TIED = {**ADAPTIVE, "adaptive_input": True, "adaptive_input_factor": 2.0, "tie_adaptive_weights": True}
-HEADS = {"softmax": {"share_decoder_input_output_embed": True}, "adaptive": ADAPTIVE}
+HEADS = {
+    "softmax": {"share_decoder_input_output_embed": True},
+    "tied, with a bias": {"share_decoder_input_output_embed": True, "output_bias": True},
+    "dense, with a bias": {"output_dense": True, "output_bias": True},
+    "adaptive": ADAPTIVE,
+}
 
 
 def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:

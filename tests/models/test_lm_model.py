@@ -221,7 +221,7 @@ ORDERS = [[0, 1, 2, 3], [0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2]] * 3
 ORDERS += [[0, 2, 3], [2, 0, 1], [2, 0], [1, 0], [1]]  # without rows that are finished
 
 
-@pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=["softmax", "adaptive", "tied"])
+@pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=[*HEADS, "tied tables"])
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
 @torch.no_grad()
 def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk):

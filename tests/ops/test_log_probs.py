@@ -30,7 +30,7 @@ def inputs(tokens, width, sizes, **options):
 
 
 def scored(function, targets):
-    return lambda x, **weights: function(x, list(weights.values()), targets)
+    return lambda x, bias=None, **weights: function(x, list(weights.values()), targets, bias)
 
 
 @pytest.mark.parametrize(("tokens", "width", "sizes"), SHAPES)
@@ -38,6 +38,8 @@ def scored(function, targets):
 def test_slices_equal_the_whole_in_values_and_gradients(monkeypatch, tokens, width, sizes, scores):
     monkeypatch.setattr(ops, "SCORES", scores * max(1, sum(sizes) // 100))
     given, targets = inputs(tokens, width, sizes, grad=True), targets_of(tokens, sizes)
+    if scores == 64:
+        given["bias"] = noise(sum(sizes), grad=True)
     truth = with_gradients(scored(naive_target_log_probs, targets), given)
     assert_same(with_gradients(scored(target_log_probs, targets), given), truth)
 
@@ -47,6 +49,7 @@ def test_slices_equal_the_whole_in_values_and_gradients(monkeypatch, tokens, wid
 @torch.no_grad()
 def test_without_gradients_blocks_of_types_equal_the_whole(monkeypatch, tokens, width, sizes, dtype):
     given, targets = inputs(tokens, width, sizes, dtype=dtype, grad=False), targets_of(tokens, sizes)
+    given["bias"] = noise(sum(sizes), dtype=dtype, grad=False)
     wide = {name: tensor.double() for name, tensor in given.items()}
     truth = scored(naive_target_log_probs, targets)(**wide)
     for types in (1, 3, ops.TYPES):
