@@ -1,7 +1,8 @@
 """The complex EMA in blocks of C steps (`ops/block_scan`): its tables, in pairs of reals."""
 
+import math
 from functools import partial
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -9,7 +10,10 @@ from torch import Tensor
 from mega_fairseq.ops.block_scan import BlockTables, in_blocks, state_after
 from mega_fairseq.ops.cema.naive import CEMACoefficients, complex_powers, complex_product
 from mega_fairseq.ops.diagonals import toeplitz_matrix
+from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import zeros_at_pads
+
+STEPS = 8  # a power of q is the product of one that is a multiple of so many steps and one of fewer
 
 
 def cema_blocks(
@@ -36,13 +40,69 @@ def _carry(c: CEMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Ten
 
 
 def _block_tables(c: CEMACoefficients, skip: Optional[Tensor], size: int) -> BlockTables:
-    steps = torch.arange(size + 1, device=c.expand.device)
-    powers = complex_powers(c, steps.view(-1, 1, 1)).transpose(0, 1)  # (D, C + 1, N, 2): q^t
-    entering = c.expand[:, None, :, None] * powers[:, :-1]  # what is left of an input after t steps
-    leaving = complex_product(c.project.unsqueeze(1), powers[:, 1:])
-    signs = leaving.new_tensor([1.0, -1.0])  # of real and imaginary part in the real part of a product
-    entering, spread = entering.flatten(2), (leaving * signs).flatten(2).transpose(1, 2)
-    taps = torch.matmul(entering, (c.project * signs).flatten(1).unsqueeze(-1)).squeeze(-1)  # (D, C)
+    taps, collect, spread, decay = _tables_from_powers(*c, size)
     present = taps[:, :1] if skip is None else taps[:, :1] + skip.unsqueeze(-1)
     within = toeplitz_matrix(torch.cat([torch.zeros_like(taps[:, 1:]), present, taps[:, 1:]], -1), size, size)
-    return BlockTables(within, entering.flip(1), spread, powers[:, -1].unsqueeze(0))
+    return BlockTables(within, collect, spread.transpose(1, 2), decay.unsqueeze(0))
+
+
+def _powers(log_decay: Tensor, turns: Tensor, expand: Tensor, project: Tensor, size: int) -> Tensor:
+    """q^t for t = 0 .. C, complex: (D, C + 1, N). q^(8a + b) is the product of q^(8a) and q^b: few angles."""
+    c, steps = CEMACoefficients(log_decay, turns, expand, project), torch.arange(size + 1, device=turns.device)
+    coarse, fine = (
+        torch.view_as_complex(complex_powers(c, t.view(-1, 1, 1))).transpose(0, 1)
+        for t in (steps[::STEPS], steps[:STEPS])
+    )
+    return (coarse.unsqueeze(2) * fine.unsqueeze(1)).flatten(1, 2)[:, : size + 1]
+
+
+def _forward(*args) -> Tuple[Tensor, ...]:
+    powers, (_, _, expand, project, _) = _powers(*args), args
+    entering, gamma = expand.unsqueeze(1) * powers[:, :-1], torch.view_as_complex(project).unsqueeze(1)
+    leaving = torch.conj_physical(gamma * powers[:, 1:])  # for the real part of products with states
+    collect, spread = (torch.view_as_real(t).flatten(2) for t in (entering.flip(1), leaving))
+    return (entering * gamma).real.sum(-1), collect, spread, torch.view_as_real(powers[:, -1]).clone()
+
+
+def _fake(log_decay, turns, expand, project, size):
+    dim, ndim = expand.shape
+    return tuple(expand.new_empty(dim, *shape) for shape in ((size,), (size, 2 * ndim), (size, 2 * ndim), (ndim, 2)))
+
+
+def _backward(grads, saved, log_decay, turns, expand, project, size) -> List[Tensor]:
+    dtaps, dcollect, dspread, ddecay = grads
+    powers, gamma = _powers(log_decay, turns, expand, project, size), torch.view_as_complex(project).conj()
+    weights = torch.arange(size + 1, device=turns.device).to(expand.dtype)
+    weights = torch.stack([torch.ones_like(weights), weights])
+
+    def sums(first: int, gradient: Optional[Tensor], last: Optional[int] = None) -> Tuple[Tensor, Tensor]:
+        """Sums over t of the gradient of q^t times its conjugate, and of t times that, (D, N) each."""
+        if gradient is None:
+            return (torch.zeros_like(gamma),) * 2
+        products = torch.view_as_real(powers[:, first:last].conj() * gradient).flatten(2)
+        return torch.view_as_complex(torch.matmul(weights[:, first:last], products).unflatten(2, (-1, 2))).unbind(1)
+
+    taps = sums(0, None if dtaps is None else dtaps.unsqueeze(-1), -1)
+    entering = sums(0, None if dcollect is None else _complex(dcollect).flip(1), -1)
+    leaving = sums(1, None if dspread is None else _complex(dspread).conj())
+    after = sums(size, None if ddecay is None else torch.view_as_complex(ddecay).unsqueeze(1))
+    dlog = expand * (entering[1] + gamma * taps[1]) + gamma * leaving[1] + after[1]
+    dexpand, dproject = (entering[0] + gamma * taps[0]).real, leaving[0] + expand * taps[0]
+    return [dlog.real, dlog.imag.to(turns.dtype) * (2.0 * math.pi), dexpand, torch.view_as_real(dproject)]
+
+
+def _complex(pairs: Tensor) -> Tensor:
+    return torch.view_as_complex(pairs.contiguous().unflatten(-1, (-1, 2)))
+
+
+# Compilers do not support complex numbers, and pairs of reals take four times as long. With autograd's own gradient,
+# tables take twice as long.
+_tables_from_powers = operator(
+    "cema_tables",
+    "Tensor log_decay, Tensor turns, Tensor expand, Tensor project, int size",
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+    saved=slice(0),
+)
