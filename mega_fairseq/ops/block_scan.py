@@ -99,7 +99,8 @@ def _forward(
     if collect is None:
         return channels_last(torch.bmm(xs, within), x), within.new_empty(0)
     decay = _complex_if_pairs(decay)
-    u, initial = (_like(decay, h) for h in (_blocks_first(torch.bmm(xs, collect), x.size(0)), initial))
+    u = _like(decay, _blocks_first(torch.bmm(xs, collect), x.size(0)))
+    initial = None if initial is None else _like(decay, initial.contiguous())
     enter = _reals(_scan(u, decay, initial, back=False))
     return channels_last(torch.baddbmm(torch.bmm(_blocks_last(enter), spread), xs, within), x), enter
 
@@ -150,9 +151,9 @@ def _complex_if_pairs(decay: Tensor) -> Tensor:
     return torch.view_as_complex(decay.contiguous()) if decay.dim() == 4 else decay
 
 
-def _like(decay: Tensor, h: Optional[Tensor]) -> Optional[Tensor]:
+def _like(decay: Tensor, h: Tensor) -> Tensor:
     """States (..., 2 N) as complex numbers (..., N) if the decay is complex."""
-    return torch.view_as_complex(h.unflatten(-1, (-1, 2))) if decay.is_complex() and h is not None else h
+    return torch.view_as_complex(h.unflatten(-1, (-1, 2))) if decay.is_complex() else h
 
 
 def _reals(h: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ VARIABLE = "MEGA_GOLDEN"  # folders to read instead of tests/golden, separated l
 KINDS = {
     "activations": "activations",
     "aft_": "mixer",
+    "cema_": "complex EMA",
     "cross_": "cross",
     "ema_": "ema",
     "flash_": "mixer",

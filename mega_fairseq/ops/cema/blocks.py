@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.block_scan import BlockTables, in_blocks, state_after
-from mega_fairseq.ops.cema.naive import CEMACoefficients, complex_powers, complex_product
+from mega_fairseq.ops.cema.naive import CEMACoefficients, complex_powers, decayed
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import zeros_at_pads
@@ -36,11 +36,11 @@ def final_state(x: Tensor, c: CEMACoefficients) -> Tensor:
 
 def _carry(c: CEMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Tensor:
     """What is left of a state (..., D, 2 N) after so many steps."""
-    return complex_product(complex_powers(c, steps), state.unflatten(-1, (-1, 2))).flatten(-2)
+    return decayed(c, state.unflatten(-1, (-1, 2)), steps).flatten(-2)
 
 
 def _block_tables(c: CEMACoefficients, skip: Optional[Tensor], size: int) -> BlockTables:
-    taps, collect, spread, decay = _tables_from_powers(*c, size)
+    taps, collect, spread, decay = _tables(*c, size)
     present = taps[:, :1] if skip is None else taps[:, :1] + skip.unsqueeze(-1)
     within = toeplitz_matrix(torch.cat([torch.zeros_like(taps[:, 1:]), present, taps[:, 1:]], -1), size, size)
     return BlockTables(within, collect, spread.transpose(1, 2), decay.unsqueeze(0))
@@ -50,7 +50,7 @@ def _powers(log_decay: Tensor, turns: Tensor, expand: Tensor, project: Tensor, s
     """q^t for t = 0 .. C, complex: (D, C + 1, N). q^(8a + b) is the product of q^(8a) and q^b: few angles."""
     c, steps = CEMACoefficients(log_decay, turns, expand, project), torch.arange(size + 1, device=turns.device)
     coarse, fine = (
-        torch.view_as_complex(complex_powers(c, t.view(-1, 1, 1))).transpose(0, 1)
+        torch.view_as_complex(complex_powers(c, t.view(-1, 1, 1))).transpose(0, 1).contiguous()
         for t in (steps[::STEPS], steps[:STEPS])
     )
     return (coarse.unsqueeze(2) * fine.unsqueeze(1)).flatten(1, 2)[:, : size + 1]
@@ -58,7 +58,7 @@ def _powers(log_decay: Tensor, turns: Tensor, expand: Tensor, project: Tensor, s
 
 def _forward(*args) -> Tuple[Tensor, ...]:
     powers, (_, _, expand, project, _) = _powers(*args), args
-    entering, gamma = expand.unsqueeze(1) * powers[:, :-1], torch.view_as_complex(project).unsqueeze(1)
+    entering, gamma = expand.unsqueeze(1) * powers[:, :-1], _complex(project).unsqueeze(1)
     leaving = torch.conj_physical(gamma * powers[:, 1:])  # for the real part of products with states
     collect, spread = (torch.view_as_real(t).flatten(2) for t in (entering.flip(1), leaving))
     return (entering * gamma).real.sum(-1), collect, spread, torch.view_as_real(powers[:, -1]).clone()
@@ -71,33 +71,34 @@ def _fake(log_decay, turns, expand, project, size):
 
 def _backward(grads, saved, log_decay, turns, expand, project, size) -> List[Tensor]:
     dtaps, dcollect, dspread, ddecay = grads
-    powers, gamma = _powers(log_decay, turns, expand, project, size), torch.view_as_complex(project).conj()
+    # Gradients pass through a product with the conjugate of the other factor.
+    powers, gamma = _powers(log_decay, turns, expand, project, size).conj(), _complex(project).conj()
     weights = torch.arange(size + 1, device=turns.device).to(expand.dtype)
     weights = torch.stack([torch.ones_like(weights), weights])
 
     def sums(first: int, gradient: Optional[Tensor], last: Optional[int] = None) -> Tuple[Tensor, Tensor]:
-        """Sums over t of the gradient of q^t times its conjugate, and of t times that, (D, N) each."""
+        """Sums of g_t conj(q^t) and of t g_t conj(q^t) over t, for the gradient g_t of a multiple of q^t: (D, N)."""
         if gradient is None:
             return (torch.zeros_like(gamma),) * 2
-        products = torch.view_as_real(powers[:, first:last].conj() * gradient).flatten(2)
+        products = torch.view_as_real(powers[:, first:last] * gradient).flatten(2)
         return torch.view_as_complex(torch.matmul(weights[:, first:last], products).unflatten(2, (-1, 2))).unbind(1)
 
     taps = sums(0, None if dtaps is None else dtaps.unsqueeze(-1), -1)
-    entering = sums(0, None if dcollect is None else _complex(dcollect).flip(1), -1)
-    leaving = sums(1, None if dspread is None else _complex(dspread).conj())
-    after = sums(size, None if ddecay is None else torch.view_as_complex(ddecay).unsqueeze(1))
+    entering = sums(0, None if dcollect is None else _complex(dcollect.unflatten(2, (-1, 2))).flip(1), -1)
+    leaving = sums(1, None if dspread is None else _complex(dspread.unflatten(2, (-1, 2))).conj())
+    after = sums(size, None if ddecay is None else _complex(ddecay).unsqueeze(1))
     dlog = expand * (entering[1] + gamma * taps[1]) + gamma * leaving[1] + after[1]
     dexpand, dproject = (entering[0] + gamma * taps[0]).real, leaving[0] + expand * taps[0]
     return [dlog.real, dlog.imag.to(turns.dtype) * (2.0 * math.pi), dexpand, torch.view_as_real(dproject)]
 
 
 def _complex(pairs: Tensor) -> Tensor:
-    return torch.view_as_complex(pairs.contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(pairs.contiguous())
 
 
 # Compilers do not support complex numbers, and pairs of reals take four times as long. With autograd's own gradient,
 # tables take twice as long.
-_tables_from_powers = operator(
+_tables = operator(
     "cema_tables",
     "Tensor log_decay, Tensor turns, Tensor expand, Tensor project, int size",
     "(Tensor, Tensor, Tensor, Tensor)",

@@ -47,6 +47,11 @@ def complex_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([a_real * b_real - a_imag * b_imag, a_real * b_imag + a_imag * b_real], -1)
 
 
+def decayed(c: CEMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Tensor:
+    """What is left of a state (..., D, N, 2) after so many steps."""
+    return complex_product(complex_powers(c, steps), state)
+
+
 def cema_step(x: Tensor, c: CEMACoefficients, decay: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
     """One token: x (B, D), decay q (D, N, 2), state (B, D, N, 2) -> y (B, D), next state."""
     entering = c.expand * x.unsqueeze(-1)
