@@ -111,6 +111,7 @@ class EncoderOptions(StackOptions):
     )
     encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     encoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
+    encoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
     # of other token mixers
     encoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
     encoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
@@ -150,6 +151,7 @@ class DecoderOptions(StackOptions):
     )
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     decoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
+    decoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
     # of other token mixers
     decoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
     decoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)

@@ -62,6 +62,12 @@ class Block(nn.Module):
             raise ValueError("cross_attention needs a causal block; build the mixer with causal=True")
         if mixer.causal and feed_forward is not None:
             feed_forward.check_causal_norm()
+        self.two_hop = feed_forward is not None and feed_forward.two_hop
+        if self.two_hop and cross_attention is not None:
+            raise ValueError(
+                f"{feed_forward.name('two_hop')} is True, and with cross attention between the token mixer and the "
+                "feed-forward layer this residual is not defined; leave it out"
+            )
         self.causal = mixer.causal
         self.shifts_feed_forward = feed_forward is not None and feed_forward.token_shift
         self.mixer = mixer.build()
@@ -94,7 +100,7 @@ class Block(nn.Module):
             raise TypeError(f"state is a {type(state).__name__}, not a BlockState (give masks as padding_mask)")
         mixer_state, cross_state, last = BlockState(None) if state is None else state
         mixer, cross_attention, feed_forward = parts or self.parts()
-        weights = None
+        weights, residual = None, x if self.two_hop else None
 
         mixed = mixer(x, mixer_state, padding_mask)
         x, mixer_state = mixed if self.causal else (mixed, None)
@@ -105,9 +111,9 @@ class Block(nn.Module):
             else:
                 x, cross_state = cross_attention(*arguments)
         if self.shifts_feed_forward:
-            x, last = feed_forward(x, padding_mask, last)
+            x, last = feed_forward(x, padding_mask, last, residual)
         elif feed_forward is not None:
-            x = feed_forward(x, padding_mask)
+            x = feed_forward(x, padding_mask, None, residual)
 
         if not self.causal:
             return x

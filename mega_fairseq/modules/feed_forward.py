@@ -32,6 +32,9 @@ class FeedForwardConfig(ModuleConfig):
     token_shift: bool = setting(
         False, "replace half of each token's channels by those of the token before", "{side}_token_shift"
     )
+    two_hop: bool = setting(
+        False, "add the output of feed-forward layers to the input of the token mixer before them", "{side}_two_hop"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +46,7 @@ class NormalizedFeedForward(Layer):
     """(B, L, D) -> (B, L, D), position by position, with norm and residual connection.
 
     With token shift, `y, last = module(x, padding_mask, last)`; `last` (B, floor(D / 2)) is of the token before x.
+    `residual` (B, L, D) is what the output is added to, x by default.
     """
 
     def __init__(self, config: FeedForwardConfig):
@@ -52,7 +56,11 @@ class NormalizedFeedForward(Layer):
         self.contract = linear(config.hidden_dim, config.dim, config.init)
 
     def forward(
-        self, x: Tensor, padding_mask: Optional[Padding] = None, last: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        padding_mask: Optional[Padding] = None,
+        last: Optional[Tensor] = None,
+        residual: Optional[Tensor] = None,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         c, align = self.config, None
         check_padding_mask(padding_mask, x)
@@ -60,9 +68,11 @@ class NormalizedFeedForward(Layer):
             x, align, padding = to_front(x, padding_mask)
         else:
             padding = as_mask(padding_mask)
+        residual = residual if residual is None or align is None else align.front(residual)
         if padding is not None:  # keeps values at pads, even NaN, out of sums over positions
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
-        residual = x
+            residual = None if residual is None else residual.masked_fill(padding.unsqueeze(-1), 0.0)
+        residual = x if residual is None else residual
         if c.prenorm:
             x = self.norm(x, padding)
         if c.token_shift:
@@ -87,9 +97,11 @@ class NormalizedFeedForward(Layer):
         expand, contract = packed(self.expand), packed(self.contract)
         gate = None if self.gate is None else packed(self.gate)
 
-        def step(x: Tensor, padding_mask: None = None, last: Optional[Tensor] = None):
-            residual = x.squeeze(1)  # (R, D)
-            x = norm(residual) if c.prenorm else residual
+        def step(
+            x: Tensor, padding_mask: None = None, last: Optional[Tensor] = None, residual: Optional[Tensor] = None
+        ):
+            residual, x = (x if residual is None else residual).squeeze(1), x.squeeze(1)  # (R, D)
+            x = norm(x) if c.prenorm else x
             if c.token_shift:
                 x, last = shifted_token(x, last)
             hidden = activation(expand(x))

@@ -107,6 +107,8 @@ def test_parts_that_do_not_fit_into_one_block_are_refused():
     refuses(lambda: MegaBlock(attends(), None, GatedCrossAttentionConfig(5)), "cross_attention.dim is 5")
 
     refuses(lambda: Block(attends(causal=False), None, crosses()), "cross_attention", "causal=True")
+    two_hop = feeds(two_hop=True, side="decoder")
+    refuses(lambda: Block(attends(), two_hop, crosses()), "--decoder-two-hop is True", "cross attention")
 
 
 ONLY_WITH = [(name, field) for name, config in MIXERS.items() for field in config.ONLY_WITH]

@@ -124,3 +124,20 @@ def test_steps_compute_few_rotations(monkeypatch):
     for token in torch.randn(100, SOURCES * BEAMS, 1, DIM):
         _, state = step(token, state)
     assert len(computed) <= 2 * 7  # in self- and cross attention, for twice as many positions each time
+
+
+@pytest.mark.parametrize("token_shift", [False, True])
+@torch.no_grad()
+def test_two_hops_add_the_feed_forward_output_to_the_input_of_the_mixer(token_shift):
+    attends = GatedAttentionConfig(DIM, shared_dim=SHARED, chunk_size=4)
+    one, two = (
+        MegaBlock(attends, FeedForwardConfig(DIM, token_shift=token_shift, two_hop=two_hop)).eval()
+        for two_hop in (False, True)
+    )
+    two.load_state_dict(one.state_dict())
+    x, padding = torch.randn(2, LENGTH, DIM), torch.arange(LENGTH) < torch.tensor([[0], [3]])
+    mixed, _ = one.mixer(x, None, padding)
+    expected = (one(x, None, padding)[0] - mixed + x).masked_fill(padding.unsqueeze(-1), 0.0)
+    torch.testing.assert_close(two(x, None, padding)[0], expected)
+    _, state = two(x[:, :1])
+    assert_steps_equal_block(two, state, x[:, 1:])

@@ -150,8 +150,10 @@ def mixer_configs(name: str, causal: bool) -> st.SearchStrategy[MixerConfig]:
     return st.sampled_from(examples).flatmap(varied)
 
 
-def feed_forward_configs(causal: bool, token_shift: Sequence[bool] = (True, False)) -> st.SearchStrategy:
-    drawn = varied(FeedForwardConfig(DIM, hidden_dim=6))
+def feed_forward_configs(
+    causal: bool, token_shift: Sequence[bool] = (True, False), cross: bool = False
+) -> st.SearchStrategy:
+    drawn = varied(FeedForwardConfig(DIM, hidden_dim=6)).map(lambda c: replace(c, two_hop=c.two_hop and not cross))
     allowed = drawn.map(lambda c: replace(c, norm="rmsnorm") if causal and c.norm in BATCH_NORMS else c)
     return st.builds(lambda c, shift: replace(c, token_shift=shift), allowed, st.sampled_from(token_shift))
 
@@ -160,7 +162,7 @@ def block_options(causal: bool, cross: bool) -> st.SearchStrategy:
     return st.fixed_dictionaries(
         {
             "mixer": st.one_of([mixer_configs(name, causal) for name in MIXERS]),
-            "feed_forward": st.one_of(feed_forward_configs(causal), st.none()),
+            "feed_forward": st.one_of(feed_forward_configs(causal, cross=cross), st.none()),
             "cross_attention": varied(CROSS) if cross else st.none(),
         }
     )
