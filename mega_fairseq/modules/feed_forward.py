@@ -12,7 +12,7 @@ from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
 
-GATED = {"geglu": "gelu"}  # W_2 (gelu(W_1 X) * W_3 X) (Shazeer 2020)
+GATED = {"geglu": "gelu", "swiglu": "silu"}  # W_2 (gelu(W_1 X) * W_3 X) (Shazeer 2020)
 FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, *GATED)
 
 

@@ -214,8 +214,9 @@ def cross_attention(module: GatedCrossAttention, source: Tensor, x: Tensor) -> T
 def feed_forward(module: NormalizedFeedForward, x: Tensor) -> Tensor:
     c = module.config
     normed = norm(module.norm, x) if c.prenorm else x
-    if c.activation == "geglu":
-        hidden = ACTIVATIONS["gelu"](project(module.expand, normed)) * project(module.gate, normed)
+    if c.activation in ("geglu", "swiglu"):
+        gate = ACTIVATIONS[{"geglu": "gelu", "swiglu": "silu"}[c.activation]]
+        hidden = gate(project(module.expand, normed)) * project(module.gate, normed)
     else:
         hidden = ACTIVATIONS[c.activation](project(module.expand, normed))
     y = x + project(module.contract, hidden)
