@@ -8,7 +8,7 @@ shift, pads, chunks.
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
+from typing import Callable, ClassVar, Dict, NamedTuple, Optional, Tuple, Type, Union
 
 from torch import Tensor
 
@@ -35,10 +35,16 @@ class MixerConfig(ModuleConfig):
     )
     hidden_dropout: float = setting(0.0, "dropout on attention's values", "hidden_dropout")
 
+    causal_only: ClassVar[bool] = False  # whether the mixer has no bidirectional form
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.causal:
             self.check_causal_norm()
+        elif self.causal_only:
+            name, other = type(self).__name__[: -len("Config")], "token mixer"
+            other = f"--{self.side}-token-mixer" if self.side else other
+            raise ValueError(f"{name} only uses the past, and an encoder uses both directions; choose another {other}")
 
     def build(self) -> "Mixer":
         raise NotImplementedError

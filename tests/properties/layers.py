@@ -32,8 +32,9 @@ REACH = 64  # of the simple bias: more than any sequence here, padded or not
 LENGTHS = (None, 0, 1, 2, 3, 5, 7, 8, 40)  # chunks, truncations and the like
 WIDTHS = (1, 2, 3, 4, 8)
 
+BOTH_WAYS = [name for name, config in MIXERS.items() if not config.causal_only]
 CAUSAL = ("ema", "timestep_norm", *MIXERS, "cross_attention", "feed_forward", "block", "decoder_block")
-BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in MIXERS), "bidirectional_block")
+BIDIRECTIONAL = ("bidirectional_ema", *(f"bidirectional_{name}" for name in BOTH_WAYS), "bidirectional_block")
 
 
 def randomise(module: nn.Module, seed: int) -> nn.Module:
@@ -161,7 +162,7 @@ def feed_forward_configs(
 def block_options(causal: bool, cross: bool) -> st.SearchStrategy:
     return st.fixed_dictionaries(
         {
-            "mixer": st.one_of([mixer_configs(name, causal) for name in MIXERS]),
+            "mixer": st.one_of([mixer_configs(name, causal) for name in (MIXERS if causal else BOTH_WAYS)]),
             "feed_forward": st.one_of(feed_forward_configs(causal, cross=cross), st.none()),
             "cross_attention": varied(CROSS) if cross else st.none(),
         }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mega_fairseq.modules import MIXERS
 from tests.properties import reference, reference_mixers
 from tests.properties.contracts import check_equals_reference
-from tests.properties.layers import DIM, SOURCE_DIM, layouts, random_input, reading, recipes, seeds
+from tests.properties.layers import BOTH_WAYS, DIM, SOURCE_DIM, layouts, random_input, reading, recipes, seeds
 
 lengths = st.integers(1, 13)
 KINDS = {
@@ -15,7 +15,7 @@ KINDS = {
     "bidirectional_ema": reference.ema,
     "timestep_norm": reference.timestep_norm,
     **{name: reference_mixers.MIXERS[name] for name in MIXERS},
-    **{f"bidirectional_{name}": reference_mixers.MIXERS[name] for name in MIXERS},
+    **{f"bidirectional_{name}": reference_mixers.MIXERS[name] for name in BOTH_WAYS},
     "feed_forward": reference.feed_forward,
 }
 
