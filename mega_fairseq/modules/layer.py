@@ -1,6 +1,6 @@
 """What token mixers, cross attention and feed-forward layers share: their config, norm, dropout and padding masks."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops.dropout import dropped, keep_mask
 from mega_fairseq.ops.padding import Alignment, Padding
+from mega_fairseq.ops.sequence_parallel import Slices
 
 
 class DropoutSwitch(nn.Module):
@@ -28,6 +29,25 @@ class DropoutSwitch(nn.Module):
     def rate(self, dropout: float) -> float:
         """The current probability, for a layer whose option is `dropout`."""
         return dropout if self.on else 0.0
+
+
+class Recurrence(nn.Module):
+    """The base class of causal modules `y, state = module(x, state, padding_mask)` whose states compose.
+
+    So several processes can share a sequence (modules/sequence_parallel.py).
+    """
+
+    @property
+    def composes(self) -> bool:
+        """Whether `entering` is defined with these options."""
+        return True
+
+    def entering(self, x: Tensor, before: Any, slices: Slices) -> Tuple[Any, Any]:
+        """The states before this process's slice x (B, L, D) of a sequence, and after all slices.
+
+        `before` is the state before all slices, None at the start. All processes take part in backward.
+        """
+        raise NotImplementedError
 
 
 class Layer(nn.Module):

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.ops.norm import kernel_runs, normalized
-from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, sums_in_half
-from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, timestep_norm
 
 
 class ScaleNorm(nn.Module):
@@ -123,27 +121,6 @@ class SequenceNorm(nn.Module):
         real = (~padding_mask).flatten().nonzero().squeeze(1)  # found once: on a GPU, each use of a mask would wait
         rows = x.flatten(0, 1)
         return torch.zeros_like(rows).index_copy(0, real, self.norm(rows.index_select(0, real))).view(x.shape)
-
-
-class TimestepNorm(nn.Module):
-    """Group norm with the statistics of all tokens so far: `y, state = norm(x, state, padding_mask)` for (B, L, D).
-
-    The weight is the scale minus 1, so that weight decay pulls the scale to 1.
-    """
-
-    def __init__(self, dim: int, groups: int, eps: float = 1e-5, affine: bool = True):
-        super().__init__()
-        self.groups, self.eps = groups, eps
-        self.weight, self.bias = (nn.Parameter(torch.zeros(dim)) if affine else None for _ in range(2))
-
-    def forward(
-        self, x: Tensor, state: Optional[Statistics] = None, padding_mask: Optional[Padding] = None
-    ) -> Tuple[Tensor, Statistics]:
-        x, align, _ = to_front(x, padding_mask)
-        lengths = None if align is None else align.lengths
-        state = no_statistics(x, self.groups) if state is None else state
-        y, state = timestep_norm(x, self.weight, self.bias, state, lengths, self.eps)
-        return (y if align is None else align.back(y)), state
 
 
 NORMS = {

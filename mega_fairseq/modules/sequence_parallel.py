@@ -1,19 +1,20 @@
 """Blocks whose sequences are divided over processes: `share_sequences` turns an ordinary block into one.
 
-Attention in chunks needs nothing of other slices if slices are cut at the borders of chunks. Mega's EMA gets a twin
+Attention in chunks needs nothing of other slices if slices are cut at the borders of chunks. A `Recurrence` gets a twin
 with the same parameters, which first computes the state that enters this process's slice. Other recurrences, among them
 token shift and the window of a truncated EMA, are refused.
 """
 
-from typing import NamedTuple, Optional
+from functools import lru_cache
+from typing import Any, NamedTuple, Optional, Tuple, Type
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mega_fairseq.modules.block import Block, BlockState
+from mega_fairseq.modules.layer import Recurrence
 from mega_fairseq.modules.mixer import ChunkedMixer
-from mega_fairseq.modules.mixers.mega import DampedEMA
 from mega_fairseq.ops.padding import Padding
-from mega_fairseq.ops.sequence_parallel import Slices, entering_ema
+from mega_fairseq.ops.sequence_parallel import Slices
 
 
 class SequenceParallelState(NamedTuple):
@@ -27,7 +28,7 @@ class SequenceParallelState(NamedTuple):
 
 
 class Exchange:
-    """What a block tells its EMA: the slices of the sequences that it works on, None if they are whole."""
+    """What a block tells its recurrences: the slices of the sequences that it works on, None if they are whole."""
 
     slices: Optional[Slices] = None
 
@@ -47,26 +48,30 @@ class SequenceParallelBlock(Block):
             self.exchange.slices = None
 
 
-class SequenceParallelEMA(DampedEMA):
+class InSlices:
+    """What makes a `Recurrence` its twin: it also takes slices of sequences, after the state before all slices."""
+
     exchange: Exchange
 
-    def forward(self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None):
+    def forward(self, x: Tensor, state: Any = None, padding_mask: Optional[Padding] = None) -> Tuple[Tensor, Any]:
         if self.exchange.slices is None:
             return super().forward(x, state, padding_mask)
-        state, after = entering_ema(x, self.coefficients(), self.exchange.slices, state)
+        state, after = self.entering(x, state, self.exchange.slices)
         return super().forward(x, state)[0], after
 
 
-TWINS = {Block: SequenceParallelBlock, DampedEMA: SequenceParallelEMA}
+@lru_cache(maxsize=None)
+def _twin(kind: Type[nn.Module]) -> Type[nn.Module]:
+    return SequenceParallelBlock if kind is Block else type(f"SequenceParallel{kind.__name__}", (InSlices, kind), {})
 
 
 def share_sequences(block: Block) -> None:
     """Lets a causal block take slices of sequences, in `SequenceParallelState`, with the same parameters as before.
 
-    Raises ValueError if it carries more along the sequence than the state of an EMA, or its attention has no chunks.
+    Raises ValueError if it carries more along the sequence than states that compose, or its attention has no chunks.
     """
     mixer, c = block.mixer, block.mixer.config
-    exchanged = any(isinstance(module, DampedEMA) and not module.truncation for module in mixer.modules())
+    exchanged = any(isinstance(module, Recurrence) and module.composes for module in mixer.modules())
     carried = [path for path in mixer.state_shapes() if not (exchanged or path.endswith((".keys", ".values")))]
     if c.token_shift or block.shifts_feed_forward:
         carried.append("the last token, for token shift")
@@ -80,5 +85,5 @@ def share_sequences(block: Block) -> None:
         )
     exchange = Exchange()
     for module in block.modules():
-        if type(module) in TWINS:
-            module.__class__, module.exchange = TWINS[type(module)], exchange
+        if type(module) is Block or (isinstance(module, Recurrence) and not isinstance(module, InSlices)):
+            module.__class__, module.exchange = _twin(type(module)), exchange

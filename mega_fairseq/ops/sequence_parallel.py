@@ -11,7 +11,7 @@ All that compose states read what was gathered in every process, the first one t
 take part, and the others would wait for it. `modules/sequence_parallel.py` applies this to the layers of a block.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.ops.ema import EMACoefficients, final_state
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
+from mega_fairseq.ops.timestep_norm import Statistics, merged, statistics
 
 
 class SequenceGroup:
@@ -98,23 +98,40 @@ class _Gather(torch.autograd.Function):
         return ctx.group.all_to_all(gradient).sum(0), None
 
 
-def entering_ema(
-    x: Tensor, c: EMACoefficients, slices: Slices, before: Optional[Tensor] = None
+def entering_state(
+    x: Tensor,
+    final_state: Callable[[Tensor], Tensor],
+    carry: Callable[[Tensor, Union[int, Tensor]], Tensor],
+    slices: Slices,
+    before: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """States of an EMA whose inputs are slices x (B, L, D): before this process's slice, and after all slices.
+    """States of a linear recurrence on slices x (B, L, D): before this process's slice, and after all slices.
 
-    `before` is the state before all slices, the same in every process. The state after all of them is valid if the last
-    one has full width. The state that a slice leaves is computed without its outputs, with N products for each input.
+    `final_state(x)`, (B, D, N, ...), is that after a slice from zeros; it has no outputs, which would cost more.
+    `carry(state, steps)` is what is left of a state after so many steps. `before` is the state before all slices, the
+    same in every process. The state after all of them is valid if the last one has full width.
     """
     with without_autocast(x):
         # Keeps no copy of x for backward.
-        own = checkpoint(final_state, x, c, use_reentrant=False, preserve_rng_state=False)
-        every, log_decay = slices.gather(own), c.log_decay[0]  # (S, B, D, N), (D, N)
+        every = slices.gather(checkpoint(final_state, x, use_reentrant=False, preserve_rng_state=False))  # (S, B, ...)
 
         def after(count: int) -> Tensor:
-            later = slices.width * torch.arange(count - 1, -1, -1, device=x.device).to(log_decay.dtype)  # tokens
-            total = (every[:count] * torch.exp(log_decay * later.view(-1, 1, 1)).unsqueeze(1)).sum(0)
-            decay = torch.exp(log_decay * count * slices.width)
-            return total if before is None else torch.addcmul(total, before, decay)
+            later = slices.width * torch.arange(count - 1, -1, -1, device=x.device)  # tokens
+            total = carry(every[:count], later.view(-1, 1, 1, 1)).sum(0)
+            return total if before is None else total + carry(before, count * slices.width)
 
         return after(slices.rank), after(slices.group.size)
+
+
+def entering_statistics(x: Tensor, groups: int, slices: Slices, before: Statistics) -> Tuple[Statistics, Statistics]:
+    """The same for the statistics of a timestep norm: before this process's slice, and after all slices."""
+    _, *own = checkpoint(statistics, x, groups, use_reentrant=False, preserve_rng_state=False)
+    every = slices.gather(torch.stack(own))  # (S, 2, B, G)
+
+    def after(count: int) -> Statistics:
+        means, spreads = every[:count].unbind(1)
+        mean = means.sum(0) / max(1, count)  # of slices of equal width
+        var = (spreads + (means - mean).square()).sum(0) / max(1, count)
+        return merged(before, Statistics(torch.full_like(before.count, count * slices.width), mean, var))
+
+    return after(slices.rank), after(slices.group.size)

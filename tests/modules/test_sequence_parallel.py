@@ -1,5 +1,6 @@
 """Slices of sequences in several processes: outputs and gradients are those of one process with whole sequences."""
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 from typing import Dict, List, Optional
@@ -225,7 +226,8 @@ def sent_in_all_forms() -> Dict[str, List[int]]:
 
 def numbers_exchanged(form: str) -> int:
     """Numbers of a row's state that cross a border in each layer: nothing for attention in chunks."""
-    return DIM * FORMS[form].ndim if form.startswith("mega") else 0
+    shapes = Block(FORMS[form]).mixer.state_shapes()
+    return sum(math.prod(s) for path, s in shapes.items() if s and not path.endswith((".keys", ".values")))
 
 
 def test_what_crosses_a_border_is_the_state_alone():

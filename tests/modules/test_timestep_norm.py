@@ -8,7 +8,7 @@ from functools import partial, reduce
 import pytest
 import torch
 
-from mega_fairseq.modules.normalization import TimestepNorm
+from mega_fairseq.modules.timestep_norm import TimestepNorm
 from mega_fairseq.ops.timestep_norm import (
     Statistics,
     merged,

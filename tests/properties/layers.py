@@ -24,7 +24,8 @@ from mega_fairseq.modules import (
     NormalizedFeedForward,
 )
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.modules.normalization import BATCH_NORMS, TimestepNorm
+from mega_fairseq.modules.normalization import BATCH_NORMS
+from mega_fairseq.modules.timestep_norm import TimestepNorm
 from tests.properties.contracts import Layer
 
 DIM, SOURCE_DIM = 4, 5

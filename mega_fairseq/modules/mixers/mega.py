@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import check_positive, setting
-from mega_fairseq.modules.layer import check_padding_mask
+from mega_fairseq.modules.layer import Recurrence, check_padding_mask
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.position_bias import TabledBias, attend_token
@@ -17,15 +17,16 @@ from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
+from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, final_state, window_taps
 from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.queries_keys import queries_keys
+from mega_fairseq.ops.sequence_parallel import Slices, entering_state
 
 
-class DampedEMA(nn.Module):
+class DampedEMA(Recurrence):
     """silu(EMA(x) + omega x) with a multi-dimensional damped EMA for each channel (eq. 3-5): (B, L, D) -> (B, L, D).
 
     Causal: `y, state = module(x, state, padding_mask)`. Bidirectional: `y = module(x, padding_mask=...)`. The released
@@ -93,6 +94,18 @@ class DampedEMA(nn.Module):
             return ema_token(x, coefficients, state, omega, taps, silu=True)
 
         return step
+
+    @property
+    def composes(self) -> bool:
+        return not self.truncation
+
+    def entering(self, x: Tensor, before: Optional[Tensor], slices: Slices) -> Tuple[Tensor, Tensor]:
+        c = self.coefficients()
+
+        def carry(state: Tensor, steps: Union[int, Tensor]) -> Tensor:
+            return torch.exp(c.log_decay[0] * steps) * state
+
+        return entering_state(x, lambda x: final_state(x, c), carry, slices, before)
 
     def log_decays(self) -> Dict[str, Tensor]:
         names = ("forward", "backward") if self.bidirectional else ("",)
