@@ -23,7 +23,7 @@ from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequenc
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.models.step_graph import GraphState, StepGraphs
 from mega_fairseq.models.train_graph import TrainGraphs
-from mega_fairseq.modules import BlockState
+from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.projection import is_plain, packed
 from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
@@ -163,8 +163,14 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     def start(self, source: Optional[Tensor] = None, padding: Optional[Padding] = None) -> Blocks:
         """The states of the blocks before the first token. In translation, each layer projects each source once."""
         if source is None:
-            return tuple(BlockState(None) for _ in self.layers)
-        return tuple(BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers)
+            return (BlockState(None),) * len(self.blocks)
+        of_layers = [BlockState(None, b.cross_attention.project_source(source, padding)) for b in self.layers]
+        return (*of_layers, *[BlockState(None)] * self.final_norm_has_state)
+
+    @property
+    def blocks(self) -> List[Block]:
+        """The layers, and the final norm if it carries a state."""
+        return [*self.layers, *[self.final_norm] * self.final_norm_has_state]
 
     def first_segments(self, source: Optional[Tensor]) -> Optional[Segments]:
         """The places of the source's tokens (S, m), pads last, and of any target before its first token."""
@@ -208,11 +214,13 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         after, attn = list(blocks), None
         for i, layer in self.layers_to_run(drop):
             layer = layer if weights is None else weights.blocks[i]
-            if need_attn and i == len(blocks) - 1:
+            if need_attn and i == len(self.layers) - 1:
                 x, after[i], attn = layer(x, blocks[i], mask, *source, segments, need_weights=True)
             else:
                 x, after[i] = layer(x, blocks[i], mask, *source, segments)
-        if self.final_norm is not None:
+        if self.final_norm_has_state:
+            x, after[-1] = (self.final_norm if weights is None else weights.blocks[-1])(x, blocks[-1], mask)
+        elif self.final_norm is not None:
             x = self.final_norm(x)
         return x, tuple(after), attn
 
@@ -253,7 +261,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
             else:
                 output = packed(self.output_projection)
-            return PackedWeights(tuple(layer.step() for layer in self.layers), output)
+            return PackedWeights(tuple(block.step() for block in self.blocks), output)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Features (..., D) -> scores (..., V), or the features themselves for an adaptive softmax."""

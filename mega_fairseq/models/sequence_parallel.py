@@ -11,8 +11,8 @@ from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 def share_sequences(decoder: Any, group: SequenceGroup) -> None:
     """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
-    for layer in decoder.layers:
-        share_sequences_of_block(layer)
+    for block in decoder.blocks:
+        share_sequences_of_block(block)
     if decoder.cfg.decoder_layerdrop > 0.0:
         raise ValueError(
             "--decoder-layerdrop drops other layers in each process, and processes that share a sequence exchange "

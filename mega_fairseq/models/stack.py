@@ -46,8 +46,11 @@ class Stack:
         self.embed_norm = SequenceNorm(norm, dim) if cfg.normalize_embedding else None
         configs = layer_configs(cfg, self.side, max_positions, source_dim)
         self.layers = nn.ModuleList(Block(*parts) for parts in configs)
-        has_final_norm = cfg.normalize_before and not cfg.no_final_norm
-        self.final_norm = SequenceNorm(norm, dim, affine=affine_final_norm) if has_final_norm else None
+        self.final_norm, has_final_norm = None, cfg.normalize_before and not cfg.no_final_norm
+        with_state = configs[0][0].final_norm(affine_final_norm) if has_final_norm else None
+        self.final_norm_has_state = with_state is not None
+        if has_final_norm:
+            self.final_norm = Block(with_state) if with_state else SequenceNorm(norm, dim, affine=affine_final_norm)
         self.dropout_module = DropoutSwitch()
         self.train_graphs = TrainGraphs()
 

@@ -82,7 +82,7 @@ class StepGraph:
         if decoder.separators is not None:
             shapes = ((size.rows, 1, 2), (size.sources, size.source_length, 2))
             self.segments = Segments(*(self.rows.new_zeros(shape, dtype=torch.int32) for shape in shapes))
-        self.blocks = tuple(map(self._storage, decoder.layers, blocks))
+        self.blocks = tuple(map(self._storage, decoder.blocks, blocks))
         self.scores: Optional[Tensor] = None  # (R, V) of the next tokens
         (self.replay,) = capture([self._step])
 
@@ -93,12 +93,13 @@ class StepGraph:
         return self.places.setdefault(chunk_size, FixedPlace(self.rows.new_zeros(()), limit, rows))
 
     def _storage(self, layer: Any, like: BlockState) -> BlockState:
-        place = self.place(getattr(layer.mixer.config, "chunk_size", None))
+        chunk_size = getattr(layer.mixer.config, "chunk_size", None)
 
         def empty(tensor: Tensor) -> Tensor:
             return tensor.new_zeros(self.size.rows, *tensor.shape[1:])
 
         def empty_cache(cache: KeyValues) -> FixedKeyValues:
+            place = self.place(chunk_size)
             return FixedKeyValues(*(t.new_zeros(self.size.rows, place.limit, t.size(2)) for t in cache[:2]), place)
 
         cross = like.cross

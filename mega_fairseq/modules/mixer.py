@@ -46,6 +46,10 @@ class MixerConfig(ModuleConfig):
             other = f"--{self.side}-token-mixer" if self.side else other
             raise ValueError(f"{name} only uses the past, and an encoder uses both directions; choose another {other}")
 
+    def final_norm(self, affine: bool) -> Optional["MixerConfig"]:
+        """A norm after the last layer that carries a state, as a mixer without a residual; None for the usual one."""
+        return None
+
     def build(self) -> "Mixer":
         raise NotImplementedError
 
