@@ -131,7 +131,7 @@ def test_every_mixer_is_inspected(name, sweep_folder, inspect, tmp_path):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     out, numbers = inspect(path)
     assert numbers["architecture"]["decoder"]["mixer"] == mixer_of(name)
-    decaying = [f"decoder layer {layer}" for layer in range(2)] if mixer_of(name) == "mega" else []
+    decaying = [f"decoder layer {layer}" for layer in range(2)] if EXAMPLES[name].build().log_decays() else []
     assert [row["name"] for row in numbers["half_lives"]] == decaying
     assert ("no half-lives" in out) == (not decaying)
 

@@ -137,7 +137,8 @@ def timestep_norm(module: nn.Module, x: Tensor) -> Tensor:
         mean, seen = groups[: t + 1].mean((0, 2)).unsqueeze(-1), groups[: t + 1]
         var = (seen - mean).square().mean((0, 2)).unsqueeze(-1)
         outputs.append(((groups[t] - mean) / torch.sqrt(var + module.eps)).flatten())
-    return torch.stack(outputs) * (1.0 + module.weight) + module.bias
+    y = torch.stack(outputs)
+    return y if module.weight is None else y * (1.0 + module.weight) + module.bias
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

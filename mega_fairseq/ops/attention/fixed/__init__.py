@@ -39,6 +39,11 @@ class FixedKeyValues(NamedTuple):
     last: FixedPlace  # of the next token, and of the newest one once it is appended
 
     @property
+    def place(self) -> Tensor:
+        """The place of the next token, () int64."""
+        return self.last.number
+
+    @property
     def padding(self) -> Tensor:
         """(1, capacity) bool, True = unused, once the token is appended."""
         return (torch.arange(self.keys.size(1), device=self.keys.device) > self.last.number).unsqueeze(0)
