@@ -1,11 +1,12 @@
 """What Triton kernels over rows (R, width) share: tiles, launches and sums over rows.
 
 A kernel that computes gradients of rows also adds them up, as the gradient of a bias: each of P programs takes every
-P-th tile of rows and stores its part of the sums, (P, width) in float32 or better. `add_parts` adds the parts. Torch
-would read the gradients again, at a quarter of the memory's bandwidth.
+P-th tile of rows and stores its part of the sums, (P, width) in float32 or better. `add_parts` adds the parts, and
+`add_both_parts` those of two parameters that are side by side. Torch would read the gradients again, at a quarter of
+the memory's bandwidth.
 """
 
-from typing import Any
+from typing import Any, Tuple
 
 import torch
 import triton
@@ -61,6 +62,20 @@ def column_sums(x, sums, R, stride, width, ROWS: tl.constexpr, COLUMNS: tl.const
     store_part(sums, total, width, width, COLUMNS)
 
 
+@triton.jit
+def add_rows(
+    x, left, right, R, stride, width, LEFT, RIGHT, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """The sums of columns below LEFT of x (R, stride), and of those from RIGHT on."""
+    total = tl.zeros([ROWS, COLUMNS], WIDE)
+    for turn in range(turns(R, ROWS)):
+        row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
+        total += tl.load(x + row * stride + column, mask=inside, other=0.0).to(WIDE)
+    column, sums = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.sum(total, 0)
+    tl.store(left + column, sums.to(left.dtype.element_ty), mask=column < LEFT)
+    tl.store(right + column - RIGHT, sums.to(right.dtype.element_ty), mask=(column >= RIGHT) & (column < width))
+
+
 def launch_rows(
     kernel: Any, programs: int, width: int, like: Tensor, *args: Any, columns: int = TILE, tile: int = TILE, **options
 ) -> None:
@@ -86,6 +101,15 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     (count, width), total = parts.shape, parts.new_empty(parts.size(1), dtype=dtype)
     launch_rows(column_sums, 1, width, parts, parts, total, count, parts.stride(0), width, columns=16, tile=4096)
     return total
+
+
+def add_both_parts(parts: Tensor, dtype: torch.dtype, left: int, right: int) -> Tuple[Tensor, Tensor]:
+    """The sum of the rows of `parts`, rounded once: its first `left` columns, and those from `right` on."""
+    count, width = parts.shape
+    sums = parts.new_empty(left, dtype=dtype), parts.new_empty(width - right, dtype=dtype)
+    args = (parts, *sums, count, parts.stride(0), width, left, right)
+    launch_rows(add_rows, 1, width, parts, *args, columns=16, tile=4096)
+    return sums
 
 
 def sum_of_rows(x: Tensor) -> Tensor:

@@ -64,6 +64,10 @@ INTEGERS = (
     "OFFSET",
     "BEAMS",
     "Z",
+    "Q",
+    "first",
+    "LEFT",
+    "RIGHT",
 )
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
@@ -108,6 +112,8 @@ def of_rows():
     of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
     for kernel in (gates.reset, gates.reset_backward, *of_projections):
         yield kernel, ROWS, ()
+    yield rows.add_rows, ROWS, ()
+    yield rotary.fill_table, {**ROWS, "STEP": -0.5}, ()
     for kernel in (rotary.append_rows, rotary.append_backward):
         yield kernel, {**ROWS, "SCALE": 0.25}, ()
     for kernel, more in ((gates.update, ("more",)), (gates.update_backward, ())):

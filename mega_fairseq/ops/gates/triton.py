@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
-from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
     mixed = torch.mm(dcandidate, hidden)  # its gradient, which the kernel replaces
     args = (base, attended, mixed, dbase, dattended, parts, rows, stride, dim, width, parts.size(1))
     launch_rows(reset_backward, len(parts), width, residual, *args)
-    of_gates = (torch.mm(dbase.t(), gate_input), add_parts(parts[:, :stride], weight.dtype))
-    of_hidden = (torch.mm(dcandidate.t(), mixed), add_parts(parts[:, dim + width :], weight.dtype))
+    dbias, dhidden_bias = add_both_parts(parts, weight.dtype, stride, dim + width)
+    of_gates, of_hidden = (torch.mm(dbase.t(), gate_input), dbias), (torch.mm(dcandidate.t(), mixed), dhidden_bias)
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, add_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
 
 
 @triton.jit
@@ -77,8 +77,9 @@ def _backward(grads, _, x: Tensor, weight: Optional[Tensor], bias: Optional[Tens
     dx, parts, width = torch.empty_like(x), new_parts(x, 2 * x.size(1)), x.size(1)
     args = (factor, grads[0].contiguous(), dx, parts, *x.shape, parts.size(1))
     _launch(normalize_backward, len(parts), x, *args, EPS=eps, CENTER=center)
-    of_parameters = ((weight, parts[:, :width]), (bias, parts[:, width:]))
-    return [dx, *(add_parts(part, p.dtype) for p, part in of_parameters if p is not None)]
+    if bias is not None:
+        return [dx, *add_both_parts(parts, weight.dtype, width, width)]
+    return [dx] if weight is None else [dx, add_parts(parts[:, :width], weight.dtype)]
 
 
 normalized = operator(

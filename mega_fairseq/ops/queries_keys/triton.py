@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
 
 
 @triton.jit
@@ -76,8 +76,7 @@ def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor) -> List[Tenso
     dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
     args = (before, kappa, dqueries, dkeys, dbefore, parts, count, width)
     launch_rows(scale_backward, len(parts), width, before, *args)
-    of_parameters = ((kappa, parts[:, : 2 * width]), (mu, parts[:, 2 * width :]))
-    return [dbefore, *(add_parts(part, p.dtype).view(2, width) for p, part in of_parameters)]
+    return [dbefore, *(t.view(2, width) for t in add_both_parts(parts, kappa.dtype, 2 * width, 2 * width))]
 
 
 queries_keys = operator(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention.heads import append_columns
-from mega_fairseq.ops.attention.position import rotary_columns, turns
+from mega_fairseq.ops.attention.position import rotary_columns
 from mega_fairseq.ops.backend import TRITON, backend
 
 
@@ -29,7 +29,4 @@ def with_rotary_columns(
         return with_rotary_columns_naive(q, k, a, b, scale, first_query)
     from mega_fairseq.ops.attention.rotary.triton import append  # here, since Triton may be missing
 
-    stop, keys = first_query + q.size(1), k.size(1)
-    positions = torch.arange(max(stop, keys), dtype=torch.float64, device=q.device)
-    cos, sin = turns(positions, a.size(0), q.dtype)
-    return append(q, a, cos[first_query:stop], sin[first_query:stop], scale), append(k, b, cos, sin, 1.0)
+    return append(q, k, a, b, scale, first_query)[:2]
