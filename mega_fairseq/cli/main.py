@@ -74,16 +74,26 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("name", metavar="ARCH", nargs="?", help="a name for --arch or --task (default: list them)")
 
     convert = add(
-        "convert", "convert a checkpoint of the authors' released code for use with this plugin", "convert.command"
+        "convert", "convert checkpoints of the authors' code, or from and to Hugging Face's Mega", "convert.command"
     )
-    convert.add_argument("source", metavar="IN.pt", help="checkpoint of the released code; code in it is not executed")
-    convert.add_argument("target", metavar="OUT.pt", help="where to write the converted checkpoint")
+    convert.add_argument(
+        "source",
+        metavar="IN",
+        help="checkpoint of the released code, or folder that save_pretrained of Hugging Face's Mega wrote; code in it "
+        "is not executed",
+    )
+    convert.add_argument("target", metavar="OUT", help="where to write the converted checkpoint")
+    convert.add_argument(
+        "--to-huggingface",
+        action="store_true",
+        help="IN is a mega_encoder or mega_lm of fairseq-train or convert: write OUT as a folder for transformers 4.40",
+    )
     convert.add_argument(
         "--labels",
         metavar="FILE",
         help="of a classifier of text: label-bin/dict.txt of its training data, to store the names of its classes",
     )
-    convert.add_argument("--force", action="store_true", help="overwrite OUT.pt if it exists")
+    convert.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
 
     sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")
     sweep.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_lm that fairseq-train or convert wrote")

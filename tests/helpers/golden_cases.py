@@ -37,6 +37,7 @@ KINDS = {
     "activations": "activations",
     "aft_": "mixer",
     "cema_": "complex EMA",
+    "case": "huggingface",  # read by tests/cli/test_convert_huggingface.py
     "cross_": "cross",
     "ema_": "ema",
     "flash_": "mixer",

@@ -18,6 +18,7 @@ class Checkpoint(NamedTuple):
     cfg: Dict[str, Dict[str, Any]]  # options by section: model, task, criterion, ...
     tensors: Dict[str, Tensor]
     updates: int = 0
+    task_state: Dict[str, Any] = {}
 
     def word(self, section: str, name: str = "_name") -> Optional[str]:
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
@@ -28,7 +29,7 @@ def read(path: str) -> Checkpoint:
     """Read a checkpoint of any model."""
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
-    return Checkpoint(_sections(content), tensors, _updates(content))
+    return Checkpoint(_sections(content), tensors, _updates(content), _dict(content.get("task_state")))
 
 
 def _sections(content: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""`mega-fairseq convert`: convert a checkpoint of the released code to what fairseq-train would have saved.
+"""`mega-fairseq convert`: convert a checkpoint of the released code, or a folder of Hugging Face's Mega, to what
+fairseq-train would have saved; or write such a folder.
 
 Options and tensors come from an untrusted file. OmegaConf checks the types of the options, and the tensors must fill
 the model.
@@ -10,7 +11,8 @@ import os
 import reprlib
 from collections import Counter
 from dataclasses import fields
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
@@ -25,9 +27,10 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.cli import UserError, errors_of
-from mega_fairseq.cli.checkpoint import untrusted
+from mega_fairseq.cli.checkpoint import trained, untrusted
 from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_options
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
+from mega_fairseq.cli.convert import huggingface
 from mega_fairseq.cli.convert.families import Family, Options, family_of
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.output import check_file, write
@@ -39,6 +42,8 @@ WRITER = "the released code"
 
 def run(arguments: argparse.Namespace) -> None:
     source, target = arguments.source, arguments.target
+    if arguments.to_huggingface:
+        return write_folder(arguments)
     check_file(target)
     if os.path.lexists(target):
         if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
@@ -47,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"{target} exists; add --force to overwrite it, or give another name")
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     with errors_of(source):
-        state, summary = convert(*read(source), labels)
+        state, summary = (convert_folder if os.path.isdir(source) else convert)(*read(source), labels)
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
     torch.save(state, buffer)
     write(target, buffer.getbuffer())
@@ -55,12 +60,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
-    """The options and tensors of the released checkpoint at `path`."""
+    """The options and tensors of the released checkpoint, or the folder of Hugging Face's, at `path`."""
     if not takes_names():  # numpy has renamed modules since the released checkpoints were written
         raise UserError(
             f"cannot be read by torch {torch.__version__} without executing code in it; convert it with torch 2.6 or "
             "newer (Python 3.11 or newer): the converted checkpoint loads here"
         )
+    if os.path.isdir(path):
+        return huggingface.read(path)
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
     if content.get("cfg") is not None or not isinstance(content.get("args"), argparse.Namespace):
@@ -88,10 +95,33 @@ def convert(
 
     `labels` are the names of a classifier's classes.
     """
-    family = family_of(options)
+    state, summary = _converted(family_of(options), options["arch"], options, tensors, translate, labels)
+    return state, [
+        *summary,
+        "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
+        "with --finetune-from-model or --restore-file and these model options",
+    ]
+
+
+def convert_folder(
+    options: Options, tensors: Mapping[str, Tensor], labels: Optional[Sequence[str]] = None
+) -> Tuple[Dict[str, Any], List[str]]:
+    """The same for a folder of Hugging Face's."""
+    family = huggingface.HuggingFace(options)
+    return _converted(family, family.arch, options, tensors, partial(family.tensors, options), labels)
+
+
+def _converted(
+    family: Family,
+    arch: str,
+    options: Options,
+    tensors: Mapping[str, Tensor],
+    rename: Callable[[Mapping[str, Tensor]], Dict[str, Tensor]],
+    labels: Optional[Sequence[str]],
+) -> Tuple[Dict[str, Any], List[str]]:
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
     try:
-        tensors = translate(tensors)
+        tensors = rename(tensors)
     except (LookupError, RuntimeError, ValueError) as error:
         raise UserError(f"contains tensors that do not fit together ({error}); get it again from its source") from None
     cfg = configuration(options, family, tensors)
@@ -117,12 +147,24 @@ def convert(
         "last_optimizer_state": None,
     }
     stored = f"stored as {dtypes.most_common(1)[0][0]}"
-    return state, [
-        f"{options['arch']}, {parameters:,} parameters, {stored}",
-        *family.changes(options, task_state),
-        "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
-        "with --finetune-from-model or --restore-file and these model options",
-    ]
+    return state, [f"{arch}, {parameters:,} parameters, {stored}", *family.changes(options, task_state)]
+
+
+def write_folder(arguments: argparse.Namespace) -> None:
+    """Write a trained model as a folder that Hugging Face's transformers loads."""
+    source, target = arguments.source, arguments.target
+    if arguments.labels is not None:
+        raise UserError(
+            "--labels has no effect with --to-huggingface, which takes the names in the checkpoint; leave it out"
+        )
+    if os.path.lexists(target) and not (os.path.isdir(target) and (arguments.force or not os.listdir(target))):
+        raise UserError(f"{target} exists; give the name of a new folder, or add --force to write into a folder")
+    with errors_of(source):
+        options, tensors, summary = huggingface.to_huggingface(trained.read(source))
+    os.makedirs(target, exist_ok=True)
+    for name, content in huggingface.content(options, tensors).items():
+        write(os.path.join(target, name), content)
+    print(f"{target}:", *summary, sep="\n  ")
 
 
 # ------------------------------------------------------------------------------------------- options

@@ -28,6 +28,7 @@ PARTS = {
 OF_EMA = {"delta": "alpha", "alpha": "delta", "beta": "beta", "gamma": "eta"}
 OF_BIAS = {"rel_pos_bias": "weight", "alpha": "a", "beta": "b"}
 OTHERS = {"scalar": "weight", "gamma": "kappa", "beta": "mu"}
+KAPPA_MU = {"kappa": "gamma", "mu": "beta"}
 # The parts of a classifier around its layers; the head has the name that fairseq's tasks give it.
 HEAD = "classification_heads.sentence_classification_head"
 OF_CLASSIFIERS = {
@@ -63,6 +64,8 @@ def translate(released: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             update, reset, queries = tensor.split([width, width, tensor.size(0) - 2 * width])
             ours[f"{parent}.gates.{leaf}"] = torch.cat([update, reset])
             ours[f"{parent}.queries.{leaf}"] = queries.clone()
+        elif leaf == "num_batches_tracked":
+            ours[path + ".num_batches_tracked"] = tensor.float()
         else:
             ours[f"{path}.{OTHERS.get(leaf, leaf)}"] = tensor
     return {_renamed(name[1:]): tensor for name, tensor in ours.items()}
@@ -73,3 +76,36 @@ def _renamed(name: str) -> str:
     for released, ours in OF_CLASSIFIERS.items():
         name = re.sub(released, ours, name)
     return name
+
+
+def translate_back(ours: Mapping[str, Tensor], scalar: bool) -> Dict[str, Tensor]:
+    """The inverse of `translate` for layers without cross attention; `scalar`: whether norms are scalenorm."""
+    released: Dict[str, Tensor] = {}
+    for name, tensor in ours.items():
+        path, _, leaf = name.rpartition(".")
+        parent, _, module = path.rpartition(".")
+        if module == "ema":
+            stacked = tensor if leaf == "omega" else tensor.flatten(0, 1)  # (directions D, N)
+            leaf = _inverse(OF_EMA).get(leaf, leaf)
+            released[f"{path}.{leaf}"] = stacked.unsqueeze(-1) if leaf in ("alpha", "beta", "delta") else stacked
+        elif module == "position_bias":
+            leaf = _inverse(OF_BIAS)[leaf]
+            released[f"{path}.{leaf}"] = tensor if leaf == "rel_pos_bias" else tensor.unsqueeze(0)
+        elif module == "gates":
+            dim, width = ours[f"{parent}.hidden.weight"].shape
+            update, reset, candidate = tensor.split([dim, width, dim])
+            released[f"{parent}.mx_proj.{leaf}"] = torch.cat(
+                [update, ours[f"{parent}.shared.{leaf}"], reset, candidate]
+            )
+        elif leaf == "num_batches_tracked":
+            released[name] = tensor.long()
+        elif module == "norm" and scalar:
+            released[f"{path}.scalar"] = tensor
+        elif module != "shared":
+            released[f"{path}.{KAPPA_MU.get(leaf, leaf)}"] = tensor
+    parts = _inverse(PARTS)
+    return {".".join(parts.get(part, part) for part in name.split(".")): tensor for name, tensor in released.items()}
+
+
+def _inverse(names: Mapping[str, str]) -> Dict[str, str]:
+    return {ours: released for released, ours in names.items()}

@@ -1,0 +1,397 @@
+"""Folders that `save_pretrained` of Hugging Face's Mega (transformers 4.40) writes, and our models: both directions.
+
+Their options are in config.json, their tensors in model.safetensors or pytorch_model.bin.
+"""
+
+import json
+import os
+import reprlib
+from enum import Enum
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from mega_fairseq.cli import UserError
+from mega_fairseq.cli.checkpoint import safetensors, untrusted
+from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
+from mega_fairseq.cli.convert.families import Family, Options
+from mega_fairseq.cli.convert.names import translate, translate_back
+from mega_fairseq.fairseq_options import typed
+from mega_fairseq.models import MegaEncoderModel, MegaLanguageModel
+from mega_fairseq.tasks.mega_classification import HEAD
+
+WRITER = "save_pretrained"
+CONFIG, SAFE, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+POOLER = "pooler"  # the head that stands for MegaModel's pooler: its own layer and tanh, then an identity
+
+# Options of the same meaning: Hugging Face's, its default, and ours.
+SAME = {
+    "hidden_size": (128, "{side}_embed_dim"),
+    "num_hidden_layers": (4, "{side}_layers"),
+    "intermediate_size": (256, "{side}_hidden_dim"),
+    "shared_representation_size": (64, "{side}_z_dim"),
+    "ema_projection_size": (16, "{side}_n_dim"),
+    "dropout_prob": (0.1, "dropout"),
+    "hidden_dropout_prob": (0.1, "hidden_dropout"),
+    "attention_probs_dropout_prob": (0.1, "attention_dropout"),
+    "nffn_activation_dropout_prob": (0.1, "activation_dropout"),
+    "use_feature_dropout": (False, "feature_dropout"),
+    "normalize_before_mega": (True, "normalize_before"),
+}
+# The same for words, with ours for each of Hugging Face's; the first of two is written back.
+ACTIVATIONS = {name: name for name in ("silu", "relu", "gelu", "linear", "gelu_fast", "gelu_accurate")}
+ACTIVATIONS.update(swish="silu", gelu_new="gelu_accurate", gelu_pytorch_tanh="gelu_accurate", quick_gelu="gelu_sigmoid")
+NORMS = {"scalenorm": "scalenorm", "layernorm": "layernorm", "batchnorm": "batchnorm", "rmsnorm": "hf_rmsnorm"}
+WORDS = {
+    "activation": ("silu", "activation_fn", ACTIVATIONS),
+    "attention_activation": ("softmax", "attention_activation_fn", {n: n for n in ("softmax", "laplace", "relu2")}),
+    "relative_positional_bias": ("rotary", "rel_pos_bias", {n: n for n in ("rotary", "simple")}),
+    "normalization_type": ("scalenorm", "normalization_type", NORMS),
+}
+# All options with their defaults. The last three have a counterpart with this value only.
+DEFAULTS = {
+    **{name: default for name, (default, *_) in {**SAME, **WORDS}.items()},
+    "use_normalized_ffn": True, "nffn_hidden_size": 256, "normalize_before_ffn": True,
+    "bidirectional": True, "is_decoder": False, "use_chunking": False, "chunk_size": -1, "truncation": None,
+    "max_positions": 2048, "add_token_type_embeddings": False, "type_vocab_size": 2, "vocab_size": 30522,
+    "tie_word_embeddings": True, "add_lm_hidden_dense_layer": True, "classifier_dropout": None,
+    "norm_affine": True, "add_cross_attention": False, "pad_token_id": 1,
+}  # fmt: skip
+FIXED = ("norm_affine", "add_cross_attention", "pad_token_id")
+# Options of ours without a counterpart, and the only value that a model to be written may have.
+OURS_FIXED = {
+    "token_mixer": "mega", "ffn_activation_fn": None, "normalize_embedding": False, "token_shift": False,
+    "no_scale_embedding": True, "adaptive_input": False, "adaptive_softmax_cutoff": None, "decoder_input_dim": 0,
+}  # fmt: skip
+
+# Ends of the names of a layer's tensors, Hugging Face's and the released ones.
+OF_LAYERS = {
+    "ema_gate.damping_factor": "move.delta",
+    "ema_gate.decay_factor": "move.alpha",
+    "ema_gate.ema_expansion_matrix": "move.beta",
+    "ema_gate.kernel_projection_matrix": "move.gamma",
+    "ema_gate.residual_weight": "move.omega",
+    "mega_layer.qk_weight": "mega_layer.gamma",
+    "mega_layer.qk_bias": "mega_layer.beta",
+    "rel_pos_bias.b_param": "rel_pos_bias.beta",
+}
+# Beginnings of the names of a model's tensors, Hugging Face's and ours.
+OF_MODELS = {
+    "embedding_layer.word_embeddings.": "{side}.embed_tokens.",
+    "embedding_layer.token_type_embeddings.": "{side}.embed_types.",
+    "layers.": "{side}.layers.",
+}
+
+
+class Kind(NamedTuple):
+    """What one of Hugging Face's classes becomes."""
+
+    names: Dict[str, str]  # of tensors that only this class has, as in OF_MODELS
+    model: str = "mega_encoder"
+    task: str = "masked_lm"
+    criterion: str = "masked_lm"
+    prefix: str = "mega."  # of the tensors that all classes have
+    head: Optional[str] = None  # our name of a matrix that may be tied to the embeddings
+
+    @property
+    def side(self) -> str:
+        return "decoder" if self.model == "mega_lm" else "encoder"
+
+    def renamed(self) -> Dict[str, str]:
+        common = {self.prefix + theirs: ours.format(side=self.side) for theirs, ours in OF_MODELS.items()}
+        return {**common, **self.names}
+
+
+KINDS = {
+    "MegaForMaskedLM": Kind(
+        {"dense.": "encoder.lm_head.dense.", "mlm_head.": "encoder.lm_head."}, head="encoder.lm_head.weight"
+    ),
+    "MegaForSequenceClassification": Kind(
+        {"classifier.": f"classification_heads.{HEAD}."}, task="sentence_prediction", criterion="sentence_prediction"
+    ),
+    "MegaModel": Kind({"pooler.": f"classification_heads.{POOLER}."}, prefix=""),
+    "MegaForCausalLM": Kind(
+        {"dense.": "decoder.output_dense.", "lm_head.": "decoder.output_projection."},
+        "mega_lm", "mega_language_modeling", "mega_lm_cross_entropy", head="decoder.output_projection.weight",
+    ),
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
+    """The options, complete and checked, and the tensors of a folder."""
+    try:
+        with open(os.path.join(folder, CONFIG), "rb") as file:
+            config = json.load(file)
+    except (OSError, RecursionError, ValueError):
+        config = None
+    if not isinstance(config, dict) or config.get("model_type") != "mega":
+        raise UserError(f"contains no {CONFIG} of Hugging Face's Mega; give a folder that {WRITER} wrote")
+    options = {**DEFAULTS, **config}
+    _check(options)
+    safe, pickled = (os.path.join(folder, name) for name in (SAFE, PICKLED))
+    if os.path.isfile(safe):
+        tensors = safetensors.load(safe)
+    elif os.path.isfile(pickled):
+        tensors = untrusted.load(pickled, WRITER)
+    else:
+        raise UserError(f"contains neither {SAFE} nor {PICKLED}; save the model in one file (max_shard_size)")
+    tensors = untrusted.model_tensors({"model": tensors}, WRITER)
+    untrusted.check_finite({name: t for name, t in tensors.items() if not name.endswith("._float_tensor")})
+    return options, tensors
+
+
+def _check(options: Options) -> None:
+    """Refuses options that have no counterpart."""
+    archs = options.get("architectures")
+    arch = archs[0] if isinstance(archs, list) and len(archs) == 1 else archs
+    if not isinstance(arch, str) or arch not in KINDS:
+        raise _refusal("architectures", archs, f"give a {', '.join(KINDS)}")
+    for name, default in DEFAULTS.items():
+        value, number = options[name], default is None or isinstance(default, float)
+        fits = isinstance(value, (int, float) if number else type(default)) and (
+            isinstance(value, bool) == isinstance(default, bool)
+        )
+        if not (fits or value is default is None) or (name in FIXED and value != default):
+            raise _refusal(name, value, f"it must be {'a number' if number else repr(default)}")
+    for name, (_, _, words) in WORDS.items():
+        if options[name] not in words:
+            raise _refusal(name, options[name], f"give a model with {', '.join(words)}")
+    causal = KINDS[arch].side == "decoder"
+    for name, needed in (("is_decoder", causal), ("bidirectional", not causal)):
+        if options[name] != needed:
+            raise _refusal(name, options[name], f"a {arch} is converted with {needed} only")
+    if causal and options["normalization_type"] == "batchnorm":
+        raise _refusal("normalization_type", "batchnorm", "in a causal model, batchnorm would see the future")
+    if options["truncation"] is not None and not (type(options["truncation"]) is int and options["truncation"] > 0):
+        raise _refusal("truncation", options["truncation"], "it must be a positive number or null")
+    if options["chunk_size"] == 0 or (options["use_chunking"] and options["chunk_size"] < 0):
+        raise _refusal("chunk_size", options["chunk_size"], "it must be positive for use_chunking")
+
+
+def _refusal(name: str, value: Any, remedy: str) -> UserError:
+    return UserError(f"has {reprlib.repr(value)} for the option {name}, which has no counterpart here; {remedy}")
+
+
+def _reach(options: Options) -> int:
+    """The reach R of position bias simple: of its table, only the first 2 R - 1 entries are read."""
+    return options["chunk_size"] if options["chunk_size"] > 0 else options["max_positions"]
+
+
+def _longest(options: Options) -> int:
+    bounded = options["relative_positional_bias"] == "simple" and not options["use_chunking"]
+    return _reach(options) if bounded else options["max_positions"]
+
+
+class HuggingFace(Family):
+    """A class of Hugging Face's; its options are those that `read` returns."""
+
+    def __init__(self, options: Options):
+        self.arch = options["architectures"][0]
+        self.kind = KINDS[self.arch]
+        self.model, self.task = self.kind.model, self.kind.task
+        self.labels = options.get("id2label")
+        self.remarks: List[str] = []
+
+    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+        side, prenorm = self.kind.side, options["normalize_before_mega"]
+        tied, dense = options["tie_word_embeddings"], options["add_lm_hidden_dense_layer"]
+        ffn, dropout = options["use_normalized_ffn"], options["classifier_dropout"]
+        chosen = {ours.format(side=side): options[name] for name, (_, ours) in SAME.items()}
+        chosen.update({ours: words[options[name]] for name, (_, ours, words) in WORDS.items()})
+        chosen.update({
+            f"{side}_ffn_embed_dim": options["nffn_hidden_size"] if ffn else 0,
+            f"{side}_chunk_size": options["chunk_size"] if options["use_chunking"] else -1,
+            "truncation_length": options["truncation"] or 0,
+            "opposite_ffn_norm": ffn and options["normalize_before_ffn"] != prenorm,
+            "no_final_norm": prenorm,
+            "token_types": options["type_vocab_size"] if options["add_token_type_embeddings"] else 0,
+        })  # fmt: skip
+        if side == "decoder":
+            chosen.update(max_target_positions=_longest(options), no_scale_embedding=True)
+            chosen.update(share_decoder_input_output_embed=tied, output_bias=True, output_dense=dense)
+        else:
+            chosen.update(max_positions=_longest(options), lm_head="none")
+            chosen["pooler_dropout"] = options["hidden_dropout_prob"] if dropout is None else dropout
+        if self.arch == "MegaForMaskedLM":
+            chosen.update(lm_head="tanh" if dense else "linear", untie_lm_head=not tied)
+        return chosen
+
+    def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
+        if self.task == "sentence_prediction":
+            classes = len(tensors[f"classification_heads.{HEAD}.out_proj.weight"])
+            return {"data": "data", "num_classes": classes, "init_token": 0, "max_positions": _longest(options)}
+        chunked = self.kind.side == "decoder" and options["use_chunking"]  # segments are then multiples of the chunk
+        return {"data": "data", "tokens_per_sample": 0 if chunked else _longest(options)}
+
+    def criterion(self, options: Options) -> Dict[str, Any]:
+        return {"_name": self.kind.criterion}
+
+    def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
+        super().task_state(model, task, labels)
+        names = self.labels
+        fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(task.get("num_classes", 0))))
+        return {"classes": [str(names[number]) for number in sorted(names, key=int)]} if fits and names else {}
+
+    def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
+        return self.remarks
+
+    def tensors(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+        """The tensors by our names and in our layout."""
+        named, renamed = {}, self.kind.renamed()
+        for name, tensor in tensors.items():
+            for theirs, released in OF_LAYERS.items():
+                if name.endswith(f".{theirs}"):
+                    name = name[: -len(theirs)] + released
+            begin = next((begin for begin in renamed if name.startswith(begin)), "")
+            named[renamed.get(begin, "") + name[len(begin) :]] = tensor
+        embedding, head = f"{self.kind.side}.embed_tokens.weight", self.kind.head
+        if options["tie_word_embeddings"] and head in named:
+            if embedding in named and not torch.equal(named[embedding], named[head]):
+                self.remarks.append(
+                    "embeddings and head differ though they are tied: as transformers, it has the head's"
+                )
+            named[embedding] = named.pop(head)
+        if options["tie_word_embeddings"] and "decoder.output_projection.bias" in named:
+            named["decoder.output_bias"] = named.pop("decoder.output_projection.bias")
+        if embedding in named and len(named[embedding]) != options["vocab_size"]:
+            raise UserError(
+                f"has {options['vocab_size']!r} for the option vocab_size and embeddings of {len(named[embedding])} "
+                "types, so it is damaged; get it again from its source"
+            )
+        ours, last = translate(named), 2 * _reach(options) - 1
+        ours.update({n: t[:last].clone() for n, t in ours.items() if n.endswith("position_bias.weight")})
+        dense = ours.get(f"classification_heads.{POOLER}.dense.weight")
+        if dense is not None:
+            identity = {"weight": torch.eye(len(dense), dtype=dense.dtype), "bias": dense.new_zeros(len(dense))}
+            ours.update({f"classification_heads.{POOLER}.out_proj.{name}": t for name, t in identity.items()})
+        return ours
+
+
+# ------------------------------------------------------------------------------------------- writing
+
+
+def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Tensor], List[str]]:
+    """The options and tensors of a folder that transformers loads, and remarks."""
+    model = empty_model(checkpoint)
+    parameters = sum(parameter.numel() for parameter in model.parameters())  # tied ones are two once filled
+    fill(model, checkpoint.tensors)
+    if type(model) not in (MegaEncoderModel, MegaLanguageModel):
+        raise UserError(
+            f"contains a {checkpoint.word('model')}, which Hugging Face's Mega does not have; give a mega_encoder or "
+            "mega_lm"
+        )
+    (side,) = model.STACKS
+    cfg = {name: value.value if isinstance(value, Enum) else value for name, value in vars(model.cfg).items()}
+    arch = _arch(model)
+
+    def required(option: str, value: Any, fits: bool) -> None:
+        if not fits:
+            raise UserError(
+                f"has {value!r} for {typed(option)}, which Hugging Face's Mega does not have; give another model"
+            )
+
+    for option, value in OURS_FIXED.items():
+        name = option if option in cfg else f"{side}_{option}"
+        required(name, cfg.get(name), cfg.get(name, value) == value)
+    required("no_final_norm", False, not cfg["normalize_before"] or cfg["no_final_norm"])
+    options = {name: cfg[ours.format(side=side)] for name, (_, ours) in SAME.items()}
+    for name, (_, ours, words) in WORDS.items():
+        value = cfg[ours]
+        required(ours, value, value in words.values())
+        options[name] = next(theirs for theirs, word in words.items() if word == value)
+    if arch == "MegaForMaskedLM":
+        required("lm_head", cfg["lm_head"], cfg["lm_head"] in ("tanh", "linear"))
+    for head in model.classification_heads.values() if side == "encoder" else ():
+        inner = head.dense.out_features
+        required("inner_dim", inner, inner == cfg["encoder_embed_dim"])
+    dense, tied = cfg.get("lm_head") == "tanh", not cfg.get("untie_lm_head")
+    if side == "decoder":
+        dense, tied = cfg["output_dense"], cfg["share_decoder_input_output_embed"]
+    chunk, width, taps = (cfg[f"{side}_{name}"] for name in ("chunk_size", "ffn_embed_dim", "truncation_length"))
+    taps = cfg["truncation_length"] if taps == -1 else taps
+    reach = max(cfg["max_target_positions" if side == "decoder" else "max_positions"], chunk)
+    options = {
+        **DEFAULTS, **options,
+        "use_normalized_ffn": bool(width), "nffn_hidden_size": width or DEFAULTS["nffn_hidden_size"],
+        "normalize_before_ffn": cfg["normalize_before"] != cfg["opposite_ffn_norm"],
+        "bidirectional": side == "encoder", "is_decoder": side == "decoder",
+        "use_chunking": chunk > 0, "chunk_size": chunk, "truncation": taps or None, "max_positions": reach,
+        "add_token_type_embeddings": cfg["token_types"] > 0, "type_vocab_size": cfg["token_types"] or 2,
+        "vocab_size": len(checkpoint.tensors[f"{side}.embed_tokens.weight"]), "tie_word_embeddings": tied,
+        "add_lm_hidden_dense_layer": dense, "classifier_dropout": cfg.get("pooler_dropout"),
+        "model_type": "mega", "architectures": [arch], "bos_token_id": 0, "eos_token_id": 2,
+    }  # fmt: skip
+    if arch == "MegaForSequenceClassification":
+        (head,) = model.classification_heads.values()
+        names = checkpoint.task_state.get("classes") or [
+            f"LABEL_{number}" for number in range(head.out_proj.out_features)
+        ]
+        options["id2label"] = dict(enumerate(map(str, names)))
+        options["label2id"] = {name: number for number, name in options["id2label"].items()}
+    remarks = [f"{arch}, {parameters:,} parameters"]
+    if side == "encoder" and arch != "MegaForMaskedLM" and model.encoder.lm_head is not None:
+        remarks.append(f"the language model head is left out, since {arch} has none")
+    return options, _tensors(options, arch, checkpoint.tensors), remarks
+
+
+def _arch(model: nn.Module) -> str:
+    if isinstance(model, MegaLanguageModel):
+        return "MegaForCausalLM"
+    heads = list(model.classification_heads)
+    if len(heads) > 1:
+        raise UserError(f"has the heads {', '.join(heads)} and Hugging Face's Mega has one; give a model with one")
+    if heads:
+        return "MegaModel" if heads == [POOLER] else "MegaForSequenceClassification"
+    return "MegaModel" if model.encoder.lm_head is None else "MegaForMaskedLM"
+
+
+def _tensors(options: Options, arch: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The tensors by Hugging Face's names and in its layout."""
+    kind = KINDS[arch]
+    renamed = {ours: theirs for theirs, ours in kind.renamed().items()}
+    stack = f"{kind.side}.layers."
+    layers = {name: tensor for name, tensor in tensors.items() if name.startswith(stack)}
+    ours = translate_back(layers, options["normalization_type"] == "scalenorm")
+    ours.update({name: tensor for name, tensor in tensors.items() if name not in layers})
+    written = {}
+    for name, tensor in ours.items():
+        if name == "decoder.output_bias":
+            name = "decoder.output_projection.bias"
+        elif name.startswith("classification_heads.") and arch == "MegaForSequenceClassification":
+            name = ".".join(["classification_heads", HEAD, *name.split(".")[2:]])
+        begin = next((begin for begin in renamed if name.startswith(begin)), None)
+        if (
+            begin is None
+            or name.startswith(f"classification_heads.{POOLER}.out_proj.")
+            or (name == kind.head and options["tie_word_embeddings"])
+        ):
+            continue
+        name = renamed[begin] + name[len(begin) :]
+        for theirs, released in OF_LAYERS.items():
+            if name.endswith(f".{released}"):
+                name = name[: -len(released)] + theirs
+        if name.endswith(".rel_pos_bias.rel_pos_bias"):  # entries that are never read
+            tensor = F.pad(tensor, (0, 2 * options["max_positions"] - 1 - len(tensor)))
+        elif name.endswith(".rel_pos_bias.alpha"):
+            written[name.replace("alpha", "_float_tensor")] = tensor.new_zeros(1)
+        written[name] = tensor
+    if arch == "MegaForCausalLM":
+        written.setdefault(
+            "lm_head.bias",
+            written[f"{kind.prefix}embedding_layer.word_embeddings.weight"].new_zeros(options["vocab_size"]),
+        )
+    return written
+
+
+def content(options: Dict[str, Any], tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
+    """The files of a folder by name, in pieces; the options come last, so that they mark a complete folder."""
+    (dtype,) = {str(tensor.dtype).split(".")[-1] for name, tensor in tensors.items() if "word_embeddings" in name}
+    config = json.dumps({**options, "torch_dtype": dtype}, indent=2, sort_keys=True) + "\n"
+    return {SAFE: safetensors.pack(tensors), CONFIG: [config.encode()]}
