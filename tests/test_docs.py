@@ -145,10 +145,10 @@ def test_documented_commands_classify_digits(classified, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["translation", "language-modelling"])
-def test_documented_commands_read_standard_input(page, translated, evaluated, place):
+@pytest.mark.parametrize(("page", "text"), [("translation", ""), ("language-modelling", "Fellow citizens")])
+def test_documented_commands_read_standard_input(page, text, translated, evaluated, place):
     output = run(commands(DOCS / f"{page}.md", "fairseq-interactive /tmp"), place)
-    assert re.search(r"^H-0\t", output, re.MULTILINE)
+    assert re.search(rf"^D-0\t\S+\t{text}", output, re.MULTILINE)
 
 
 @pytest.mark.slow

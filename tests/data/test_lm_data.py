@@ -8,13 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.data import SegmentDataset, StreamDataset
+from mega_fairseq.data import ByteNumbers, SegmentDataset, StreamDataset
+from mega_fairseq.data.byte_numbers import ByteNumbersConfig
 from mega_fairseq.data.streams import stream_bounds
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers.corpora import TYPES, in_memory, tokens
 from tests.helpers.golden_models import PAD, dictionary
 
 EOS = 2
+BYTES = ByteNumbers(ByteNumbersConfig())
 
 
 # ------------------------------------------------------------------------------------------------ segments
@@ -232,6 +234,20 @@ def test_a_stream_longer_than_the_model_allows_is_refused():
     dataset = StreamDataset(in_memory([20]), np.array([0, 13, 20]), PAD, EOS)
     with pytest.raises(ValueError, match="13 tokens, .* 12"):
         epoch(dataset, max_positions=12)
+
+
+# ------------------------------------------------------------------------------------------------ bytes
+
+
+@given(st.text())
+def test_numbers_of_bytes_become_the_same_text_again(text):
+    numbers = BYTES.encode(text)
+    assert [int(number) for number in numbers.split()] == list(text.encode())
+    assert BYTES.decode(numbers) == text
+
+
+def test_tokens_that_are_no_text_become_replacement_characters():
+    assert BYTES.decode("72 <unk> 195 105") == "H\ufffd\ufffdi"
 
 
 # ------------------------------------------------------------------------------------------------ options
