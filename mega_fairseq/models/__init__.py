@@ -1,6 +1,7 @@
-"""Models; importing this package registers them with fairseq."""
+"""Models; importing this package registers them with fairseq, and the tasks, which checkpoints name."""
 
-import mega_fairseq.models.architectures  # noqa: F401 - registers them
+import mega_fairseq.models.architectures
+import mega_fairseq.tasks  # noqa: F401 - registers them
 from mega_fairseq.models.checkpoints import allow_plain_containers
 from mega_fairseq.models.mega_classifier import MegaClassifier, MegaClassifierConfig
 from mega_fairseq.models.mega_encoder import MegaEncoderConfig, MegaEncoderModel

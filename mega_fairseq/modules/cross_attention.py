@@ -175,12 +175,12 @@ class GatedCrossAttention(Layer):
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for other limits of sources and targets."""
+        c = self.config
 
         def beyond(learned: int) -> str:
             return (
-                f"sources or targets may have {self.config.max_positions} positions and this model's position bias "
-                f"'simple' reaches {learned} tokens; allow at most {learned}, or train with "
-                f"{self.config.name('position_bias')} rotary"
+                f"max_positions is {c.max_positions} and position_bias 'simple' of these weights reaches {learned} "
+                "tokens; allow no more, or train with position_bias 'rotary'"
             )
 
         self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)

@@ -175,6 +175,13 @@ def test_states_of_another_layer_or_batch_are_refused():
     refuses(lambda: layer(chunk_size=7)(X, state), "9 tokens", "chunk_size is 7")
 
 
+def test_weights_of_cross_attention_with_too_short_a_reach_are_refused():
+    stored = GatedCrossAttention(crosses(max_positions=8)).state_dict()
+    GatedCrossAttention(crosses(max_positions=5)).adapt(stored, "")
+    assert stored["position_bias.weight"].numel() == 9
+    refuses(lambda: GatedCrossAttention(crosses(max_positions=6)).adapt(stored, ""), "max_positions is 6", "5 tokens")
+
+
 @pytest.mark.parametrize("name", ["mixer", "block"])
 def test_a_mask_given_as_the_state_is_directed_to_padding_mask(name):
     mask = torch.zeros(2, 5, dtype=torch.bool)
