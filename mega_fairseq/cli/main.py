@@ -93,6 +93,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="of a classifier of text: label-bin/dict.txt of its training data, to store the names of its classes",
     )
+    convert.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="of Hugging Face's Mega: its vocab.json (with merges.txt) or tokenizer.json, to write fairseq's dict.txt "
+        "beside OUT; with --to-huggingface: dict.txt, to write vocab.json (and merges.txt) into OUT",
+    )
     convert.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
 
     sweep = add("sweep", "measure a trained mega_lm's perplexity at several chunk sizes and context lengths")

@@ -12,7 +12,7 @@ import reprlib
 from collections import Counter
 from dataclasses import fields
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
@@ -30,12 +30,14 @@ from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained, untrusted
 from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_options
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
-from mega_fairseq.cli.convert import huggingface
+from mega_fairseq.cli.convert import huggingface, vocabulary
 from mega_fairseq.cli.convert.families import Family, Options, family_of
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.output import check_file, write
 from mega_fairseq.data.classification.labels import classes_of
+from mega_fairseq.fairseq_options import typed
 from mega_fairseq.models.checkpoints import takes_names
+from mega_fairseq.models.embedding import types_of
 
 WRITER = "the released code"
 
@@ -53,21 +55,50 @@ def run(arguments: argparse.Namespace) -> None:
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     with errors_of(source):
         state, summary = (convert_folder if os.path.isdir(source) else convert)(*read(source), labels)
+    files = {} if arguments.tokenizer is None else _dictionary_files(arguments, state["model"], summary)
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
     torch.save(state, buffer)
     write(target, buffer.getbuffer())
+    for path, content in files.items():
+        write(path, content)
     print(f"{target}:", *summary, sep="\n  ")
+
+
+def _dictionary_files(
+    arguments: argparse.Namespace, tensors: Mapping[str, Tensor], summary: List[str]
+) -> Dict[str, bytes]:
+    """fairseq's files for the vocabulary that the user gave, by path: beside the checkpoint."""
+    tokenizer, folder = arguments.tokenizer, os.path.dirname(arguments.target)
+    if not os.path.isdir(arguments.source):
+        raise UserError("--tokenizer has no effect for a checkpoint of the released code; leave it out")
+    with errors_of(tokenizer):
+        found = vocabulary.read(tokenizer, _rows(tensors))
+    files = {os.path.join(folder, name): content for name, content in vocabulary.fairseq_files(found).items()}
+    for path in files:
+        if os.path.lexists(path) and not arguments.force:
+            raise UserError(f"{path} exists; add --force to overwrite it, or write to another folder")
+    summary.append(f"{os.path.join(folder, vocabulary.DICT)} is the dictionary, for fairseq-preprocess --srcdict")
+    if found.merges is not None:
+        vocab, merges = (os.path.join(folder, name) for name in (vocabulary.VOCAB, vocabulary.MERGES))
+        if vocab not in files:
+            vocab, merges = tokenizer, os.path.join(os.path.dirname(tokenizer), vocabulary.MERGES)
+        summary.append(f"text is encoded by --bpe gpt2 --gpt2-encoder-json {vocab} --gpt2-vocab-bpe {merges}")
+    return files
+
+
+def _rows(tensors: Mapping[str, Tensor]) -> int:
+    return max(types_of(tensors, f"{side}.embed_tokens") for side in ("encoder", "decoder"))
 
 
 def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
     """The options and tensors of the released checkpoint, or the folder of Hugging Face's, at `path`."""
+    if os.path.isdir(path):
+        return huggingface.read(path)
     if not takes_names():  # numpy has renamed modules since the released checkpoints were written
         raise UserError(
             f"cannot be read by torch {torch.__version__} without executing code in it; convert it with torch 2.6 or "
             "newer (Python 3.11 or newer): the converted checkpoint loads here"
         )
-    if os.path.isdir(path):
-        return huggingface.read(path)
     content = untrusted.load(path, WRITER)
     tensors = untrusted.model_tensors(content, WRITER)
     if content.get("cfg") is not None or not isinstance(content.get("args"), argparse.Namespace):
@@ -108,7 +139,19 @@ def convert_folder(
 ) -> Tuple[Dict[str, Any], List[str]]:
     """The same for a folder of Hugging Face's."""
     family = huggingface.HuggingFace(options)
-    return _converted(family, family.arch, options, tensors, partial(family.tensors, options), labels)
+    state, summary = _converted(family, family.arch, options, tensors, partial(family.tensors, options), labels)
+    words = " ".join(_words(state["cfg"]["model"]))
+    return state, [*summary, f"to train it further: {words} --restore-file OUT --reset-optimizer"]
+
+
+def _words(options: Options) -> Iterator[str]:
+    """A model's options as words of a command line, without defaults."""
+    name = options["_name"]
+    yield f"--arch={name}"
+    for field in fields(MODEL_DATACLASS_REGISTRY[name]):
+        value = options[field.name]
+        if field.name != "_name" and str(value) != str(field.default):
+            yield typed(field.name) if value is True else f"{typed(field.name)}={value}"
 
 
 def _converted(
@@ -160,9 +203,15 @@ def write_folder(arguments: argparse.Namespace) -> None:
     if os.path.lexists(target) and not (os.path.isdir(target) and (arguments.force or not os.listdir(target))):
         raise UserError(f"{target} exists; give the name of a new folder, or add --force to write into a folder")
     with errors_of(source):
-        options, tensors, summary = huggingface.to_huggingface(trained.read(source))
+        checkpoint = trained.read(source)
+        options, tensors, summary = huggingface.to_huggingface(checkpoint)
+    files = huggingface.content(options, tensors)
+    if arguments.tokenizer is not None:
+        with errors_of(arguments.tokenizer):
+            found = vocabulary.read_dictionary(arguments.tokenizer, _rows(checkpoint.tensors))
+        files = {**vocabulary.huggingface_files(found), **files}
     os.makedirs(target, exist_ok=True)
-    for name, content in huggingface.content(options, tensors).items():
+    for name, content in files.items():
         write(os.path.join(target, name), content)
     print(f"{target}:", *summary, sep="\n  ")
 
