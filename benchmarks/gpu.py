@@ -36,7 +36,7 @@ CHECKS = {
     for check in (gpu_checks.graphs, gpu_checks.models, gpu_checks.search, gpu_checks.layers, gpu_checks.commands)
 }
 PARTS = ["graphs", "training", "translating", "sentence", "peers", "ema", "search", "models"]
-PARTS += ["mixers", "layers", "commands"]
+PARTS += ["mixers", "compiled", "layers", "commands"]
 PAGE = ["training", "translating", "sentence", "peers"]  # in docs/performance.md; the JSON has all
 COLUMNS = ["wall ms", "device ms", "launches", "share", "MiB"]
 

@@ -122,6 +122,13 @@ def training(device: torch.device, quick: bool) -> Iterator[Contender]:
             yield from trained(table, length, {"Mega": [ADAM]}, quick, "bf16")
 
 
+def compiled(device: torch.device, quick: bool) -> Iterator[Contender]:
+    forms = {"Mega, --compile": [ADAM, "--compile"], "Mega, --compile, graphs off": [ADAM, "--compile", OFF]}
+    if not quick:
+        for table, length in LENGTHS[:1]:
+            yield from trained(table, length, forms, quick)
+
+
 def trained(
     table: str, length: int, forms: Dict[str, List[str]], quick: bool, precision: str = "fp16"
 ) -> Iterator[Contender]:
@@ -247,4 +254,5 @@ TABLES = {
     "peers": Table(f"One layer, {LAYER}", "tokens/s", "products", peers),
     "ema": Table(f"The EMA alone, {LAYER}", "tokens/s", "bandwidth", ema_alone),
     "mixers": Table(f"One layer with each mixer, {LAYER}", "tokens/s", "products", mixers),
+    "compiled": Table("Updates with --compile, 32,768 tokens", "tokens/s", "products", compiled),
 }

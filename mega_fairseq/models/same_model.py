@@ -27,7 +27,9 @@ from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_comman
 
 logger = logging.getLogger(__name__)
 # Options of models that may change freely, from one training to the next too: weights keep their meaning.
-FREE = re.compile(r"\w*(drop|dropout|_embed_path|_activations)|init|piece_tokens|generation_weights|cuda_graphs|_name")
+FREE = re.compile(
+    r"\w*(drop|dropout|_embed_path|_activations)|init|piece_tokens|generation_weights|cuda_graphs|compile|_name"
+)
 LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # may change if no weight has another shape
 CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
 TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on

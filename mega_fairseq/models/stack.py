@@ -7,7 +7,7 @@ happen in `layers_to_run`.
 import math
 import re
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
@@ -91,14 +91,16 @@ class Stack:
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.
 
-        With --checkpoint-activations, backward recomputes their activations.
+        With --checkpoint-activations, backward recomputes their activations. With --compile, training calls what the
+        compiler makes of a layer: once for all layers of the same kind.
         """
         rate = getattr(self.cfg, f"{self.side}_layerdrop") if self.training and drop else 0.0
         kept = [True] * len(self.layers) if rate == 0.0 else (torch.rand(len(self.layers)) >= rate).tolist()
         recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             if kept[i]:
-                yield i, partial(_recomputed, layer, self.cfg.offload_activations) if recompute else layer
+                call = partial(_compiled(), layer) if self.cfg.compile and self.training else layer
+                yield i, partial(_recomputed, layer, call, self.cfg.offload_activations) if recompute else call
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         """Refuses weights of another dictionary: fairseq would blame the architecture."""
@@ -131,11 +133,20 @@ class Stack:
                 module.dropout_module.apply_during_inference = True
 
 
-def _recomputed(layer: nn.Module, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
-    """`layer(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
+@lru_cache(maxsize=None)
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(_call)
+
+
+def _call(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
+    return layer(*inputs, **options)
+
+
+def _recomputed(layer: nn.Module, call: Callable, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
+    """`call(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
     with save_on_cpu(pin_memory=x.is_cuda) if offload else nullcontext():
         contexts = partial(_without_and_with, layer)
-        return checkpoint(layer, x, *rest, use_reentrant=False, context_fn=contexts, **options)
+        return checkpoint(call, x, *rest, use_reentrant=False, context_fn=contexts, **options)
 
 
 def _without_and_with(layer: nn.Module) -> Tuple[Any, Any]:

@@ -1,10 +1,13 @@
 """Activation checkpointing and layer drop, as in fairseq's Transformer."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from mega_fairseq.models import stack
 from tests.helpers.small_models import SENTENCES, TYPES, classifier, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
@@ -66,6 +69,27 @@ def test_recomputed_layers_count_a_batch_once_in_batch_norm():
     assert any(name.endswith("running_mean") for name in counted[0])
     for name, buffer in counted[0].items():
         torch.testing.assert_close(counted[1][name], buffer, atol=0, rtol=0, msg=name)
+
+
+# ------------------------------------------------------------------------------------------------ compiled
+
+
+@pytest.mark.slow
+@every_model
+def test_layers_of_a_kind_are_compiled_once_without_breaks(kind, monkeypatch):
+    stack._compiled.cache_clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    counters.clear()
+    number = {f"{side}_layers": 3 for side in MODELS[kind]().STACKS}
+    plain, compiled = (MODELS[kind](**number, dropout=0.0, compile=each).train() for each in (False, True))
+    results = [(scores(model), model) for model in (plain, compiled)]
+    for out, _ in results:
+        out.logsumexp(-1).mean().backward()
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
+    gradients = [{name: p.grad for name, p in model.named_parameters()} for _, model in results]
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-4)
+    assert counters["stats"]["unique_graphs"] == len(compiled.STACKS)
+    stack._compiled.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------ dropped
