@@ -29,9 +29,9 @@ pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS
 PAD = 1
 FOLDERS = {path.parent.name: path.parent for path in golden.paths() if golden.kind_of(path) == "huggingface"}
 each = pytest.mark.parametrize("name", FOLDERS)
-PLAIN, TIED, POSTNORM, CAUSAL, CLASSES = (
-    *("mlm_defaults", "mlm_token_types_rightpad", "mlm_chunk4_laplace_simple_postnorm_rightpad"),
-    *("clm_chunk4_laplace_rotary_rightpad", "cls_softmax_layernorm_rightpad"),
+PLAIN, POSTNORM, CAUSAL, CLASSES, POOLED = (
+    *("mlm_defaults", "mlm_chunk4_laplace_simple_postnorm_rightpad", "clm_chunk4_laplace_rotary_rightpad"),
+    *("cls_softmax_layernorm_rightpad", "model_relu2_rotary_pooler_rightpad"),
 )
 
 
@@ -337,6 +337,7 @@ def test_tensors_of_any_type_and_shape_are_read_as_written(dtype, tmp_path):
         ("lm_head", "gelu"),
         ("rel_pos_bias", "alibi"),
         ("encoder_token_mixer", "gau"),
+        ("encoder_token_shift", True),
         ("normalize_embedding", True),
     ],
 )
@@ -374,6 +375,17 @@ def causal(tmp_path, **options):
     small = {"decoder_chunk_size": 4, "attention_activation_fn": "laplace", "no_scale_embedding": True, **options}
     made = language_model(no_final_norm=True, **small)
     return saved(made, "mega_lm", tmp_path / "trained.pt")
+
+
+@pytest.mark.parametrize("trained_on", [False, True])
+def test_a_pooler_is_written_as_one_until_it_is_another_head(trained_on, converted, tmp_path):
+    content = torch.load(converted(POOLED), weights_only=True)
+    if trained_on:
+        content["model"][f"classification_heads.{huggingface.POOLER}.out_proj.bias"] += 1.0
+    torch.save(content, tmp_path / "ours.pt")
+    assert main(["convert", "--to-huggingface", str(tmp_path / "ours.pt"), str(tmp_path / "back")]) == 0
+    expected = "MegaForSequenceClassification" if trained_on else "MegaModel"
+    assert options_of(tmp_path / "back")["architectures"] == [expected]
 
 
 # Logits that transformers 4.40.2 (torch 2.13) computes for tokens 4 .. 11 with the folder that is written: those of

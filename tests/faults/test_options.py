@@ -119,6 +119,7 @@ TIES = "--share-decoder-input-output-embed"
         ({**TIED, "adaptive_input_factor": 4.0}, "--adaptive-input-factor"),
         ({**TIED, "decoder_input_dim": 8}, "--decoder-input-dim"),
         *(({"share_decoder_input_output_embed": True, **other}, TIES) for other in (SOFTMAX, BANDS)),
+        *(({option: True, **SOFTMAX}, "--output-bias") for option in ("output_bias", "output_dense")),
     ],
     ids=str,
 )

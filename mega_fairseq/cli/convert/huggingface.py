@@ -6,6 +6,7 @@ Their options are in config.json, their tensors in model.safetensors or pytorch_
 import json
 import os
 import reprlib
+from dataclasses import fields
 from enum import Enum
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -22,6 +23,7 @@ from mega_fairseq.cli.convert.families import Family, Options
 from mega_fairseq.cli.convert.names import translate, translate_back
 from mega_fairseq.fairseq_options import typed
 from mega_fairseq.models import MegaEncoderModel, MegaLanguageModel
+from mega_fairseq.models.same_model import FREE
 from mega_fairseq.tasks.mega_classification import HEAD
 
 WRITER = "save_pretrained"
@@ -62,11 +64,13 @@ DEFAULTS = {
     "norm_affine": True, "add_cross_attention": False, "pad_token_id": 1,
 }  # fmt: skip
 FIXED = ("norm_affine", "add_cross_attention", "pad_token_id")
-# Options of ours without a counterpart, and the only value that a model to be written may have.
-OURS_FIXED = {
-    "token_mixer": "mega", "ffn_activation_fn": None, "normalize_embedding": False, "token_shift": False,
-    "no_scale_embedding": True, "adaptive_input": False, "adaptive_softmax_cutoff": None, "decoder_input_dim": 0,
-}  # fmt: skip
+# Options of ours that the other direction reads besides these; it refuses other values than the default of the rest.
+OURS = {
+    *(f"{{side}}_{name}" for name in ("ffn_embed_dim", "chunk_size", "truncation_length")),
+    *("truncation_length", "opposite_ffn_norm", "no_final_norm", "no_affine_final_norm", "token_types"),
+    *("max_positions", "max_target_positions", "lm_head", "untie_lm_head", "pooler_dropout"),
+    *("share_decoder_input_output_embed", "output_bias", "output_dense", "no_scale_embedding"),
+}
 
 # Ends of the names of a layer's tensors, Hugging Face's and the released ones.
 OF_LAYERS = {
@@ -297,9 +301,12 @@ def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Te
                 f"has {value!r} for {typed(option)}, which Hugging Face's Mega does not have; give another model"
             )
 
-    for option, value in OURS_FIXED.items():
-        name = option if option in cfg else f"{side}_{option}"
-        required(name, cfg.get(name), cfg.get(name, value) == value)
+    counterparts = {ours for _, ours, *_ in (*SAME.values(), *WORDS.values())} | OURS
+    counterparts = {ours.format(side=side) for ours in counterparts}
+    for field in fields(model.OPTIONS):
+        if field.name not in counterparts and not FREE.fullmatch(field.name):
+            required(field.name, cfg[field.name], cfg[field.name] == field.default)
+    required("no_scale_embedding", False, cfg.get("no_scale_embedding", True))
     required("no_final_norm", False, not cfg["normalize_before"] or cfg["no_final_norm"])
     options = {name: cfg[ours.format(side=side)] for name, (_, ours) in SAME.items()}
     for name, (_, ours, words) in WORDS.items():
@@ -308,9 +315,6 @@ def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Te
         options[name] = next(theirs for theirs, word in words.items() if word == value)
     if arch == "MegaForMaskedLM":
         required("lm_head", cfg["lm_head"], cfg["lm_head"] in ("tanh", "linear"))
-    for head in model.classification_heads.values() if side == "encoder" else ():
-        inner = head.dense.out_features
-        required("inner_dim", inner, inner == cfg["encoder_embed_dim"])
     dense, tied = cfg.get("lm_head") == "tanh", not cfg.get("untie_lm_head")
     if side == "decoder":
         dense, tied = cfg["output_dense"], cfg["share_decoder_input_output_embed"]
@@ -348,7 +352,15 @@ def _arch(model: nn.Module) -> str:
     if len(heads) > 1:
         raise UserError(f"has the heads {', '.join(heads)} and Hugging Face's Mega has one; give a model with one")
     if heads:
-        return "MegaModel" if heads == [POOLER] else "MegaForSequenceClassification"
+        (head,) = model.classification_heads.values()
+        dense, out = head.dense.weight, head.out_proj
+        if len(dense) != dense.size(1):
+            raise UserError(
+                f"has a head of width {len(dense)}, and Hugging Face's Mega one of the width of the model, "
+                f"{dense.size(1)}; give another model"
+            )
+        identity = torch.equal(out.weight, torch.eye(*out.weight.shape)) and not out.bias.any()
+        return "MegaModel" if heads == [POOLER] and identity else "MegaForSequenceClassification"
     return "MegaModel" if model.encoder.lm_head is None else "MegaForMaskedLM"
 
 
@@ -367,11 +379,9 @@ def _tensors(options: Options, arch: str, tensors: Mapping[str, Tensor]) -> Dict
         elif name.startswith("classification_heads.") and arch == "MegaForSequenceClassification":
             name = ".".join(["classification_heads", HEAD, *name.split(".")[2:]])
         begin = next((begin for begin in renamed if name.startswith(begin)), None)
-        if (
-            begin is None
-            or name.startswith(f"classification_heads.{POOLER}.out_proj.")
-            or (name == kind.head and options["tie_word_embeddings"])
-        ):
+        if begin is None or name.startswith(f"classification_heads.{POOLER}.out_proj."):
+            continue  # a language model head of another class, and what stands for the pooler
+        if name == kind.head and options["tie_word_embeddings"]:
             continue
         name = renamed[begin] + name[len(begin) :]
         for theirs, released in OF_LAYERS.items():
