@@ -64,7 +64,7 @@ def _nothing():
     """A kernel without arguments, so that it also runs while torch.export replaces all tensors by fake ones."""
 
 
-def launch(kernel: Any, grid: Tuple[int, int], *args: Any, **options: Any) -> None:
+def launch(kernel: Any, grid: Tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launches a kernel on the device of its first argument, a tensor. A product and a sum are one operation there."""
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **options, enable_fp_fusion=True)

@@ -21,6 +21,7 @@ from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
+from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
@@ -90,6 +91,39 @@ def inputs(name):
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_definition_in_values_and_gradients(name):
     assert_same(with_gradients(kernels, inputs(name)), with_gradients(definition, inputs(name)))
+
+
+def complex_inputs(name):
+    """The same with complex states."""
+    tensors = inputs(name)
+    tensors = {**{name: tensors.pop(name).detach()[0] for name in NAMES}, **tensors}
+    tensors["theta"], tensors["gamma"] = tensors.pop("beta")[:, 0], torch.stack([tensors.pop("eta")] * 2, -1)
+    tensors["gamma"][..., 1] *= -0.5
+    if "state" in tensors:
+        tensors["state"] = noise(BATCH, DIM, NDIM, 2, seed=11)
+    return {name: t if name == "lengths" else t.detach().requires_grad_() for name, t in tensors.items()}
+
+
+def of_complex(form):
+    return lambda alpha, delta, theta, gamma, x, **options: form(
+        x, cema_coefficients(alpha, delta, theta, gamma), **options
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, (_, directions, _) in CASES.items() if directions == 1])
+def test_kernels_of_complex_states_equal_the_definition_in_values_and_gradients(name, monkeypatch):
+    monkeypatch.setattr(ema_triton, "STATES_WITH_GRADIENTS", 2)  # each program computes gradients of one state
+    ours, truth = (with_gradients(of_complex(form), complex_inputs(name)) for form in (cema, cema_naive))
+    assert_same(ours, truth)
+
+
+def test_complex_states_do_not_drift_over_several_segments(monkeypatch):
+    monkeypatch.setattr(ema_triton, "SEGMENT", 256)
+    x, of_single = noise(1, 1000, 1, dtype=torch.float32), [torch.full((1, 2), -5.0)] * 2
+    parameters = [*of_single, torch.tensor([2.0]), torch.tensor([[[1.0, 0.5], [-0.5, 1.0]]])]
+    ours = cema(x, cema_coefficients(*parameters))
+    truth = cema_naive(x.double(), cema_coefficients(*(t.double() for t in parameters)))
+    assert max(map(relative_error, ours, truth)) < 3e-5  # 256 times the rounding error of a decay
 
 
 def test_gradients_of_the_outputs_alone_need_none_of_the_state():

@@ -46,6 +46,7 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta", "values", "new_values", "out"), "*bf16")
 OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkeys(("keep", "padding"), "*i1")}
+OTHERS["turns"] = "*fp64"
 INTEGERS = (
     "L",
     "T",
@@ -94,13 +95,16 @@ def compiled(kernel, constants, absent=(), capability=80, warps=1):
 
 
 def of_the_ema():
-    for gradient in (False, True):
-        yield ema_kernels.segment_sums, {**ONE_WAY, "GRADIENT": gradient}, ()
-        yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("add", "end")
-        yield ema_kernels.outputs, {**ONE_WAY, "GRADIENT": gradient}, ("lengths", "skip", "before")
-    yield ema_kernels.scan_segments, ONE_WAY, ("start",)
-    yield ema_kernels.coefficient_gradients, ONE_WAY, ()
-    yield ema_kernels.coefficient_gradients, ONE_WAY, ("lengths", "before", "after")
+    for form, absent in (({"COMPLEX": False}, ("turns", "weight_imag")), ({"COMPLEX": True}, ())):
+        kind = {**ONE_WAY, **form}
+        for gradient in (False, True):
+            yield ema_kernels.segment_sums, {**kind, "GRADIENT": gradient}, absent
+            yield ema_kernels.outputs, {**kind, "GRADIENT": gradient}, ("add", "end", *absent)
+            yield ema_kernels.outputs, {**kind, "GRADIENT": gradient}, ("lengths", "skip", "before", *absent)
+        yield ema_kernels.scan_segments, kind, ("start", *absent[:1])
+        states = {"N": 8, "PADDED": 8} if form["COMPLEX"] else {}
+        yield ema_kernels.coefficient_gradients, {**kind, **states}, absent
+        yield ema_kernels.coefficient_gradients, {**kind, **states}, ("lengths", "before", "after", *absent)
 
 
 def of_tables():

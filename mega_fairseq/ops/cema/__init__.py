@@ -9,7 +9,8 @@ alpha, delta and theta are sigmoids of parameters. This is what the authors' cod
 forms are those of `ops/ema`, without truncation and for one direction:
 
     naive.py     the definition, step by step, and the step for single tokens
-    blocks.py    blocks of C steps, with the same scan as the damped EMA
+    blocks.py    the form for the CPU: blocks of C steps, with the same scan as the damped EMA
+    triton.py    the form for NVIDIA GPUs, with the same kernels
 
 All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside the scan.
 """
@@ -19,10 +20,11 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.backend import NAIVE, backend
+from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.cema.blocks import cema_blocks, final_state
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
 from mega_fairseq.ops.cema.naive import cema_coefficients as _coefficients
+from mega_fairseq.ops.ema import STATES_IN_REGISTERS
 from mega_fairseq.ops.precision import without_autocast
 
 __all__ = ["CEMACoefficients", "cema", "cema_coefficients", "cema_naive", "cema_token", "complex_powers", "final_state"]
@@ -49,12 +51,17 @@ def cema(
     `state` is (B, D, N, 2), real and imaginary part, zeros by default. `skip` (D) is omega. `lengths` (B,) marks right
     padding: padded outputs are zero and padded steps do not change the state.
     """
+    form = backend(x.device)
     with without_autocast(x):
-        if backend(x.device) == NAIVE:
+        if form == NAIVE:
             return cema_naive(x, c, state, skip, lengths)
         if x.size(1) == 1 and lengths is None:
             y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
             return y.unsqueeze(1), state
+        if form == TRITON and c.expand.size(-1) <= STATES_IN_REGISTERS:
+            from mega_fairseq.ops.cema.triton import cema_triton  # here, since Triton may be missing
+
+            return cema_triton(x, c, state, skip, lengths)
         return cema_blocks(x, c, state, skip, lengths)
 
 

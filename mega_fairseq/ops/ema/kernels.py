@@ -1,4 +1,4 @@
-"""Triton kernels of the damped EMA for NVIDIA GPUs: the recurrence itself, with one thread per channel.
+"""Triton kernels of the damped and the complex EMA for NVIDIA GPUs: the recurrence, with one thread per channel.
 
 A program computes a segment of T steps of one row for C channels: one warp, whose lanes are the channels, each with its
 N states in registers. Tables and states are (..., N, D), so that lanes read neighbouring numbers. Steps after a row's
@@ -10,9 +10,13 @@ length are neither read nor computed. Arguments that all kernels share:
     BACK       steps go from the last position to the first
     GRADIENT   x are gradients of outputs, `expand` and `project` are exchanged by the caller, and what is carried from
                step to step has its decay already, as the gradient of the state before has
+    COMPLEX    states are complex: first N real parts, then N imaginary parts, (2 N, D)
     log_decay, expand, project   (N, D)
+    turns, weight_imag   (N, D) for complex states, or None: the angle of phi in whole turns, in float64; imaginary part
+               of `project`, or with GRADIENT of `expand`. Gradients of states are conjugates, which turn like states
 
-h = phi h + x is computed as h + (phi - 1) h + x, which keeps its precision for slow decays.
+h = phi h + x is computed as h + (phi - 1) h + x, which keeps its precision for slow decays. The imaginary parts of real
+states are zeros that nothing changes, so that the compiler leaves them out.
 """
 
 import triton
@@ -66,6 +70,72 @@ def store(pointer, values, channel, D, N: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def load_state(pointer, apart, channel, D, N: tl.constexpr, PADDED: tl.constexpr, COMPLEX: tl.constexpr):
+    """The real and imaginary parts of states, which are `apart` in memory."""
+    h = load(pointer, channel, D, N, PADDED)
+    g = tl.zeros_like(h)
+    if COMPLEX:
+        g = load(pointer + apart, channel, D, N, PADDED)
+    return h, g
+
+
+@triton.jit
+def store_state(pointer, apart, h, g, channel, D, N: tl.constexpr, PADDED: tl.constexpr, COMPLEX: tl.constexpr):
+    store(pointer, h, channel, D, N, PADDED)
+    if COMPLEX:
+        store(pointer + apart, g, channel, D, N, PADDED)
+
+
+@triton.jit
+def load_decay(log_decay, turns, channel, D, N: tl.constexpr, PADDED: tl.constexpr, COMPLEX: tl.constexpr):
+    """phi - 1, real and imaginary part."""
+    log_phi = load(log_decay, channel, D, N, PADDED)
+    minus_1, imag = _expm1(log_phi), tl.zeros_like(log_phi)
+    if COMPLEX:
+        sine, cosine, half = circle(load(turns, channel, D, N, PADDED), log_phi)
+        imag = (1.0 + minus_1) * sine
+        minus_1 = minus_1 * cosine - 2.0 * half * half
+    return minus_1, imag
+
+
+@triton.jit
+def circle(turns, like):
+    """sin(a), cos(a) and sin(a / 2) for angles a in whole turns, in the precision of `like`."""
+    angle = ((turns - tl.floor(turns + 0.5)) * constant(turns, 6.283185307179586)).to(like.dtype)
+    return tl.sin(angle), tl.cos(angle), tl.sin(0.5 * angle)
+
+
+@triton.jit
+def product(h, g, real, imag, COMPLEX: tl.constexpr):
+    """(h + i g) (real + i imag), both without an imaginary part if not COMPLEX."""
+    if COMPLEX:
+        h, g = h * real - g * imag, g * real + h * imag
+    else:
+        h *= real
+    return h, g
+
+
+@triton.jit
+def decayed(h, g, minus_1, imag, COMPLEX: tl.constexpr):
+    """The product of a state and phi, given as phi - 1."""
+    if COMPLEX:
+        h, g = h + (minus_1 * h - imag * g), g + (minus_1 * g + imag * h)
+    else:
+        h += minus_1 * h
+    return h, g
+
+
+@triton.jit
+def step(x, h, g, minus_1, imag, COMPLEX: tl.constexpr):
+    """The state after one more step, which adds x."""
+    if COMPLEX:
+        h, g = h + (minus_1 * h - imag * g + x), g + (minus_1 * g + imag * h)
+    else:
+        h += minus_1 * h + x
+    return h, g
+
+
+@triton.jit
 def steps_of(lengths, row, segment, L, T):
     """How many steps of a segment are within the row."""
     length = L
@@ -95,150 +165,198 @@ def fetched(x, start, i, steps, stride, channel, D):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def segment_sums(
-    x, lengths, log_decay, expand, sums, L, T, D, K,
-    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr, GRADIENT: tl.constexpr,
+    x, lengths, log_decay, turns, expand, weight_imag, sums, L, T, D, K,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr,
+    BACK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """sums (B, K, N, D): what the steps of each segment add to the state after it."""
     row, segment = tl.program_id(0) // K, tl.program_id(0) % K
     channel = channels(C)
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
-    h = tl.zeros_like(phi_minus_1)
+    minus_1, imag = load_decay(log_decay, turns, channel, D, N, PADDED, COMPLEX)
+    h, g = tl.zeros_like(minus_1), tl.zeros_like(minus_1)
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h += phi_minus_1 * h + even.to(phi_minus_1.dtype)[None, :]
-        h += phi_minus_1 * h + odd.to(phi_minus_1.dtype)[None, :]
+        h, g = step(even.to(minus_1.dtype)[None, :], h, g, minus_1, imag, COMPLEX)
+        h, g = step(odd.to(minus_1.dtype)[None, :], h, g, minus_1, imag, COMPLEX)
         even, odd = later_even, later_odd
     if steps % 2 == 1:
-        h += phi_minus_1 * h + even.to(phi_minus_1.dtype)[None, :]
-    h *= load(expand, channel, D, N, PADDED)
+        h, g = step(even.to(minus_1.dtype)[None, :], h, g, minus_1, imag, COMPLEX)
+    weight = load(expand, channel, D, N, PADDED)
+    if COMPLEX and GRADIENT:
+        h, g = product(h, g, weight, load(weight_imag, channel, D, N, PADDED), COMPLEX)
+    else:
+        h, g = h * weight, g * weight
     if GRADIENT:
-        h += phi_minus_1 * h
-    store(sums + tl.program_id(0).to(tl.int64) * N * D, h, channel, D, N, PADDED)
+        h, g = decayed(h, g, minus_1, imag, COMPLEX)
+    M: tl.constexpr = 2 * N if COMPLEX else N
+    store_state(sums + tl.program_id(0).to(tl.int64) * M * D, N * D, h, g, channel, D, N, PADDED, COMPLEX)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def scan_segments(
-    sums, lengths, log_decay, start, before, end, L, T, D, K,
-    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr,
+    sums, lengths, log_decay, turns, start, before, end, L, T, D, K,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """before (B, K, N, D): what enters each segment, from `start` (B, N, D) on; end (B, N, D): what leaves the last."""
+    M: tl.constexpr = 2 * N if COMPLEX else N
     row = tl.program_id(0)
     channel = channels(C)
     log_phi = load(log_decay, channel, D, N, PADDED)
-    h = tl.zeros_like(log_phi)
+    h, g = tl.zeros_like(log_phi), tl.zeros_like(log_phi)
     if start is not None:
-        h = load(start + row.to(tl.int64) * N * D, channel, D, N, PADDED)
+        h, g = load_state(start + row.to(tl.int64) * M * D, N * D, channel, D, N, PADDED, COMPLEX)
     for k in range(K):
         segment = K - 1 - k if BACK else k
-        at = (row.to(tl.int64) * K + segment) * N * D
-        store(before + at, h, channel, D, N, PADDED)
+        at = (row.to(tl.int64) * K + segment) * M * D
+        store_state(before + at, N * D, h, g, channel, D, N, PADDED, COMPLEX)
         steps = steps_of(lengths, row, segment, L, T)
-        decay, decay_minus_1 = tl.exp(log_phi * steps), _expm1(log_phi * steps)
-        # What is left of a large state is small, and must not have the rounding errors of the large one.
-        h = tl.where(decay > 0.5, h + decay_minus_1 * h, decay * h)
-        h += load(sums + at, channel, D, N, PADDED)
-    store(end + row.to(tl.int64) * N * D, h, channel, D, N, PADDED)
+        decay = tl.exp(log_phi * steps)
+        if COMPLEX:
+            sine, cosine, _ = circle(load(turns, channel, D, N, PADDED) * steps, log_phi)
+            h, g = product(h, g, decay * cosine, decay * sine, COMPLEX)
+        else:
+            # What is left of a large state is small, and must not have the rounding errors of the large one.
+            h = tl.where(decay > 0.5, h + _expm1(log_phi * steps) * h, decay * h)
+        more, more_imag = load_state(sums + at, N * D, channel, D, N, PADDED, COMPLEX)
+        h, g = h + more, g + more_imag
+    store_state(end + row.to(tl.int64) * M * D, N * D, h, g, channel, D, N, PADDED, COMPLEX)
 
 
 @triton.jit
-def output(x, decayed, phi_minus_1, expand, project, skip, add, y, at, inside):
-    """Stores the output of a step; returns the state after it, as it is and decayed."""
-    new = x.to(phi_minus_1.dtype)
-    h = decayed + expand * new[None, :]
-    out = tl.sum(project * h, 0) + skip * new
+def output(
+    x, h, g, minus_1, imag, expand, project, weight_imag, skip, add, y, at, inside,
+    COMPLEX: tl.constexpr, GRADIENT: tl.constexpr,
+):  # fmt: skip
+    """Stores the output of a step, from a decayed state h + i g; returns the state after it, as it is and decayed."""
+    new = x.to(minus_1.dtype)
+    h += expand * new[None, :]
+    if COMPLEX and GRADIENT:
+        g += weight_imag * new[None, :]
+    out = project * h
+    if COMPLEX and not GRADIENT:
+        out -= weight_imag * g
+    out = tl.sum(out, 0) + skip * new
     if add is not None:
         out += tl.load(add + at, mask=inside, other=0.0)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-    return h, h + phi_minus_1 * h
+    later, later_imag = decayed(h, g, minus_1, imag, COMPLEX)
+    return h, g, later, later_imag
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def outputs(
-    x, lengths, log_decay, expand, project, skip, before, add, y, end, L, T, D, K,
-    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr, GRADIENT: tl.constexpr,
+    x, lengths, log_decay, turns, expand, project, weight_imag, skip, before, add, y, end, L, T, D, K,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr,
+    BACK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """y (B, L, D), with `add` added, zero after a row's length; end (B, N, D) for rows of a single segment."""
+    M: tl.constexpr = 2 * N if COMPLEX else N
     row, segment = tl.program_id(0) // K, tl.program_id(0) % K
     channel = channels(C)
     inside = channel < D
     steps = steps_of(lengths, row, segment, L, T)
     at = first(row, segment, steps, channel, L, T, D, BACK)
-    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
-    weight_in, weight_out = load(expand, channel, D, N, PADDED), load(project, channel, D, N, PADDED)
-    omega = tl.zeros_like(tl.sum(phi_minus_1, 0))
+    minus_1, imag = load_decay(log_decay, turns, channel, D, N, PADDED, COMPLEX)
+    a, b, c = load(expand, channel, D, N, PADDED), load(project, channel, D, N, PADDED), tl.zeros_like(minus_1)
+    if COMPLEX:
+        c = load(weight_imag, channel, D, N, PADDED)
+    omega = tl.zeros_like(tl.sum(minus_1, 0))
     if skip is not None:
         omega = tl.load(skip + channel, mask=inside, other=0.0)
-    h = tl.zeros_like(phi_minus_1)
+    h, g = tl.zeros_like(minus_1), tl.zeros_like(minus_1)
     if before is not None:
-        h = load(before + tl.program_id(0).to(tl.int64) * N * D, channel, D, N, PADDED)
-    decayed = h  # a gradient that enters has its decay already
+        h, g = load_state(before + tl.program_id(0).to(tl.int64) * M * D, N * D, channel, D, N, PADDED, COMPLEX)
+    later, later_imag = h, g  # a gradient that enters has its decay already
     if not GRADIENT:
-        decayed += phi_minus_1 * h
+        later, later_imag = decayed(h, g, minus_1, imag, COMPLEX)
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
         later_even = fetched(x, at, i + 2, steps, stride, channel, D)
         later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
-        h, decayed = output(even, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, at + i * stride, inside)
+        h, g, later, later_imag = output(
+            even, later, later_imag, minus_1, imag, a, b, c, omega, add, y, at + i * stride, inside, COMPLEX, GRADIENT
+        )
         next_at = at + (i + 1) * stride
-        h, decayed = output(odd, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, next_at, inside)
+        h, g, later, later_imag = output(
+            odd, later, later_imag, minus_1, imag, a, b, c, omega, add, y, next_at, inside, COMPLEX, GRADIENT
+        )
         even, odd = later_even, later_odd
     if steps % 2 == 1:
         last = at + (steps - 1) * stride
-        h, decayed = output(even, decayed, phi_minus_1, weight_in, weight_out, omega, add, y, last, inside)
+        h, g, later, later_imag = output(
+            even, later, later_imag, minus_1, imag, a, b, c, omega, add, y, last, inside, COMPLEX, GRADIENT
+        )
     if end is not None:
-        store(end + row.to(tl.int64) * N * D, decayed if GRADIENT else h, channel, D, N, PADDED)
+        if GRADIENT:
+            h, g = later, later_imag
+        store_state(end + row.to(tl.int64) * M * D, N * D, h, g, channel, D, N, PADDED, COMPLEX)
     past = first(row, segment, 0, channel, L, T, D, False)
     for i in range(steps, tl.minimum(T, L - segment * T)):
         tl.store(y + past + i * D, tl.zeros_like(channel).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def gradient(x, dy, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, expand):
-    """One step of `coefficient_gradients`, with a = log phi and b = `expand`."""
-    new, grad = x.to(phi_minus_1.dtype), dy.to(phi_minus_1.dtype)
-    dh_da += h
-    dh_da += phi_minus_1 * dh_da
-    h += phi_minus_1 * h + expand * new[None, :]
-    dh_db += phi_minus_1 * dh_db + new[None, :]
+def gradient(
+    x, dy, h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag, d_omega,
+    minus_1, imag, expand, COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """One step of `coefficient_gradients`; da and db are derivatives of the state by log phi and by `expand`."""
+    new, grad = x.to(minus_1.dtype), dy.to(minus_1.dtype)
+    if COMPLEX:
+        da_imag += g
+    da, da_imag = decayed(da + h, da_imag, minus_1, imag, COMPLEX)
+    h, g = step(expand * new[None, :], h, g, minus_1, imag, COMPLEX)
+    db, db_imag = step(new[None, :], db, db_imag, minus_1, imag, COMPLEX)
     d_eta += grad[None, :] * h
-    dy_da += grad[None, :] * dh_da
-    dy_db += grad[None, :] * dh_db
-    return h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega + grad * new
+    dy_da += grad[None, :] * da
+    dy_db += grad[None, :] * db
+    if COMPLEX:
+        d_eta_imag += grad[None, :] * g
+        dy_da_imag += grad[None, :] * da_imag
+        dy_db_imag += grad[None, :] * db_imag
+    d_omega += grad * new
+    return h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag, d_omega
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "SEGMENTS"])
 def coefficient_gradients(
-    x, dy, lengths, log_decay, expand, project, before, after, dtables, dskip, SEGMENTS, L, T, D, K,
-    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr,
+    x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, dtables, dskip, SEGMENTS, L, T, D, K,
+    N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """dtables (parts, 3, N, D): gradients of log_decay, expand and project, a part for every so many segments;
-    dskip (parts, D).
+    dskip (parts, D). COMPLEX: (parts, 3, 2 N, D), complex derivatives by log phi and `project`.
 
-    Within a segment, h is followed together with its derivatives by a = log phi and by b = `expand`. What they change
-    later is known from `after` (B, K, N, D), the gradient of the state after each segment.
+    Within a segment, h is followed together with its derivatives by log phi and by `expand`. What they change later is
+    known from `after` (B, K, N, D), the gradient of the state after each segment. The third programs divide the states,
+    N for each of them: complex ones do not fit into the registers.
     """
+    apart, states = tl.num_programs(2) * N * D, tl.program_id(2) * N * D
+    M = tl.num_programs(2) * (2 * N if COMPLEX else N)
     channel = channels(C)
     inside = channel < D
-    phi_minus_1 = _expm1(load(log_decay, channel, D, N, PADDED))
-    weight_in, weight_out = load(expand, channel, D, N, PADDED), load(project, channel, D, N, PADDED)
-    d_log_phi, d_expand, d_eta = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
-    d_omega = tl.sum(d_log_phi, 0)
+    minus_1, imag = load_decay(log_decay + states, turns + states if COMPLEX else None, channel, D, N, PADDED, COMPLEX)
+    weight_in, weight_out = load(expand + states, channel, D, N, PADDED), load(project + states, channel, D, N, PADDED)
+    zero = tl.zeros_like(minus_1)
+    out_imag = load(weight_imag + states, channel, D, N, PADDED) if COMPLEX else zero
+    d_log_phi, d_log_phi_imag, d_expand, d_eta, d_eta_imag = zero, zero, zero, zero, zero
+    d_omega = tl.sum(zero, 0)
     stride = -D if BACK else D
     for turn in range(tl.cdiv(SEGMENTS - tl.program_id(0), tl.num_programs(0))):
         part = tl.program_id(0) + turn * tl.num_programs(0)
         row, segment = part // K, part % K
         steps = steps_of(lengths, row, segment, L, T)
         at = first(row, segment, steps, channel, L, T, D, BACK)
-        h, dh_da, dh_db = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
+        own = part.to(tl.int64) * M * D + states
+        h, g, da, da_imag, db, db_imag = zero, zero, zero, zero, zero, zero
         if before is not None:
-            h = load(before + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-        dy_da, dy_db = tl.zeros_like(phi_minus_1), tl.zeros_like(phi_minus_1)
+            h, g = load_state(before + own, apart, channel, D, N, PADDED, COMPLEX)
+        dy_da, dy_da_imag, dy_db, dy_db_imag = zero, zero, zero, zero
         even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
         dy_even, dy_odd = fetched(dy, at, 0, steps, stride, channel, D), fetched(dy, at, 1, steps, stride, channel, D)
         for i in range(0, steps - 1, 2):
@@ -246,27 +364,36 @@ def coefficient_gradients(
             later_dy_even = fetched(dy, at, i + 2, steps, stride, channel, D)
             later_odd = fetched(x, at, i + 3, steps, stride, channel, D)
             later_dy_odd = fetched(dy, at, i + 3, steps, stride, channel, D)
-            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
-                even, dy_even, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
-            )
-            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
-                odd, dy_odd, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
-            )
+            h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag, d_omega = gradient(
+                even, dy_even, h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag,
+                d_omega, minus_1, imag, weight_in, COMPLEX,
+            )  # fmt: skip
+            h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag, d_omega = gradient(
+                odd, dy_odd, h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag,
+                d_omega, minus_1, imag, weight_in, COMPLEX,
+            )  # fmt: skip
             even, odd, dy_even, dy_odd = later_even, later_odd, later_dy_even, later_dy_odd
         if steps % 2 == 1:
-            h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega = gradient(
-                even, dy_even, h, dh_da, dh_db, d_eta, dy_da, dy_db, d_omega, phi_minus_1, weight_in
-            )
-        d_log_phi += weight_out * dy_da
-        d_expand += weight_out * dy_db
+            h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag, d_omega = gradient(
+                even, dy_even, h, g, da, da_imag, db, db_imag, d_eta, d_eta_imag, dy_da, dy_da_imag, dy_db, dy_db_imag,
+                d_omega, minus_1, imag, weight_in, COMPLEX,
+            )  # fmt: skip
+        more, more_imag = product(dy_da, dy_da_imag, weight_out, out_imag, COMPLEX)
+        d_log_phi, d_log_phi_imag = d_log_phi + more, d_log_phi_imag + more_imag
+        more, _ = product(dy_db, dy_db_imag, weight_out, out_imag, COMPLEX)
+        d_expand += more
         if after is not None:
-            later = load(after + part.to(tl.int64) * N * D, channel, D, N, PADDED)
-            d_log_phi += later * dh_da
-            d_expand += later * dh_db
-    out = dtables + tl.program_id(0).to(tl.int64) * 3 * N * D
-    store(out, d_log_phi, channel, D, N, PADDED)
-    store(out + N * D, d_expand, channel, D, N, PADDED)
-    store(out + 2 * N * D, d_eta, channel, D, N, PADDED)
+            later, later_imag = load_state(
+                after + part.to(tl.int64) * M * D + states, apart, channel, D, N, PADDED, COMPLEX
+            )
+            more, more_imag = product(da, da_imag, later, later_imag, COMPLEX)
+            d_log_phi, d_log_phi_imag = d_log_phi + more, d_log_phi_imag + more_imag
+            more, _ = product(db, db_imag, later, later_imag, COMPLEX)
+            d_expand += more
+    out = dtables + tl.program_id(0).to(tl.int64) * 3 * M * D + states
+    store_state(out, apart, d_log_phi, d_log_phi_imag, channel, D, N, PADDED, COMPLEX)
+    store(out + M * D, d_expand, channel, D, N, PADDED)
+    store_state(out + 2 * M * D, apart, d_eta, d_eta_imag, channel, D, N, PADDED, COMPLEX)
     tl.store(dskip + tl.program_id(0) * D + channel, d_omega, mask=inside)
 
 

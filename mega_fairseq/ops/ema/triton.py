@@ -11,7 +11,7 @@ The gradient of x is the EMA of dy in the opposite direction, with `expand` and 
 """
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -27,6 +27,7 @@ CHANNELS = 32  # of a program: one warp
 SEGMENT = 256  # steps of a segment, whatever the batch is, so that rows do not depend on it
 TOKEN_CHANNELS = 64  # of a program for single tokens
 MANY_ROWS = 256  # from which on a program has several, since programs would read more coefficients than states
+STATES_WITH_GRADIENTS = 16  # real numbers that a thread can hold together with their derivatives
 PARTS = 128  # of the gradients of coefficients, which are added at the end
 
 
@@ -43,7 +44,7 @@ def ema_triton(
     state = None if state is None else state.to(tables[0].dtype).transpose(1, 2).contiguous()
     skip = tables[0].new_zeros(x.size(2)) if skip is None else skip.to(tables[0].dtype).contiguous()
     lengths = None if lengths is None else lengths.contiguous()
-    y, end, _ = _ema(x.contiguous(), lengths, state, skip, *tables)
+    y, end, _ = recurrence(x.contiguous(), lengths, state, skip, *tables, None, None)
     return y, end.transpose(1, 2) if len(tables[0]) == 1 else None
 
 
@@ -53,9 +54,10 @@ def ema_coefficients_triton(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Ten
     return EMACoefficients(*(t.transpose(1, 2) for t in tables))
 
 
-def _launch(kernel: Any, programs: int, dim: int, ndim: int, *args: Any, **options: Any) -> None:
-    sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": CHANNELS}
-    launch(kernel, (programs, triton.cdiv(dim, CHANNELS)), *args, **sizes, **options, num_warps=1)
+def _launch(kernel: Any, programs: int, dim: int, ndim: int, *args: Any, groups: int = 1, **options: Any) -> None:
+    states = ndim // groups
+    sizes = {"N": states, "PADDED": triton.next_power_of_2(states), "C": CHANNELS}
+    launch(kernel, (programs, triton.cdiv(dim, CHANNELS), groups), *args, **sizes, **options, num_warps=1)
 
 
 # ---------------------------------------------------------------------------------------------- the recurrence
@@ -67,60 +69,92 @@ def _segments(x: Tensor) -> Tuple[int, int]:
     return triton.cdiv(x.size(1), steps), steps
 
 
-def _run(kernel: Any, programs: int, x: Tensor, ndim: int, *args: Any, **options: bool) -> None:
+def _run(kernel: Any, programs: int, x: Tensor, ndim: int, *args: Any, **options: int) -> None:
     (_, length, dim), (count, steps) = x.shape, _segments(x)
     _launch(kernel, programs, dim, ndim, *args, length, steps, dim, count, **options)
+
+
+class Tables(NamedTuple):
+    """One direction, (N, D) each; `turns` and `weight_imag` only if states are complex, as `kernels.py` says."""
+
+    log_decay: Tensor
+    expand: Tensor
+    project: Tensor
+    turns: Optional[Tensor] = None
+    weight_imag: Optional[Tensor] = None
+
+    @classmethod
+    def of(cls, direction: int, *tables: Optional[Tensor]) -> "Tables":
+        return cls(*(None if t is None else t[direction] for t in tables))
+
+    @property
+    def complex(self) -> bool:
+        return self.turns is not None
+
+    def new_states(self, *shape: int) -> Tensor:
+        """(..., N, D), or (..., 2 N, D) if they are complex."""
+        ndim, dim = self.expand.shape
+        return self.expand.new_empty(*shape, ndim * (1 + self.complex), dim)
+
+    def conjugate(self, states: Optional[Tensor]) -> Optional[Tensor]:
+        """The conjugates of states (..., 2 N, D) if they are complex."""
+        if not self.complex or states is None:
+            return states
+        real, imag = states.chunk(2, -2)
+        return torch.cat([real, -imag], -2)
 
 
 def _pass(
     x: Tensor,
     lengths: Optional[Tensor],
-    tables: Sequence[Tensor],
+    tables: Tables,
     skip: Optional[Tensor],
     start: Optional[Tensor],
     add: Optional[Tensor],
     dtype: torch.dtype,
     **direction: bool,
 ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """One direction of log_decay, expand and project, (N, D) each, `add` added to its outputs.
+    """One direction, `add` added to its outputs.
 
     Returns y in `dtype`, the state after all steps (B, N, D), and the states before segments (B, K, N, D).
     """
-    batch, (count, _), (ndim, dim) = x.size(0), _segments(x), tables[0].shape
-    y, end, before = torch.empty_like(x, dtype=dtype), tables[0].new_empty(batch, ndim, dim), start
+    batch, (count, _), ndim, decay = x.size(0), _segments(x), len(tables.expand), (tables.log_decay, tables.turns)
+    y, end, before = torch.empty_like(x, dtype=dtype), tables.new_states(batch), start
+    kind = {"COMPLEX": tables.complex, **direction}
     if count > 1:
-        before, sums = (tables[0].new_empty(batch, count, ndim, dim) for _ in range(2))
-        _run(kernels.segment_sums, batch * count, x, ndim, x, lengths, *tables[:2], sums, **direction)
-        args = (sums, lengths, tables[0], start, before, end)
-        _run(kernels.scan_segments, batch, x, ndim, *args, BACK=direction["BACK"])
-    args = (x, lengths, *tables, skip, before, add, y, end if count == 1 else None)
-    _run(kernels.outputs, batch * count, x, ndim, *args, **direction)
+        before, sums = (tables.new_states(batch, count) for _ in range(2))
+        args = (x, lengths, *decay, tables.expand, tables.weight_imag, sums)
+        _run(kernels.segment_sums, batch * count, x, ndim, *args, **kind)
+        args = (sums, lengths, *decay, start, before, end)
+        _run(kernels.scan_segments, batch, x, ndim, *args, COMPLEX=tables.complex, BACK=direction["BACK"])
+    args = (x, lengths, *decay, tables.expand, tables.project, tables.weight_imag, skip, before, add, y)
+    _run(kernels.outputs, batch * count, x, ndim, *args, end if count == 1 else None, **kind)
     return y, end, before
 
 
-def _forward(x, lengths, start, skip, *tables: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+def _forward(x, lengths, start, skip, *tables: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     y, entering = None, []
     for direction in reversed(range(len(tables[0]))):
         # The backward direction's outputs are in float32, since they are rounded with those of the forward direction.
         args = (None, None, None, skip.dtype) if direction else (skip, start, y, x.dtype)
-        of_direction = [t[direction] for t in tables]
-        y, end, before = _pass(x, lengths, of_direction, *args, BACK=bool(direction), GRADIENT=False)
+        y, end, before = _pass(x, lengths, Tables.of(direction, *tables), *args, BACK=bool(direction), GRADIENT=False)
         entering.insert(0, before)
     return y, end, _stack(entering) if _segments(x)[0] > 1 else skip.new_empty(0)
 
 
-def _backward(grads, saved, x, lengths, start, skip, *tables: Tensor) -> List[Tensor]:
+def _backward(grads, saved, x, lengths, start, skip, *tables: Optional[Tensor]) -> List[Tensor]:
     dy, dend, _ = (None if t is None else t.contiguous() for t in grads)
     dy = torch.zeros_like(x) if dy is None else dy
     dx, dtables, (_, entering) = None, [], saved
     for direction in reversed(range(len(tables[0]))):
-        log_decay, expand, project = of_direction = [t[direction] for t in tables]
-        args = (None, None, None, skip.dtype) if direction else (skip, dend, dx, x.dtype)
-        dx, dstart, after = _pass(dy, lengths, (log_decay, project, expand), *args, BACK=not direction, GRADIENT=True)
+        own = Tables.of(direction, *tables)
+        args = (None, None, None, skip.dtype) if direction else (skip, own.conjugate(dend), dx, x.dtype)
+        exchanged = own._replace(expand=own.project, project=own.expand)
+        dx, dstart, after = _pass(dy, lengths, exchanged, *args, BACK=not direction, GRADIENT=True)
         before = entering[direction] if _segments(x)[0] > 1 else None if direction else start
-        gradients, dskip = _coefficient_gradients(x, dy, lengths, of_direction, before, after, BACK=bool(direction))
+        gradients, dskip = _coefficient_gradients(x, dy, lengths, own, before, after, BACK=bool(direction))
         dtables.insert(0, gradients)
-    return [dx, *([] if start is None else [dstart]), dskip, *map(_stack, zip(*dtables))]
+    return [dx, *([] if start is None else [own.conjugate(dstart)]), dskip, *map(_stack, zip(*dtables))]
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -131,31 +165,39 @@ def _coefficient_gradients(
     x: Tensor,
     dy: Tensor,
     lengths: Optional[Tensor],
-    tables: Sequence[Tensor],
+    tables: Tables,
     before: Optional[Tensor],
     after: Optional[Tensor],
     BACK: bool,
 ) -> Tuple[List[Tensor], Tensor]:
-    """The gradients of log_decay, expand and project (N, D), and of skip."""
-    total, shape = x.size(0) * _segments(x)[0], tables[0].shape
+    """The gradients of `tables` (N, D), and of skip."""
+    total, (ndim, dim) = x.size(0) * _segments(x)[0], tables.expand.shape
     parts = min(total, PARTS)
-    dtables, dskip = tables[0].new_empty(parts, 3, *shape), tables[0].new_empty(parts, shape[1])
-    args = (x, dy, lengths, *tables, before, after, dtables, dskip, total)
-    _run(kernels.coefficient_gradients, parts, x, shape[0], *args, BACK=BACK)
-    return [t.sum(0) for t in dtables.unbind(1)], dskip.sum(0)
+    dtables, dskip = tables.new_states(parts, 3), tables.expand.new_empty(parts, dim)
+    log_decay, expand, project, turns, weight_imag = tables
+    args = (x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, dtables, dskip, total)
+    width = ndim * (1 + tables.complex)
+    groups = next(n for n in range(1, ndim + 1) if ndim % n == 0 and width // n <= STATES_WITH_GRADIENTS)
+    _run(kernels.coefficient_gradients, parts, x, ndim, *args, groups=groups, COMPLEX=tables.complex, BACK=BACK)
+    of_log_decay, of_expand, of_project = (t.sum(0) for t in dtables.unbind(1))
+    gradients = [of_log_decay[:ndim], of_expand[:ndim], of_project[:ndim]]
+    if tables.complex:  # y is the real part of complex functions with these derivatives
+        gradients += [-2.0 * math.pi * of_log_decay[ndim:].to(turns.dtype), -of_project[ndim:]]
+    return gradients, dskip.sum(0)
 
 
-def _fake(x, lengths, start, skip, log_decay, expand, project):
-    directions, *shape = log_decay.shape
-    count, _ = _segments(x)
+def _fake(x, lengths, start, skip, log_decay, expand, project, turns, weight_imag):
+    directions, ndim, dim = log_decay.shape
+    shape, (count, _) = (ndim if turns is None else 2 * ndim, dim), _segments(x)
     entering = skip.new_empty(directions, x.size(0), count, *shape) if count > 1 else skip.new_empty(0)
     return torch.empty_like(x), skip.new_empty(x.size(0), *shape), entering
 
 
 # y, the state of the first direction after it (B, N, D), and the states before several segments (R, B, K, N, D).
-_ema = operator(
+recurrence = operator(
     "ema_triton",
-    "Tensor x, Tensor? lengths, Tensor? start, Tensor skip, Tensor log_decay, Tensor expand, Tensor project",
+    "Tensor x, Tensor? lengths, Tensor? start, Tensor skip, Tensor log_decay, Tensor expand, Tensor project, "
+    "Tensor? turns, Tensor? weight_imag",
     "(Tensor, Tensor, Tensor)",
     _forward,
     _fake,

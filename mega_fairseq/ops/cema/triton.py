@@ -1,0 +1,26 @@
+"""The complex EMA by Triton kernels, on NVIDIA GPUs: those of the damped EMA, with complex states (`ops/ema`)."""
+
+from typing import Optional, Tuple
+
+from torch import Tensor
+
+from mega_fairseq.ops.cema.naive import CEMACoefficients
+from mega_fairseq.ops.ema.triton import recurrence
+
+
+def cema_triton(
+    x: Tensor,
+    c: CEMACoefficients,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    """`cema` by Triton kernels. States are (B, 2 N, D) inside, real parts first."""
+    tables = (c.log_decay, c.expand, c.project[..., 0], c.turns, c.project[..., 1])
+    tables = [t.t().contiguous().unsqueeze(0) for t in tables]  # (1, N, D)
+    if state is not None:
+        state = state.to(c.expand.dtype).permute(0, 3, 2, 1).flatten(1, 2).contiguous()
+    skip = c.expand.new_zeros(x.size(2)) if skip is None else skip.to(c.expand.dtype).contiguous()
+    lengths = None if lengths is None else lengths.contiguous()
+    y, end, _ = recurrence(x.contiguous(), lengths, state, skip, *tables)
+    return y, end.unflatten(1, (2, -1)).permute(0, 3, 2, 1)
