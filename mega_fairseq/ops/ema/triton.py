@@ -7,7 +7,7 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     outputs         from the state before a segment, its outputs
 
 The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
-`coefficient_gradients` then computes those of the coefficients.
+`coefficient_gradients` then computes those of the coefficients. The complex EMA (`ops/cema`) has the same kernels.
 """
 
 import math
