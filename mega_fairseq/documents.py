@@ -1,5 +1,6 @@
 """Files with a line per sentence, and `{split}.docs` beside them: line n is the id of the document of sentence n."""
 
+import re
 from pathlib import Path
 from typing import List, Sequence, Union
 
@@ -22,6 +23,11 @@ def read_lines(path: Union[str, Path]) -> List[str]:
             ) from None
         lines.append(" ".join(text.split()))
     return lines
+
+
+def split_window(tokens: str, separator: str) -> List[str]:
+    """The lines of a window; other tokens may contain the separator."""
+    return [line.strip() for line in re.split(rf"(?<!\S){re.escape(separator)}(?!\S)", tokens)]
 
 
 def document_borders(ids: Sequence[str], source: Union[str, Path]) -> List[int]:

@@ -10,6 +10,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from mega_fairseq.documents import split_window
 from mega_fairseq.fairseq_options import all_options, check_ranges
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
@@ -91,9 +92,9 @@ class MegaHub(GeneratorHubInterface):
         encoded = [[self.encode(line) for line in document] for document in documents]
         windows = self.task.windows([[line for line in document if len(line) > 1] for document in encoded])
         hypotheses = self.generate(windows, beam, **options) if windows else []
-        lines = [line for each in hypotheses for line in self.string(each[0]["tokens"]).split(self.task.cfg.separator)]
-        found = iter(lines)
+        texts = (self.string(each[0]["tokens"]) for each in hypotheses)
+        found = iter([line for text in texts for line in split_window(text, self.task.cfg.separator)])
         return [
-            [self.detokenize(self.remove_bpe(next(found).strip())) if len(line) > 1 else "" for line in document]
+            [self.detokenize(self.remove_bpe(next(found))) if len(line) > 1 else "" for line in document]
             for document in encoded
         ]

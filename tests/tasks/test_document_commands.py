@@ -106,6 +106,10 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_pa
     translated[0].insert(1, "")
     assert hub.translate_documents([*documents[:1], [], ["", ""]]) == [*translated[:1], [], ["", ""]]
     assert hub.translate_documents([]) == []
+    symbols = hub.tgt_dict.symbols
+    symbols[:] = [symbol if symbol == "<sep>" else f"x<sep>{symbol}" for symbol in symbols]
+    renamed = hub.translate_documents(documents)
+    assert [[line.replace("x<sep>", "") for line in document] for document in renamed] == translated
     with pytest.raises(ValueError, match="contains <sep>"):
         hub.translate_documents([["a <sep> b"]])
     with pytest.raises(ValueError, match="1,101 tokens and --max-tokens is 300"):

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, NamedTuple, Tuple
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import check_prefix, write, write_json
-from mega_fairseq.documents import document_borders, read_lines
+from mega_fairseq.documents import document_borders, read_lines, split_window
 
 KEYS = "source_lines", "translated_lines"  # of each window, in PREFIX.json
 # Lines of a source and of its translation that belong together, and how often (Gale and Church, 1993, table 5).
@@ -72,8 +72,7 @@ def read_windows(path: str, separator: str) -> List[Window]:
             raise UserError(f"window {number:,} occurs twice in {path}; give the output of one run of fairseq-generate")
         if kind == "H":
             text = text.partition(" ")[2]  # after the score
-        parts = re.split(rf"(?<!\S){re.escape(separator)}(?!\S)", text)
-        sides[kind].setdefault(number, [part.strip() for part in parts])
+        sides[kind].setdefault(number, split_window(text, separator))
     sources, translations = sides["S"], sides["H"]
     for number in range(max(sources, default=0) + 1):
         if number not in sources or number not in translations:
