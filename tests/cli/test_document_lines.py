@@ -142,6 +142,7 @@ BLOCKS = [generated(A, 0), generated(B, 1)]
         (BLOCKS[1:], "1", ["window 0 "]),
         ([*BLOCKS, BLOCKS[0]], "1 1 2", ["window 0 ", "twice"]),
         ([BLOCKS[0], BLOCKS[1][:2]], "1 1 2", ["window 1 ", "missing"]),
+        ([BLOCKS[0], BLOCKS[1][:3]], "1 1 2", ["window 1 ", "missing"]),  # perhaps in the middle of H
         ([], "1", ["window 0 ", "--quiet"]),
         ([[line.replace(" <sep> ", "<sep>") for line in block] for block in BLOCKS], "1 1 2", ["2 lines", "3"]),
     ],

@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read_windows(path: str, separator: str) -> List[Window]:
     """The source and the best translation of each window, in the order of their numbers."""
-    sides: Dict[str, Dict[int, List[str]]] = {"S": {}, "H": {}}
+    sides: Dict[str, Dict[int, List[str]]] = {"S": {}, "H": {}, "P": {}}
     for line in read_lines(path):
-        found = re.match(r"([SH])-(\d+)(?: |$)(.*)", line)
+        found = re.match(r"([SHP])-(\d+)(?: |$)(.*)", line)
         if not found:
             continue
         kind, number, text = found[1], int(found[2]), found[3]
@@ -75,10 +75,10 @@ def read_windows(path: str, separator: str) -> List[Window]:
         sides[kind].setdefault(number, split_window(text, separator))
     sources, translations = sides["S"], sides["H"]
     for number in range(max(sources, default=0) + 1):
-        if number not in sources or number not in translations:
+        if not all(number in side for side in sides.values()):  # without the P that follows, H may be incomplete
             raise UserError(
-                f"window {number:,} is missing in {path}; give the whole output of fairseq-generate, without --quiet "
-                "and with --required-batch-size-multiple 1"
+                f"window {number:,} is missing or incomplete in {path}; give the whole output of fairseq-generate, "
+                "without --quiet and with --required-batch-size-multiple 1"
             )
     return [Window(sources[number], translations[number]) for number in sorted(sources)]
 
