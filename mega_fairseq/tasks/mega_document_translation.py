@@ -131,10 +131,21 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
 
     def inference_step(self, generator: Any, models: List[BaseFairseqModel], sample: Any, *rest: Any, **options: Any):
         search = getattr(generator, "search", None)
-        if isinstance(search, LineSearch):  # instead of --max-len-a and --max-len-b
-            sources = sample["net_input"]["src_tokens"]
-            generator.max_len_a, generator.max_len_b = 0, search.begin(sources, generator.max_len - 1)
-        return super().inference_step(generator, models, sample, *rest, **options)
+        if not isinstance(search, LineSearch):
+            return super().inference_step(generator, models, sample, *rest, **options)
+        limit = generator.max_len - 1
+        longest = search.begin(sample["net_input"]["src_tokens"], limit)
+        generator.max_len_a, generator.max_len_b = 0, longest  # instead of --max-len-a and --max-len-b
+        hypotheses = super().inference_step(generator, models, sample, *rest, **options)
+        shortened = longest == limit and sum(len(best["tokens"]) > limit for best, *_ in hypotheses)
+        if shortened:
+            logger.warning(
+                "the last lines of %d windows were shortened, since the model writes at most %d tokens; lower "
+                "--window-tokens, or train it with more --max-target-positions",
+                shortened,
+                limit,
+            )
+        return hypotheses
 
     # ------------------------------------------------------------------------------------------ data
 
@@ -209,8 +220,8 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         if longest > least:
             raise ValueError(
                 f"windows have up to {longest:,} tokens and the model reads {least:,}; lower --window-tokens or "
-                "--valid-window-tokens, or shorten the documents of fairseq-interactive, or train the model with "
-                "larger windows and --rel-pos-bias rotary"
+                "--valid-window-tokens (fairseq-interactive: raise it, or shorten the documents), or train the model "
+                "with larger windows and --rel-pos-bias rotary"
             )
         return indices
 

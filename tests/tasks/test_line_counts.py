@@ -315,6 +315,14 @@ def test_options_that_could_break_a_rule_are_refused_only_with_exact(name, value
     documents_task(sentence_counts="free").build_generator([prepared("mega")], words)
 
 
+@pytest.mark.parametrize(("ends", "extra", "said"), [(-50.0, 0, "of 2 windows"), (-50.0, 60, ""), (50.0, 1, "")])
+def test_lines_that_are_shortened_for_lack_of_positions_are_reported(caplog, ends, extra, said):
+    options = {"beam": 2, "a": 0.0, "b": 4.0, "bias": (ends, ends), "max_len_b": 200, "extra": extra}
+    search("transformer", batch([[3, 3, 3], [3], [1, 1]]), options)
+    assert ("--max-target-positions" in caplog.text) == bool(said)
+    assert said in caplog.text
+
+
 def test_more_lines_than_the_model_can_write_are_refused():
     ours, model = documents_task(), prepared("transformer")
     searching = ours.build_generator([model], Namespace(beam=2))
