@@ -134,7 +134,7 @@ def test_readme_commands_translate_a_test_set(translated):
 def test_readme_commands_evaluate_a_language_model(evaluated, place):
     assert "done training" in evaluated
     assert re.search(r"Perplexity: \d", evaluated)
-    assert (place / "addresses/sweep.csv").exists()
+    assert (place / "addresses/sweep.png").exists()
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     contexts.add_argument("--documents", choices=["line", "blank"], help="split the text at each line or blank line")
     sweep.add_argument("--subset", default="test", help="split of DATA to evaluate (default: %(default)s)")
     sweep.add_argument(
-        "--out", default="sweep", metavar="PREFIX", help="write PREFIX.json and .csv (default: %(default)s)"
+        "--out", default="sweep", metavar="PREFIX", help="write PREFIX.json, .csv and .png (default: %(default)s)"
     )
     sweep.add_argument("--force", action="store_true", help="discard the content of PREFIX.json and start again")
     sweep.add_argument(

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
-from mega_fairseq.cli.output import check_prefix, table, write, write_json
+from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
 from mega_fairseq.cli.split import Split, load_split
 from mega_fairseq.data.streams import StreamDataset
 from mega_fairseq.models.mega_lm import MegaLanguageModel
@@ -34,6 +34,9 @@ from mega_fairseq.models.mega_lm import MegaLanguageModel
 TASK = "mega_language_modeling"
 OTHER = {"checkpoint": "another checkpoint", "data": "other data or another subset"}
 MOST_BITS = 1024  # 2 to this power overflows
+LABELS = {"context": "context: tokens in a stream", "chunk": "chunk: tokens that attend to each other"}
+# The minimum span of the y axis, so that negligible differences look negligible: in bits, or relative to perplexity.
+LEAST = {"bits": 0.1, "perplexity": 0.07}
 
 
 class Point(NamedTuple):
@@ -57,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name, value in (("--max-tokens", arguments.max_tokens), ("--batch-size", arguments.batch_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
-    check_prefix(arguments.out, (".json", ".csv"), "points", arguments.force)
+    check_prefix(arguments.out, (".json", ".csv", ".png"), "points", arguments.force)
     split = load_split(arguments.data, arguments.subset)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
     if most > len(split.corpus):
@@ -69,8 +72,10 @@ def run(arguments: argparse.Namespace) -> None:
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
     _sweep(record, plan, measured, len(split.corpus))
-    print(results(record.points, split.origin["unit"]))
-    print(f"wrote {arguments.out}.json, {arguments.out}.csv")
+    unit = split.origin["unit"]
+    drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
+    print(results(record.points, unit))
+    print("wrote", ", ".join([f"{arguments.out}.json", f"{arguments.out}.csv", *drawn]))
 
 
 def numbers(option: str, text: str) -> List[int]:
@@ -251,3 +256,38 @@ class Record:
         rows = io.StringIO()
         csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])
         write(f"{self.prefix}.csv", rows.getvalue().encode())
+
+
+def figure(points: Sequence[Point], unit: str) -> Any:
+    """Bits or perplexity over context length and over chunk size (paper, figure 6), for evaluated points."""
+    from matplotlib.figure import Figure
+
+    points = [point for point in points if point.bits is not None]
+    value = "bits" if unit == "byte" else "perplexity"
+    varied = [x for x in LABELS if len({getattr(point, x) for point in points}) > 1]
+    varied = varied or ["chunk" if points[0].chunk != -1 else "context"]
+    drawing = Figure(figsize=(5 * len(varied), 4.2), layout="constrained")
+    axes = drawing.subplots(1, len(varied), sharey=True, squeeze=False)[0]
+    for axis, x in zip(axes, varied):
+        _lines(axis, points, x, "chunk" if x == "context" else "context", value)
+    values = [getattr(point, value) for point in points]
+    low, high = min(values), max(values)
+    least = LEAST[value] * (high if value == "perplexity" else 1.0)
+    margin = max(least - (high - low), 0.1 * (high - low)) / 2
+    axes[0].set(ylabel="bits per byte" if unit == "byte" else "perplexity", ylim=(low - margin, high + margin))
+    return drawing
+
+
+def _lines(axis: Any, points: Sequence[Point], x: str, line: str, value: str) -> None:
+    """`value` over `x`, with one line for each value of `line`."""
+    sizes = {getattr(point, x) for point in points}
+    places = {size: size if size > 0 else 2 * max(sizes) for size in sizes}  # no chunks: right of the largest
+    for each in sorted({getattr(point, line) for point in points}):
+        chosen = [point for point in points if getattr(point, line) == each]
+        curve = zip(*sorted((places[getattr(point, x)], getattr(point, value)) for point in chosen))
+        axis.plot(*curve, marker=".", label=shown(each))
+    axis.set(xscale="log", xlabel=LABELS[x])
+    axis.minorticks_off()
+    axis.set_xticks(list(places.values()), [shown(size) for size in places], rotation=45, fontsize=7)
+    axis.legend(title=line, fontsize=7)
+    axis.grid(alpha=0.3)

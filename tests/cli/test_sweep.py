@@ -125,7 +125,7 @@ def test_a_diverged_model_is_refused(sweep_folder, sweep, edited, tmp_path):
 # -------------------------------------------------------------------------------------------- files
 
 
-def test_json_csv_and_table_agree(sweep, tmp_path):
+def test_json_csv_table_and_figure_agree(sweep, tmp_path):
     code, out, err = sweep("--chunks=4,8", "--streams=1,3")
     assert code == 0, err
     measured = points(tmp_path / "out.json")
@@ -137,7 +137,8 @@ def test_json_csv_and_table_agree(sweep, tmp_path):
         assert line.split()[:2] == [row["chunk"], row["streams"]]
         assert f"{point['bits']:.4f}" in line
         assert point["perplexity"] == 2 ** point["bits"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 # -------------------------------------------------------------------------------------------- resuming

@@ -5,7 +5,7 @@
 # Variables: DATA, UNITS, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test;
 # or valid), CHUNKS (64,128,256,512,1024,2048), STREAMS (100,10,1), RESULTS (results/$UNITS beside this script).
 #
-# Writes to RESULTS: sweep-$SUBSET.csv and .json.
+# Writes to RESULTS: sweep-$SUBSET.csv, .json and .png.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=${UNITS:-bytes}

@@ -6,7 +6,7 @@
 # Variables: DATA, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test; or
 # valid), CHUNKS (1024,2048,4096,8192), STREAMS (200,100,50,20,10), RESULTS (results/bytes beside this script).
 #
-# Writes to RESULTS: sweep-$SUBSET.csv and .json.
+# Writes to RESULTS: sweep-$SUBSET.csv, .json and .png.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=bytes

@@ -5,7 +5,7 @@
 # Variables: DATA, CHECKPOINTS (as in train.sh), CHECKPOINT (checkpoint_best.pt in CHECKPOINTS), SUBSET (test; or
 # valid), CHUNKS (512,1024,2048,3072), STREAMS (100,75,50,25,15,10,5), RESULTS (results/words beside this script).
 #
-# Writes to RESULTS: sweep-$SUBSET.csv and .json.
+# Writes to RESULTS: sweep-$SUBSET.csv, .json and .png.
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 UNITS=words
