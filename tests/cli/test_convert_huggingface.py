@@ -20,12 +20,10 @@ from mega_fairseq.cli.convert import huggingface
 from mega_fairseq.cli.main import main
 from mega_fairseq.tasks.mega_classification import HEAD
 from tests.helpers import golden_cases as golden
-from tests.helpers import released
 from tests.helpers.golden_checks import assert_outputs
-from tests.helpers.released import load, refuse
+from tests.helpers.released import assert_refused, load
 from tests.helpers.small_models import encoder, language_model
 
-pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 PAD = 1
 FOLDERS = {path.parent.name: path.parent for path in golden.paths() if golden.kind_of(path) == "huggingface"}
 each = pytest.mark.parametrize("name", FOLDERS)
@@ -255,7 +253,7 @@ def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path
     folder = folder_with(tmp_path, name, **{option: value})
     known = option if option not in ("use_chunking", "hidden_size", "num_hidden_layers", "dropout_prob") else ""
     known = "Mega" if option == "model_type" else "position_bias" if value == 25 else known
-    refuse(capsys, folder, tmp_path / "ours.pt", words=[folder, known])
+    assert_refused(capsys, folder, tmp_path / "ours.pt", words=[folder, known])
     assert not (tmp_path / "ours.pt").exists()
 
 
@@ -290,7 +288,7 @@ HOSTILE = {
 def test_hostile_and_damaged_safetensors_are_refused(what, tmp_path, capsys):
     folder = folder_with(tmp_path)
     (folder / "model.safetensors").write_bytes(HOSTILE[what])
-    refuse(capsys, folder, tmp_path / "ours.pt", words=["not a complete .safetensors"])
+    assert_refused(capsys, folder, tmp_path / "ours.pt", words=["not a complete .safetensors"])
 
 
 def changed(tensors, what):
@@ -309,7 +307,7 @@ def test_tensors_that_do_not_fit_are_refused(what, tmp_path, capsys):
     folder = folder_with(tmp_path)
     tensors = safetensors.load(str(folder / "model.safetensors"))
     (folder / "model.safetensors").write_bytes(b"".join(safetensors.pack(changed(tensors, what))))
-    refuse(capsys, folder, tmp_path / "ours.pt", words=[folder])
+    assert_refused(capsys, folder, tmp_path / "ours.pt", words=[folder])
     assert not (tmp_path / "ours.pt").exists()
 
 
@@ -344,7 +342,7 @@ def test_tensors_of_any_type_and_shape_are_read_as_written(dtype, tmp_path):
 def test_options_that_transformers_does_not_have_are_not_written(option, value, tmp_path, capsys):
     path = masked(tmp_path, **{option: value})
     name = "no-final-norm" if option == "normalize_before" else option.replace("_", "-")
-    refuse(capsys, "--to-huggingface", path, tmp_path / "out", words=[path, f"--{name}"])
+    assert_refused(capsys, "--to-huggingface", path, tmp_path / "out", words=[path, f"--{name}"])
     assert not (tmp_path / "out").exists()
 
 

@@ -13,11 +13,9 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from mega_fairseq.cli.checkpoint import safetensors, trained
 from mega_fairseq.cli.main import main
 from tests.helpers import golden_cases as golden
-from tests.helpers import released
 from tests.helpers.commands import PLUGIN, fairseq, records
-from tests.helpers.released import refuse
+from tests.helpers.released import assert_refused
 
-pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
 CASE = golden.FOLDER / "huggingface" / "mlm_defaults"
 FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
 MERGES = ["Ġ t", "h e", "Ġt he", "Ġ a"]
@@ -132,7 +130,7 @@ def test_other_vocabularies_are_refused(what, folder, tmp_path, capsys):
     content, words = REFUSED[what]
     (tmp_path / "any.json").write_text(content)
     options = ("--tokenizer", tmp_path / "any.json")
-    refuse(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "any.json", words])
+    assert_refused(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "any.json", words])
     assert not (tmp_path / "ours.pt").exists()
 
 
@@ -144,14 +142,14 @@ def test_dictionaries_that_do_not_fit_are_refused(content, words, folder, tmp_pa
     convert(folder, tmp_path / "ours.pt")
     (tmp_path / "dict.txt").write_text(content)
     options = ("--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
-    refuse(capsys, tmp_path / "ours.pt", tmp_path / "back", *options, words=[tmp_path / "dict.txt", words])
+    assert_refused(capsys, tmp_path / "ours.pt", tmp_path / "back", *options, words=[tmp_path / "dict.txt", words])
     assert not (tmp_path / "back").exists()
 
 
 def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, capsys):
     (tmp_path / "dict.txt").write_text("other\n")
     options = ("--tokenizer", folder / "vocab.json")
-    refuse(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "dict.txt", "--force"])
+    assert_refused(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "dict.txt", "--force"])
     assert not (tmp_path / "ours.pt").exists()
     convert(folder, tmp_path / "ours.pt", *options, "--force")
 

@@ -121,9 +121,14 @@ def tied_bands(case: golden.Case, tie_proj: bool) -> Tuple[Dict[str, Any], Adapt
 
 
 def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
-    """Checks that `mega-fairseq convert`, in this process, fails with an error that contains these words."""
+    """Same as `assert_refused`, for checkpoints of the released code."""
     if not READS_SAFELY:
         pytest.skip(NEEDS_TORCH)
+    assert_refused(capsys, *arguments, words=words)
+
+
+def assert_refused(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
+    """Checks that `mega-fairseq convert`, in this process, fails with an error that contains these words."""
     capsys.readouterr()  # discards the output of earlier conversions
     code = main(["convert", *map(str, arguments)])
     refused_by("convert", (code, *capsys.readouterr()), *words)
