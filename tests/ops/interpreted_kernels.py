@@ -21,7 +21,7 @@ from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
-from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive
+from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
@@ -344,6 +344,17 @@ def test_single_tokens_equal_the_definition(skip, many, monkeypatch):
     for silu, expected in ((False, truth[:, 0]), (True, F.silu(truth[:, 0]))):
         found = ema_token(x, coefficients, state, skip, silu=silu)
         torch.testing.assert_close(found, (expected, end), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("skip", [None, noise(DIM, seed=12)], ids=["no skip", "skip"])
+def test_single_tokens_with_complex_states_equal_the_definition(skip):
+    shapes = (DIM, NDIM), (DIM, NDIM), (DIM,), (DIM, NDIM, 2)
+    coefficients = cema_coefficients(*(noise(*shape, seed=i) for i, shape in enumerate(shapes)))
+    x, state = noise(7, 2 * DIM, seed=10)[:, :DIM], noise(7, DIM, NDIM, 2, seed=11)
+    truth, end = cema_naive(x.unsqueeze(1), coefficients, state, skip)
+    found = cema_token(x, coefficients, state, skip)
+    torch.testing.assert_close(found, (truth[:, 0], end), rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

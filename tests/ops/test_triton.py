@@ -133,7 +133,9 @@ def of_single_tokens():
         constants = {**options, **dict.fromkeys(("SOFTMAX", "LAPLACE", "OUTER"), False), **function}
         yield attend_kernel, constants, ("padding",)
         yield attend_kernel, constants, ("bias", "rows", "new_keys", "new_values")
-    yield ema_kernels.token, {"N": 10, "PADDED": 16, "C": 64, "ROWS": 4, "SILU": True}, ()
+    of_ema = {"N": 10, "PADDED": 16, "C": 64, "ROWS": 4, "SILU": True}
+    yield ema_kernels.token, {**of_ema, "COMPLEX": False}, ("turns",)
+    yield ema_kernels.token, {**of_ema, "COMPLEX": True}, ()
     yield gates.update, {**ROWS, "SCALE": 1.0}, ("bias", "keep")
 
 

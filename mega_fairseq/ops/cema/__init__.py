@@ -15,6 +15,7 @@ forms are those of `ops/ema`, without truncation and for one direction:
 All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside the scan.
 """
 
+import math
 from typing import Optional, Tuple
 
 import torch
@@ -23,8 +24,7 @@ from torch import Tensor
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.cema.blocks import cema_blocks, final_state
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
-from mega_fairseq.ops.cema.naive import cema_coefficients as _coefficients
-from mega_fairseq.ops.ema import STATES_IN_REGISTERS
+from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
 from mega_fairseq.ops.precision import without_autocast
 
 __all__ = ["CEMACoefficients", "cema", "cema_coefficients", "cema_naive", "cema_token", "complex_powers", "final_state"]
@@ -35,8 +35,13 @@ def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor
 
     gamma is scaled by sqrt(1/N).
     """
+    ndim, one = alpha.size(-1), torch.ones_like(alpha).unsqueeze(0)
     with without_autocast(alpha):
-        return _coefficients(alpha, delta, theta, gamma)
+        log_decay, expand, _ = ema_coefficients(alpha.unsqueeze(0), delta.unsqueeze(0), one, one)  # as with beta = 1
+        parts = torch.linspace(1.0 / ndim, 1.0, ndim, device=theta.device, dtype=torch.float64)  # n / N
+        turns = torch.sigmoid(theta.double()).unsqueeze(-1) * parts
+        project = gamma.to(expand.dtype) * math.sqrt(1.0 / ndim)
+        return CEMACoefficients(log_decay.squeeze(0), turns, expand.squeeze(0), project)
 
 
 def cema(
@@ -72,6 +77,10 @@ def cema_token(
 
     `decay` is q (D, N, 2), `complex_powers(c, 1)`, computed once per generation.
     """
+    if not torch.is_grad_enabled() and backend(x.device) == TRITON:
+        from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
+
+        return ema_token_triton(x, c.log_decay, c.expand, c.project, state, skip, False, c.turns)
     wide = x.to(c.expand.dtype)
     y, state = cema_step(wide, c, complex_powers(c, 1) if decay is None else decay, state)
     return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state

@@ -6,9 +6,7 @@ from typing import NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32
 
 
 class CEMACoefficients(NamedTuple):
@@ -18,15 +16,6 @@ class CEMACoefficients(NamedTuple):
     turns: Tensor  # (D, N) the angle of q in whole turns, phi / (2 pi), in float64
     expand: Tensor  # (D, N) p: from an input to the state
     project: Tensor  # (D, N, 2) gamma / sqrt(N): from the state to an output, real and imaginary part
-
-
-def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor) -> CEMACoefficients:
-    """Computes the coefficients from the logits alpha and delta (D, N) and theta (D), and from gamma (D, N, 2)."""
-    alpha, delta, gamma = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, gamma))
-    ndim = alpha.size(-1)
-    number = torch.arange(1, ndim + 1, device=theta.device, dtype=torch.float64)
-    turns = torch.sigmoid(theta.double()).unsqueeze(-1) * (number / ndim)
-    return CEMACoefficients(log_decays(alpha, delta), turns, torch.sigmoid(alpha), gamma * math.sqrt(1.0 / ndim))
 
 
 def complex_powers(c: CEMACoefficients, steps: Union[int, Tensor]) -> Tensor:

@@ -16,7 +16,8 @@ def cema_triton(
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
     """`cema` by Triton kernels. States are (B, 2 N, D) inside, real parts first."""
-    tables = (c.log_decay, c.expand, c.project[..., 0], c.turns, c.project[..., 1])
+    project, imag = c.project.unbind(-1)
+    tables = (c.log_decay, c.expand, project, c.turns, imag)
     tables = [t.t().contiguous().unsqueeze(0) for t in tables]  # (1, N, D)
     if state is not None:
         state = state.to(c.expand.dtype).permute(0, 3, 2, 1).flatten(1, 2).contiguous()

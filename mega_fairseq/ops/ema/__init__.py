@@ -105,7 +105,7 @@ def ema_token(
     if taps is None and not torch.is_grad_enabled() and backend(x.device) == TRITON:
         from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
 
-        return ema_token_triton(x, *c, state, skip, silu)
+        return ema_token_triton(x, *c, state, skip, silu, None)
     wide = x.to(c.expand.dtype)
     y, state = ema_step(wide, c, state) if taps is None else ema_window_step(wide, taps, state)
     y = (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype)

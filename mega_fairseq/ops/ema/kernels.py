@@ -402,29 +402,45 @@ def coefficient_gradients(
 
 @triton.jit(do_not_specialize=["R"])
 def token(
-    x, state, log_decay, expand, project, skip, y, after, R, D,
+    x, state, log_decay, turns, expand, project, skip, y, after, R, D,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, SILU: tl.constexpr,
+    COMPLEX: tl.constexpr,
 ):  # fmt: skip
-    """y (R, D) and the next state from x (R, D) and a state (R, D, N). Here, tables are (D, N), too."""
+    """y (R, D) and the next state from x (R, D) and a state (R, D, N). Here, tables are (D, N), too.
+
+    If COMPLEX, states and `project` are (..., N, 2).
+    """
     channel, n = (tl.program_id(1) * C + tl.arange(0, C)).to(tl.int64), tl.arange(0, PADDED)
     at, exists = channel[:, None] * N + n[None, :], channel < D
     inside = exists[:, None] & (n < N)[None, :]
     wide: tl.constexpr = after.dtype.element_ty
     phi = tl.exp(tl.load(log_decay + at, mask=inside, other=0.0))
     weight_in = tl.load(expand + at, mask=inside, other=0.0)
-    weight_out = tl.load(project + at, mask=inside, other=0.0)
+    PARTS: tl.constexpr = 2 if COMPLEX else 1
+    weight_out = tl.load(project + PARTS * at, mask=inside, other=0.0)
+    weight_imag, imag = tl.zeros_like(phi), tl.zeros_like(phi)
+    if COMPLEX:
+        weight_imag = tl.load(project + PARTS * at + 1, mask=inside, other=0.0)
+        sine, cosine, _ = circle(tl.load(turns + at, mask=inside, other=0.0), phi)
+        phi, imag = phi * cosine, phi * sine
     omega = tl.zeros([C], wide)
     if skip is not None:
         omega = tl.load(skip + channel, mask=exists, other=0.0)
     start = tl.program_id(0) * ROWS
     for row in range(start, tl.minimum(start + ROWS, R)):
         here = row * D + channel
-        states = here[:, None] * N + n[None, :]
+        states = PARTS * (here[:, None] * N + n[None, :])
         new = tl.load(x + here, mask=exists, other=0.0).to(wide)
-        h = tl.load(state + states, mask=inside, other=0.0)
-        h = phi * h + weight_in * new[:, None]
+        h, g = tl.load(state + states, mask=inside, other=0.0), tl.zeros_like(phi)
+        if COMPLEX:
+            g = tl.load(state + states + 1, mask=inside, other=0.0)
+        h, g = product(h, g, phi, imag, COMPLEX)
+        h += weight_in * new[:, None]
         tl.store(after + states, h, mask=inside)
-        out = tl.sum(weight_out * h, 1) + omega * new
+        if COMPLEX:
+            tl.store(after + states + 1, g, mask=inside)
+        out, _ = product(h, g, weight_out, weight_imag, COMPLEX)
+        out = tl.sum(out, 1) + omega * new
         if SILU:
             out = out * tl.sigmoid(out)
         tl.store(y + here, out.to(y.dtype.element_ty), mask=exists)

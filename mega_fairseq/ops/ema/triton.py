@@ -208,26 +208,29 @@ recurrence = operator(
 # ---------------------------------------------------------------------------------------------- single tokens
 
 
-def _token_fake(x, log_decay, expand, project, state, skip, silu) -> Tuple[Tensor, Tensor]:
+def _token_fake(x, log_decay, expand, project, state, skip, silu, turns) -> Tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), expand.new_empty(state.shape)
 
 
-def _token(x, log_decay, expand, project, state, skip, silu) -> Tuple[Tensor, Tensor]:
-    y, after = _token_fake(x, log_decay, expand, project, state, skip, silu)
-    rows, dim, ndim = state.shape
-    tensors = (x, state.to(after.dtype), log_decay, expand, project, None if skip is None else skip.to(after.dtype))
+def _token(x, log_decay, expand, project, state, skip, silu, turns) -> Tuple[Tensor, Tensor]:
+    y, after = _token_fake(x, log_decay, expand, project, state, skip, silu, turns)
+    rows, dim, ndim = state.shape[:3]
+    skip = None if skip is None else skip.to(after.dtype)
+    tensors = (x, state.to(after.dtype), log_decay, turns, expand, project, skip)
     tensors = (None if t is None else t.contiguous() for t in tensors)
     together = 4 if rows >= MANY_ROWS else 1
     sizes = {"N": ndim, "PADDED": triton.next_power_of_2(ndim), "C": TOKEN_CHANNELS, "ROWS": together, "SILU": silu}
+    sizes["COMPLEX"] = turns is not None
     grid = (triton.cdiv(rows, together), triton.cdiv(dim, TOKEN_CHANNELS))
     launch(kernels.token, grid, *tensors, y, after, rows, dim, **sizes)
     return y, after
 
 
-# x (R, D), coefficients (1, D, N), state (R, D, N) -> y or silu(y) (R, D), the next state.
+# x (R, D), coefficients (1, D, N), state (R, D, N) -> y or silu(y) (R, D), the next state. With `turns`, `project` and
+# states are complex, (..., 2).
 ema_token_triton = without_gradient(
     "ema_token",
-    "Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu",
+    "Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu, Tensor? turns",
     "(Tensor, Tensor)",
     _token,
     _token_fake,
