@@ -96,7 +96,10 @@ def test_a_token_with_a_prepared_decay_equals_the_definition():
         y, state = cema_token(x[:, 0], c, state, skip, naive.complex_powers(c, 1))
         return y.unsqueeze(1), state
 
-    assert_equals_the_definition(inputs(1, state=True, skip=True), token)
+    tensors = inputs(1, state=True, skip=True)
+    assert_equals_the_definition(tensors, token)
+    with torch.no_grad():
+        torch.testing.assert_close(of(token)(**tensors), of(cema_naive)(**tensors))
 
 
 def test_a_scan_of_complex_states_on_other_devices_equals_that_on_the_cpu(monkeypatch):

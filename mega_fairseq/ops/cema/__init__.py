@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
-from mega_fairseq.ops.cema.blocks import cema_blocks, final_state
+from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step, final_state
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
 from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
 from mega_fairseq.ops.precision import without_autocast
@@ -81,6 +81,9 @@ def cema_token(
         from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
 
         return ema_token_triton(x, c.log_decay, c.expand, c.project, state, skip, False, c.turns)
-    wide = x.to(c.expand.dtype)
-    y, state = cema_step(wide, c, complex_powers(c, 1) if decay is None else decay, state)
+    wide, decay = x.to(c.expand.dtype), complex_powers(c, 1) if decay is None else decay
+    if torch.is_grad_enabled():
+        y, state = cema_step(wide, c, decay, state)
+    else:
+        y, state = complex_step(wide, c.expand, c.project, decay, state)
     return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state

@@ -1,4 +1,7 @@
-"""The complex EMA in blocks of C steps (`ops/block_scan`): its tables, in pairs of reals."""
+"""The complex EMA in blocks of C steps (`ops/block_scan`): its tables, and a step, in complex numbers.
+
+Compilers do not support these, and pairs of reals take four to seven times as long: each is one operator.
+"""
 
 import math
 from functools import partial
@@ -10,7 +13,7 @@ from torch import Tensor
 from mega_fairseq.ops.block_scan import BlockTables, in_blocks, state_after
 from mega_fairseq.ops.cema.naive import CEMACoefficients, complex_powers, decayed
 from mega_fairseq.ops.diagonals import toeplitz_matrix
-from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.padding import zeros_at_pads
 
 STEPS = 8  # a power of q is the product of one that is a multiple of so many steps and one of fewer
@@ -96,8 +99,7 @@ def _complex(pairs: Tensor) -> Tensor:
     return torch.view_as_complex(pairs.contiguous())
 
 
-# Compilers do not support complex numbers, and pairs of reals take four times as long. With autograd's own gradient,
-# tables take twice as long.
+# With autograd's own gradient, these take twice as long.
 _tables = operator(
     "cema_tables",
     "Tensor log_decay, Tensor turns, Tensor expand, Tensor project, int size",
@@ -106,4 +108,28 @@ _tables = operator(
     _fake,
     _backward,
     saved=slice(0),
+)
+
+
+# ---------------------------------------------------------------------------------------------- single tokens
+
+
+def _step(x: Tensor, expand: Tensor, project: Tensor, decay: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
+    q = _complex(decay)
+    after = torch.addcmul((expand * x.unsqueeze(-1)).to(q.dtype), q, _complex(state.to(expand.dtype)))
+    after, weights = (torch.view_as_real(t) for t in (after, torch.conj_physical(_complex(project))))
+    return (weights * after).flatten(-2).sum(-1), after  # the real part of the product with `project`
+
+
+def _fake_step(x, expand, project, decay, state) -> Tuple[Tensor, Tensor]:
+    return torch.empty_like(x), expand.new_empty(state.shape)
+
+
+# `cema_step` without gradients.
+complex_step = without_gradient(
+    "cema_step",
+    "Tensor x, Tensor expand, Tensor project, Tensor decay, Tensor state",
+    "(Tensor, Tensor)",
+    _step,
+    _fake_step,
 )
