@@ -40,6 +40,11 @@ class MegaEncoder(Stack, FairseqEncoder):
         self.padding_idx = None if dictionary is None else dictionary.pad()
         self.build_stack(cfg, embed_tokens, max_positions)
 
+    @property
+    def sentence_encoder(self) -> "MegaEncoder":
+        """The stack, by the name in which fairseq's criteria look for its embeddings."""
+        return self
+
     def forward(
         self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
     ) -> EncoderOut:

@@ -3,6 +3,7 @@
 import logging
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from fairseq.dataclass import ChoiceEnum
@@ -121,8 +122,6 @@ class MegaEncoderModel(HeadedEncoder):
             raise ValueError(
                 "--arch mega_encoder reads tokens, and the inputs are numbers; give --arch mega_classifier"
             )
-        # fairseq would leave out inputs that are longer.
-        cfg.max_positions = max(cfg.max_positions, getattr(task.cfg, "tokens_per_sample", 0))
         cls.check_options(cfg, task)
         if getattr(task.cfg, "mask_whole_words", False):
             task.args = option_of_command(cfg, "bpe")  # which fairseq's task reads and does not set
@@ -130,6 +129,11 @@ class MegaEncoderModel(HeadedEncoder):
                 raise ValueError("--mask-whole-words needs the beginnings of words; give --bpe, as in preprocessing")
         embed_tokens = token_embedding(dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         encoder = MegaEncoder(cfg, dictionary, embed_tokens, cfg.max_positions)
+        tokens = getattr(task.cfg, "tokens_per_sample", 0)
+        if tokens > encoder.max_positions():  # fairseq would leave out longer inputs
+            raise ValueError(
+                f"--max-positions is {cfg.max_positions} and --tokens-per-sample {tokens}; make them equal"
+            )
         encoder.lm_head = None
         if cfg.lm_head != "none":
             weight = None if cfg.untie_lm_head else embed_tokens.weight
@@ -188,6 +192,17 @@ class MegaEncoderModel(HeadedEncoder):
 
     @classmethod
     def from_pretrained(cls, *names: str, **options: Any) -> RobertaHubInterface:
-        """Loads a trained model with its task, as MegaModel does: fairseq's interface of RoBERTa, in eval mode."""
+        """Loads a trained model with its task, as MegaModel does: fairseq's interface of RoBERTa, in eval mode.
+
+        Without `bpe`, in the checkpoint or in `options`, text consists of symbols separated by spaces.
+        """
         hub = super().from_pretrained(*names, **options)
-        return RobertaHubInterface(hub.cfg, hub.task, hub.models[0]).eval()
+        roberta = RobertaHubInterface(hub.cfg, hub.task, hub.models[0]).eval()
+        if roberta.bpe is None:
+            roberta.bpe = SimpleNamespace(encode=str, decode=_decoded)
+        return roberta
+
+
+def _decoded(symbols: str) -> str:
+    """A single symbol gets a space: `fill_mask` puts it in the place of a mask and the space before it."""
+    return symbols if " " in symbols else f" {symbols}"

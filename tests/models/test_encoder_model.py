@@ -126,3 +126,19 @@ def test_log_probabilities_are_those_of_the_scores():
     for log_probs, function in ((True, F.log_softmax), (False, F.softmax)):
         found = model.get_normalized_probs(output, log_probs)
         torch.testing.assert_close(found, function(output[0].float(), -1))
+
+
+def test_a_checkpoint_gives_its_heads_to_a_model_and_must_have_those_of_the_model():
+    model, other = build(), build()
+    other.register_classification_head("other", num_classes=5, inner_dim=7)
+    model.load_state_dict(other.state_dict())
+    assert model.classification_heads["other"].out_proj.weight.shape == (5, 7)
+    with pytest.raises(ValueError, match="classification_heads.other cannot be loaded: the checkpoint does not have"):
+        model.load_state_dict(build().state_dict())
+    with pytest.raises(ValueError, match="encoder.lm_head cannot be loaded: it has other sizes"):
+        build(lm_head="tanh").load_state_dict(build(lm_head="gelu").state_dict())
+
+
+def test_a_checkpoint_of_another_dictionary_is_refused():
+    with pytest.raises(ValueError, match=f"{TYPES + 1} types and its dictionary here has {TYPES} types"):
+        build().load_state_dict(build(types=TYPES + 1).state_dict())

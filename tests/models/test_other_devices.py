@@ -9,11 +9,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor, nn
 
@@ -93,6 +95,16 @@ def classification(types: Optional[int] = TYPES, **options: Any) -> Case:
     return Case(task, model.double(), SentencePredictionCriterion(SentencePredictionConfig(), task), sample)
 
 
+def masked_language_modelling() -> Case:
+    task = MaskedLMTask(MaskedLMConfig(data="unused"), dictionary(TYPES - 1))  # without <mask>
+    tokens = padded(texts(9, 5, 7)[1], False)
+    target = tokens.masked_fill(torch.arange(tokens.numel()).view_as(tokens) % 3 > 0, PAD)
+    net_input = {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}
+    sample = {"net_input": net_input, "target": target, "ntokens": 21, "nsentences": 3}
+    all_tokens = Namespace(tpu=True)  # fairseq's choice of masked tokens makes a tensor in a way that is not simulated
+    return Case(task, small_models.encoder().double(), MaskedLmLoss(all_tokens, task), sample)
+
+
 CASES: Dict[str, Callable[[], Case]] = {
     "translation": lambda: mega(),
     "translation in chunks": lambda: mega(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
@@ -102,6 +114,7 @@ CASES: Dict[str, Callable[[], Case]] = {
     "language model, adaptive": lambda: language_modelling(**HEADS["adaptive"], decoder_input_dim=12),
     "language model, tied": lambda: language_modelling(**TIED),
     "language model in pieces": lambda: language_modelling(**HEADS["softmax"], piece_tokens=15),
+    "masked language model": masked_language_modelling,
     "classifier": lambda: classification(),
     "classifier of pairs": lambda: classification(pairs=True),
     "classifier of numbers": lambda: classification(None, normalization_type="batchnorm"),
@@ -159,6 +172,7 @@ WAITS = {
     "language model, adaptive": (3, 3),
     "language model, tied": (3, 3),
     "language model in pieces": (1, 1),
+    "masked language model": (1, 1),
     "classifier": (1, 1),
     "classifier of pairs": (1, 1),
     "classifier of numbers": (5, 1),

@@ -1,0 +1,219 @@
+"""Encoders through fairseq's command lines: pre-trained as masked language models, then fine-tuned."""
+
+import shutil
+
+import pytest
+import torch
+from fairseq.tasks import setup_task
+
+from mega_fairseq.models import MegaEncoderModel
+from tests.helpers.commands import PLUGIN, as_words, checkpoint, failure, fairseq, losses, records
+from tests.helpers.configurations import training
+from tests.helpers.encoders import (
+    FINE_TUNING,
+    MASKED_LM,
+    SENTENCES,
+    SIZES,
+    UPDATES,
+    WITHIN_EPOCH,
+    WORDS,
+    bpe_options,
+    pretrained,
+    starts_word,
+    words_of,
+)
+
+pytestmark = pytest.mark.slow
+FINE_UPDATES = 50
+HEAD = "classification_heads.sentence_classification_head"
+RESET = {f"reset_{name}": True for name in ("optimizer", "dataloader", "meters", "lr_scheduler")}
+
+
+@pytest.fixture
+def model():
+    return pretrained()
+
+
+def validated(data, path, *options):
+    given = {"path": path, "batch_size": 7, "log_format": "json", "required_batch_size_multiple": 1, "cpu": True}
+    for group in options:
+        given.update(group)
+    return records(fairseq("validate", data, *PLUGIN, *as_words(given)), "valid")[-1]
+
+
+def test_pre_training_learns_and_fairseq_validate_repeats_its_validation(model):
+    curve = losses(model.said)
+    assert sum(curve[-5:]) / 5 < 3.7 < curve[0]  # bits; unigrams have 4.6
+    expected = records(model.said, "valid")[-1]["valid_loss"]
+    assert validated(model.text, model.last, MASKED_LM)["valid_loss"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_pre_training_resumed_within_an_epoch_ends_with_the_same_model(model, tmp_path):
+    (start,) = model.last.parent.glob(f"checkpoint_*_{WITHIN_EPOCH}.pt")
+    start = {"restore_file": start, "save_dir": tmp_path}
+    said = fairseq("train", model.text, *words_of(MASKED_LM, start, max_update=UPDATES))
+    assert losses(said) == losses(model.said)[WITHIN_EPOCH:]
+    first, resumed = (checkpoint(path)["model"] for path in (model.last, tmp_path / "checkpoint_last.pt"))
+    torch.testing.assert_close(resumed, first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sample_break_mode": "none", "shorten_method": "truncate"},
+        {"sample_break_mode": "complete_doc", "shorten_method": "random_crop", "mask_stdev": 1.0},
+    ],
+    ids=str,
+)
+def test_options_of_the_task_apply(model, options, tmp_path):
+    said = fairseq("train", model.text, *words_of(MASKED_LM, options, max_update=2, save_dir=tmp_path))
+    assert len(losses(said)) == 2
+
+
+def test_whole_words_are_masked(model):
+    words = words_of(MASKED_LM, bpe_options(model.folder), {"mask_whole_words": True, "leave_unmasked_prob": 0})
+    cfg = training(str(model.text), *map(str, words))
+    task = setup_task(cfg.task)
+    task.build_model(cfg.model)
+    task.load_dataset("train")
+    starts = [starts_word(symbol) for symbol in task.dictionary.symbols]
+    count = 0
+    for example in map(task.dataset("train").__getitem__, range(20)):
+        masked = example["target"].ne(task.dictionary.pad())
+        tokens = torch.where(masked, example["target"], example["net_input.src_tokens"])
+        for i in range(1, len(tokens)):
+            if not starts[tokens[i]]:  # a piece within a word
+                assert masked[i] == masked[i - 1]
+                count += bool(masked[i])
+    assert count > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask_whole_words": True}, "--mask-whole-words needs"),
+        ({"rel_pos_bias": "simple", "encoder_chunk_size": -1, "tokens_per_sample": 600}, "--tokens-per-sample 600"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_the_model_are_refused(model, options, said, tmp_path):
+    assert said in failure("train", model.text, *words_of(MASKED_LM, options, save_dir=tmp_path))
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory):
+    """A classifier of sentences, from the weights of the masked language model."""
+    start = {"restore_file": pretrained().last, **RESET, "save_dir": tmp_path_factory.mktemp("fine")}
+    said = fairseq("train", pretrained().classes, *words_of(FINE_TUNING, start, max_update=FINE_UPDATES))
+    return start["save_dir"] / "checkpoint_last.pt", said
+
+
+def test_fine_tuning_learns_the_classes(model, finetuned):
+    path, said = finetuned
+    assert f"{HEAD} starts anew" in said
+    expected = records(said, "valid")[-1]
+    assert expected["valid_accuracy"] > 80
+    found = validated(model.classes, path, FINE_TUNING)
+    assert found["valid_accuracy"] == pytest.approx(expected["valid_accuracy"], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, []),
+        ({"num_classes": 5}, [f"{HEAD} starts anew: it has other sizes"]),
+        ({"classification_head_name": "other"}, [f"leaving out {HEAD}", "heads.other starts anew"]),
+        ({"lm_head": "none"}, ["leaving out encoder.lm_head"]),
+    ],
+    ids=str,
+)
+def test_another_training_starts_from_the_weights_of_a_checkpoint_with_other_heads(
+    model, finetuned, options, said, tmp_path
+):
+    start = {"finetune_from_model": finetuned[0], "save_dir": tmp_path, "lr": 0, "max_update": 1}
+    output = fairseq("train", model.classes, *words_of(FINE_TUNING, start, options))
+    assert all(words in output for words in said)
+    first, started = (checkpoint(path)["model"] for path in (finetuned[0], tmp_path / "checkpoint_last.pt"))
+    equal = {name for name in first if name in started and torch.equal(first[name], started[name])}
+    assert equal >= {name for name in first if name.startswith(("encoder.embed", "encoder.layers"))}
+    assert (f"{HEAD}.out_proj.weight" in equal) == (not said or "lm_head" in options)
+
+
+def test_fine_tuning_resumes(model, finetuned, tmp_path):
+    shutil.copy(finetuned[0], tmp_path)
+    said = fairseq("train", model.classes, *words_of(FINE_TUNING, save_dir=tmp_path, max_update=FINE_UPDATES + 2))
+    assert len(losses(said)) == 2
+
+
+def test_pairs_are_joined(model, tmp_path):
+    shutil.copytree(model.classes, tmp_path / "pairs")
+    shutil.copytree(model.classes / "input0", tmp_path / "pairs/input1")
+    joined = {"separator_token": 2, "max_positions": 80, "save_dir": tmp_path, "max_update": 1}
+    start = {"finetune_from_model": model.last}
+    assert losses(fairseq("train", tmp_path / "pairs", *words_of(FINE_TUNING, joined, start)))
+
+
+def test_values_are_predicted_and_options_ranked(model, tmp_path):
+    """fairseq's regression, and its task `sentence_ranking`."""
+    for name in ("input0", "input1", "input2"):
+        shutil.copytree(model.classes / "input0", tmp_path / name)
+    for split in ("train", "valid"):
+        labels = (model.folder / f"{split}.label").read_text().split()
+        (tmp_path / "label").mkdir(exist_ok=True)
+        (tmp_path / f"label/{split}.label").write_text("\n".join(str(len(label) - 4) for label in labels) + "\n")
+    start = {"finetune_from_model": model.last, "max_update": 1}
+    ranking = {"task": "sentence_ranking", "criterion": "sentence_ranking", "num_classes": 2, "max_positions": 80}
+    said = fairseq("train", tmp_path, *words_of(ranking, start, save_dir=tmp_path / "ranking"))
+    assert records(said, "valid")[-1]["valid_loss"] > 0
+    for name in ("input1", "input2"):
+        shutil.rmtree(tmp_path / name)
+    values = {"num_classes": 1, "regression_target": True, "save_dir": tmp_path / "values"}
+    said = fairseq("train", tmp_path, *words_of(FINE_TUNING, start, values))
+    assert records(said, "valid")[-1]["valid_loss"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ from Python
+
+
+def loaded(path, data):
+    return MegaEncoderModel.from_pretrained(path.parent, path.name, data)
+
+
+def test_masks_are_filled_as_the_model_says(model):
+    roberta = loaded(model.last, model.text)
+    first, second = WORDS[:2]
+    text = " ".join([first, second, first, second, first])
+    tokens = roberta.encode(text)
+    assert roberta.decode(tokens) == text
+    filled = roberta.fill_mask(f"{text} <mask>{second[2:]} {first} {second}", topk=3)
+    whole, probability, piece = filled[0]
+    assert (whole, piece) == (f"{text} {second} {first} {second}", f" {second[:2]}")
+    assert probability > 0.5 > filled[1][1] >= filled[2][1]
+    features = roberta.extract_features(tokens)
+    assert features.shape == (1, len(tokens), SIZES["encoder_embed_dim"])
+    assert roberta.extract_features(tokens, return_all_hiddens=True)[0].shape == features.shape
+
+
+def test_masks_are_filled_without_a_bpe(model, tmp_path):
+    content = checkpoint(model.last)
+    content["cfg"]["bpe"] = None
+    torch.save(content, tmp_path / "model.pt")
+    roberta = loaded(tmp_path / "model.pt", model.text)
+    symbols = (model.folder / "valid.input").read_text().splitlines()[0]
+    assert roberta.decode(roberta.encode(symbols)) == symbols
+    start, _, last = symbols.rpartition(" ")
+    fillings = {whole: piece for whole, _, piece in roberta.fill_mask(f"{start} <mask>", topk=40)}
+    assert fillings[symbols] == f" {last}"
+
+
+def test_sentences_are_classified(model, finetuned):
+    roberta = loaded(finetuned[0], model.classes)
+    labels = roberta.task.label_dictionary
+    right = 0
+    for text, label in zip(*((model.folder / f"valid.{name}").read_text().splitlines() for name in ("input", "label"))):
+        tokens = torch.cat([torch.tensor([0]), roberta.task.dictionary.encode_line(text, add_if_not_exist=False)])
+        scores = roberta.predict("sentence_classification_head", tokens.long())
+        assert float(scores.exp().sum()) == pytest.approx(1, abs=1e-5)
+        right += labels[int(scores.argmax()) + labels.nspecial] == label
+    expected = records(finetuned[1], "valid")[-1]["valid_accuracy"]
+    assert 100 * right / SENTENCES["valid"] == pytest.approx(expected, abs=0.1)
