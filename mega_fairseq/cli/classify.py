@@ -20,7 +20,7 @@ from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.output import check_prefix, plain, write_figure, write_json
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.models import MegaClassifier
+from mega_fairseq.models.mega_encoder import HeadedEncoder
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
@@ -82,8 +82,8 @@ def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
         raise UserError(
             f"does not fit ({textwrap.shorten(str(error), 160)}); give the folder of its training as DATA"
         ) from None
-    if not isinstance(model, MegaClassifier):
-        raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier")
+    if not isinstance(model, HeadedEncoder):
+        raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier or mega_encoder")
     if not "".join(task.classes).isprintable():
         raise UserError("has names of classes with characters that are not printable; get the file again")
     classifier = Classifier(task, [model.float()])
@@ -96,7 +96,7 @@ def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
 def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     """A split with its labels, if it has any."""
     task, folder = classifier.task, classifier.task.folder
-    needs_pairs = classifier.models[0].cfg.pairs
+    needs_pairs = classifier.models[0].pairs
     if folder.pairs() != needs_pairs:
         known, has = ("pairs", "one input") if needs_pairs else ("single inputs", "two inputs")
         remedy = "give other data" if needs_pairs else "train with --task mega_classification and --pairs"
@@ -153,7 +153,7 @@ def _parsed(classifier: Classifier, line: bytes) -> Any:
     """The input of a line, or both inputs of a pair, which a tab separates."""
     parsers = {"bytes": bytes, "tokens": bytes.decode, "values": partial(_numbers, classifier.task.number_type)}
     parse = parsers[str(classifier.task.cfg.input_kind)]
-    if not classifier.models[0].cfg.pairs:
+    if not classifier.models[0].pairs:
         return parse(line)
     parts = line.split(b"\t")
     if len(parts) != 2:

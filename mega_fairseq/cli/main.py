@@ -127,7 +127,9 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--out", default="inspect", metavar="PREFIX", help="write PREFIX.json (default: %(default)s)")
 
     classify = add("classify", "print the class of each input, with its probability")
-    classify.add_argument("checkpoint", metavar="CHECKPOINT", help="a mega_classifier of fairseq-train or convert")
+    classify.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a mega_classifier or mega_encoder of fairseq-train or convert"
+    )
     classify.add_argument(
         "data", metavar="DATA", help="folder as for --task mega_classification; -: inputs are lines of standard input"
     )

@@ -33,6 +33,10 @@ class MegaClassifier(HeadedEncoder):
     OPTIONS = MegaClassifierConfig
     takes_values_and_pairs = True  # as its task needs, and fairseq's own classifiers do not
 
+    @property
+    def pairs(self) -> bool:
+        return self.cfg.pairs
+
     @classmethod
     def build_model(cls, cfg: MegaClassifierConfig, task: FairseqTask) -> "MegaClassifier":
         if not hasattr(task, "label_dictionary"):
@@ -49,7 +53,7 @@ class MegaClassifier(HeadedEncoder):
     def register_classification_head(self, name: str, num_classes: int, **unused: Any) -> None:
         """Adds a head, as fairseq's tasks do."""
         cfg, dim = self.cfg, self.cfg.encoder_embed_dim
-        features = 2 * dim if cfg.pairs else dim
+        features = 2 * dim if self.pairs else dim
         self.classification_heads[name] = ClassificationHead(
             features, cfg.classifier_dim or 2 * dim, cfg.classifier_layers, num_classes, cfg.dropout
         )
@@ -73,10 +77,10 @@ class MegaClassifier(HeadedEncoder):
 
         Tokens are padded on any side, real numbers on the right.
         """
-        if (src_tokens1 is not None) != self.cfg.pairs:
+        if (src_tokens1 is not None) != self.pairs:
             raise ValueError(
                 "--pairs needs two inputs for each label and the task gives one; choose an --arch without it"
-                if self.cfg.pairs
+                if self.pairs
                 else "the task gives two inputs for each label; add --pairs"
             )
         inputs, padding = src_tokens, self._padding(src_tokens, src_lengths)

@@ -50,6 +50,7 @@ class HeadedEncoder(MegaModel, FairseqEncoderModel):
     """The base of encoders with heads for classification, which fairseq's tasks register."""
 
     STACKS = ("encoder",)
+    pairs = False  # whether an example has two inputs, each encoded alone
 
     def __init__(self, cfg: HeadedEncoderOptions, encoder: MegaEncoder):
         super().__init__(encoder)

@@ -85,7 +85,7 @@ class Classifier(nn.Module):
         if isinstance(inputs, (str, bytes)):
             raise TypeError("the inputs are a single text; give a list of inputs")
         inputs = list(inputs)
-        if not self.models[0].cfg.pairs:
+        if not self.models[0].pairs:
             return [self._given(inputs)]
         if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in inputs):
             raise ValueError("this model classifies pairs; give tuples of two inputs")

@@ -31,8 +31,8 @@ BIBLE = EXAMPLES / "wmt16_en_de/bible"
 BIBLE_PAIRS = {"train": 100, "valid": 10, "test": 10}
 # Variables of the recipes that the environment of the tests may contain.
 FOREIGN = (
-    *("ARCH", "BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "SIZE", "SOURCE", "SOURCES", "UNITS"),
-    "VOCABULARY",
+    *("ARCH", "BPE", "BYTES", "CORPUS", "EXPECTED", "GPUS", "MIRROR", "PASSAGES", "SEED", "SIZE", "SOURCE", "SOURCES"),
+    *("START", "UNITS", "VOCABULARY"),
 )
 
 

@@ -117,6 +117,12 @@ def test_fine_tuning_learns_the_classes(model, finetuned):
     assert found["valid_accuracy"] == pytest.approx(expected["valid_accuracy"], abs=0.1)
 
 
+def test_the_command_classify_takes_fine_tuned_encoders(model, finetuned):
+    expected = records(finetuned[1], "valid")[-1]["valid_accuracy"]
+    said = fairseq("mega-fairseq", "classify", finetuned[0], model.classes, "--subset=valid", "--cpu")
+    assert f"accuracy {expected}% of {SENTENCES['valid']} examples" in said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
