@@ -19,6 +19,7 @@ from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import EncoderOptions
 from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS
+from mega_fairseq.modules.classification import POOLINGS
 from mega_fairseq.modules.heads import LM_HEADS, LanguageModelHead, SentenceHead
 from mega_fairseq.modules.normalization import NORMS
 
@@ -43,6 +44,9 @@ class MegaEncoderConfig(HeadedEncoderOptions):
     )
     untie_lm_head: bool = option(False, "do not share the weights of the embeddings with the language model head")
     token_types: int = option(0, "number of token types, whose embeddings are added to those of tokens", least=0)
+    pooling: ChoiceEnum(list(POOLINGS)) = option(
+        "first", "features for classification: of the first position, or the mean, which sees all chunks"
+    )
     pooler_dropout: float = option(0.0, "dropout of classification heads", least=0, below=1)
 
 
@@ -147,8 +151,10 @@ class MegaEncoderModel(HeadedEncoder):
         self, name: str, num_classes: Optional[int] = None, inner_dim: Optional[int] = None, **unused: Any
     ) -> None:
         """Adds a head, as fairseq's tasks do."""
-        dim = self.cfg.encoder_embed_dim
-        self.classification_heads[name] = SentenceHead(dim, inner_dim or dim, num_classes, self.cfg.pooler_dropout)
+        cfg, dim = self.cfg, self.cfg.encoder_embed_dim
+        self.classification_heads[name] = SentenceHead(
+            dim, inner_dim or dim, num_classes, cfg.pooler_dropout, str(cfg.pooling)
+        )
 
     def heads(self) -> Dict[str, nn.Module]:
         lm_head = self.encoder.lm_head

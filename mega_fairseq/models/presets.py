@@ -270,7 +270,7 @@ for name, chunk in CHUNKS.items():
 # ------------------------------------------------------------------------------------------- encoders
 
 # Chunks and positions for texts of any length.
-LONG_TEXTS = dict(rel_pos_bias="rotary", normalize_before=True)
+LONG_TEXTS = dict(rel_pos_bias="rotary", normalize_before=True, pooling="mean")
 
 ENCODERS = {
     "mega_encoder_base": dict(

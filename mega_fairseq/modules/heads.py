@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mega_fairseq.modules.classification import pool
 from mega_fairseq.modules.normalization import LayerNorm
 
 # What precedes the projection to the vocabulary: RoBERTa's linear layer, GELU and norm; Hugging Face's linear layer and
@@ -35,13 +36,16 @@ class LanguageModelHead(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """Features (B, L, D) -> scores (B, classes), from those of the first position: linear layer, tanh, projection."""
+    """Features (B, L, D), zeros at pads -> scores (B, classes): pooling, linear layer, tanh, projection."""
 
-    def __init__(self, dim: int, hidden_dim: int, classes: int, dropout: float = 0.0):
+    def __init__(self, dim: int, hidden_dim: int, classes: int, dropout: float = 0.0, pooling: str = "first"):
         super().__init__()
+        self.pooling = pooling
         self.dense, self.out_proj = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, classes)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        hidden = torch.tanh(self.dense(self.dropout(features[:, 0])))
+        real = features.any(-1).sum(1)  # callers with features from RoBERTa's interface have no mask
+        pooled = pool(features, real, self.pooling)
+        hidden = torch.tanh(self.dense(self.dropout(pooled)))
         return self.out_proj(self.dropout(hidden))

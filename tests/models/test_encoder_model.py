@@ -38,12 +38,15 @@ def scores(model, tokens, **options):
 
 
 @pytest.mark.parametrize("mixer", FIRST)
-def test_a_document_has_the_same_scores_alone_and_in_any_padded_batch(mixer):
-    model, rows = build(mixer), documents()
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_a_document_has_the_same_scores_alone_and_in_any_padded_batch(mixer, pooling):
+    model, rows = build(mixer, pooling=pooling), documents()
     tokens = batch(rows)
     together, classes = scores(model, tokens), scores(model, tokens, classification_head_name="head")
     features = scores(model, tokens, features_only=True)
     assert not features[tokens.eq(PAD)].any()
+    if pooling == "mean":  # as RoBERTa's interface predicts
+        torch.testing.assert_close(model.classification_heads["head"](features), classes)
     for i, row in enumerate(rows):
         torch.testing.assert_close(together[i, tokens[i] != PAD], scores(model, row[None])[0])
         torch.testing.assert_close(classes[i], scores(model, row[None], classification_head_name="head")[0])
