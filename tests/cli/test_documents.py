@@ -51,7 +51,7 @@ def write_formats(folder, splits, ends, between):
                 for block in blocks
             ]
             markup.append(segments)
-            tag = '<srcset srclang="de">' if language == "de" else '<refset srclang="any" trglang="en">'
+            tag = '<srcset srclang="any">' if language == "de" else '<refset srclang="any" trglang="en">'
             docs = "".join(f'<doc sysid="x" docid="{name}">{part}</doc>' for name, part in zip(names, segments))
             if split == "train":
                 kind = "src" if language == "de" else "ref"

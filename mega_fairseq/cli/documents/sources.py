@@ -133,6 +133,8 @@ def read_wmt(name: str, files: List[Path]) -> Documents:
                 document = " ".join(html.unescape(values.get("docid") or values.get("id", "")).split())
             elif tag:
                 language = values.get("trglang" if tag == "refset" else "srclang" if tag == "srcset" else "lang", "")
+                if language == "any":  # in sources of newstest
+                    language = path.with_suffix("").suffix[1:]
                 if tag in ("tstset", "hyp") or tag in ("src", "ref") and (document, language) in complete:
                     language = ""  # of a system, or another reference
                 complete.add((document, language))
