@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -97,8 +98,9 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         for name in POSITIONS:  # of models that have options of their own on the command line
-            if not from_checkpoint and isinstance(getattr(cfg, name, None), int):
-                setattr(cfg, name, max(getattr(cfg, name), getattr(self.cfg, name)))
+            own = getattr(cfg, name, None)  # fairseq's Transformers get their default later
+            if not from_checkpoint and (isinstance(own, int) or isinstance(cfg, Namespace)):
+                setattr(cfg, name, max(own or 0, getattr(self.cfg, name)))
         return super().build_model(cfg, from_checkpoint)
 
     # ------------------------------------------------------------------------------------------ search

@@ -4,6 +4,7 @@ import functools
 import shutil
 import signal
 import sys
+from argparse import Namespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.helpers.commands import (
     MEGA_SIZES,
     PLUGIN,
     ROOT,
+    SMALL,
     STOCK,
     TRAINING,
     Running,
@@ -23,6 +25,7 @@ from tests.helpers.commands import (
     fairseq,
     fresh,
     lines,
+    on_each_side,
     records,
     train_in_processes,
 )
@@ -236,6 +239,12 @@ def test_ids_that_do_not_fit_the_data_are_refused(data, tmp_path, ids, words):
         (tmp_path / "bin/valid.docs").write_text(ids)
     with pytest.raises((FileNotFoundError, ValueError), match=words):
         loaded(tmp_path / "bin")
+
+
+def test_a_transformer_has_positions_for_the_windows(data):
+    options = Namespace(arch="transformer", max_target_positions=None, **on_each_side(**SMALL))
+    model = loaded(data, window_tokens=2000).build_model(options)
+    assert model.max_positions() == (2000, 2000)
 
 
 def test_windows_longer_than_a_batch_or_the_model_are_refused(data):
