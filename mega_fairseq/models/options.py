@@ -27,6 +27,7 @@ from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
 from mega_fairseq.modules.mixers.aft import AFTConfig
 from mega_fairseq.modules.mixers.gau import GAUConfig
 from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
+from mega_fairseq.modules.mixers.megalodon import MegalodonConfig
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
@@ -172,6 +173,8 @@ class DecoderOptions(StackOptions):
     decoder_sparse_summary: int = mirror(SparseConfig, "summary", 8)
     decoder_sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
     decoder_sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
+    decoder_megalodon_heads: int = mirror(MegalodonConfig, "heads", 1)
+    decoder_norm_groups: int = mirror(MegalodonConfig, "groups", 0)
 
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")

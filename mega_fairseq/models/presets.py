@@ -59,6 +59,7 @@ TIME_WEIGHTED = dict(
 )  # fmt: skip
 GMLP = dict(PRENORM, token_mixer="gmlp", decoder_time_alpha=True, decoder_time_beta=True, decoder_token_shift=True)
 AFT_LOCAL = dict(PRENORM, token_mixer="aft", decoder_aft_form="local", decoder_aft_reach=32)
+MEGALODON = dict(token_mixer="megalodon", normalize_before=True, decoder_two_hop=True)
 # One layer with tables over 128 places, a gated feed-forward layer and token shift in both. In MHA+ and AFT, alpha
 # would cancel. The experiment counts it all the same: 1,024 parameters more than here.
 TIME_EXPERIMENT = dict(
@@ -193,6 +194,24 @@ LANGUAGE_MODELS = {
         __doc__="Sparse attention for small corpora.",
         token_mixer="sparse", decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=576,
         decoder_attention_heads=4, decoder_rotary_dims=32, decoder_sparse_stride=64, decoder_chunk_size=1024,
+    ),
+    "megalodon_lm_enwik8": dict(
+        MEGALODON,
+        __doc__="Megalodon for bytes, with the widths and parameters of mega_lm_enwik8.",
+        decoder_layers=12, decoder_embed_dim=512, decoder_hidden_dim=1024, decoder_ffn_embed_dim=1280,
+        decoder_z_dim=128, decoder_chunk_size=2048, share_decoder_input_output_embed=True,
+    ),
+    "megalodon_lm_200m": dict(
+        MEGALODON,
+        __doc__="The smallest model of Megalodon's released code, mega200M.",
+        decoder_layers=12, decoder_embed_dim=1024, decoder_hidden_dim=2048, decoder_ffn_embed_dim=2560,
+        decoder_z_dim=256, decoder_chunk_size=2048,
+    ),
+    "megalodon_lm_small": dict(
+        MEGALODON, **SMALL_CORPUS,
+        __doc__="Megalodon for small corpora.",
+        decoder_layers=4, decoder_embed_dim=128, decoder_hidden_dim=256, decoder_ffn_embed_dim=320,
+        decoder_z_dim=64, decoder_chunk_size=256, share_decoder_input_output_embed=True,
     ),
 }  # fmt: skip
 

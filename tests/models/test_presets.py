@@ -59,6 +59,9 @@ PARAMETERS = {  # size of the vocabulary, and parameters with it
     "aft_lm_seed": (CHARACTERS, 9_301_632 - CANCELLING),  # 9.3M
     "sparse_lm_enwik8": (BYTES, 94_679_040),  # 95M in the paper
     "sparse_lm_small": (BYTES, 885_760),
+    "megalodon_lm_enwik8": (BYTES, 39_138_816),
+    "megalodon_lm_200m": (PIECES, 220_670_976),  # 220,627,968 without biases in feed-forward layers, as in the release
+    "megalodon_lm_small": (BYTES, 888_064),
 }
 CLASSIFICATION = {  # types of the dictionary or None for numbers, classes, and parameters with released vocabularies
     "mega_lra_listops": (21, 10, 602_338),

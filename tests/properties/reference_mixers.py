@@ -6,7 +6,16 @@ from typing import List, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from tests.properties.reference import ACTIVATIONS, gated_attention, in_chunks, project, rotated, silu, token_mixer
+from tests.properties.reference import (
+    ACTIVATIONS,
+    gated_attention,
+    in_chunks,
+    project,
+    rotated,
+    silu,
+    timestep_norm,
+    token_mixer,
+)
 
 
 def _mapped(module: nn.Module, h: Tensor, row: int) -> Tensor:
@@ -181,7 +190,40 @@ def gmlp(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return x + project(module.output, gelu(project(module.receptance, h)) * torch.stack(outputs))
 
 
+def megalodon(module: nn.Module, x: Tensor) -> Tensor:
+    """Each token reads the complex states of all channels, and then the keys of its chunk."""
+    c, outputs = module.config, []
+    h, width = x, c.shared_dim // c.heads
+    if c.token_shift:  # before the norm
+        before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+        h = torch.cat([before[:, : c.dim // 2], x[:, c.dim // 2 :]], 1)
+    normed = timestep_norm(module.norm, h)
+    alpha, delta = torch.sigmoid(module.cema.alpha), torch.sigmoid(module.cema.delta)
+    phi = torch.sigmoid(module.cema.theta).unsqueeze(-1) * torch.arange(1, c.ndim + 1) * 2 * math.pi / c.ndim
+    gamma, state = torch.view_as_complex(module.cema.gamma), torch.zeros(c.dim, c.ndim, dtype=torch.complex128)
+    averaged = []
+    for t in range(len(x)):
+        state = torch.polar(1 - alpha * delta, phi) * state + alpha * normed[t].unsqueeze(-1)
+        averaged.append((gamma * state).sum(-1).real / math.sqrt(c.ndim) + module.cema.omega * normed[t])
+    m = torch.stack(averaged)
+    m = m / torch.sqrt((m * m).mean(-1, keepdim=True) + 1e-5) * (1 + module.averaged_norm.weight)
+    values, shared = silu(project(module.values, normed)), project(module.shared, m).unflatten(-1, (c.heads, -1))
+    shared = (shared / torch.sqrt((shared * shared).mean(-1, keepdim=True) + 1e-5)).flatten(-2)
+    queries, keys = (shared * (1 + module.kappa[i]) / math.sqrt(width) + module.mu[i] for i in (0, 1))
+    for t in range(len(x)):
+        (seen, start), parts = _window(module, t, len(x)), []
+        for head in range(c.heads):
+            own, of_values = (slice(head * w, (head + 1) * w) for w in (width, c.value_dim // c.heads))
+            query = rotated(queries[t, own], t - start)
+            scores = torch.stack([(query * rotated(keys[u, own], u - start)).sum() for u in seen])
+            parts.append(torch.softmax(scores, 0) @ values[list(seen), of_values])
+        outputs.append(torch.cat(parts))
+    gated = torch.stack(outputs) * silu(project(module.gate, m))
+    return x + project(module.direct, m) + gated @ module.hidden.weight.t()
+
+
 MIXERS = {
+    "megalodon": megalodon,
     "mega": gated_attention,
     "gau": gau,
     "flash": flash,
