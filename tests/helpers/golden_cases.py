@@ -19,6 +19,7 @@ from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.modules import (
     MIXERS,
     POSITION_BIASES,
+    Block,
     DampedEMA,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -36,6 +37,7 @@ VARIABLE = "MEGA_GOLDEN"  # folders to read instead of tests/golden, separated l
 KINDS = {
     "activations": "activations",
     "aft_": "mixer",
+    "block_": "block",
     "cema_": "complex EMA",
     "case": "huggingface",  # read by tests/cli/test_convert_huggingface.py
     "cross_": "cross",
@@ -50,6 +52,7 @@ KINDS = {
     "mega_model_": "translation model",
     "mha_": "mixer",
     "mhatw_": "mixer",
+    "mixer_": "mixer",
     "nffn_": "nffn",
     "norm_": "timestep norm",
     "relbias_": "relbias",
@@ -73,6 +76,8 @@ PLACES = {
 MIXER_NAMES = {"mha": "attention"}
 MIXER_OPTIONS = {"position": "position_bias"}
 MIXER_PARAMETERS = {"norm.": "norm.norm.", "position.": "position_bias."}
+# Blocks: the feed-forward layer, whose reference has no biases and stores the scale of its norm minus 1.
+BLOCK_PARAMETERS = {"ffn.norm.": "feed_forward.norm.norm.", "ffn.": "feed_forward.", "": "mixer."}
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,13 @@ def _batch_first(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 def state_dict(case: Case) -> Dict[str, Tensor]:
     """The parameters and buffers of a case by our names."""
-    return _translated(case, case.parameters)
+    tensors = _translated(case, case.parameters)
+    if case.kind == "block":
+        tensors["feed_forward.norm.norm.weight"] = tensors["feed_forward.norm.norm.weight"] + 1.0
+        for name, weight in list(tensors.items()):
+            if name.startswith("feed_forward.") and ".norm." not in name:
+                tensors[name.replace("weight", "bias")] = torch.zeros_like(weight[:, 0])
+    return tensors
 
 
 def released_gradients(case: Case) -> Dict[str, Tensor]:
@@ -190,14 +201,16 @@ def released_gradients(case: Case) -> Dict[str, Tensor]:
 
 
 def _translated(case: Case, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    if case.kind == "mixer":
-        return {_of_mixer(name): tensor for name, tensor in tensors.items()}
+    if case.kind in ("mixer", "block"):
+        names = BLOCK_PARAMETERS if case.kind == "block" else MIXER_PARAMETERS
+        names = {} if case.kind == "mixer" and case.config["mixer"] == "megalodon" else names
+        return {_with_our_prefix(name, names): tensor for name, tensor in tensors.items()}
     released, ours = PLACES.get(case.kind, ("", ""))
     return {n[len(ours) :]: t for n, t in translate({released + n: t for n, t in tensors.items()}).items()}
 
 
-def _of_mixer(name: str) -> str:
-    for theirs, ours in MIXER_PARAMETERS.items():
+def _with_our_prefix(name: str, prefixes: Dict[str, str]) -> str:
+    for theirs, ours in prefixes.items():
         if name.startswith(theirs):
             return ours + name[len(theirs) :]
     return name
@@ -253,10 +266,19 @@ def _mega(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     return MovingAverageGatedAttention(GatedAttentionConfig(**{**options, **changes}))
 
 
+def _block(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
+    activation = "swiglu" if config["swiglu"] else "silu"
+    sizes = {"dim": config["dim"], "hidden_dim": config["ffn_dim"]}
+    feed_forward = FeedForwardConfig(**sizes, activation=activation, two_hop=config["two_hop"])
+    return Block(_mixer(config, changes).config, feed_forward).double()
+
+
 def _mixer(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     kind = MIXERS[MIXER_NAMES.get(config["mixer"], config["mixer"])]
     given = {MIXER_OPTIONS.get(name, name): value for name, value in config.items() if value is not None}
     known = {field.name for field in fields(kind)}
+    if given.get("norm") == "timestep":
+        del given["norm"]  # the only one of this mixer
     if "reach" in given:
         given["form"] = "local"
     if given.get("attention", "relu2") != "relu2":
@@ -285,6 +307,7 @@ def _relbias(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
 
 
 BUILDERS = {
+    "block": _block,
     "cross": _cross,
     "ema": _ema,
     "mega": _mega,

@@ -12,7 +12,7 @@ from tests.helpers import golden_checks as checks
 from tests.helpers.golden_checks import assert_outputs, each
 
 EXACT = 1e-10
-SINGLE, SINGLE_GRADIENT, HUGE_KEYS = 3e-5, 2e-4, 2e-3
+SINGLE, SINGLE_GRADIENT, LARGE_GRADIENT = 3e-5, 2e-4, 2e-3
 PRECISIONS = pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=["double", "single"])
 
 
@@ -23,11 +23,11 @@ def built(case, precision):
 def gradient_tolerance(case, precision):
     if precision == torch.float64:
         return EXACT
-    return HUGE_KEYS if "hugekeys" in case.name else SINGLE_GRADIENT
+    return LARGE_GRADIENT if "hugekeys" in case.name or case.config["mixer"] == "megalodon" else SINGLE_GRADIENT
 
 
 @PRECISIONS
-@each("mixer")
+@each("mixer", "block")
 def test_a_mixer_gives_the_outputs_and_zeros_at_pads(case, precision):
     module, x = built(case, precision)
     y = checks.run(module, x, case.padding)
@@ -35,7 +35,7 @@ def test_a_mixer_gives_the_outputs_and_zeros_at_pads(case, precision):
     assert not y[~case.real].any()
 
 
-@each("mixer", where=lambda case: case.causal)
+@each("mixer", "block", where=lambda case: case.causal)
 def test_any_split_of_a_mixer_gives_the_outputs(case):
     module, x = built(case, torch.float64)
     for sizes in checks.splits(case, x.size(1)):
@@ -44,7 +44,7 @@ def test_any_split_of_a_mixer_gives_the_outputs(case):
 
 
 @PRECISIONS
-@each("mixer")
+@each("mixer", "block")
 def test_a_mixer_gives_every_gradient(case, precision):
     module, x = built(case, precision)
     x.requires_grad_()
@@ -62,6 +62,24 @@ def test_the_memory_of_flash_equals_the_reference_for_any_split(case):
         state = state.mixer if case.config["token_shift"] else state
         assert_outputs(state.memory, case.outputs["state_memory"], f"memory after pieces of {sizes}", EXACT)
         assert state.finished.tolist() == case.outputs["state_finished"].tolist()
+
+
+@each("mixer", "block", where=lambda case: "state_cema" in case.outputs)
+def test_the_states_of_megalodon_equal_the_reference_after_each_recorded_piece(case):
+    module, x = built(case, torch.float64)
+    for sizes in checks.splits(case, x.size(1)):
+        states = checks.in_pieces(module, x, case.padding, sizes)[1]
+        checked = {"state": states[-1]}
+        if sizes == case.segments and case.config["segments"]:
+            checked.update(state1=states[0], state2=states[1])
+        for name, state in checked.items():
+            state = state.mixer if case.kind == "block" else state
+            parts = {"cema": state.ema, "count": state.norm.count, "mean": state.norm.mean, "var": state.norm.var}
+            for part, ours in {**parts, "open": torch.as_tensor(state.cache.place).flatten()}.items():
+                expected = case.outputs[f"{name}_{part}"].double()
+                assert_outputs(
+                    ours.double().expand_as(expected), expected, f"{name}_{part} in pieces of {sizes}", EXACT
+                )
 
 
 @each("mixer", where=lambda case: "mask" in case.outputs)
