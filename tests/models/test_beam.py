@@ -72,6 +72,7 @@ MODELS = {
     "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
     "lines": {**IN_LINES, "decoder_chunk_size": 3},
     "laplace": {"attention_activation_fn": "laplace", "truncation_length": 4},
+    "megalodon": {"decoder_token_mixer": "megalodon", "decoder_chunk_size": 3, "normalize_before": True},
     "retained dropout": {"dropout": 0.0},  # the code for dropout, which drops nothing
 }
 

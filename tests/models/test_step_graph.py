@@ -26,6 +26,7 @@ MODELS = {
     "rope": (translation_model, {"rel_pos_bias": "rope", "decoder_chunk_size": 5}),
     "language model": (language_model, {"decoder_chunk_size": 4}),
     "gau": (language_model, {"token_mixer": "gau", "decoder_token_shift": True}),
+    "megalodon": (language_model, {"token_mixer": "megalodon", "decoder_chunk_size": 4, "decoder_two_hop": True}),
 }
 
 

@@ -56,6 +56,7 @@ NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
         (language_model, {"decoder_chunk_size": -1, "adaptive_softmax_cutoff": "10,20"}),
         (language_model, {**AFT, "decoder_aft_reach": 3}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "gau"}),
+        (language_model, {"decoder_chunk_size": -1, "token_mixer": "megalodon"}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "attention", "decoder_attention_heads": 2}),
     ],
 )
