@@ -46,6 +46,13 @@ OTHERS: Dict[str, Dict[str, Any]] = {
     "AFT-local": {"mixer": "aft", "form": "local", "reach": REACH, "heads": HEADS},
     "sparse, strided": {**SPARSE, "pattern": "strided"},
     "sparse, fixed": {**SPARSE, "pattern": "fixed", "summary": 8},
+    "Megalodon, chunks": {
+        "mixer": "megalodon",
+        "shared_dim": SHARED,
+        "value_dim": VALUES,
+        "ndim": NDIM,
+        "chunk_size": WINDOW,
+    },
 }
 LAYERS = {**MEGA, **OTHERS}
 TRANSFORMER, CAUSAL_TRANSFORMER = "Transformer layer of torch", "causal Transformer layer of torch"

@@ -91,7 +91,8 @@ def layers(device: torch.device, quick: bool) -> Iterator[Case]:
     configs = [*EXAMPLES.items()][: 3 if quick else None]
     for name in [] if quick else c.OTHERS:
         configs += [
-            (f"{name}, causal={causal}", c.mixer(name, causal=causal, init="scaled")) for causal in (True, False)
+            (f"{name}, causal={causal}", c.mixer(name, causal=causal, init="scaled"))
+            for causal in ((True,) if c.mixer(name).causal_only else (True, False))
         ]
     for case, config in configs:
         yield case, partial(_layer, case, config, device, 97 if config.dim < c.DIM else 997)
