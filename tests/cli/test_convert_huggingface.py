@@ -200,6 +200,12 @@ def test_names_of_classes_are_kept(tmp_path):
     assert options_of(tmp_path / "back")["id2label"] == names
 
 
+def test_labels_are_refused_since_the_folder_has_names(tmp_path, capsys):
+    (tmp_path / "dict.txt").write_text("a 1\nb 1\nc 1\n")
+    options = ("--labels", tmp_path / "dict.txt")
+    assert_refused(capsys, FOLDERS[CLASSES], tmp_path / "ours.pt", *options, words=["--labels"])
+
+
 def test_tied_matrices_that_differ_become_the_heads(tmp_path, capsys):
     """transformers loads the embeddings first and the head into the same parameter."""
     tensors = safetensors.load(str(FOLDERS[PLAIN] / "model.safetensors"))

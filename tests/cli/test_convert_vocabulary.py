@@ -12,6 +12,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 
 from mega_fairseq.cli.checkpoint import safetensors, trained
 from mega_fairseq.cli.main import main
+from mega_fairseq.models import MegaEncoderModel
 from tests.helpers import golden_cases as golden
 from tests.helpers.commands import PLUGIN, fairseq, records
 from tests.helpers.released import assert_refused
@@ -154,7 +155,17 @@ def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, ca
     convert(folder, tmp_path / "ours.pt", *options, "--force")
 
 
-# -------------------------------------------------------------------------------------- fairseq commands
+# -------------------------------------------------------------------------------------- fairseq
+
+
+def test_a_converted_model_fills_the_masks_of_a_text(folder, tmp_path):
+    convert(folder, tmp_path / "ours.pt", "--tokenizer", folder / "vocab.json")
+    files = {"gpt2_encoder_json": str(folder / "vocab.json"), "gpt2_vocab_bpe": str(folder / "merges.txt")}
+    hub = MegaEncoderModel.from_pretrained(tmp_path, "ours.pt", tmp_path, bpe="gpt2", **files)
+    the = PIECES.index("Ġthe")
+    with torch.no_grad():
+        hub.model.encoder.lm_head.bias[the] += 100.0
+    assert hub.fill_mask("a <mask> cat", topk=1)[0][0] == "a the cat"
 
 
 @pytest.mark.slow

@@ -238,7 +238,8 @@ class HuggingFace(Family):
         return {"_name": self.kind.criterion}
 
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
-        super().task_state(model, task, labels)
+        if labels is not None:
+            raise UserError(f"has the names of its classes in {CONFIG}; leave --labels out")
         names = self.labels
         fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(task.get("num_classes", 0))))
         return {"classes": [str(names[number]) for number in sorted(names, key=int)]} if fits and names else {}
