@@ -4,7 +4,7 @@ import argparse
 import math
 from collections import Counter
 from dataclasses import fields
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace) -> None:
     with errors_of(path):
         numbers = numbers_of(read(path))
     write_json(prefix, {"checkpoint": path, **numbers})
-    for part in (architecture(numbers), parameters(numbers), half_lives_table(numbers)):
+    tables = [half_lives_table(numbers), *([periods_table(numbers)] if numbers["periods"] else [])]
+    for part in (architecture(numbers), parameters(numbers), *tables):
         print(part, end="\n\n")
     print(f"wrote {prefix}.json")
 
@@ -42,7 +43,7 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
     counts = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     fill(model, checkpoint.tensors)
     untrusted.check_finite(checkpoint.tensors)
-    return {"architecture": _architecture(checkpoint, model), "parameters": counts, "half_lives": _half_lives(model)}
+    return {"architecture": _architecture(checkpoint, model), "parameters": counts, **_of_states(model)}
 
 
 # -------------------------------------------------------------------------- architecture, parameters
@@ -103,18 +104,20 @@ def parameters(numbers: Numbers) -> str:
 # ---------------------------------------------------------------------------------------- half-lives
 
 
-def _half_lives(model: nn.Module) -> List[Numbers]:
-    """The number of tokens after which half of a state is left, for the states of each layer and direction."""
-    rows = []
+def _of_states(model: nn.Module) -> Numbers:
+    """For the states of each layer and direction, the tokens after which half of them is left, and their periods."""
+    lives, periods = [], []
     for side, stack in stacks(model):
         for number, layer in enumerate(stack.layers):
-            config = layer.mixer.config
+            config, turning = layer.mixer.config, layer.mixer.periods()
             for direction, log_decay in layer.mixer.log_decays().items():
                 values, chunk = half_lives(log_decay), config.chunk_size
                 beyond = None if chunk is None else float((values > chunk).mean())
                 name = f"{side} layer {number} {direction}".strip()
-                rows.append({"name": name, "chunk": chunk, **_quantiles(values), "beyond_chunk": beyond})
-    return rows
+                lives.append({"name": name, "chunk": chunk, **_quantiles(values), "beyond_chunk": beyond})
+                if direction in turning:
+                    periods.append({"name": name, **_quantiles(turning[direction].flatten().numpy())})
+    return {"half_lives": lives, "periods": periods}
 
 
 def half_lives(log_decay: Tensor) -> np.ndarray:
@@ -130,16 +133,21 @@ def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
     return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
 
 
+def _shown(value: Optional[float]) -> str:
+    return "infinite" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def periods_table(numbers: Numbers) -> str:
+    rows = [[row["name"], *(_shown(row[name]) for name in QUANTILES)] for row in numbers["periods"]]
+    return table([["periods of states, in tokens", *QUANTILES], *rows])
+
+
 def half_lives_table(numbers: Numbers) -> str:
     """The quantiles of each layer and direction."""
-
-    def shown(value: Optional[float]) -> str:
-        return "infinite" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
     rows = [
         [
             row["name"],
-            *(shown(row[name]) for name in QUANTILES),
+            *(_shown(row[name]) for name in QUANTILES),
             "no chunks" if row["beyond_chunk"] is None else f"{row['beyond_chunk']:.1%}",
         ]
         for row in numbers["half_lives"]

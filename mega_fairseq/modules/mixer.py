@@ -149,6 +149,10 @@ class Mixer(Layer):
         """The logarithm of the factor by which a token multiplies each state of an EMA, by direction: (D, N)."""
         return {}
 
+    def periods(self) -> Dict[str, Tensor]:
+        """The tokens in which each state of a complex EMA turns once, by direction as in `log_decays`: (D, N)."""
+        return {}
+
     def with_chunk(self, chunk_size: Optional[int]) -> "Mixer":
         """A mixer with the same parameters and another chunk size; raises ValueError if that is impossible."""
         raise ValueError("this token mixer has no chunks; leave the chunk size out")

@@ -134,6 +134,9 @@ def test_every_mixer_is_inspected(name, sweep_folder, inspect, tmp_path):
     decaying = [f"decoder layer {layer}" for layer in range(2)] if EXAMPLES[name].build().log_decays() else []
     assert [row["name"] for row in numbers["half_lives"]] == decaying
     assert ("no half-lives" in out) == (not decaying)
+    turning = decaying if mixer_of(name) == "megalodon" else []
+    assert [row["name"] for row in numbers["periods"]] == turning
+    assert ("periods of states" in out) == bool(turning)
 
 
 # --------------------------------------------------------------------------------------------- files

@@ -184,9 +184,9 @@ class Megalodon(ChunkedMixer):
         """Q and K with RoPE at places from `place` on, from Z before its norm: (B, n, z) each."""
         c, width = self.config, self.config.shared_dim // self.config.heads
         z = normalized(shared.unflatten(-1, (c.heads, -1)), None, None, EPS, center=False).flatten(-2)
-        scales = (1.0 + self.kappa) * width**-0.5
-        both = (torch.addcmul(mu, z, scale.to(z.dtype)) for mu, scale in zip(self.mu.to(z.dtype), scales))
-        return tuple(rotate_heads(t, place, c.heads, width, c.chunk_size) for t in both)
+        scales, mu = ((1.0 + self.kappa) * width**-0.5).to(z.dtype), self.mu.to(z.dtype)
+        both = torch.addcmul(mu.flatten(), torch.cat([z, z], -1), scales.flatten())
+        return rotate_heads(both, place, 2 * c.heads, width, c.chunk_size).chunk(2, -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks, with the last query at the place of the last key."""
@@ -202,6 +202,9 @@ class Megalodon(ChunkedMixer):
 
     def log_decays(self) -> Dict[str, Tensor]:
         return {"": log_decays(self.cema.alpha, self.cema.delta)}
+
+    def periods(self) -> Dict[str, Tensor]:
+        return {"": 1.0 / self.cema.coefficients().turns}
 
     def step(self) -> MixerStep:
         """The mixer for one token, with one projection of M for Z, the gate and the direct output."""
