@@ -109,7 +109,7 @@ class Stack:
             if stored not in (0, types):
                 raise ValueError(
                     f"the checkpoint's {name} has {stored:,} types and its dictionary here has {types:,} types; give "
-                    "the data that it was trained on, or another --save-dir to train anew"
+                    "the data and --task that it was trained with, or another --save-dir to train anew"
                 )
         return super().upgrade_state_dict_named(state_dict, name)
 
