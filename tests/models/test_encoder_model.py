@@ -146,3 +146,10 @@ def test_a_checkpoint_gives_its_heads_to_a_model_and_must_have_those_of_the_mode
 def test_a_checkpoint_of_another_dictionary_is_refused():
     with pytest.raises(ValueError, match=f"{TYPES + 1} types and its dictionary here has {TYPES} types"):
         build().load_state_dict(build(types=TYPES + 1).state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"classification_head_name": "head"}], ids=str)
+def test_an_exported_graph_gives_the_same_scores(options):
+    model, tokens = build(encoder_chunk_size=CHUNK, pooling="mean"), batch(documents())
+    graph = torch.export.export(model, (tokens,), options, strict=False).module()
+    torch.testing.assert_close(graph(tokens, **options)[0], scores(model, tokens, **options))
