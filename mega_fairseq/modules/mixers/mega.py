@@ -1,6 +1,7 @@
 """Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15), and its damped EMA."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -18,7 +19,7 @@ from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, final_state, window_taps
-from mega_fairseq.ops.ema.naive import log_decays
+from mega_fairseq.ops.ema.naive import decayed, log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
@@ -101,11 +102,7 @@ class DampedEMA(Recurrence):
 
     def entering(self, x: Tensor, before: Optional[Tensor], slices: Slices) -> Tuple[Tensor, Tensor]:
         c = self.coefficients()
-
-        def carry(state: Tensor, steps: Union[int, Tensor]) -> Tensor:
-            return torch.exp(c.log_decay[0] * steps) * state
-
-        return entering_state(x, lambda x: final_state(x, c), carry, slices, before)
+        return entering_state(x, lambda x: final_state(x, c), partial(decayed, c), slices, before)
 
     def log_decays(self) -> Dict[str, Tensor]:
         names = ("forward", "backward") if self.bidirectional else ("",)

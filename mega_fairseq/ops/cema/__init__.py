@@ -12,7 +12,7 @@ forms are those of `ops/ema`, without truncation and for one direction:
     blocks.py    the form for the CPU: blocks of C steps, with the same scan as the damped EMA
     triton.py    the form for NVIDIA GPUs, with the same kernels
 
-All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside the scan.
+All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside operators.
 """
 
 import math
