@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mega_fairseq.ops.attention.fixed.triton import attend_kernel
+from mega_fairseq.ops.ema import coefficient_kernels
 from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
@@ -108,7 +109,7 @@ def of_the_ema():
 
 
 def of_tables():
-    for kernel in (ema_kernels.coefficients, ema_kernels.coefficients_backward):
+    for kernel in (coefficient_kernels.coefficients, coefficient_kernels.coefficients_backward):
         yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
 
 

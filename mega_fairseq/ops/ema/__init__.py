@@ -11,7 +11,7 @@ output is the sum of the EMA of x and of the EMA of x reversed in time, both inc
     naive.py     the definition, step by step, and the steps for single tokens
     blocks.py    the form for the CPU: blocks of C steps, a C x C Toeplitz product inside a block and N-dimensional
                  states between blocks; for truncated kernels, sums over windows
-    triton.py    the form for NVIDIA GPUs, with its kernels in kernels.py: segments of T steps in parallel
+    triton.py    the form for NVIDIA GPUs, with kernels.py and coefficient_kernels.py: segments of T steps in parallel
 
 All compute in float32, or float64 for coefficients in float64.
 """

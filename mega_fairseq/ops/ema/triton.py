@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
-from mega_fairseq.ops.ema import kernels
+from mega_fairseq.ops.ema import coefficient_kernels, kernels
 from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
 from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
@@ -242,7 +242,7 @@ ema_token_triton = without_gradient(
 
 def _coefficients_forward(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
     tables = _coefficients_fake(alpha, delta, beta, eta)
-    _run_coefficients(kernels.coefficients, alpha, delta, beta, eta, *tables)
+    _run_coefficients(coefficient_kernels.coefficients, alpha, delta, beta, eta, *tables)
     return tables
 
 
@@ -255,7 +255,7 @@ def _coefficients_fake(alpha, delta, beta, eta) -> Tuple[Tensor, ...]:
 def _coefficients_backward(grads, saved, *logits: Tensor) -> List[Tensor]:
     grads = [torch.zeros_like(saved[0]) if t is None else t.contiguous() for t in grads]
     dlogits = [t.new_empty(t.shape) for t in logits]
-    _run_coefficients(kernels.coefficients_backward, *logits[:3], *grads, *dlogits)
+    _run_coefficients(coefficient_kernels.coefficients_backward, *logits[:3], *grads, *dlogits)
     return dlogits
 
 
