@@ -139,7 +139,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         longest = search.begin(sample["net_input"]["src_tokens"], limit)
         generator.max_len_a, generator.max_len_b = 0, longest  # instead of --max-len-a and --max-len-b
         hypotheses = super().inference_step(generator, models, sample, *rest, **options)
-        shortened = longest == limit and sum(len(best["tokens"]) > limit for best, *_ in hypotheses)
+        shortened = longest == limit and sum(len(each[0]["tokens"]) > limit for each in hypotheses if each)
         if shortened:
             logger.warning(
                 "the last lines of %d windows were shortened, since the model writes at most %d tokens; lower "

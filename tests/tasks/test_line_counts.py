@@ -133,7 +133,8 @@ def check(name: str, kinds: Any) -> None:
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Stands in for a GPU: replays the recorded operations of each step."""
+    """Stands in for a GPU: replays the recorded operations of each step, which a model keeps."""
+    prepared.cache_clear()
     monkeypatch.setattr(step_graph, "capture_on", lambda device: recorded)
     monkeypatch.setattr(generator, "steps_between_looks", lambda device: 3)
 

@@ -186,7 +186,8 @@ class Megalodon(ChunkedMixer):
         z = normalized(shared.unflatten(-1, (c.heads, -1)), None, None, EPS, center=False).flatten(-2)
         scales, mu = ((1.0 + self.kappa) * width**-0.5).to(z.dtype), self.mu.to(z.dtype)
         both = torch.addcmul(mu.flatten(), torch.cat([z, z], -1), scales.flatten())
-        return rotate_heads(both, place, 2 * c.heads, width, c.chunk_size).chunk(2, -1)
+        q, k = rotate_heads(both, place, 2 * c.heads, width, c.chunk_size).chunk(2, -1)
+        return q, k.contiguous()  # k becomes state, which should not keep q
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks, with the last query at the place of the last key."""
