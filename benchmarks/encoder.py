@@ -1,62 +1,65 @@
-"""Time mega_encoder_base beside fairseq's RoBERTa base: one thread, two layers of each, in turns.
+"""mega_encoder_base against fairseq's RoBERTa base: two layers of each, one sequence, on one CPU thread.
 
-python -m benchmarks.encoder 512 2048 8192
+    python benchmarks/encoder.py --json docs/encoder.json      both tables, about 8 minutes
+
+Random weights and tokens, dropout as in training; 15% of the tokens are scored, over 8,000 types.
 """
 
-import statistics
 import sys
-import time
-from argparse import Namespace
-from typing import Dict, List
+from functools import partial
+from pathlib import Path
+from typing import Iterator, List
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.models.roberta import RobertaModel
-from torch import nn
 
-from mega_fairseq.models import MegaEncoderModel
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-TYPES, LAYERS, ROUNDS = 8000, 2, 3
+from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.models import from_args
 
-
-def models(length: int) -> Dict[str, nn.Module]:
-    dictionary = Dictionary()
-    for number in range(TYPES - len(dictionary)):
-        dictionary.add_symbol(str(number))
-    task = Namespace(source_dictionary=dictionary, cfg=None, state_dict=dict)
-    preset = MODEL_DATACLASS_REGISTRY["mega_encoder_base"](encoder_layers=LAYERS)
-    return {
-        "mega_encoder_base": MegaEncoderModel.build_model(preset, task),
-        "roberta_base": RobertaModel.build_model(Namespace(encoder_layers=LAYERS, max_positions=length), task),
-    }
+TYPES, LENGTHS = 8000, [512, 2048, 8192]
+MODELS = {"RoBERTa": "roberta_base", "Mega": "mega_encoder_base"}
 
 
-def seconds(model: nn.Module, tokens: torch.Tensor, masked: torch.Tensor, train: bool) -> float:
-    model.train(train)
-    start = time.thread_time()
-    with torch.set_grad_enabled(train):
-        scores = model(src_tokens=tokens, masked_tokens=masked)[0]
-        if train:
-            scores.sum().backward()
-    return time.thread_time() - start
-
-
-def main(lengths: List[int]) -> None:
-    torch.set_num_threads(1)
+def step(arch: str, length: int, train: bool) -> Step:
     torch.manual_seed(0)
+    words = ["--task=masked_lm", f"--tokens-per-sample={length}", f"--arch={arch}", "--encoder-layers=2"]
+    model = from_args([*words, f"--max-positions={length}"], TYPES).train(train)
+    tokens, masked = torch.randint(4, TYPES, (1, length)), torch.rand(1, length) < 0.15
+
+    def step() -> None:
+        with torch.set_grad_enabled(train):
+            scores = model(src_tokens=tokens, masked_tokens=masked)[0]
+            if train:
+                scores.sum().backward()
+
+    return step
+
+
+def compared(train: bool, lengths: List[int], meter: Meter) -> Iterator[Row]:
     for length in lengths:
-        tokens = torch.randint(4, TYPES, (1, length))
-        masked = torch.rand(1, length) < 0.15
-        both = models(length)
-        for kind, train in (("forward", False), ("forward and backward", True)):
-            times: Dict[str, List[float]] = {name: [] for name in both}
-            for _ in range(ROUNDS):
-                for name, model in both.items():
-                    times[name].append(seconds(model, tokens, masked, train))
-            ours, theirs = (statistics.median(times[name]) for name in both)
-            print(f"{length} tokens, {kind}: {ours:.2f} s, RoBERTa {theirs:.2f} s, {theirs / ours:.2f}x", flush=True)
+        steps = {name: step(arch, length, train) for name, arch in MODELS.items()}
+        yield length, {name: length / time for name, time in meter.seconds(steps).items()}
+
+
+def forward(lengths: List[int], meter: Meter) -> Iterator[Row]:
+    """Forward: tokens per CPU second, by tokens of the sequence"""
+    yield from compared(False, lengths, meter)
+
+
+def training(lengths: List[int], meter: Meter) -> Iterator[Row]:
+    """Forward and backward: tokens per CPU second, by tokens of the sequence"""
+    yield from compared(True, lengths, meter)
+
+
+TABLES = {"forward": forward, "training": training}
+
+
+def main() -> None:
+    args = parser(__doc__, TABLES).parse_args()
+    prepare_process()
+    run({name: partial(table, [32] if args.quick else LENGTHS) for name, table in TABLES.items()}, args)
 
 
 if __name__ == "__main__":
-    main(list(map(int, sys.argv[1:])))
+    main()

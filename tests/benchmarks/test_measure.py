@@ -63,6 +63,7 @@ PROGRAMS = {
     "train.py": ["--tables=small"],
     "eval_lm.py": ["--tables=evaluation"],
     "documents.py": [],
+    "encoder.py": [],
 }
 
 

@@ -1,7 +1,7 @@
 """Small translation models, language models and classifiers with random weights, and inputs for them."""
 
 from dataclasses import fields
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,25 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ encoders
+
+
+LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
+# An example of each mixer of encoders.
+FIRST = {mixer_of(name): name for name, c in reversed(list(EXAMPLES.items())) if not c.causal_only}.values()
+
+
+def documents(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> List[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, TYPES, (length,), generator=random) for length in lengths]
+
+
+def batch(rows: List[Tensor], width: int = 16) -> Tensor:
+    """One tensor of the rows, each with pads before and after it."""
+    tokens = torch.full((len(rows), width), PAD)
+    for i, row in enumerate(rows):
+        start = (3 * i + 2) % (width - len(row) + 1)
+        tokens[i, start : start + len(row)] = row
+    return tokens
 
 
 def encoder(types: int = TYPES, **options: Any) -> MegaEncoderModel:

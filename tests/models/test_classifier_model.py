@@ -6,34 +6,23 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
 
 from mega_fairseq.models import mega_classifier
-from mega_fairseq.modules import EXAMPLES
 from mega_fairseq.modules.classification import pool
 from mega_fairseq.modules.normalization import SequenceNorm
-from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import CHUNK, TYPES, classifier, mixer_of, mixer_options
-
-LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
-# An example of each mixer.
-FIRST = {mixer_of(name): name for name, c in reversed(list(EXAMPLES.items())) if not c.causal_only}.values()
+from tests.helpers.small_models import (
+    CHUNK,
+    FIRST,
+    LENGTHS,
+    batch,
+    classifier,
+    documents,
+    mixer_of,
+    mixer_options,
+)
 
 
 def build(mixer, **options):
     example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
     return classifier(**{**example, **options}).double()
-
-
-def documents(seed=0, lengths=LENGTHS):
-    random = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, TYPES, (length,), generator=random) for length in lengths]
-
-
-def batch(rows, width=16):
-    """One tensor of the rows, each with pads before and after it."""
-    tokens = torch.full((len(rows), width), PAD)
-    for i, row in enumerate(rows):
-        start = (3 * i + 2) % (width - len(row) + 1)
-        tokens[i, start : start + len(row)] = row
-    return tokens
 
 
 def scores(model, *inputs):

@@ -4,34 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.modules import EXAMPLES
 from mega_fairseq.modules.heads import LM_HEADS
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import CHUNK, TYPES, encoder, mixer_of, mixer_options
+from tests.helpers.small_models import CHUNK, FIRST, LENGTHS, TYPES, batch, documents, encoder, mixer_of, mixer_options
 
-LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
-# An example of each mixer.
-FIRST = {mixer_of(name): name for name, c in reversed(list(EXAMPLES.items())) if not c.causal_only}.values()
 HEADS = [kind for kind in LM_HEADS if kind != "none"]
 
 
 def build(mixer="mega", **options):
     example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
     return encoder(**{**example, **options}).double()
-
-
-def documents(lengths=LENGTHS):
-    random = torch.Generator().manual_seed(0)
-    return [torch.randint(4, TYPES, (length,), generator=random) for length in lengths]
-
-
-def batch(rows, width=16):
-    """One tensor of the rows, each with pads before and after it."""
-    tokens = torch.full((len(rows), width), PAD)
-    for i, row in enumerate(rows):
-        start = (3 * i + 2) % (width - len(row) + 1)
-        tokens[i, start : start + len(row)] = row
-    return tokens
 
 
 def scores(model, tokens, **options):
