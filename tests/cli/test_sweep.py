@@ -59,7 +59,7 @@ def test_documents_can_be_streams(sweep_folder, sweep, tmp_path):
     assert eval_lm(sweep_folder, 8, "documents", "rotary.pt", "--documents=blank") == as_printed(point)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 500])])
+@pytest.mark.parametrize(("name", "chunks"), [("aft, local", [-1]), ("flash", [4, 500]), ("megalodon", [4, 500])])
 def test_other_mixers_are_swept(sweep_folder, sweep, tmp_path, name, chunks):
     path = language_checkpoint(sweep_folder / "rotary.pt", tmp_path / "model.pt", name)
     words = [] if chunks == [-1] else ["--chunks=" + ",".join(map(str, chunks))]

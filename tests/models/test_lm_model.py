@@ -17,6 +17,7 @@ from tests.helpers.small_models import language_model as model
 from tests.ops.helpers import Recorder, assert_close, assert_same, noise, with_gradients
 
 CLOSE = {"atol": 1e-5, "rtol": 0}
+MEGALODON = {"token_mixer": "megalodon"}  # its norms carry a state, also that after the last layer
 
 
 def pieces(made, tokens):
@@ -28,10 +29,10 @@ def pieces(made, tokens):
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
-@pytest.mark.parametrize(("bias", "head"), [*((bias, "softmax") for bias in POSITION_BIASES), ("rotary", "adaptive")])
+@pytest.mark.parametrize("options", [*({"rel_pos_bias": b} for b in POSITION_BIASES), ADAPTIVE, MEGALODON], ids=str)
 @torch.no_grad()
-def test_log_probs_are_batch_independent_and_equal_in_pieces_of_any_length(bias, chunk, head):
-    made, (sources, targets) = model(rel_pos_bias=bias, decoder_chunk_size=chunk, **HEADS[head]), texts(13, 7, 1)
+def test_log_probs_are_batch_independent_and_equal_in_pieces_of_any_length(options, chunk):
+    made, (sources, targets) = model(decoder_chunk_size=chunk, **options), texts(13, 7, 1)
     whole = pieces(made, 10**6)
     expected = [whole(s[None], target=t[None])[0].flatten() for s, t in zip(sources, targets)]
     for length in (1, 3, 7, CHUNK - 1, CHUNK, CHUNK + 1, 1000):
@@ -221,7 +222,7 @@ ORDERS = [[0, 1, 2, 3], [0, 0, 1, 3], [3, 2, 1, 0], [1, 1, 1, 2]] * 3
 ORDERS += [[0, 2, 3], [2, 0, 1], [2, 0], [1, 0], [1]]  # without rows that are finished
 
 
-@pytest.mark.parametrize("options", [*HEADS.values(), TIED], ids=[*HEADS, "tied tables"])
+@pytest.mark.parametrize("options", [*HEADS.values(), TIED, MEGALODON], ids=[*HEADS, "tied tables", "megalodon"])
 @pytest.mark.parametrize("chunk", [CHUNK, -1])
 @torch.no_grad()
 def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_rows(options, chunk):

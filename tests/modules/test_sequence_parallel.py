@@ -161,7 +161,7 @@ def test_the_comparison_rejects_states_or_gradients_that_do_not_cross():
 def compare_models() -> None:
     """Log-probabilities, in one pass and in pieces, and the gradients of the parameters."""
     rows, targets = texts(67, 40, 5)
-    for options in ({}, ADAPTIVE, {"checkpoint_activations": True}):
+    for options in ({}, ADAPTIVE, {"checkpoint_activations": True}, {"token_mixer": "megalodon"}):
         for left in (False, True):
             source, target = (padded(part, left) for part in (rows, targets))
             for training, piece in ((True, 0), (False, 10**6), (False, 3 * CHUNK_OF_MODEL * len(rows))):

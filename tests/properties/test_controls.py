@@ -65,6 +65,7 @@ def mixer(make: Callable[..., Mixer], *args: Any, **options: Any) -> Layer:
 chunks_of_mega = partial(mixer, mega, chunk_size=CHUNK)
 gau = partial(mixer, built, "gau", chunk_size=None, shared_dim=4, value_dim=8, max_positions=32)
 flash = partial(mixer, built, "flash", chunk_size=CHUNK)
+megalodon = partial(mixer, built, "megalodon", chunk_size=CHUNK)
 tabled = partial(mixer, built, "attention", chunk_size=CHUNK, gamma=True)
 means = partial(broken.chunked_means, CHUNK)
 
@@ -86,6 +87,7 @@ CONTROLS = {
         (ema, broken.forgets_its_state, (X, [4, 5]), "outputs over pieces"),
         (chunks_of_mega, broken.forgets_its_state, (X, [4, 5]), "outputs over pieces"),
         (chunks_of_mega, broken.forgets_its_unfinished_chunk, (X, [5, 4]), "outputs over pieces"),
+        (megalodon, broken.forgets_its_unfinished_chunk, (X, [5, 4]), "outputs over pieces"),
         (ema, broken.detaches_its_state, (X, [4, 5]), "gradient"),
         (ema, broken.returns_a_wrong_state, (X, [8, 1]), "state after pieces"),
         (gau, as_class(broken.DividesByTheLength), (X, [4, 5]), "outputs over pieces"),

@@ -45,8 +45,8 @@ def model(text, tmp_path_factory):
     return trained
 
 
-# One with a state that grows and one with sums; properties and tests of models run all of them.
-trained_mixers = pytest.mark.parametrize("name", ["sparse", "flash"])
+# One with a state that grows, one with sums, and one whose norms carry a state; properties run all of them.
+trained_mixers = pytest.mark.parametrize("name", ["sparse", "flash", "megalodon"])
 
 
 @trained_mixers
