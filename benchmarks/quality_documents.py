@@ -2,14 +2,15 @@
 
     VOCABULARY=4000 DATA=DATA/bible examples/wmt16_en_de/bible/prepare.sh
     python benchmarks/quality_documents.py DATA --prepare DATA/bible       first, once
-    python benchmarks/quality_documents.py DATA OUT --tasks lines,mixed --models mega,transformer --seeds 1,2
+    python benchmarks/quality_documents.py DATA OUT --tasks lines,continued --models mega,transformer --seeds 1,2
     python benchmarks/quality_documents.py DATA OUT --collect docs/quality_documents.json
     python benchmarks/quality_documents.py --plot docs/quality_documents.json
 
-Tasks: `lines` trains on single lines, `windows` on windows of documents, `mixed` on both. The average of the last five
-checkpoints translates the test set as lines and in windows of several lengths. Half of the training documents contain
-lines that test recall: a code that the source has told some lines before, and a word that the target has chosen between
-two. Both are scored with the reference before the answer.
+Tasks: `lines` trains on single lines, `windows` on windows of documents, `mixed` on both, and `continued` on both from
+the weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints translates
+the test set as lines and in windows of several lengths. Half of the training documents contain lines that test recall: a
+code that the source has told some lines before, and a word that the target has chosen between two. Both are scored with
+the reference before the answer.
 """
 
 import random
@@ -43,7 +44,7 @@ SYSTEMS = {
     "mega-sentence": [*ROTARY, *CHUNKS, "--cross-attention-positions=sentence"],
     "transformer": MODELS["transformer"],
 }
-TASKS = {"lines": "1", "mixed": "0.25", "windows": "0"}  # --single-lines
+TASKS = {"lines": "1", "continued": "0.25", "mixed": "0.25", "windows": "0"}  # --single-lines
 RECIPE = [
     *["--task=mega_document_translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings"],
     *["--window-tokens=1024", "--max-source-positions=4096", "--max-target-positions=4096", "--max-tokens=4096"],
@@ -156,6 +157,9 @@ class Documents(Translation):
     def training(self, run: Run, updates: int) -> List[str]:
         recipe = [word.format(often=min(100, updates), seldom=min(250, updates)) for word in RECIPE]
         recipe += [f"--single-lines={TASKS[run.task]}", f"--lr={run.lr}", f"--max-update={updates}"]
+        if run.task == "continued":  # near the rate at which the run on lines ends
+            lines = run.folder.with_name(run.folder.name.replace(run.task, "lines", 1)) / "checkpoint_last.pt"
+            recipe += [f"--finetune-from-model={lines}", f"--lr={float(run.lr) / 2}", "--warmup-updates=50"]
         recipe += [] if self.gpu else ["--bf16"]
         return [str(run.data.parent / "documents/bin"), *self.models[run.model], *recipe]
 

@@ -48,6 +48,7 @@ BYTES = {  # parameters within 2%; the Transformer's feed-forward is chosen to h
     "mega-rope": [*MEGA, "--rel-pos-bias=rope"],
     "mega-alibi": [*MEGA, "--rel-pos-bias=alibi"],
     "mega-simple": [*MEGA, "--rel-pos-bias=simple"],
+    "megalodon": [*SMALL, "--arch=megalodon_lm_small"],
     "flash": [*SMALL, "--arch=flash_lm_small"],
     "flash-quad": [*SMALL, "--arch=flash_quad_lm_small"],
     "attention": [*SMALL, "--arch=attention_lm_small"],
