@@ -43,10 +43,13 @@ def test_documents_are_translated_in_windows_and_asked_for_what_they_said(tmp_pa
     data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
     bible_recipe(tmp_path, small_bible(tmp_path)).run("prepare.sh", DATA=data / "bible")
     benchmark("quality_documents.py", data, "--prepare", data / "bible")
-    words = [data, folder, "--models=transformer", "--tasks=mixed", "--updates=1"]
-    assert benchmark("quality_documents.py", *words).count("scoring ") == 1
+    words = [data, folder, "--models=transformer", "--updates=1"]
+    benchmark("quality_documents.py", *words, "--tasks=lines", "--unscored")
+    assert benchmark("quality_documents.py", *words, "--tasks=continued").count("scoring ") == 1
+    log = (folder / "continued-transformer-4e-3-1/train.log").read_text()
+    assert "lines-transformer-4e-3-1/checkpoint_last.pt" in log
     assert "s-BLEU / d-BLEU" in benchmark("quality_documents.py", data, folder, "--collect", out)
-    scores = results(out)["mixed-transformer-4e-3-1"]["scores"]
+    scores = results(out)["continued-transformer-4e-3-1"]["scores"]
     assert {f"{kind}-BLEU, windows of 1,024" for kind in "sd"} < set(scores)
     assert {f"{form}, 1" for form in quality_documents.FORMS} < set(scores)
 
