@@ -70,6 +70,7 @@ MODELS = {  # {names} are those of the task
     "transformer": ["--arch=transformer_classifier", HEADS],
     "mega": MEGA,
     "mega-chunk": [*MEGA, "--encoder-chunk-size={chunk}"],
+    "mega-cut": ["--arch=mega_classifier_cut", *MEGA, "--encoder-chunk-size={chunk}"],  # no memory beyond a chunk
     "gau": ["--encoder-token-mixer=gau", *UNITS],
     "flash": ["--encoder-token-mixer=flash", *UNITS, "--encoder-chunk-size={chunk}"],
     "attention": [*ATTENTION, "--encoder-rotary-dims=16"],
@@ -92,6 +93,7 @@ WIDTHS = {
     "transformer": (339, 340, 338),
     "mega": (126, 118, 114),
     "mega-chunk": (128, 128, 128),
+    "mega-cut": (128, 128, 128),
     "gau": (142, 136, 134),
     "flash": (143, 142, 142),
     "attention": (339, 339, 340),
@@ -110,8 +112,10 @@ def model_words(task: str, model: str) -> List[str]:
     common = ["--encoder-layers=2", "--encoder-embed-dim=64", f"--max-positions={chosen.length}"]
     width = "encoder-hidden-dim" if model in ("gau", "flash") else "encoder-ffn-embed-dim"
     words = [*common, *words, f"--{width}={WIDTHS[model][list(TASKS).index(task)]}", f"--classifier-dim={chosen.head}"]
+    if model in ("transformer", "mega-cut"):
+        words.append(f"--user-dir={ROOT / 'benchmarks/transformer_classifier'}")
     if model == "transformer":
-        return [f"--user-dir={ROOT / 'benchmarks/transformer_classifier'}", *words]
+        return words
     words = ["--arch=mega_classifier", *words, f"--normalization-type={chosen.norm}"]
     if chosen.kind == "values":
         words += ["--normalize-before", *["--attention-activation-fn=laplace"] * model.startswith("mega")]

@@ -7,10 +7,10 @@
     python benchmarks/quality_documents.py --plot docs/quality_documents.json
 
 Tasks: `lines` trains on single lines, `windows` on windows of documents, `mixed` on both, and `continued` on both from
-the weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints translates
-the test set as lines and in windows of several lengths. Half of the training documents contain lines that test recall: a
-code that the source has told some lines before, and a word that the target has chosen between two. Both are scored with
-the reference before the answer.
+the weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints
+translates the test set as lines and in windows of several lengths. Half of the training documents contain lines that
+test recall: a code that the source has told some lines before, and a word that the target has chosen between two. Both
+are scored with the reference before the answer.
 """
 
 import random

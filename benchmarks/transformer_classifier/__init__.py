@@ -8,7 +8,7 @@ encoder of `mega_classifier`: tokens, bytes or values, pairs, the mean over posi
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Dict, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also runs without installation
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import Encoded
-from mega_fairseq.models.mega_classifier import MegaClassifier
+from mega_fairseq.models.mega_classifier import MegaClassifier, MegaClassifierConfig
 from mega_fairseq.models.options import option
 from mega_fairseq.modules.classification import ValueEmbedding
 from mega_fairseq.ops.padding import Alignment
@@ -80,3 +80,15 @@ class TransformerClassifier(MegaClassifier):
     @classmethod
     def build_model(cls, cfg: TransformerClassifierConfig, task: FairseqTask) -> "TransformerClassifier":
         return cls(cfg, TransformerEncoder(cfg, task.source_dictionary))
+
+
+@register_model("mega_classifier_cut", dataclass=MegaClassifierConfig)
+class CutClassifier(MegaClassifier):
+    """Mega without memory beyond a chunk: encodes each chunk alone, for inputs of whole chunks of equal length."""
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, classification_head_name: str, **unused: Any
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        chunks = src_tokens.reshape(-1, self.cfg.encoder_chunk_size)  # (B n, C)
+        features = super().forward(chunks)[0].unflatten(0, (len(src_tokens), -1)).mean(1)  # (B, D)
+        return self.classification_heads[classification_head_name](features), {"features": features}

@@ -89,8 +89,8 @@ class Demo:
         self.out, self.longest = out, longest
         self.updates = {task.name: updates or task.updates for task in TRAININGS}
         self.folders = {  # their names contain the updates, so that runs of different lengths do not collide
-            name: {model: out / f"{name}-{updates}" / model.lower() for model in TRANSLATION.models}
-            for name, updates in self.updates.items()
+            task.name: {model: out / f"{task.name}-{self.updates[task.name]}" / model.lower() for model in task.models}
+            for task in TRAININGS
         }
         self.timed = {
             model: folder / f"lengths-{longest}.json" for model, folder in self.folders[LANGUAGE.name].items()
@@ -131,17 +131,19 @@ class Demo:
         return jobs
 
     def evaluating(self) -> List[Job]:
-        """Evaluates both models on the test text; Mega also continues a paragraph of it."""
-        (_, mega, checkpoint), (_, transformer, other) = self._trained(LANGUAGE)
-        data, prompt, sweep = self.data[LANGUAGE.name], mega / "prompt.txt", mega / "sweep"
-        write_prompt(self.out / "addresses/raw/test.txt", prompt)
-        files, evaluated = (checkpoint, data), transformer / "evaluate.log"
-        done = matches('"bits"', sweep.with_suffix(".json"))
-        commands = [
-            ("evaluating Mega", settings.sweeping(*files, sweep), mega / "evaluate.log", len(settings.CHUNKS), done),
-            ("evaluating the Transformer", settings.sliding(other, data), evaluated, 1, matches("Perplexity")),
-            ("continuing a text", settings.continuing(*files, prompt), mega / "continue.log", 1, matches("^H-")),
-        ]
+        """Evaluates all models on the test text; Mega also continues a paragraph of it."""
+        data, commands = self.data[LANGUAGE.name], []
+        for model, folder, checkpoint in self._trained(LANGUAGE):
+            command, total, done = settings.sliding(checkpoint, data), 1, matches("Perplexity")
+            if model != "Transformer":
+                sweep, total = folder / "sweep", len(settings.CHUNKS)
+                command, done = settings.sweeping(checkpoint, data, sweep), matches('"bits"', folder / "sweep.json")
+            commands.append((f"evaluating {model}", command, folder / "evaluate.log", total, done))
+            if model == "Mega":
+                prompt = folder / "prompt.txt"
+                write_prompt(self.out / "addresses/raw/test.txt", prompt)
+                command = settings.continuing(checkpoint, data, prompt)
+                commands.append(("continuing a text", command, folder / "continue.log", 1, matches("^H-")))
         return [
             Job(name, command + self.device, log, total, "evaluation", done, self.environment)
             for name, command, log, total, done in commands

@@ -9,7 +9,7 @@ from settings import IMAGES, LANGUAGE, TRANSLATION
 
 from benchmarks.runs import curve
 
-COLOURS = {"Mega": "tab:red", "Transformer": "tab:blue"}
+COLOURS = {"Mega": "tab:red", "Transformer": "tab:blue", "Attention": "tab:green"}
 SIDE = 28  # pixels
 NAMES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # of classes
 
@@ -25,16 +25,16 @@ def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
     translation, language, images, lengths = drawing.subplots(2, 2).flat
     for axis, task, unit in ((translation, TRANSLATION, "subword piece"), (language, LANGUAGE, "byte")):
         _curves(axis, folders[task.name], "train_inner", task.loss)
-        axis.set(title=f"{task.name}: training loss", xlabel="updates", ylabel=f"bits per {unit}")
+        axis.set(title=f"{task.name}: training loss", xlabel="updates", ylabel=f"bits per {unit} (lower is better)")
     _curves(images, folders[IMAGES.name], "valid", "valid_accuracy")
-    images.set(title="images: accuracy on valid", xlabel="updates", ylabel="percent")
+    images.set(title="images: accuracy on valid", xlabel="updates", ylabel="percent (higher is better)")
     for model, path in timed.items():
         points = [(row["bytes"], row["ms per 1,000"]) for row in json.loads(path.read_text())]
         lengths.plot(*zip(*points), color=COLOURS[model], label=model, marker="o")
     lengths.set_xscale("log", base=2)
     lengths.xaxis.set_major_formatter("{x:,.0f}")
     lengths.set_ylim(bottom=0)
-    lengths.set(title="CPU time of an update", xlabel="bytes of a text", ylabel="ms per 1,000 bytes")
+    lengths.set(title="CPU time of an update", xlabel="bytes of a text", ylabel="ms per 1,000 bytes (lower is better)")
     for axis in drawing.axes:
         axis.grid(alpha=0.3)
         axis.legend()
@@ -60,8 +60,8 @@ def _images(folders: Dict[str, Path]) -> Any:
         above.imshow([image[0]["pixels"][row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="gray")
         above.set_title(NAMES[int(image[0]["label"])], fontsize=8)
         for place, shown in zip(below, image):
-            salient = shown["saliency"]
-            place.imshow([salient[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="magma")
+            salient = [100 * change / max(shown["saliency"]) for change in shown["saliency"]]
+            scale = place.imshow([salient[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="magma")
             colour = "black" if shown["predicted"] == shown["label"] else "tab:red"
             place.set_title(NAMES[int(shown["predicted"])], fontsize=8, color=colour)
     rows = ["test image", *(f"{model}: {each['accuracy']:.1%}" for model, each in found.items())]
@@ -69,4 +69,5 @@ def _images(folders: Dict[str, Path]) -> Any:
         axis.set(xticks=[], yticks=[])
         if number % len(columns) == 0:
             axis.set_ylabel(rows[number // len(columns)], fontsize=8)
+    drawing.colorbar(scale, ax=drawing.axes, aspect=40, label="change of the score by a pixel, % of the largest")
     return drawing

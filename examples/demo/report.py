@@ -95,14 +95,14 @@ def translated(folder: Path) -> Dict[str, float]:
 
 
 def swept(folder: Path) -> Dict[int, Dict[str, float]]:
-    """Mega's scores by chunk size."""
+    """The scores of a model with chunks, by their size."""
     points = json.loads((folder / "sweep.json").read_text())["points"]
     found = {point["chunk"]: point for point in points if point["refused"] is None}
     return dict(sorted(found.items()))
 
 
 def evaluated(model: str, folder: Path) -> Dict[str, float]:
-    if model == "Mega":
+    if model != "Transformer":
         point = swept(folder)[TRAINED_CHUNK]
         return {"test, bits per byte": point["bits"], "evaluating, tokens/s": point["tokens"] / point["seconds"]}
     log = folder / "evaluate.log"
@@ -110,6 +110,18 @@ def evaluated(model: str, folder: Path) -> Dict[str, float]:
         "test, bits per byte": numbers(log, r"Loss \(base 2\): ([\d.]+)")[-1],
         "evaluating, tokens/s": numbers(log, r"\(([\d.]+) tokens/s\)")[-1],
     }
+
+
+def table(title: str, columns: Dict[str, Dict[str, float]]) -> List[str]:
+    """A column for each model, with a star at the best value."""
+    lines = ["", title, " " * 34 + "".join(f"{model:>13} " for model in columns)]
+    for name in columns["Mega"]:
+        values = [column[name] for column in columns.values()]
+        lower = any(unit in name for unit in ("bits", "ms", "MiB"))
+        best = None if name == "parameters" else (min if lower else max)(values)
+        cells = (f"{_shown(value):>13}{'*' if value == best else ' '}" for value in values)
+        lines.append(f"  {name:32}{''.join(cells)}".rstrip())
+    return lines
 
 
 def report(folders: Folders, timed: Dict[str, Path], updates: Dict[str, int], out: Path) -> str:
@@ -134,36 +146,36 @@ def report(folders: Folders, timed: Dict[str, Path], updates: Dict[str, int], ou
         ),
     ]
     lines = [*translations(translation, out / "bible/raw"), "", *continuation(language["Mega"]), ""]
-    lines.append(f"{'':34}{'Mega':>14}{'Transformer':>14}{'ratio':>8}")
-    for title, found in sections:
-        lines += ["", title]
-        for name in found["Mega"]:
-            mega, transformer = (found[model][name] for model in ("Mega", "Transformer"))
-            lines.append(f"  {name:32}{_shown(mega):>14}{_shown(transformer):>14}{mega / (transformer or 1):8.2f}")
-    chunks = ", ".join(f"{point['bits']:.3f} at {chunk}" for chunk, point in swept(language["Mega"]).items())
+    lines += [line for section in sections for line in table(*section)]
+    mega, attention = (
+        ", ".join(f"{point['bits']:.3f} at {chunk}" for chunk, point in swept(language[model]).items())
+        for model in ("Mega", "Attention")
+    )
     lines += [
+        "",
+        "* the better value",
         "",
         "Translation: after so few updates both models have only begun to align the two languages. The demo shows that",
         "training, beam search and scoring work, and how fast they are on short sentences. It does not show which",
         "model translates better: docs/results.md has longer training runs.",
         "",
-        f"Language: Mega's chunk size is {TRAINED_CHUNK} in training and may differ in evaluation; its bits per byte",
-        f"are {chunks}. The Transformer's are computed with at least {CONTEXT}",
-        "bytes of context. It learns slowly here and needs more updates: docs/results.md has longer training runs.",
+        f"Language: bits per byte by the chunk size of the evaluation, after {TRAINED_CHUNK} in training:",
+        f"Mega {mega}; attention with RoPE, also of this",
+        f"package, {attention}. fairseq's Transformer is evaluated with at least",
+        f"{CONTEXT} bytes of context. It learns slowly here: docs/results.md has longer training runs.",
         "",
-        "Images: both models read 784 pixels one by one. Mega attends in chunks of four rows; pixels further away",
-        "reach it through the moving average. images.png shows one image of each class, what each model takes it for",
-        "(mistakes in red), and which pixels its decision depends on.",
+        "Images: both models read 784 pixels one by one, Mega in chunks of four rows. images.png shows one image of",
+        "each class, what each model takes it for (mistakes in red), and which pixels its decision depends on.",
         "",
         "Length: the time for 1,000 bytes of text grows with the length of the text for the Transformer, and not for",
-        "Mega, which is slower on short texts.",
+        "models with chunks. Mega is slower on short texts.",
         "",
         "The Transformers have the best of several learning rates (examples/demo/settings.py).",
         "",
         f"all results are in  {out}",
         "  demo.png                learning curves, and the time of an update by length",
         "  images.png              test images, with what both models look at",
-        *[f"  {f'{name}-{updates[name]}/':24}checkpoints, logs and scores of both models" for name in folders],
+        *[f"  {f'{name}-{updates[name]}/':24}checkpoints, logs and scores of all models" for name in folders],
         "",
         "to try next",
         "  examples/wmt16_en_de/bible/train.sh     a larger translation model, trained for longer",
