@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mega_fairseq.modules import (
+    MIXERS,
+    Block,
     BlockState,
     CrossAttentionState,
     FeedForwardConfig,
@@ -25,6 +27,7 @@ from mega_fairseq.ops import rows
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.fixed import triton as fixed
 from mega_fairseq.ops.ema import triton as ema
+from mega_fairseq.ops.timestep_norm import triton as timestep_norm
 
 BATCH, CHUNK, DIM, SHARED, VALUES = 2, 8, 16, 4, 32
 IN_FUSED_ATTENTION = (1, 3)  # kernels of cuDNN, forward and backward
@@ -77,7 +80,7 @@ def launches_of(layer, monkeypatch):
     backend._choose.cache_clear()
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    for module in (rows, ema):
+    for module in (rows, ema, timestep_norm):
         monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
     with PretendedDevice():
         layer, x = moved(layer.bfloat16()), moved(torch.ones(BATCH, 2 * CHUNK, DIM, dtype=torch.bfloat16))
@@ -101,6 +104,13 @@ def test_a_training_step_of_a_block_takes_few_launches(norm, monkeypatch):
     forward, total = launches_of(block(norm), monkeypatch)
     assert forward <= 22
     assert total <= 71
+
+
+def test_a_training_step_of_megalodon_takes_few_launches(monkeypatch):
+    sizes = {"shared_dim": SHARED, "value_dim": VALUES, "chunk_size": CHUNK}
+    forward, total = launches_of(Block(MIXERS["megalodon"](DIM, **sizes), FeedForwardConfig(DIM)), monkeypatch)
+    assert forward <= 66
+    assert total <= 155
 
 
 def test_a_replaced_projection_takes_more_launches(monkeypatch):

@@ -32,6 +32,8 @@ from mega_fairseq.ops.gates.naive import gate_output_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
 from mega_fairseq.ops.norm import triton as norm_triton
 from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
+from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, timestep_norm, timestep_norm_naive
+from mega_fairseq.ops.timestep_norm import triton as timestep_norm_triton
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
 BATCH, DIM, NDIM = 3, 33, 3  # more channels than a warp has lanes, and a number of states that is padded
@@ -272,6 +274,43 @@ def test_rotary_columns_equal_the_definition_in_values_and_gradients(groups, que
         return with_gradients(lambda **t: form(**t, **options), tensors)
 
     assert_same(run(with_rotary_columns), run(with_rotary_columns_naive))
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([9, 0, 4])], ids=["no pads", "pads"])
+@pytest.mark.parametrize("parameters", [(), ("weight", "bias")], ids=str)
+@pytest.mark.parametrize("length", [9, 1, 12])
+def test_a_timestep_norm_equals_its_definition_in_values_and_gradients(length, parameters, lengths, monkeypatch):
+    monkeypatch.setattr(timestep_norm_triton, "TILE", 16)  # four tokens of four channels
+    shapes = {"x": (BATCH, length, 8), "mean": (BATCH, 2), "var": (BATCH, 2), **dict.fromkeys(parameters, (8,))}
+    tensors = {name: noise(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    tensors["var"] = tensors["var"].exp()
+    tensors = {name: t.requires_grad_() for name, t in tensors.items()}
+    count, lengths = torch.tensor([0, 3, 100_000]), None if lengths is None else lengths.clamp_max(length)
+
+    def run(form):
+        def outputs(x, mean, var, weight=None, bias=None):
+            y, (_, *end) = form(x, weight, bias, Statistics(count, mean, var), lengths, 1e-5)
+            return (y, *end)
+
+        return with_gradients(outputs, tensors)
+
+    assert_same(run(timestep_norm), run(timestep_norm_naive))
+
+
+def test_a_gradient_without_that_of_the_last_statistics_is_detected(monkeypatch):
+    backward = timestep_norm_triton.backward
+    monkeypatch.setattr(timestep_norm_triton, "backward", lambda grads, *args: backward([grads[0], *[None] * 4], *args))
+    with pytest.raises(AssertionError, match="gradient of x"):
+        test_a_timestep_norm_equals_its_definition_in_values_and_gradients(9, (), None, monkeypatch)
+
+
+def test_timestep_norms_in_float32_do_not_drift_over_100_000_tokens():
+    x = (noise(1, 100_032, 4) + 100.0).float()
+    (y, state), (truth, exact) = (
+        timestep_norm(t, None, None, no_statistics(t, 1), None, 1e-5) for t in (x, x.double())
+    )
+    assert (y - truth).abs().max() < 3e-5
+    assert max((state.mean - exact.mean).abs().max(), (state.var / exact.var - 1.0).abs().max()) < 1e-5
 
 
 def test_a_gradient_that_forgets_the_mean_is_detected(monkeypatch):

@@ -28,6 +28,7 @@ from mega_fairseq.ops.ema.kernels import channels, load
 from mega_fairseq.ops.gates import triton as gates
 from mega_fairseq.ops.norm import triton as norm
 from mega_fairseq.ops.queries_keys import triton as queries_keys
+from mega_fairseq.ops.timestep_norm import triton as timestep_norm
 
 OLDEST = Path(sys.prefix) / "triton-oldest"  # what torch 2.4 brings, and a NumPy that its interpreter needs
 VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})}
@@ -47,7 +48,9 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta", "values", "new_values", "out"), "*bf16")
 OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkeys(("keep", "padding"), "*i1")}
-OTHERS["turns"] = "*fp64"
+OTHERS.update({"turns": "*fp64", "count": "*i64"})
+OTHERS.update(dict.fromkeys(("mean", "var", "means", "end_mean", "end_var", "dend_mean", "dend_var"), "*fp64"))
+OTHERS.update(dict.fromkeys(("dmean", "dvar"), "*fp64"))
 INTEGERS = (
     "L",
     "T",
@@ -124,6 +127,9 @@ def of_rows():
     for kernel, more in ((gates.update, ("more",)), (gates.update_backward, ())):
         yield kernel, {**ROWS, "SCALE": 1.5}, more
         yield kernel, {**ROWS, "SCALE": 1.0}, ("keep", *more)
+    of_tokens = {"STEPS": 128, "W": 32, "WIDE": "fp32"}
+    yield timestep_norm.forward_kernel, {**of_tokens, "EPS": 1e-5}, ("lengths",)
+    yield timestep_norm.backward_kernel, of_tokens, ()
     yield norm.normalize, {**ROWS, "EPS": 1e-5, "CENTER": False}, ("bias",)
     yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
 
