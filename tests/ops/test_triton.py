@@ -130,6 +130,7 @@ def of_rows():
     of_tokens = {"STEPS": 128, "W": 32, "WIDE": "fp32"}
     yield timestep_norm.forward_kernel, {**of_tokens, "EPS": 1e-5}, ("lengths",)
     yield timestep_norm.backward_kernel, of_tokens, ()
+    yield timestep_norm.backward_kernel, of_tokens, ("lengths", "weight", "dend_mean", "dend_var")
     yield norm.normalize, {**ROWS, "EPS": 1e-5, "CENTER": False}, ("bias",)
     yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
 

@@ -80,7 +80,7 @@ def attention(
             weights = weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer, scale)
             return weighted_sum(weights, v).to(dtype)
         bias, multiplier = (None if t is None else torch.atleast_2d(t) for t in (bias, multiplier))
-        q = q * scale
+        q = q if scale == 1.0 else q * scale
         if softmax and fused_kernel_runs(q, k, v, causal, bias, key_padding, dropout):
             return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
         keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)

@@ -42,4 +42,5 @@ def rotate_heads(x: Tensor, first: Place, heads: int, dims: int, chunk_size: Opt
     places = places if chunk_size is None else places % chunk_size
     wide = x.unflatten(-1, (heads, -1))  # (B, n, H, d / H)
     rotated = rotate(wide[..., :dims], places.unsqueeze(-1))
-    return torch.cat([rotated, wide[..., dims:]], -1).flatten(-2)
+    rotated = rotated if dims == wide.size(-1) else torch.cat([rotated, wide[..., dims:]], -1)
+    return rotated.flatten(-2)

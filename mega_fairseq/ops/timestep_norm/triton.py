@@ -82,7 +82,11 @@ def backward_kernel(
 ):  # fmt: skip
     """The gradients of x and of the state, and this sequence's part of those of weight and bias: sums (B, 2 D)."""
     here, origin, before, n, end = begin(mean, var, count, lengths, L)
-    last_mean, last_var = tl.load(dend_mean + here), tl.load(dend_var + here)
+    last_mean, last_var = tl.zeros([1], tl.float64), tl.zeros([1], tl.float64)
+    if dend_mean is not None:
+        last_mean = tl.load(dend_mean + here)
+    if dend_var is not None:
+        last_var = tl.load(dend_var + here)
     channel = (tl.program_id(1) * W + tl.arange(0, W))[None, :]
     of_mean, of_var, of_both = tl.zeros([1], tl.float64), tl.zeros([1], tl.float64), tl.zeros([1], tl.float64)
     of_weight, of_bias = tl.zeros([1, W], WIDE), tl.zeros([1, W], WIDE)
@@ -133,13 +137,10 @@ def forward(outputs: Tuple[Tensor, ...], x: Tensor, *args: Optional[Tensor], eps
 def backward(grads: List[Optional[Tensor]], saved: List[Tensor], x: Tensor, *args: Optional[Tensor]) -> List[Tensor]:
     """As `_backward` in __init__.py."""
     x, (weight, _, *state) = x.contiguous(), [None if t is None else t.contiguous() for t in args]
-    dy, dmean, dvar = (
-        torch.zeros_like(like) if t is None else t.contiguous()
-        for t, like in zip((grads[0], *grads[3:]), (x, *state[:2]))
-    )
-    outputs = [torch.empty_like(t) for t in (x, *state[:2])]
+    dy, dmean, dvar = (None if t is None else t.contiguous() for t in (grads[0], *grads[3:]))
+    dy, outputs = torch.zeros_like(x) if dy is None else dy, [torch.empty_like(t) for t in (x, *state[:2])]
     parts = saved[1].new_empty(x.size(0), 2 * x.size(2))
-    _launch(backward_kernel, x, dmean.size(1), weight, *state, *saved, dy, dmean, dvar, *outputs, parts)
+    _launch(backward_kernel, x, state[0].size(1), weight, *state, *saved, dy, dmean, dvar, *outputs, parts)
     dx, *of_state = outputs
     parameters = [] if weight is None else add_both_parts(parts, weight.dtype, x.size(2), x.size(2))
     return [dx, *parameters, *of_state]
