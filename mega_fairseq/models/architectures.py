@@ -27,11 +27,11 @@ def register(
         preset = _with_defaults(config, arch, **values)
         register_model(arch, dataclass=preset)(model)
         changed = {f.name: f.default for f in fields(preset) if f.default != getattr(config, f.name)}
-        ARCH_CONFIG_REGISTRY[arch] = partial(_complete, changed)
+        ARCH_CONFIG_REGISTRY[arch] = partial(_complete, config, changed)
     # fairseq makes a model's command-line options from the dataclass that it was registered with last. That must be
     # `config`: if a preset's default is True, fairseq would make a flag that switches the option off.
     register_model(name, dataclass=config)(model)
-    ARCH_CONFIG_REGISTRY[name] = partial(_complete, {})
+    ARCH_CONFIG_REGISTRY[name] = partial(_complete, config, {})
 
 
 def _with_defaults(config: Type[FairseqDataclass], arch: str, __doc__: str, **values: Any) -> Type[FairseqDataclass]:
@@ -45,8 +45,13 @@ def _with_defaults(config: Type[FairseqDataclass], arch: str, __doc__: str, **va
     return globals()[name]
 
 
-def _complete(defaults: Dict[str, Any], args: Namespace) -> None:
+def _complete(config: Type[FairseqDataclass], defaults: Dict[str, Any], args: Namespace) -> None:
     """Sets options that were not given, and corrects fairseq's assumption that `--bf16` means a TPU."""
+    if hasattr(config, "max_source_positions") and not isinstance(getattr(args, "max_source_positions", None), int):
+        raise ValueError(  # or omegaconf misses this option of the task
+            f"--arch {args.arch} reads a source, and --task {args.task} has none; give --task translation, or "
+            "another --arch (mega-fairseq options lists them)"
+        )
     for name, value in defaults.items():
         if not hasattr(args, name):
             setattr(args, name, value)

@@ -48,11 +48,6 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
-        if not isinstance(cfg.max_source_positions, int):  # an option of the task, which has none
-            raise ValueError(
-                "--arch mega_transformer reads a source, and this --task has none; choose an --arch that starts with "
-                "mega_lm, or --task translation"
-            )
         cls.check_options(cfg, task)
         source, target = task.source_dictionary, task.target_dictionary
         _check_sharing(cfg, joined=source == target)
