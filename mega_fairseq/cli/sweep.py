@@ -61,13 +61,15 @@ def run(arguments: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a whole number of at least 1")
     check_prefix(arguments.out, (".json", ".csv", ".png"), "points", arguments.force)
+    with errors_of(arguments.checkpoint):
+        model, origin = load_model(arguments.checkpoint, arguments.cpu)
     split = load_split(arguments.data, arguments.subset)
     most = max(int(cut.split(":")[1]) if cut.startswith("splits") else 1 for cut in cuts)
     if most > len(split.corpus):
         tokens = f"{arguments.subset} only {len(split.corpus):,} tokens"
         raise UserError(f"--streams has {most:,} and {tokens}; give fewer")
     with errors_of(arguments.checkpoint):
-        model, origin = load_model(arguments.checkpoint, split, arguments.cpu)
+        split.check_types(model)
     measured = partial(measure, model, split, limits=(arguments.max_tokens, arguments.batch_size))
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
@@ -136,7 +138,7 @@ def results(points: Sequence[Point], unit: str) -> str:
 # --------------------------------------------------------------------------------------- evaluating
 
 
-def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
+def load_model(path: str, cpu: bool = True) -> Tuple[MegaLanguageModel, Dict[str, Any]]:
     """The model, on a GPU if there is one, and how a record identifies it."""
     checkpoint = trained.read(path)
     name, task = checkpoint.word("model"), checkpoint.word("task")
@@ -145,7 +147,6 @@ def load_model(path: str, split: Split, cpu: bool = True) -> Tuple[MegaLanguageM
             f"contains the model {name} of the task {task}; give a mega_lm that was trained with --task {TASK}"
         )
     model = fill(empty_model(checkpoint), checkpoint.tensors)
-    split.check_types(model)
     origin = {"path": path, "model": name, "updates": checkpoint.updates, "fingerprint": _fingerprint(checkpoint)}
     model = model.float().eval()
     return model if cpu or not torch.cuda.is_available() else model.cuda(), origin

@@ -221,6 +221,7 @@ def test_missing_damaged_or_other_data_is_refused(sweep_folder, sweep, tmp_path)
 
 
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, translation, edited):
-    refused(sweep("--chunks=8", model=translation.last), "mega_transformer", "translation")
+    words = ("mega_transformer", "translation")  # not that the data lack dict.txt
+    refused(sweep("--chunks=8", model=translation.last, data=translation.data), *words)
     path = edited(sweep_folder / "rotary.pt", lambda content: content["cfg"]["task"].update(_name="language_modeling"))
     refused(sweep("--chunks=8", model=path), "language_modeling", "mega_lm")
