@@ -127,13 +127,15 @@ def shown(prediction: Prediction) -> str:
 
 def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size: int) -> Iterator[str]:
     """A result for each line, several lines at a time; those before a line with an error have results too."""
-    numbered, cut = enumerate(lines, 1), 0
+    numbered, cut, other, length = enumerate(lines, 1), 0, 0, classifier.task.length
     for batch in iter(lambda: list(islice(numbered, batch_size)), []):
         inputs, refused = [], None
         for number, line in batch:
             try:
                 parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
-                cut += any(one.cut for one in classifier.examples([parsed]).inputs)
+                examples = classifier.examples([parsed]).inputs
+                cut += any(one.cut for one in examples)
+                other += length not in (None, examples[0].inputs.sizes[0])
                 inputs.append(parsed)
             except ValueError as error:
                 refused = f"in line {number}: {error}"
@@ -144,6 +146,8 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
             raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
         if refused:
             raise UserError(refused)
+    if other:
+        print(f"more or fewer numbers than the {length:,} of training examples: {other:,} lines", file=sys.stderr)
     if cut:
         longest = classifier.task.longest
         print(f"longer than {longest:,} positions and cut, as in the training: {cut:,} lines", file=sys.stderr)

@@ -56,6 +56,7 @@ class MegaClassificationTask(FairseqTask):
         self.scaling = Scaling(cfg.values_mean, cfg.values_deviation)
         self.longest = cfg.max_positions
         self.number_type = self.folder.number_type()  # of values, which decides their scale; None until data are read
+        self.length: Optional[int] = None  # of training examples that are values; None until data are read
         self.trained = False  # whether it only classifies, so that options of the training cannot change
 
     @classmethod
@@ -97,7 +98,8 @@ class MegaClassificationTask(FairseqTask):
 
     def state_dict(self) -> Dict[str, Any]:
         state = {"classes": self.classes, "symbols": self.symbols()}
-        return state if self.number_type is None else {**state, "number_type": self.number_type}
+        known = {"number_type": self.number_type, "length": self.length}
+        return {**state, **{name: value for name, value in known.items() if value is not None}}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Take the classes of a checkpoint; one that fairseq's own task wrote has none."""
@@ -112,6 +114,7 @@ class MegaClassificationTask(FairseqTask):
                 "the dictionary of the training with --srcdict"
             )
         self.classes = state_dict.get("classes") or self.folder.unnamed_classes()
+        self.length = state_dict.get("length")
         if state_dict.get("number_type"):
             self._check_type(self.number_type, str(self.cfg.data), state_dict["number_type"])
 
@@ -182,7 +185,10 @@ class MegaClassificationTask(FairseqTask):
     def load_dataset(self, split: str, **unused: Any) -> None:
         labels = self.folder.labels(split)
         numbers = class_numbers(labels, self.classes, str(self.folder.labels_file(split)))
-        self.datasets[split] = self.examples(self.folder.inputs(split), numbers)
+        inputs = self.folder.inputs(split)
+        self.datasets[split] = self.examples(inputs, numbers)
+        if split == "train" and self.cfg.input_kind == "values":
+            self.length = int(inputs[0].sizes[0])
 
     def examples(self, inputs: List[Inputs], classes: Optional[np.ndarray] = None) -> ExampleDataset:
         """Inputs, or both inputs of pairs, as examples for the model that the task has built."""

@@ -104,6 +104,15 @@ def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path
     assert_same(parsed(typed), parsed(said))
 
 
+def test_lines_of_another_length_than_in_the_training_are_counted(classifiers, classify):
+    trained = classifiers("values")
+    line = lines_of(trained).splitlines(keepends=True)[0]
+    code, said, told = classify(trained.last, "-", typed=line + b"1 2 3\n" + line + b"0 " + line)
+    assert (code, said.count("\n")) == (0, 4)
+    assert told == "more or fewer numbers than the 17 of training examples: 2 lines\n"
+    assert classify(trained.last, "-", typed=line)[2] == ""
+
+
 def test_scores_of_known_predictions():
     probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.75, 0.125], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])
     scores = Scores(["a", "b", "c"], torch.tensor([0, 1, 0, 0]), probabilities)

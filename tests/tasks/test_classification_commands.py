@@ -80,7 +80,7 @@ def test_the_classes_of_the_training_hold_for_other_data(data, classifiers, tmp_
     for name in ("valid.npy", "valid.label"):
         (tmp_path / name).write_bytes((data("values") / name).read_bytes())
     (tmp_path / "labels.txt").write_text("\n".join(reversed(LABELS)))  # the other order
-    expected = {"classes": list(LABELS), "symbols": None, "number_type": "uint8"}
+    expected = {"classes": list(LABELS), "symbols": None, "number_type": "uint8", "length": 17}
     assert checkpoint(trained.last)["task_state"] == expected
     expected = records(trained.said, "valid")[-1]["valid_accuracy"]
     assert validated(tmp_path, trained.last, "--batch-size=8")["valid_accuracy"] == expected
