@@ -35,7 +35,7 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
                 minloglevel=2,
             )
         except RuntimeError as error:
-            sys.exit(f"error: {advice(size, str(error))}")
+            sys.exit(f"error: {' '.join(files)}: {advice(size, str(error))}")
     with open(model, "wb") as file:
         file.write(learned.getvalue())
 

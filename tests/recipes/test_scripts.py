@@ -164,6 +164,12 @@ def test_pieces_hold_the_text_as_it_is(tmp_path):
     assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
 
 
+def test_learning_pieces_of_an_empty_text_names_the_file(tmp_path):
+    (tmp_path / "train.en").touch()
+    words = ["learn", "sentencepiece", tmp_path / "model", 17, 1.0, tmp_path / "train.en"]
+    assert call(sys.executable, SEGMENT, *words) == (1, f"error: {tmp_path}/train.en: the text is empty.\n")
+
+
 def test_tokenising_text_that_is_not_utf8_ends_with_an_error(tmp_path):
     (tmp_path / "text").write_bytes(b"Hallo Welt\nGr\xfc\xdfe\n")
     with open(tmp_path / "text") as text:
