@@ -16,10 +16,10 @@ from torch import nn
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
 from tests.helpers.recorder import Operations, recorded
-from tests.helpers.small_models import IN_LINES, TYPES, classifier, language_model, translation_model
+from tests.helpers.small_models import IN_LINES, TYPES, classifier, encoder, language_model, translation_model
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_dropout": 0.1}
-SIDES = {language_model: "decoder", classifier: "encoder"}
+SIDES = {language_model: "decoder", classifier: "encoder", encoder: "encoder"}
 MODELS = {
     "translation": (translation_model, {"dropout": 0.0, "max_source_positions": 13, "max_target_positions": 13}),
     "rotary chunks": (translation_model, {"dropout": 0.0, "rel_pos_bias": "rotary", "decoder_chunk_size": 3}),
@@ -28,6 +28,7 @@ MODELS = {
     "gau": (language_model, {"token_mixer": "gau"}),
     "megalodon": (language_model, {"token_mixer": "megalodon", "decoder_two_hop": True}),
     "classifier": (classifier, {}),
+    "masked language model": (encoder, {}),
 }
 
 
@@ -43,6 +44,7 @@ class Training:
     def __init__(self, name, graphs, **options):
         build, own = MODELS[name]
         layers = {f"{side}_layers": 1 for side in ("encoder", "decoder") if side == SIDES.get(build, side)}
+        self.masked = build is encoder
         self.model = build(**{**layers, **own, **options, "cuda_graphs": "auto" if graphs else "off"}).train()
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
 
@@ -50,6 +52,10 @@ class Training:
         random = torch.Generator().manual_seed(rows * 100 + length)
         source, target, before = (torch.randint(4, TYPES, (rows, length), generator=random) for _ in range(3))
         source[0, length - pads :] = 1
+        if self.masked:
+            masked = (target % 3 == 0) & (source != 1)
+            scores = self.model(source, masked_tokens=masked)[0]
+            return F.cross_entropy(scores, before[masked], reduction="sum") / source.numel()
         if hasattr(self.model, "classification_heads"):
             scores, _ = self.model(source, classification_head_name="head")
             return F.cross_entropy(scores, target[:, 0] % 3)
@@ -125,7 +131,7 @@ def events(draw):
     return (method, *(draw(batches) for _ in range(EVENTS[method])))
 
 
-@pytest.mark.parametrize("name", ["translation", "language model", "classifier"])
+@pytest.mark.parametrize("name", ["translation", "language model", "classifier", "masked language model"])
 @given(happening=st.lists(events(), min_size=4, max_size=10))
 @settings(max_examples=6, deadline=None)
 def test_any_order_of_passes_equals_eager_ones(name, happening):
