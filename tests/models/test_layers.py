@@ -8,10 +8,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from mega_fairseq.models import stack
-from tests.helpers.small_models import SENTENCES, TYPES, classifier, language_model, translation_model
+from tests.helpers.small_models import SENTENCES, TYPES, classifier, encoder, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
-MODELS = {"translation": translation_model, "language model": language_model}
+MODELS = {"translation": translation_model, "language model": language_model, "masked language model": encoder}
 DROPOUTS = {f"{kind}dropout": 0.2 for kind in ("", "attention_", "hidden_", "activation_")}
 every_model = pytest.mark.parametrize("kind", MODELS)
 
@@ -23,7 +23,7 @@ def scores(model):
 
 
 def inputs(model, tokens):
-    return (tokens, None, tokens) if "encoder" in model.STACKS else (tokens,)
+    return (tokens, None, tokens) if len(model.STACKS) == 2 else (tokens,)
 
 
 def sides(model):
@@ -99,9 +99,7 @@ LAYERS = 4
 
 
 def layers(kind, **options):
-    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
-    if kind == "language model":
-        sizes = {name: value for name, value in sizes.items() if name.startswith("decoder")}
+    sizes = {f"{side}_{name}": value for side in MODELS[kind]().STACKS for name, value in options.items()}
     return MODELS[kind](dropout=0.0, **sizes)
 
 
