@@ -45,3 +45,13 @@ def test_scaled_gau_and_flash_start_with_scores_of_the_size_of_their_queries(nam
     kappa = {init: MIXERS[name](DIM, shared_dim=64, chunk_size=8, init=init).build().kappa for init in INITS}
     assert kappa["released"].std().item() == pytest.approx(0.02, rel=0.3)
     torch.testing.assert_close(kappa["scaled"], torch.tensor(scales).unsqueeze(1).expand(-1, 64))
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_megalodon_starts_with_queries_and_keys_of_length_1(init):
+    """So scores are between -1 and 1."""
+    made = MIXERS["megalodon"](DIM, heads=2, init=init).build()
+    for rows in made.queries_keys(torch.randn(3, 9, DIM // 4), 5):
+        torch.testing.assert_close(rows.unflatten(-1, (2, -1)).norm(dim=-1), torch.ones(3, 9, 2), rtol=0.0, atol=1e-4)
+    scale = DIM**-0.5 if init == "scaled" else (3 * DIM) ** -0.5
+    assert made.shared.weight.std().item() == pytest.approx(scale, rel=0.05)
