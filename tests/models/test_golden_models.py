@@ -15,7 +15,6 @@ from tests.helpers.golden_models import model as golden_model
 
 translation = each("translation model")
 right_padded = each("translation model", where=lambda case: not case.config["src_left_pad"])
-untruncated = each("translation model", where=lambda case: case.config["truncation_length"] >= 64)
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 
 

@@ -111,9 +111,6 @@ def test_scores_equal_those_of_eager_steps(name, orders):
     check(name, orders)
 
 
-LONG = [[2, 0, 1, 4, 4, 3]] * 9
-
-
 def test_an_order_that_is_not_followed_is_detected(monkeypatch):
     monkeypatch.setattr(GraphState, "reorder", lambda self, order: None)
     with pytest.raises((AssertionError, RuntimeError)):

@@ -10,7 +10,7 @@ from mega_fairseq.ops.attention.one_position import (
 )
 from tests.ops.helpers import Recorder, noise, relative_error
 
-ROWS, HEADS, WIDTH = 3, 2, 4
+ROWS, HEADS = 3, 2
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])

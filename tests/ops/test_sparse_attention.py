@@ -15,7 +15,7 @@ from tests.ops.helpers import (
     with_gradients,
 )
 
-HEADS, WIDTH, VALUES = 3, 4, 4
+HEADS, WIDTH = 3, 4
 SETS = ["first", "second", "merged", "heads"]
 LENGTHS = [1, 3, 4, 5, 8, 9, 13, 23]
 PATTERNS = {

@@ -51,29 +51,10 @@ OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkey
 OTHERS.update({"turns": "*fp64", "count": "*i64"})
 OTHERS.update(dict.fromkeys(("mean", "var", "means", "end_mean", "end_var", "dend_mean", "dend_var"), "*fp64"))
 OTHERS.update(dict.fromkeys(("dmean", "dvar"), "*fp64"))
-INTEGERS = (
-    "L",
-    "T",
-    "D",
-    "K",
-    "E",
-    "R",
-    "SEGMENTS",
-    "length",
-    "half",
-    "width",
-    "stride",
-    "candidate_stride",
-    "sums_stride",
-    "M",
-    "OFFSET",
-    "BEAMS",
-    "Z",
-    "Q",
-    "first",
-    "LEFT",
-    "RIGHT",
-)
+INTEGERS = {
+    *("L", "T", "D", "K", "E", "R", "M", "Z", "Q", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
+    *("length", "half", "width", "stride", "candidate_stride", "sums_stride", "first"),
+}
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
 ROWS = {"ROWS": 2, "COLUMNS": 512, "WIDE": "fp32"}
