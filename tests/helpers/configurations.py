@@ -1,6 +1,5 @@
 """Model configurations as fairseq makes them from a command line and with hydra, and options to give them."""
 
-import json
 from typing import Any, Dict
 
 from fairseq import options
@@ -13,7 +12,6 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.optim
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
-from tests.helpers.golden_cases import FOLDER
 
 
 def training(*words: str) -> DictConfig:
@@ -34,15 +32,6 @@ def under_hydra(task: str, criterion: str = "cross_entropy", **model: Any) -> Di
         cfg.criterion = {"_name": criterion}
         add_defaults(cfg)
     return cfg.model
-
-
-def released_options(file: str, *replaced: str) -> Dict[str, Any]:
-    """The options of the released models, except for those `replaced` by other things, with values to give them."""
-    values = {"int": 3, "float": 0.25, "str": "x", "_StoreTrueAction": True}
-    released = json.loads((FOLDER / file).read_text())["options"]
-    assert {option["name"] for option in released} > set(replaced)
-    found = {option["name"]: (option["choices"] or [values.get(option["type"], "10,20")])[-1] for option in released}
-    return {name: value for name, value in found.items() if name not in replaced}
 
 
 def plain(cfg: DictConfig) -> Dict[str, Any]:

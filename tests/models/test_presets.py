@@ -22,7 +22,7 @@ from mega_fairseq.models.presets import CLASSIFIERS, ENCODERS, LANGUAGE_MODELS, 
 from mega_fairseq.modules import MIXERS, FeedForwardConfig, GatedCrossAttentionConfig
 from mega_fairseq.modules.normalization import BATCH_NORMS
 from tests.helpers.commands import ROOT, as_words
-from tests.helpers.configurations import parsed, plain, released_options, under_hydra
+from tests.helpers.configurations import parsed, plain, under_hydra
 from tests.helpers.golden_models import classification, task
 
 WORDS, BYTES, BPE, PIECES, CHARACTERS = 267_744, 208, 33_000, 32_000, 5_744
@@ -156,20 +156,6 @@ def test_options_of_a_preset_can_be_pickled():
     presets = [MODEL_DATACLASS_REGISTRY[name](dropout=0.7) for name in ("mega_transformer_small", "mega_lm_wt103")]
     done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(presets), capture_output=True, cwd=ROOT)
     assert done.stdout.decode().strip() == repr(presets), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arch", "file", "replaced"),
-    [
-        ("mega_transformer", "released_options_mega.json", ()),
-        # The released model writes these diagnostics during training; here, `mega-fairseq inspect` does.
-        ("mega_lm", "released_options_mega_lm.json", ("report_ema_alpha", "write_out_alpha")),
-    ],
-)
-def test_fairseq_train_accepts_every_released_option(arch, file, replaced):
-    values = released_options(file, *replaced)
-    cfg = parsed(f"--arch={arch}", *as_words(values))
-    assert {name: cfg[name] for name in values} == values
 
 
 @pytest.mark.parametrize(
