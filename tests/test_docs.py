@@ -96,8 +96,9 @@ def place(tmp_path_factory):
         (place / f"corpus/{split}.en").write_text("".join(f"{line}\n" for line in part))
         (place / f"corpus/{split}.de").write_text("".join(f"{' '.join(line.split()[::-1])}\n" for line in part))
     (place / "bin").mkdir()
-    modules = {f"fairseq-{tool}": f"fairseq_cli.{tool}" for tool in ("train", "generate", "interactive", "eval-lm")}
-    for command, module in {**modules, "mega-fairseq": "mega_fairseq.cli"}.items():
+    tools = ("preprocess", "train", "generate", "interactive", "eval-lm")
+    modules = {f"fairseq-{tool}": f"fairseq_cli.{tool}" for tool in tools}
+    for command, module in {**modules, "mega-fairseq": "mega_fairseq.cli", "sacrebleu": "sacrebleu"}.items():
         script = f'exec {python()} -m {module.replace("-", "_")} "$@"'
         if command == "fairseq-train":
             layers = "--encoder-layers 1 --decoder-layers 1"
@@ -109,46 +110,57 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translated(place):
-    return run(commands(ROOT / "README.md", "fairseq-generate"), place)
+    return run(commands(ROOT / "README.md", "bible/prepare.sh"), place)
 
 
 @pytest.fixture(scope="module")
 def evaluated(place):
     language = commands(DOCS / "language-modelling.md", "/tmp/addresses/sweep")
-    return run(commands(ROOT / "README.md", "fairseq-eval-lm") + language, place)
+    return run(commands(ROOT / "README.md", "addresses/prepare.sh") + language, place)
 
 
 @pytest.fixture(scope="module")
 def classified(place):
-    return run(commands(DOCS / "classification.md", "prepare digits"), place)
+    return run(commands(ROOT / "README.md", "prepare digits") + commands(DOCS / "classification.md", "--out"), place)
 
 
 @pytest.mark.slow
-def test_readme_commands_translate_a_test_set(translated):
+def test_readme_commands_translate_a_sentence(translated):
     assert "done training" in translated
-    assert "Translated 10 sentences" in translated
-    assert re.search(r"BLEU = [\d.]+", translated)
+    assert re.search(r"^D-0\t\S+\t", translated, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_readme_commands_evaluate_a_language_model(evaluated, place):
+def test_readme_commands_continue_a_text(evaluated, place):
     assert "done training" in evaluated
-    assert re.search(r"Perplexity: \d", evaluated)
+    assert re.search(r"^D-0\t\S+\tFellow citizens", evaluated, re.MULTILINE)
     assert (place / "addresses/sweep.png").exists()
 
 
 @pytest.mark.slow
 def test_documented_commands_classify_digits(classified, place):
     assert "done training" in classified
+    assert re.search(r"^\d\t[\d.]+$", classified, re.MULTILINE)
     assert re.search(r"accuracy [\d.]+% of 200 examples", classified)
     assert (place / "digits/classified.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "text"), [("translation", ""), ("language-modelling", "Fellow citizens")])
-def test_documented_commands_read_standard_input(page, text, translated, evaluated, place):
-    output = run(commands(DOCS / f"{page}.md", "fairseq-interactive /tmp"), place)
-    assert re.search(rf"^D-0\t\S+\t{text}", output, re.MULTILINE)
+def test_own_pairs_are_translated_and_scored(place):
+    """From few sentences, none of which may be left without a split."""
+    (place / "own").mkdir()
+    for language in ("en", "de"):
+        lines = (place / f"corpus/train.{language}").read_text().splitlines(keepends=True)
+        (place / f"own/corpus.{language}").write_text("".join(lines[:300]))
+        (place / f"own/new.{language}").write_text("".join(lines[300:303]))
+    steps = blocks(DOCS / "own-data.md", "bash")[1:8]
+    steps = "".join(step for step in steps if "hydra" not in step).replace("--beam 5", "--beam 5 --max-len-b 9")
+    steps = steps.replace("python ", f"{sys.executable} ")
+    output = run(f"cd /tmp/own\nREPO={ROOT}\n{steps}", place)
+    assert "Translated 15 sentences" in output
+    assert re.search(r"BLEU = [\d.]+", output)
+    assert len((place / "own/new.out").read_text().splitlines()) == 3
+    assert '"verbose_score"' in output
 
 
 @pytest.mark.slow
