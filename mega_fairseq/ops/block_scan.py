@@ -120,7 +120,7 @@ def _backward(grads, saved, x, initial, within, collect, spread, decay) -> List[
     dh = dh if denter is None else dh + denter
     # Gradients flow in the opposite direction, with the conjugate: du_k is that of the state after block k.
     decay = torch.conj_physical(_complex_if_pairs(decay))
-    dh, conjugate = _like(decay, dh), _like(decay, enter).conj()
+    dh, conjugate = _like(decay, dh), torch.conj_physical(_like(decay, enter))
     du = _scan(dh, decay, None, back=True)
     ndim = decay.size(-1)
     dinitial = [] if initial is None else [_reals(torch.addcmul(dh[0, ..., :ndim], decay[0], du[0, ..., :ndim]))]

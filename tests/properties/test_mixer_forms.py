@@ -114,10 +114,11 @@ def test_a_state_keeps_the_memory_of_its_bounded_size_alive_whatever_came_before
 
 
 def results(mixer, x, pads):
-    """Outputs and the gradient of a sequence, and outputs of its pieces and with pads."""
+    """Outputs and all gradients of a sequence, and outputs of its pieces and with pads."""
     x, causal = x.requires_grad_(), mixer.config.causal
     found = [outputs(mixer, x)]
-    found += torch.autograd.grad(found[0].square().sum(), x)
+    inputs = [x, *mixer.parameters()]
+    found += torch.autograd.grad(found[0].square().sum(), inputs, allow_unused=True, materialize_grads=True)
     with torch.no_grad():
         if not causal:
             return [*found, mixer(x, padding_mask=pads)]

@@ -74,8 +74,9 @@ def _fake(log_decay, turns, expand, project, size):
 
 def _backward(grads, saved, log_decay, turns, expand, project, size) -> List[Tensor]:
     dtaps, dcollect, dspread, ddecay = grads
-    # Gradients pass through a product with the conjugate of the other factor.
-    powers, gamma = _powers(log_decay, turns, expand, project, size).conj(), _complex(project).conj()
+    # Gradients pass through a product with the conjugate of the other factor. Not `conj`, which is lazy: within a mode
+    # such as FlopCounterMode, torch computes as if it was not there.
+    powers, gamma = map(torch.conj_physical, (_powers(log_decay, turns, expand, project, size), _complex(project)))
     weights = torch.arange(size + 1, device=turns.device).to(expand.dtype)
     weights = torch.stack([torch.ones_like(weights), weights])
 
@@ -88,7 +89,7 @@ def _backward(grads, saved, log_decay, turns, expand, project, size) -> List[Ten
 
     taps = sums(0, None if dtaps is None else dtaps.unsqueeze(-1), -1)
     entering = sums(0, None if dcollect is None else _complex(dcollect.unflatten(2, (-1, 2))).flip(1), -1)
-    leaving = sums(1, None if dspread is None else _complex(dspread.unflatten(2, (-1, 2))).conj())
+    leaving = sums(1, None if dspread is None else torch.conj_physical(_complex(dspread.unflatten(2, (-1, 2)))))
     after = sums(size, None if ddecay is None else _complex(ddecay).unsqueeze(1))
     dlog = expand * (entering[1] + gamma * taps[1]) + gamma * leaving[1] + after[1]
     dexpand, dproject = (entering[0] + gamma * taps[0]).real, leaving[0] + expand * taps[0]
