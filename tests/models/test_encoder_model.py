@@ -1,4 +1,4 @@
-"""Encoders as masked language models: batch independence, any length and chunk, heads, token types, hidden states."""
+"""Encoders as masked language models: batch independence, heads, token types."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from mega_fairseq.modules.heads import LM_HEADS
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import CHUNK, FIRST, LENGTHS, TYPES, batch, documents, encoder, mixer_of, mixer_options
+from tests.helpers.small_models import CHUNK, FIRST, TYPES, batch, documents, encoder, mixer_of, mixer_options
 
 HEADS = [kind for kind in LM_HEADS if kind != "none"]
 
@@ -35,17 +35,6 @@ def test_a_document_has_the_same_scores_alone_and_in_any_padded_batch(mixer, poo
         torch.testing.assert_close(classes[i], scores(model, row[None], classification_head_name="head")[0])
 
 
-@pytest.mark.parametrize("rel_pos_bias", ["simple", "rotary"])
-def test_a_chunk_as_long_as_the_document_is_full_attention(rel_pos_bias):
-    longest = max(LENGTHS)
-    whole, chunk, shorter = (
-        scores(build(encoder_chunk_size=size, max_positions=longest, rel_pos_bias=rel_pos_bias), batch(documents()))
-        for size in (-1, longest, CHUNK)
-    )
-    torch.testing.assert_close(chunk, whole)
-    assert not torch.allclose(shorter, whole)
-
-
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("untied", [False, True])
 def test_only_masked_tokens_are_projected_and_give_the_same_gradients(kind, untied):
@@ -72,16 +61,6 @@ def test_token_types_move_with_their_tokens_and_default_to_the_first():
     zeros = scores(model, tokens, token_types=torch.zeros_like(tokens))
     torch.testing.assert_close(scores(model, tokens), zeros, rtol=0, atol=0)
     assert not torch.allclose(together, zeros)
-
-
-def test_hidden_states_are_the_embeddings_and_the_output_of_each_layer():
-    model, tokens = build(normalize_before=True, no_final_norm=True), batch(documents())
-    features, extra = model(tokens, features_only=True, return_all_hiddens=True)
-    states = [state.transpose(0, 1) for state in extra["inner_states"]]
-    assert len(states) == 1 + len(model.encoder.layers)
-    embedded = model.encoder.embed_tokens(tokens)
-    torch.testing.assert_close(states[0], embedded.masked_fill(tokens.eq(PAD).unsqueeze(-1), 0))
-    torch.testing.assert_close(states[-1], features)
 
 
 def test_embeddings_may_replace_those_of_tokens():

@@ -240,22 +240,6 @@ def test_log_probs_token_by_token_equal_those_of_a_full_pass_in_any_order_of_row
 # ------------------------------------------------------------------------------------------------ other chunks
 
 
-@pytest.mark.parametrize("bias", POSITION_BIASES)
-@torch.no_grad()
-def test_set_chunk_size_equals_building_the_model_with_that_chunk_size(bias):
-    made, tokens = model(rel_pos_bias=bias), texts(23)[0][0][None]
-    before = made(tokens)[0]
-    made.decoder.set_chunk_size(3)
-    smaller = model(rel_pos_bias=bias, decoder_chunk_size=3)
-    state = {key: value.clone() for key, value in model(rel_pos_bias=bias).state_dict().items()}
-    smaller.upgrade_state_dict(state)
-    smaller.load_state_dict(state)
-    torch.testing.assert_close(made(tokens)[0], smaller(tokens)[0], **CLOSE)
-    assert (made(tokens)[0] - before).abs().max() > 1e-3
-    made.decoder.set_chunk_size(CHUNK)
-    torch.testing.assert_close(made(tokens)[0], before, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("chunk", [CHUNK + 1, -1, 0])
 def test_a_simple_bias_refuses_chunks_longer_than_in_training(chunk):
     with pytest.raises(ValueError, match=f"--decoder-chunk-size is {chunk} .* reaches 5 tokens") as caught:

@@ -1,4 +1,4 @@
-"""The translation model: options without a golden case, and batch independence."""
+"""The translation model: options without a golden case."""
 
 from argparse import Namespace
 
@@ -7,16 +7,16 @@ import torch
 from omegaconf import OmegaConf
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
-from tests.helpers.golden_models import PAD, dictionary
-from tests.helpers.small_models import SENTENCES, TYPES, sources, targets
+from tests.helpers.golden_models import dictionary
+from tests.helpers.small_models import TYPES, sources, targets
 from tests.helpers.small_models import translation_model as model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 
 @torch.no_grad()
-def logits(made, source=None, target=None):
-    return made(sources() if source is None else source, None, targets() if target is None else target)[0]
+def logits(made):
+    return made(sources(), None, targets())[0]
 
 
 def steps(made):
@@ -50,18 +50,6 @@ def test_every_parameter_has_a_gradient(options):
     made = model(**options).train()
     made(sources(), None, targets())[0].sum().backward()
     assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
-
-
-@pytest.mark.parametrize("options", [{}, {"encoder_chunk_size": 3, "rel_pos_bias": "rotary"}, {"truncation_length": 3}])
-@pytest.mark.parametrize("pad_left", [True, False])
-def test_logits_are_batch_independent_with_padding_on_either_side(options, pad_left):
-    made, source = model(**options), sources(pad_left)
-    batch = logits(made, source)
-    wider = torch.cat([torch.full((SENTENCES, 4), PAD), source, torch.full((SENTENCES, 9), PAD)], 1)
-    torch.testing.assert_close(logits(made, wider), batch, **CLOSE)
-    for row in range(SENTENCES):
-        alone = logits(made, source[row][source[row] != PAD][None], targets()[row : row + 1])
-        torch.testing.assert_close(batch[row], alone[0], **CLOSE)
 
 
 def test_pre_trained_embeddings_are_read_from_a_file(tmp_path):

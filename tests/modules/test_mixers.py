@@ -10,7 +10,6 @@ import torch
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig
 from mega_fairseq.modules.mixer_state import batch_size
-from tests.helpers.pretended_device import PretendedDevice, moved
 
 BATCH, LENGTH = 3, 14
 DIM = 4  # of all EXAMPLES
@@ -141,13 +140,3 @@ def test_states_made_in_inference_mode_continue_outside_of_it(name):
     y, state = made(x[:, 3:5], state)
     torch.testing.assert_close(y, expected[:, 3:5])
     torch.testing.assert_close(made(x[:, 5:], state)[0], expected[:, 5:])
-
-
-@every_example
-def test_training_on_a_gpu_never_waits_so_that_a_graph_can_contain_it(name):
-    with PretendedDevice() as device:
-        made, x = moved(mixer(name).train()), moved(torch.ones(BATCH, LENGTH, DIM))
-        device.waits.clear()
-        y, _ = made(x.requires_grad_())
-        y.backward(y.detach())
-        assert not device.waits
