@@ -98,4 +98,4 @@ def test_only_the_simple_bias_limits_the_length():
     assert chunked.max_positions() == (50, 60)  # cross attention has no chunks
     assert min(model(**longest, rel_pos_bias="rotary").max_positions()) >= 1_000_000
     with pytest.raises(ValueError, match="rotary"):
-        logits(simple, torch.full((1, 51), 5), torch.full((1, 3), 5))
+        simple(torch.full((1, 51), 5), None, torch.full((1, 3), 5))
