@@ -153,8 +153,7 @@ def test_own_pairs_are_translated_and_scored(place):
         lines = (place / f"corpus/train.{language}").read_text().splitlines(keepends=True)
         (place / f"own/corpus.{language}").write_text("".join(lines[:300]))
         (place / f"own/new.{language}").write_text("".join(lines[300:303]))
-    steps = blocks(DOCS / "own-data.md", "bash")[1:8]
-    steps = "".join(step for step in steps if "hydra" not in step).replace("--beam 5", "--beam 5 --max-len-b 9")
+    steps = "".join(blocks(DOCS / "own-data.md", "bash")[1:7]).replace("--beam 5", "--beam 5 --max-len-b 9")
     steps = steps.replace("python ", f"{sys.executable} ")
     output = run(f"cd /tmp/own\nREPO={ROOT}\n{steps}", place)
     assert "Translated 15 sentences" in output
