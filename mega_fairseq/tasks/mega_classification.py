@@ -21,6 +21,7 @@ from mega_fairseq.fairseq_options import option, option_of_command
 
 logger = logging.getLogger(__name__)
 HEAD = "sentence_classification_head"  # the default of --classification-head-name
+CHOOSE = "choose --arch mega_classifier or one of its presets"
 
 
 @dataclass
@@ -130,6 +131,8 @@ class MegaClassificationTask(FairseqTask):
     # ------------------------------------------------------------------------------------------ model
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        if not hasattr(cfg, "max_positions"):
+            raise ValueError(f"--task mega_classification is for classifiers; {CHOOSE}")
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
@@ -167,10 +170,7 @@ class MegaClassificationTask(FairseqTask):
     def _check_other(self, model: BaseFairseqModel) -> None:
         """fairseq's own classifiers take tokens, and ignore a second input."""
         if not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs():
-            raise ValueError(
-                f"{type(model).__name__} is not a classifier, or does not take values or pairs; choose "
-                "--arch mega_classifier or one of its presets"
-            )
+            raise ValueError(f"{type(model).__name__} is not a classifier, or does not take values or pairs; {CHOOSE}")
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
         if getattr(cfg, "_name", None) != "sentence_prediction" or cfg.regression_target:

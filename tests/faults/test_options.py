@@ -25,7 +25,12 @@ from mega_fairseq.models import (
     MegaTransformerConfig,
     MegaTransformerModel,
 )
-from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
+from mega_fairseq.tasks import (
+    MegaClassificationConfig,
+    MegaClassificationTask,
+    MegaLanguageModelingConfig,
+    MegaLanguageModelingTask,
+)
 from tests.helpers.commands import LM, LM_HEADS, LM_TRAINING, MEGA, MEGA_LM, PLUGIN, TRAINING, failure
 from tests.helpers.golden_models import classification, dictionary, task
 from tests.helpers.small_models import ADAPTIVE as SOFTMAX
@@ -155,6 +160,8 @@ def test_models_and_tasks_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=said):
             kind.build_model(config, where)
+    with pytest.raises(ValueError, match="--arch mega_classifier"):
+        MegaClassificationTask(MegaClassificationConfig(), dictionary(40), ["a", "b"]).build_model(MegaLMConfig())
 
 
 # ------------------------------------------------------------------------------------------------ command lines
