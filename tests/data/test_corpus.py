@@ -112,13 +112,6 @@ def test_a_truncated_index_is_refused(folder, tmp_path, kept):
 # ------------------------------------------------------------------------------------------------ documents
 
 
-def test_any_range_is_read_across_parts():
-    corpus = in_memory([12], parts=(1, 4, 4, 11))
-    for start in range(12):
-        for stop in range(start + 1, 13):
-            assert corpus.read(start, stop).tolist() == tokens(12)[start:stop].tolist()
-
-
 def test_a_range_is_returned_as_a_copy():
     corpus = in_memory([5])
     corpus.read(1, 3).zero_()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models import decoder as decoders
 from mega_fairseq.ops.attention.segments import Segments, places
-from tests.helpers.golden_models import PAD, task
-from tests.helpers.small_models import EOS, SEPARATORS, TYPES, translation_model
+from tests.helpers.golden_models import task
+from tests.helpers.small_models import EOS, SEPARATORS, TYPES, padded, translation_model
 
 BIASES = ("simple", "rotary", "rope", "alibi", "t5", "none")
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
@@ -21,17 +21,16 @@ def texts(most=4):
 
 
 def source(*rows):
-    return padded([[*sum(([*line, SEPARATORS[0]] for line in lines), [])[:-1], EOS] for lines in rows])
+    return batch([[*sum(([*line, SEPARATORS[0]] for line in lines), [])[:-1], EOS] for lines in rows])
 
 
 def target(*rows):
     """The decoder's input."""
-    return padded([[EOS, *sum(([*line, SEPARATORS[1]] for line in lines), [])[:-1]] for lines in rows])
+    return batch([[EOS, *sum(([*line, SEPARATORS[1]] for line in lines), [])[:-1]] for lines in rows])
 
 
-def padded(rows):
-    width = max(map(len, rows))
-    return torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+def batch(rows):
+    return padded(list(map(torch.tensor, rows)), left=True)
 
 
 def model(positions="sentence", window=-1, **options):

@@ -3,8 +3,6 @@
 import functools
 import re
 import sys
-import sysconfig
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -255,11 +253,3 @@ def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, tra
     assert together == [hub.translate(sentence, **how) for sentence in joined]
     generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
     assert together == texts(generated)
-
-
-def test_the_readmes_command_finds_the_plugin(corpus, trained, generate, tmp_path):
-    scripts = Path(sysconfig.get_path("scripts"))
-    words = [corpus, *CPU, *SEARCH, "--path", trained.last, "--batch-size=64"]
-    shell = f'PATH={scripts}:$PATH; fairseq-generate "$@" --user-dir "$(mega-fairseq user-dir)"'
-    said = fresh("sh", "-c", shell, "sh", *words, cwd=tmp_path)
-    assert_same_translations(said, generate("--batch-size=64"))
