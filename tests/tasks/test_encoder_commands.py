@@ -1,37 +1,111 @@
-"""Encoders through fairseq's command lines: pre-trained as masked language models, then fine-tuned."""
+"""Encoders through fairseq's command lines: pre-trained as masked language models, then fine-tuned.
 
+The data are sentences in GPT-2's BPE, in which two words alternate, and their classes.
+"""
+
+import json
+import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
 from fairseq.tasks import setup_task
 
 from mega_fairseq.models import MegaEncoderModel
-from tests.helpers.commands import PLUGIN, as_words, checkpoint, failure, fairseq, losses, records
-from tests.helpers.configurations import training
-from tests.helpers.encoders import (
-    FINE_TUNING,
-    MASKED_LM,
-    SENTENCES,
-    SIZES,
-    UPDATES,
-    WITHIN_EPOCH,
-    WORDS,
-    bpe_options,
-    pretrained,
-    starts_word,
-    words_of,
+from tests.helpers.commands import (
+    CPU,
+    PLUGIN,
+    SMALL,
+    SYLLABLES,
+    as_words,
+    checkpoint,
+    failure,
+    fairseq,
+    losses,
+    records,
 )
+from tests.helpers.configurations import training
 
 pytestmark = pytest.mark.slow
+
+SPACE = "\u0120"  # as GPT-2 writes it
+SENTENCES = {"train": 211, "valid": 31}  # primes, so that no batch size divides them
+UPDATES, WITHIN_EPOCH = 100, 93
+SIZES = {f"encoder_{name}": size for name, size in {**SMALL, "hidden_dim": 48, "z_dim": 16, "n_dim": 4}.items()}
+TRAINING = {
+    "arch": "mega_encoder_small", **SIZES, "encoder_chunk_size": 5, "dropout": 0, "optimizer": "adam", "lr": 0.02,
+    "clip_norm": 1, "batch_size": 8, "log_format": "json", "log_interval": 1, "num_workers": 0,
+}  # fmt: skip
+MASKED_LM = {
+    "task": "masked_lm", "criterion": "masked_lm", "tokens_per_sample": 40, "sample_break_mode": "complete",
+    "mask_prob": 0.3,
+}  # fmt: skip
+NAME = "sentence_prediction"
+FINE_TUNING = {"task": NAME, "criterion": NAME, "num_classes": 2, "max_positions": 40, "init_token": 0}
 FINE_UPDATES = 50
 HEAD = "classification_heads.sentence_classification_head"
 RESET = {f"reset_{name}": True for name in ("optimizer", "dataloader", "meters", "lr_scheduler")}
 
 
-@pytest.fixture
-def model():
-    return pretrained()
+def words_of(*groups, **more):
+    """The options of a training."""
+    given = dict(TRAINING)
+    for group in (*groups, more):
+        given.update(group)
+    return [*PLUGIN, *CPU, *as_words(given)]
+
+
+LETTERS = sorted(set("".join(SYLLABLES)))
+PIECES = [SPACE, *LETTERS, *SYLLABLES, *(SPACE + syllable for syllable in SYLLABLES)]
+WORDS = [a + b for a, b in zip(SYLLABLES[::3], SYLLABLES[1::3])]
+
+
+def write_bpe(folder):
+    """The files of a BPE whose pieces are syllables, those that start a word with the space before them."""
+    (folder / "encoder.json").write_text(json.dumps({piece: number for number, piece in enumerate(PIECES)}))
+    merges = [*map(" ".join, SYLLABLES), *(f"{SPACE} {syllable}" for syllable in SYLLABLES)]
+    (folder / "vocab.bpe").write_text("\n".join(["#version", *merges, ""]))
+    files = bpe_options(folder)
+    return GPT2BPE(GPT2BPEConfig(**{name: str(files[name]) for name in ("gpt2_encoder_json", "gpt2_vocab_bpe")}))
+
+
+def bpe_options(folder):
+    return {"bpe": "gpt2", "gpt2_encoder_json": folder / "encoder.json", "gpt2_vocab_bpe": folder / "vocab.bpe"}
+
+
+def write_data(folder):
+    """Two words in turn; the class is that of the first one's vowel."""
+    bpe = write_bpe(folder)
+    for split, size in SENTENCES.items():
+        chance, sentences, labels = random.Random(split), [], []
+        for _ in range(size):
+            first, second = chance.choices(WORDS, k=2)
+            sentences.append(" ".join([first, second] * chance.randint(2, 5)))
+            labels.append("dark" if first[1] in "ou" else "light")
+        (folder / f"{split}.text").write_text("\n".join(sentences) + "\n")
+        (folder / f"{split}.input").write_text("\n".join(map(bpe.encode, sentences)) + "\n")
+        (folder / f"{split}.label").write_text("\n".join(labels) + "\n")
+
+    def binarise(name, destination, *words):
+        files = [f"--{split}pref={folder}/{split}.{name}" for split in SENTENCES]
+        fairseq("preprocess", "--only-source", *files, f"--destdir={destination}", *words)
+
+    binarise("input", folder / "text")
+    binarise("input", folder / "classes/input0", "--srcdict", folder / "text/dict.txt")
+    binarise("label", folder / "classes/label")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A masked language model."""
+    folder = tmp_path_factory.mktemp("encoder")
+    write_data(folder)
+    saving = {"save_dir": folder / "model", "save_interval_updates": WITHIN_EPOCH, "max_update": UPDATES}
+    said = fairseq("train", folder / "text", *words_of(MASKED_LM, bpe_options(folder), saving))
+    last = folder / "model/checkpoint_last.pt"
+    return SimpleNamespace(folder=folder, text=folder / "text", classes=folder / "classes", last=last, said=said)
 
 
 def validated(data, path, *options):
@@ -76,7 +150,7 @@ def test_whole_words_are_masked(model):
     task = setup_task(cfg.task)
     task.build_model(cfg.model)
     task.load_dataset("train")
-    starts = [starts_word(symbol) for symbol in task.dictionary.symbols]
+    starts = [not s.isdecimal() or PIECES[int(s)].startswith(SPACE) for s in task.dictionary.symbols]
     count = 0
     for example in map(task.dataset("train").__getitem__, range(20)):
         masked = example["target"].ne(task.dictionary.pad())
@@ -101,10 +175,10 @@ def test_options_that_do_not_fit_the_model_are_refused(model, options, said, tmp
 
 
 @pytest.fixture(scope="module")
-def finetuned(tmp_path_factory):
+def finetuned(model, tmp_path_factory):
     """A classifier of sentences, from the weights of the masked language model."""
-    start = {"restore_file": pretrained().last, **RESET, "save_dir": tmp_path_factory.mktemp("fine")}
-    said = fairseq("train", pretrained().classes, *words_of(FINE_TUNING, start, max_update=FINE_UPDATES))
+    start = {"restore_file": model.last, **RESET, "save_dir": tmp_path_factory.mktemp("fine")}
+    said = fairseq("train", model.classes, *words_of(FINE_TUNING, start, max_update=FINE_UPDATES))
     return start["save_dir"] / "checkpoint_last.pt", said
 
 
