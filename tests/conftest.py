@@ -5,7 +5,6 @@ reproducible. "fast" draws few examples, for `make test-fast`; "explore" draws m
 """
 
 import functools
-import json
 import os
 import subprocess
 import sysconfig
@@ -57,18 +56,6 @@ def sweep(sweep_folder, tmp_path, capsys):
 def translation():
     """A translation model after three updates and one validation, and the output of its training."""
     return trained("translation")
-
-
-@pytest.fixture
-def inspect(tmp_path, capsys):
-    """Runs the command in this process; returns stdout and the content of PREFIX.json."""
-
-    def call(path, *options):
-        code, (out, err) = main(["inspect", str(path), f"--out={tmp_path / 'out'}", *options]), capsys.readouterr()
-        assert (code, err) == (0, ""), err
-        return out, json.loads((tmp_path / "out.json").read_text())
-
-    return call
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,20 @@ DIM, ORDER, FEED_FORWARD = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_di
 def call(tmp_path, capsys):
     """Runs the command in this process; returns exit code, stdout and stderr."""
 
-    def run_inspect(path, *options, out=tmp_path / "out"):
-        return main(["inspect", str(path), f"--out={out}", *map(str, options)]), *capsys.readouterr()
+    def run_inspect(path, out=tmp_path / "out"):
+        return main(["inspect", str(path), f"--out={out}"]), *capsys.readouterr()
+
+    return run_inspect
+
+
+@pytest.fixture
+def inspect(call, tmp_path):
+    """Runs the command; returns stdout and the content of PREFIX.json."""
+
+    def run_inspect(path):
+        code, out, err = call(path)
+        assert (code, err) == (0, ""), err
+        return out, json.loads((tmp_path / "out.json").read_text())
 
     return run_inspect
 

@@ -1,7 +1,5 @@
 """Token mixers through fairseq's own command lines: training, perplexity, generation."""
 
-import functools
-
 import pytest
 
 from tests.helpers.commands import (
@@ -28,30 +26,20 @@ from tests.helpers.small_models import mixer_of, mixer_options
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def model(text, tmp_path_factory):
-    """Trains a language model with a mixer once; returns its checkpoint and losses."""
-
-    @functools.lru_cache(maxsize=None)
-    def trained(name):
-        folder = tmp_path_factory.mktemp("model")
-        sizes = {f"decoder_{size}": number for size, number in SMALL.items()}
-        options = {"token_mixer": mixer_of(name), **sizes, **mixer_options(name, "decoder"), "normalize_before": True}
-        words = [*LM, "--arch=mega_lm", *as_words(options), *LM_HEADS["softmax"], *LM_TRAINING]
-        where = ["--no-epoch-checkpoints", "--save-dir", folder]
-        said = fairseq("train", text, *words, f"--tokens-per-sample={LM_CHUNK}", "--max-update=24", *where)
-        return folder / "checkpoint_last.pt", losses(said)
-
-    return trained
+def train(text, name, folder):
+    """Trains a language model with a mixer; returns its checkpoint and losses."""
+    sizes = {f"decoder_{size}": number for size, number in SMALL.items()}
+    options = {"token_mixer": mixer_of(name), **sizes, **mixer_options(name, "decoder"), "normalize_before": True}
+    words = [*LM, "--arch=mega_lm", *as_words(options), *LM_HEADS["softmax"], *LM_TRAINING]
+    where = ["--no-epoch-checkpoints", "--save-dir", folder]
+    said = fairseq("train", text, *words, f"--tokens-per-sample={LM_CHUNK}", "--max-update=24", *where)
+    return folder / "checkpoint_last.pt", losses(said)
 
 
 # One with a state that grows, one with sums, and one whose norms carry a state; properties run all of them.
-trained_mixers = pytest.mark.parametrize("name", ["sparse", "flash", "megalodon"])
-
-
-@trained_mixers
-def test_training_lowers_the_loss_and_evaluation_does_not_depend_on_pieces(text, model, name):
-    path, curve = model(name)
+@pytest.mark.parametrize("name", ["sparse", "flash", "megalodon"])
+def test_a_trained_model_is_evaluated_in_any_pieces_and_continues_texts_in_any_batch(text, name, tmp_path):
+    path, curve = train(text, name, tmp_path)
     assert curve[-1] < 0.9 * curve[0]
 
     def evaluate(*options):
@@ -61,11 +49,8 @@ def test_training_lowers_the_loss_and_evaluation_does_not_depend_on_pieces(text,
     pieces = ["--batch-size=3", "--model-overrides={'piece_tokens':37}"]
     assert evaluate(*pieces) == pytest.approx(evaluate(), abs=1e-4)
 
-
-@trained_mixers
-def test_texts_are_continued_alike_in_any_batch(text, model, name):
     words = ["--valid-block=documents", "--documents=line", "--gen-subset=test", "--prefix-size=3", "--beam=3"]
-    words += [*LM, "--path", model(name)[0], "--max-len-b=40"]
+    words += [*LM, "--path", path, "--max-len-b=40"]
     said, other = (fairseq("generate", text, *words, f"--batch-size={size}") for size in (1, 7))
     assert max(len(found.split()) for _, found, _ in translations(said)) > 2 * LM_CHUNK
     assert_same_translations(said, other, count=len(list(lines(said, "S"))))
