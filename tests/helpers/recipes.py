@@ -4,7 +4,6 @@ import importlib
 import itertools
 import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
@@ -62,7 +61,6 @@ class Recipe:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
 
     def run(self, script: str, *arguments: Any, **variables: Any) -> str:
@@ -79,15 +77,6 @@ class Recipe:
         assert process.returncode == 1, said
         (sentence,) = re.findall(r"^error: (.*)$", said, re.MULTILINE)
         return sentence
-
-    def kill_while_segmenting(self, split: str, **variables: Any) -> None:
-        """Runs prepare.sh, and kills it and its child processes when it begins to segment this split."""
-        begun = f'[ "$2" = apply ] && ls "$DATA"/*/text.tmp/{split}* >/dev/null 2>&1'
-        python = fake_python(self.place, begun, "kill -KILL 0")
-        process = self.start("prepare.sh", PYTHON=python, **variables)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        python.unlink()
 
 
 def small_bible(folder: Path) -> Path:

@@ -91,17 +91,6 @@ def test_the_shipped_corpus_goes_from_text_to_scores(prepared_bible):
     assert "run average.sh first" in bible.refusal("generate.sh")
 
 
-def test_an_interrupted_preparation_resumes_and_gives_the_same_data(bible, prepared_bible):
-    bible.kill_while_segmenting("valid")
-    assert not (bible.data / "sentencepiece/text").exists()
-
-    said = bible.run("prepare.sh")
-    assert re.findall(r"have .*/(\w+)$", said, re.MULTILINE) == ["raw", "plain", "codes"]
-    assert re.findall(r"making .*/(\w+)$", said, re.MULTILINE) == ["text", "bin"]
-    assert files(bible.data) == files(prepared_bible.data)
-    assert "making" not in bible.run("prepare.sh")
-
-
 def test_a_last_line_without_a_newline_is_kept(bible, prepared_bible, corpus, tmp_path):
     cut = bible.place / "cut"
     shutil.copytree(corpus, cut)
