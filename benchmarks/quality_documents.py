@@ -158,7 +158,8 @@ class Documents(Translation):
         recipe = [word.format(often=min(100, updates), seldom=min(250, updates)) for word in RECIPE]
         recipe += [f"--single-lines={TASKS[run.task]}", f"--lr={run.lr}", f"--max-update={updates}"]
         if run.task == "continued":  # near the rate at which the run on lines ends
-            lines = run.folder.with_name(run.folder.name.replace(run.task, "lines", 1)) / "checkpoint_last.pt"
+            model = run.model.replace("-sentence", "")  # single lines do not differ
+            lines = run.folder.with_name(f"lines-{model}-{run.lr}-{run.seed}") / "checkpoint_last.pt"
             recipe += [f"--finetune-from-model={lines}", f"--lr={float(run.lr) / 2}", "--warmup-updates=50"]
         recipe += [] if self.gpu else ["--bf16"]
         return [str(run.data.parent / "documents/bin"), *self.models[run.model], *recipe]
