@@ -1,9 +1,12 @@
 """Small translation models, language models and classifiers with random weights, and inputs for them."""
 
+from argparse import Namespace
 from dataclasses import fields
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
+from fairseq.models.transformer import TransformerModel, base_architecture
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mega_fairseq.models import (
@@ -54,7 +57,7 @@ def mixer_options(name: str, *sides: str) -> Dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ translation
 
 
-SENTENCES = 3
+SENTENCES, BEAMS = 3, 3
 SEPARATORS = (5, 6)  # between lines of a source and of a target
 IN_LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
 
@@ -80,6 +83,26 @@ def sources(pad_left: bool = True) -> Tensor:
 
 def targets(length: int = 5) -> Tensor:
     return torch.randint(4, TYPES, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+@st.composite
+def orders_of_beams(draw: Any) -> List[List[int]]:
+    """The rows that the rows of a search continue at each step: beams of the same sentence, until it is finished."""
+    orders, sentences = [], SENTENCES
+    for _ in range(draw(st.integers(1, 12))):
+        staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
+        orders.append([s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)])
+        sentences = len(staying)
+    return orders
+
+
+def stock_transformer() -> TransformerModel:
+    """fairseq's own."""
+    torch.manual_seed(0)
+    sizes = {**_sizes("encoder", "stock"), **_sizes("decoder", "stock")}
+    args = Namespace(**sizes, encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0)
+    base_architecture(args)
+    return TransformerModel.build_model(args, task(TYPES)).eval()
 
 
 # ------------------------------------------------------------------------------------------------ language models

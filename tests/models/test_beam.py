@@ -17,10 +17,8 @@ from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttention
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import IN_LINES, SENTENCES, TYPES, language_model, sources
+from tests.helpers.small_models import BEAMS, IN_LINES, SENTENCES, TYPES, language_model, orders_of_beams, sources
 from tests.helpers.small_models import translation_model as model
-
-BEAMS = 3
 
 
 class Search:
@@ -51,22 +49,6 @@ class Search:
         self.history = torch.cat([self.history[order], words], 1)
 
 
-@st.composite
-def within_sentences(draw, sentences):
-    """An order of beams within each of the remaining sentences."""
-    staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
-    return [s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)], len(staying)
-
-
-@st.composite
-def searches(draw):
-    orders, sentences = [], SENTENCES
-    for _ in range(draw(st.integers(1, 9))):
-        order, sentences = draw(within_sentences(sentences))
-        orders.append(order)
-    return orders
-
-
 MODELS = {
     "full": {},
     "chunks": {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True},
@@ -86,7 +68,7 @@ def shared(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@given(orders=searches(), seed=st.integers(0, 99))
+@given(orders=orders_of_beams(), seed=st.integers(0, 99))
 @torch.no_grad()
 def test_decoding_with_reordered_beams_and_finished_sentences_equals_decoding_from_the_start(name, orders, seed):
     search = Search(shared(name), seed)

@@ -12,8 +12,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 from fairseq.dataclass.configs import GenerationConfig
-from fairseq.models.transformer import TransformerModel
-from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -60,17 +58,6 @@ def mega(**options: Any) -> Case:
     return translation(small_models.translation_model(dropout=0.0, **options))
 
 
-def transformer() -> Case:
-    """fairseq's own Transformer."""
-    torch.manual_seed(0)
-    sizes = {"layers": SIZES["layers"], "embed_dim": 16, "ffn_embed_dim": 20, "attention_heads": 2}
-    args = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-    args = Namespace(**args, dropout=0.0, max_source_positions=64, max_target_positions=64)
-    base_architecture(args)
-    task = Namespace(source_dictionary=WORDS, target_dictionary=WORDS)
-    return translation(TransformerModel.build_model(args, task).eval())
-
-
 def language_modelling(**options: Any) -> Case:
     task = MegaLanguageModelingTask(MegaLanguageModelingConfig(tokens_per_sample=5), WORDS)
     model = small_models.language_model(**options)
@@ -109,7 +96,7 @@ CASES: Dict[str, Callable[[], Case]] = {
     "translation": lambda: mega(),
     "translation in chunks": lambda: mega(decoder_chunk_size=3, rel_pos_bias="rotary", normalize_before=True),
     "translation by line": lambda: mega(**small_models.IN_LINES, rel_pos_bias="rotary"),
-    "fairseq's Transformer": transformer,
+    "fairseq's Transformer": lambda: translation(small_models.stock_transformer()),
     "language model, softmax": lambda: language_modelling(**HEADS["softmax"]),
     "language model, adaptive": lambda: language_modelling(**HEADS["adaptive"], decoder_input_dim=12),
     "language model, tied": lambda: language_modelling(**TIED),

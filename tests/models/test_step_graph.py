@@ -6,16 +6,23 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
-from tests.helpers.small_models import IN_LINES, SENTENCES, TYPES, language_model, sources, translation_model
+from tests.helpers.small_models import (
+    BEAMS,
+    IN_LINES,
+    SENTENCES,
+    TYPES,
+    language_model,
+    orders_of_beams,
+    sources,
+    translation_model,
+)
 
-BEAMS = 3
 MODELS = {
     "full": (translation_model, {}),
     "chunks": (translation_model, {"decoder_chunk_size": 3, "rel_pos_bias": "rotary", "normalize_before": True}),
@@ -82,17 +89,6 @@ class Decoding:
         return self.decoder.get_incremental_state(self.states[0], STATE)
 
 
-@st.composite
-def searches(draw):
-    """Orders of beams within sentences, of which some are finished."""
-    orders, sentences = [], SENTENCES
-    for _ in range(draw(st.integers(3, 14))):
-        staying = [s for s in range(sentences) if draw(st.integers(0, 9))] or [0]
-        orders.append([s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)])
-        sentences = len(staying)
-    return orders
-
-
 def check(name, orders):
     decoding = Decoding(prepared(name))
     decoding.assert_equal_scores()
@@ -103,7 +99,7 @@ def check(name, orders):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@given(orders=searches())
+@given(orders=orders_of_beams())
 @settings(max_examples=15, deadline=None)
 def test_scores_equal_those_of_eager_steps(name, orders):
     check(name, orders)

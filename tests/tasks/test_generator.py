@@ -5,7 +5,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +14,10 @@ from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, gener
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
 from tests.helpers import commands
-from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines, on_each_side
+from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines
 from tests.helpers.golden_models import PAD, task
 from tests.helpers.pretended_device import PretendedDevice, moved
-from tests.helpers.small_models import EOS, TYPES, language_model, translation_model
+from tests.helpers.small_models import EOS, TYPES, language_model, stock_transformer, translation_model
 
 WORDS = task(TYPES).target_dictionary
 MODELS = {
@@ -168,9 +167,7 @@ def test_options_of_fairseqs_generator_run_there_and_are_logged_once(options, na
     monkeypatch.setattr(generator, "logged", set())
     model, words = prepared("chunks"), Namespace(beam=4, max_len_b=12, **options)
     if "stock" in options:
-        sizes = Namespace(**on_each_side(layers=1, embed_dim=16, ffn_embed_dim=16, attention_heads=2))
-        base_architecture(sizes)
-        model = TransformerModel.build_model(sizes, task(TYPES))
+        model = stock_transformer()
     models = [model] * options.get("models", 1)
     prefix = BATCH["net_input"]["src_tokens"][:, -2:] if "prefix" in options else None
     ours = MegaTranslationTask(MegaTranslationConfig(), WORDS, WORDS)

@@ -7,7 +7,6 @@ from typing import Any, List
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -22,10 +21,9 @@ from mega_fairseq.tasks import (
 )
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
-from tests.helpers.commands import on_each_side
-from tests.helpers.golden_models import PAD, dictionary, task
+from tests.helpers.golden_models import PAD, dictionary
 from tests.helpers.recorder import recorded
-from tests.helpers.small_models import EOS, TYPES, padded, translation_model
+from tests.helpers.small_models import EOS, TYPES, padded, stock_transformer, translation_model
 
 SEPARATOR = TYPES - 1
 
@@ -39,10 +37,7 @@ def documents_task(**options: Any) -> MegaDocumentTranslationTask:
 def prepared(name: str) -> Any:
     """A random model; `model.bias` is added to the log-probabilities of the separator and eos."""
     if name == "transformer":
-        torch.manual_seed(0)
-        sizes = Namespace(**on_each_side(layers=1, embed_dim=16, ffn_embed_dim=16, attention_heads=2))
-        base_architecture(sizes)
-        model = TransformerModel.build_model(sizes, task(TYPES)).eval()
+        model = stock_transformer()
     else:
         model = translation_model(decoder_chunk_size=8, encoder_chunk_size=8, rel_pos_bias="rotary")
     model.make_generation_fast_()
