@@ -7,7 +7,6 @@ Random weights and tokens, targets as long as sources. The Transformer is measur
 with the square, and for its weights of cross attention fairseq's search copies beam x target x source numbers a token.
 """
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Iterator, List
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import decode, train
-from benchmarks.figures import Panel, draw, lines
+from benchmarks.figures import draw_tables
 from benchmarks.measure import Meter, Row, parser, prepare_process, run
 from benchmarks.quality_documents import SYSTEMS
 
@@ -66,21 +65,13 @@ def decoding(lengths: List[int], meter: Meter) -> Iterator[Row]:
 TABLES = {"speed": speed, "memory": memory, "decoding": decoding}
 
 
-def plot(source: Path) -> None:
-    results, panels = json.loads(source.read_text()), []
-    for name in TABLES:
-        title, unit = results[name]["title"].split(", by")[0].split(": ")
-        panels.append(Panel(title, "tokens per window", unit, lines(results[name]["rows"]), log=True, zero=True))
-    draw(panels, source.with_suffix(".png"))
-
-
 def main() -> None:
     arguments = parser(__doc__, TABLES)
     arguments.add_argument("--plot", type=Path, metavar="FILE", help="only draw the tables of FILE, next to it")
     args = arguments.parse_args()
     prepare_process()
     if args.plot:
-        return plot(args.plot)
+        return draw_tables(args.plot, TABLES)
     lengths = [32, 256] if args.quick else LENGTHS
     run({name: partial(table, lengths) for name, table in TABLES.items()}, args)
 

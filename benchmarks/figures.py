@@ -1,7 +1,9 @@
 """Draws lines in panels side by side, into a PNG."""
 
+import json
+import re
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Tuple
 
 
 class Panel(NamedTuple):
@@ -11,6 +13,15 @@ class Panel(NamedTuple):
     lines: Dict[str, List[Tuple[float, float]]]  # by label
     log: bool = False  # the scale of x, with a tick at each point
     zero: bool = False  # whether y starts there
+
+
+def draw_tables(path: Path, names: Iterable[str]) -> None:
+    """Draws tables of a JSON file, titled "what: unit, by case", into a PNG next to it."""
+    results, panels = json.loads(path.read_text()), []
+    for name in names:
+        title, unit, case = re.split(": |, by ", results[name]["title"])
+        panels.append(Panel(title, case, unit, lines(results[name]["rows"]), log=True, zero=True))
+    draw(panels, path.with_suffix(".png"))
 
 
 def lines(rows: List[Dict]) -> Dict[str, List[Tuple[float, float]]]:

@@ -8,7 +8,6 @@ Steps have 8,192 tokens, or one sequence if it is longer. Everything is compared
 timed. All tables take about 40 minutes.
 """
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import contenders as c
-from benchmarks.figures import Panel, draw, lines
+from benchmarks.figures import draw_tables
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
 
 TOKENS = 8192
@@ -96,14 +95,6 @@ def single_tokens(name: str, length: int) -> Step:
 TABLES = ("speed", "memory", "decode")
 
 
-def plot(source: Path) -> None:
-    results, panels = json.loads(source.read_text()), []
-    for table, unit in (("speed", "tokens per CPU second"), ("memory", "peak MiB")):
-        title, *_ = results[table]["title"].split(":")
-        panels.append(Panel(title, "tokens per sequence", unit, lines(results[table]["rows"]), True, zero=True))
-    draw(panels, source.with_suffix(".png"))
-
-
 def main() -> None:
     arguments = parser(__doc__, TABLES)
     arguments.add_argument("--contenders", choices=c.GROUPS, default="mega")
@@ -111,7 +102,7 @@ def main() -> None:
     arguments.add_argument("--plot", type=Path, metavar="FILE", help="only draw the tables of FILE, next to it")
     args = arguments.parse_args()
     if args.plot:
-        return plot(args.plot)
+        return draw_tables(args.plot, ["speed", "memory"])
     prepare_process()
     reference, *others = c.GROUPS[args.contenders]
     layers = [reference, *(name for name in others if args.only in name)]
