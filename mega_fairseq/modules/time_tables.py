@@ -4,7 +4,7 @@ Attention with time weighting, gMLP and AFT share them. A place is counted from 
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,6 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
 
 MOST_PLACES = 1_000_000  # larger tables are mistakes that would fill the memory
-
-# Attributes of mixers that are tables. The last dimension is that of distances t - u or places.
-TABLES = ("log_weight", "time_weight", "alpha", "log_beta", "beta", "gamma", "spatial_bias")
-DISTANCES = ("log_weight", "time_weight")  # tables over t - u: T entries if causal, else 2 T - 1, from 1 - T on
 
 
 @dataclass(frozen=True)
@@ -49,25 +45,13 @@ class TimeMixer(ChunkedMixer):
         return None if table is None else table[..., places]
 
     def with_chunk(self, chunk_size: Optional[int]) -> "TimeMixer":
-        if self.config.tabled and chunk_size != self.config.chunk_size:
-            raise ValueError(self._other(chunk_size, self.config.chunk_size))
+        c, learned = self.config, self.config.chunk_size
+        if c.tabled and chunk_size != learned:
+            raise ValueError(
+                f"{c.name('chunk_size')} is {c.written(chunk_size)} and this model learned tables over the {learned} "
+                f"places of a chunk; evaluate at chunks of {learned}"
+            )
         return super().with_chunk(chunk_size)
-
-    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        if not self.config.tabled:
-            return
-        for name in TABLES:
-            table, parameter = stored.get(f"{prefix}{name}"), getattr(self, name, None)
-            if table is not None and parameter is not None and table.shape != parameter.shape:
-                places = table.size(-1) if self.config.causal or name not in DISTANCES else (table.size(-1) + 1) // 2
-                raise ValueError(self._other(self.config.chunk_size, places))
-
-    def _other(self, chunk_size: Optional[int], learned: int) -> str:
-        name = self.config.name("chunk_size")
-        return (
-            f"{name} is {self.config.written(chunk_size)} and this model learned tables over the {learned} places "
-            f"of a chunk; evaluate at chunks of {learned}"
-        )
 
 
 def curves(config: TimeConfig, reach: int) -> Tensor:

@@ -188,16 +188,6 @@ class LocalAFT(AttentionFree):
             with torch.no_grad():
                 self.log_weight -= self.log_weight[:, -1:].clone()
 
-    def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
-        table = stored.get(f"{prefix}log_weight")
-        if table is not None and self.log_weight is not None and table.size(-1) != self.log_weight.size(-1):
-            name = self.config.name("reach")
-            learned = table.size(-1) if self.config.causal else (table.size(-1) + 1) // 2
-            raise ValueError(
-                f"{name} is {self.config.reach} and this model learned weights for the last {learned} tokens; "
-                f"evaluate with {name} {learned}"
-            )
-
     @property
     def remembered(self) -> int:
         """How many tokens have to be kept one by one."""
