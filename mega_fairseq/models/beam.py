@@ -113,7 +113,7 @@ def reorder(state: DecoderState, order: Tensor, alike: bool = True) -> DecoderSt
     if torch.equal(chosen, torch.arange(rows, device="cpu")):
         return state
     move = _move(state, order, chosen, rows, alike)
-    blocks = tuple(past.follow(*move[:3]) for past in state.blocks)
+    blocks = tuple(past.reorder(*move[:3]) for past in state.blocks)
     segments = None if state.segments is None else state.segments.select(order, move.sources)
     return state._replace(blocks=blocks, shared=move.shared, segments=segments)
 

@@ -115,7 +115,7 @@ class StepGraph:
             beams = self.size.rows // self.size.sources
             torch._assert_async(self.order.div(beams, rounding_mode="floor").eq(self.rows // beams).all())
         for place in self.places.values():
-            place.follow(self.order, self.rows)
+            place.advance_rows(self.order, self.rows)
         blocks = tuple(map(self._in_order, self.blocks))
         segments = None
         if self.segments is not None:

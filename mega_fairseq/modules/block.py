@@ -23,14 +23,14 @@ class BlockState(NamedTuple):
     cross: Optional[CrossAttentionState] = None
     feed_forward: Optional[Tensor] = None  # (B, floor(D / 2)) the last token before it, with token shift
 
-    def follow(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
+    def reorder(self, order: Tensor, last: Optional[int], sources: Optional[Tensor]) -> "BlockState":
         """Replaces row i by row order[i]; this state must not be used afterwards.
 
         `last`: rows differ from their replacements only in this many last tokens; None if they may differ in all.
         `sources`: the sources that remain, None for all.
         """
         mixer = select(self.mixer, order) if last is None else follow(self.mixer, order, last)
-        cross = None if self.cross is None else self.cross.follow(order, sources)
+        cross = None if self.cross is None else self.cross.reorder(order, sources)
         return BlockState(mixer, cross, None if self.feed_forward is None else self.feed_forward.index_select(0, order))
 
 

@@ -76,7 +76,7 @@ class CrossAttentionState(NamedTuple):
     lengths: Optional[Tensor] = None  # (B,) target tokens seen by each row, if they differ
     packed: Optional[Tuple[Projection, ...]] = None  # the values of each source, packed for single tokens
 
-    def follow(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
+    def reorder(self, order: Tensor, sources: Optional[Tensor] = None) -> "CrossAttentionState":
         """Reorders the targets; `sources` (S',) selects the sources that remain, by default all."""
         state = self
         if self.lengths is not None:
@@ -228,7 +228,8 @@ class GatedCrossAttention(Layer):
                 attended = attended.reshape(residual.shape)
             y = gate_output(update, reset, None, attended, residual, project_hidden, c.activation)
             y = y if c.prenorm else norm(y)
-            return y.unsqueeze(1), state._replace(position=state.position + 1, packed=packed_values)
+            after = place if isinstance(place, FixedPlace) else place + 1  # the owner of a fixed place advances it
+            return y.unsqueeze(1), state._replace(position=after, packed=packed_values)
 
         return step
 

@@ -22,10 +22,7 @@ class FixedPlace(NamedTuple):
     limit: int
     rows: Tensor  # (R, limit) int64, which row has the keys and values of each position of a row
 
-    def __add__(self, tokens: int) -> "FixedPlace":
-        return self
-
-    def follow(self, order: Tensor, rows: Tensor) -> None:
+    def advance_rows(self, order: Tensor, rows: Tensor) -> None:
         """Replaces row i by row order[i]; the next token of each row will be in its own row, rows (R,)."""
         self.rows.copy_(self.rows.index_select(0, order))
         self.rows.index_copy_(1, self.number.view(1), rows.unsqueeze(1))
