@@ -16,7 +16,7 @@ from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
-from mega_fairseq.ops.attention.position import turned, turns
+from mega_fairseq.ops.attention.position import cos_sin, turned
 from mega_fairseq.ops.attention.rotary import with_rotary_columns
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -216,14 +216,14 @@ def attend_token(
 
 
 class TabledBias:
-    """A position bias with tables of its scores and turns, so that they are not recomputed for each token."""
+    """A position bias with tables of its scores, cosines and sines, so that they are not recomputed for each token."""
 
     def __init__(self, bias: PositionBias):
         self.bias = bias
         # Each is replaced as a whole: threads may share it.
         self.tabled: Tuple[int, int, Optional[Tensor]] = (0, 0, None)
         self.earlier: List[Any] = []  # smaller tables, which CUDA graphs may still read
-        self.turns: Optional[Tuple[Tensor, Tensor]] = None
+        self.cos_sin: Optional[Tuple[Tensor, Tensor]] = None
 
     def in_kernel(self, q: Tensor) -> bool:
         """Whether a kernel for fixed storage can attend: it adds a bias, but rotates nothing."""
@@ -243,8 +243,8 @@ class TabledBias:
     def rotate(self, x: Tensor, first: Union[int, Tensor]) -> Tensor:
         if isinstance(first, Tensor) or not isinstance(self.bias, RotaryEmbedding):
             return self.bias.rotate(x, first)
-        stop, tables = first + x.size(1), self.turns
+        stop, tables = first + x.size(1), self.cos_sin
         if tables is None or len(tables[0]) < stop:
             self.earlier.append(tables)
-            tables = self.turns = turns(torch.arange(2 * stop, device=x.device), x.size(-1), x.dtype)
+            tables = self.cos_sin = cos_sin(torch.arange(2 * stop, device=x.device), x.size(-1), x.dtype)
         return turned(x, *(table[first:stop] for table in tables))

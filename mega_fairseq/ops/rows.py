@@ -23,7 +23,7 @@ WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit
-def turns(R, ROWS: tl.constexpr):
+def tiles(R, ROWS: tl.constexpr):
     """How many tiles of rows this program has."""
     return tl.cdiv(tl.cdiv(R, ROWS) - tl.program_id(0), tl.num_programs(0))
 
@@ -56,7 +56,7 @@ def silu(x):
 def column_sums(x, sums, R, stride, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
     """sums (P, width) of x (R, stride)."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         total += tl.load(x + row * stride + column, mask=inside, other=0.0).to(WIDE)
     store_part(sums, total, width, width, COLUMNS)
@@ -68,7 +68,7 @@ def add_rows(
 ):  # fmt: skip
     """The sums of columns below LEFT of x (R, stride), and of those from RIGHT on."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         total += tl.load(x + row * stride + column, mask=inside, other=0.0).to(WIDE)
     column, sums = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.sum(total, 0)

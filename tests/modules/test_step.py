@@ -117,8 +117,8 @@ def test_a_step_reads_the_weights_when_it_is_created():
 @torch.no_grad()
 def test_steps_compute_few_rotations(monkeypatch):
     made, computed = block(position_bias="rope"), []
-    turns = position_bias.turns
-    monkeypatch.setattr(position_bias, "turns", lambda *args: computed.append(args) or turns(*args))
+    cos_sin = position_bias.cos_sin
+    monkeypatch.setattr(position_bias, "cos_sin", lambda *args: computed.append(args) or cos_sin(*args))
     state, _ = start(made)
     step = made.step()
     for token in torch.randn(100, SOURCES * BEAMS, 1, DIM):

@@ -17,7 +17,7 @@ ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 
-def turns(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+def cos_sin(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
     """cos and sin of position times frequency, (n,) -> (n, dim / 2), in float32 or better.
 
     They are computed in float64, since positions are unbounded.
@@ -32,11 +32,11 @@ def turns(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tens
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """R_i x for the position i of each row, over half-split dimensions: x (..., n, dim) or (dim,) -> (..., n, dim)."""
-    return turned(x, *turns(positions, x.size(-1), x.dtype))
+    return turned(x, *cos_sin(positions, x.size(-1), x.dtype))
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` with the `turns` of the positions."""
+    """`rotate` with `cos_sin` of the positions."""
     first, second = x.to(cos.dtype).chunk(2, -1)
     left = torch.addcmul(first * cos, second, sin, value=-1.0)
     return torch.cat([left, torch.addcmul(second * cos, first, sin)], -1).to(x.dtype)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store_part, sum_of_rows, tile, turns
+from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store_part, sum_of_rows, tile, tiles
 
 
 @triton.jit
 def silu_backward(before, dy, dbefore, sums, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
     """From the gradient of silu(before), that of `before`, and parts of its column sums."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at = row * width + column
         _, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))

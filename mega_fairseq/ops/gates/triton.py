@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, tiles
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def reset_backward(
 ):  # fmt: skip
     """From the gradient of mixed, those of base and O; and mixed, in its gradient's place, for the gradient of U_h."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, E, ROWS, COLUMNS)
         at, at_base = row * E + column, row * stride + D + column
         r, slope = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
@@ -82,7 +82,7 @@ def update_backward(
 ):  # fmt: skip
     """From the gradient of y, those of base, of X and of the candidate."""
     total_update, total_candidate = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, D, ROWS, COLUMNS)
         at, at_base, at_candidate = row * D + column, row * stride + column, row * candidate_stride + column
         b = tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)

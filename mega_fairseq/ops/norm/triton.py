@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_both_parts, add_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, add_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def normalize_backward(
 ):  # fmt: skip
     """The gradient of x, and parts of the sums of those of weight and bias, which are side by side."""
     total_weight, total_bias = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at = row * width + column
         grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, tiles
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def scale_backward(
     """The gradient of `before`, and parts of those of kappa and mu: sums (P, 4 width)."""
     kappa_queries, kappa_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
     mu_queries, mu_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at, exists = row * width + column, column < width
         z, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))

@@ -11,7 +11,7 @@ from torch import Tensor
 from mega_fairseq.ops.attention.position import ROTARY_BASE
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, store_part, tile, turns
+from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def append_backward(
     """The gradients of q and k, and parts of those of a and b: sums (P, 4 half)."""
     a_first, a_second = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
     b_first, b_second = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(turns(R, ROWS)):
+    for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, half, ROWS, COLUMNS)
         of_queries, of_keys, number, c, s = placed(row, inside, column, cos, sin, Q, length, M, first, half, WIDE)
         left, right = gradients_of(dout_q, dq, of_queries, number, column, c, s, half, SCALE, WIDE)
