@@ -14,32 +14,26 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
-from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.beam import DecoderState, PackedWeights, PackedWeightsCache, reorder
 from mega_fairseq.models.embedding import TokenEmbedding
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.options import DecoderOptions
-from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequences
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.models.step_graph import GraphState, StepGraphs
 from mega_fairseq.models.train_graph import TrainGraphs
 from mega_fairseq.modules import Block, BlockState
-from mega_fairseq.modules.projection import is_plain, packed
+from mega_fairseq.modules.projection import packed
 from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
-from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.padding import Alignment, Padding
-from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
 Blocks = Tuple[BlockState, ...]
 Source = Tuple[Optional[Tensor], Optional[Padding]]  # of aligned_source, for layers that project it themselves
 Extra = Dict[str, List[Optional[Tensor]]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
-TARGETS_ONLY = "targets_only"  # key of `extra` if forward returned log-probabilities of targets
 UNCHECKED = "unchecked"  # key of `extra` if get_normalized_probs need not wait for the GPU to check these scores
 STEPS_BETWEEN_CHECKS = 8  # NaN stays in the state, so a later check finds it
-MOST_SCORES = 2**30  # in memory at once: 4 GB in float32
 
 
 class MegaDecoder(Stack, FairseqIncrementalDecoder):
@@ -320,133 +314,3 @@ def check_numbers(log_probs: Tensor) -> None:
             "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "
             "earlier checkpoint, and train with a smaller --lr"
         )
-
-
-class MegaLanguageDecoder(MegaDecoder):
-    """Tokens (B, L) -> scores (B, L, V); with `target` (B, L), its log-probabilities (B, L, 1).
-
-    In eval mode a sequence is processed in pieces: only the activations of one piece are in memory at a time, and with
-    `target` only one number per token is kept.
-    """
-
-    group: Optional[SequenceGroup] = None  # the processes that share each sequence (models/sequence_parallel.py)
-
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: Optional[Dict[str, Any]] = None,
-        features_only: bool = False,
-        target: Optional[Tensor] = None,
-        **unused: Any,
-    ) -> Tuple[Tensor, Extra]:
-        if incremental_state is not None:
-            return super().forward(prev_output_tokens, None, incremental_state, features_only)
-        if target is not None:
-            return self.run_in_pieces(prev_output_tokens, target).unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
-        if not features_only and self.adaptive_softmax is None:
-            self._check_size(prev_output_tokens.numel())
-        x = self.run_in_pieces(prev_output_tokens)
-        return (x if features_only else self.output_layer(x)), {"attn": [None]}
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: Optional[Dict[str, Any]] = None,
-        **unused: Any,
-    ) -> Tuple[Tensor, Extra]:
-        """Tokens (B, L) -> features (B, L, D)."""
-        if incremental_state is not None:
-            return super().extract_features(prev_output_tokens, None, incremental_state)
-        return self.run_in_pieces(prev_output_tokens), {"attn": [None]}
-
-    def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
-        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
-        padding = tokens.eq(self.padding_idx)
-        graphs = self.graphs_for(tokens)
-        align = self.alignment(padding, graphs)
-        if align is not None:  # then no real token follows a pad, and no piece needs a mask
-            tokens, target = align.front(tokens), None if target is None else align.front(target)
-        (batch, length), blocks, out = tokens.shape, self.start(), None
-        size = length if self.training else self.piece_length(batch)
-        for start in range(0, length, size):
-            piece = slice(start, start + size)
-            if self.group is not None and target is not None:
-                x, blocks = piece_in_slices(self, tokens[:, piece], target[:, piece], blocks)
-            elif self.training:
-                x = self.train_pass(tokens, NO_SOURCE, graphs)
-            else:
-                x, blocks, _ = self.run(self.embed(tokens[:, piece]), blocks)
-            if self.group is None and target is not None:
-                x = self.target_log_probs(x, target[:, piece])
-            if size >= length:
-                out = x
-                break
-            if out is None:  # one tensor for all pieces: many small ones would fragment the heap
-                out = x.new_empty(batch, length, *x.shape[2:])
-            out[:, piece] = x
-        if align is None:
-            return out
-        return align.back(out).masked_fill(padding.view(*padding.shape, *[1] * (out.dim() - 2)), 0.0)
-
-    def piece_length(self, batch: int) -> int:
-        """The length of a piece: whole chunks if at least one fits, or a slice with whole chunks for each process."""
-        size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
-        if self.group is not None:
-            return self.group.size * (size if chunk == -1 else max(chunk, size - size % chunk))
-        return size if chunk == -1 or size < chunk else size - size % chunk
-
-    def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
-        """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
-        x, wanted = features.flatten(0, 1), target.flatten()
-        if self.adaptive_softmax is not None:
-            return adaptive_log_probs(self.adaptive_softmax, x, wanted).view(target.shape)
-        x, projection = self.before_projection(x), self.output_projection
-        if projection is None:
-            log_probs = target_log_probs(x, [self.embed_tokens.weight], wanted, self.output_bias)
-        elif is_plain(projection):
-            log_probs = target_log_probs(x, [projection.weight], wanted, projection.bias)
-        else:
-            log_probs = -F.cross_entropy(projection(x).float(), wanted, reduction="none")
-        return log_probs.view(target.shape)
-
-    def get_normalized_probs(
-        self, net_output: Tuple[Tensor, Extra], log_probs: bool, sample: Optional[Dict[str, Any]] = None
-    ) -> Tensor:
-        """Probabilities (B, L, V); if only those of targets are computed, the others are not valid.
-
-        fairseq's scorers pass a sample and only read the probabilities of its targets, so they get one number per
-        token, expanded to V without a copy.
-        """
-        x, extra = net_output[0], net_output[1]
-        if TARGETS_ONLY in extra:
-            of_targets = x
-        elif self.adaptive_softmax is not None and sample is not None:
-            of_targets = self.target_log_probs(x, sample["target"]).unsqueeze(-1)
-        else:
-            self._check_size(x.numel() // x.size(-1))
-            return super().get_normalized_probs(net_output, log_probs)
-        check_numbers(of_targets)
-        return (of_targets if log_probs else of_targets.exp()).expand(*of_targets.shape[:-1], len(self.dictionary))
-
-    def set_chunk_size(self, chunk_size: int) -> None:
-        """Changes the chunk size, -1 for none; --model-overrides does so when a model is loaded."""
-        mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
-        for layer, mixer in zip(self.layers, mixers):
-            layer.mixer = mixer
-        self.cfg.decoder_chunk_size = chunk_size
-        if self.group is not None:
-            share_sequences(self, self.group)
-
-    def share_sequences(self, group: SequenceGroup) -> None:
-        """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
-        share_sequences(self, group)
-
-    def _check_size(self, tokens: int) -> None:
-        """Raises an error if the scores of all types for a long stream would not fit into memory."""
-        if not self.training and tokens * len(self.dictionary) > MOST_SCORES:
-            raise ValueError(
-                f"scores of {len(self.dictionary):,} types for each of {tokens:,} tokens do not fit into memory; "
-                "choose --criterion mega_lm_cross_entropy, which only needs those of targets, or --valid-block size:N"
-            )

@@ -14,8 +14,8 @@ from torch import nn
 from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
-from mega_fairseq.models.decoder import MegaLanguageDecoder
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
+from mega_fairseq.models.language_decoder import MegaLanguageDecoder
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import modules as stock
 
-from mega_fairseq.models import decoder as language_decoder
+from mega_fairseq.models import language_decoder
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
 from tests.helpers.golden_models import PAD
 from tests.helpers.small_models import ADAPTIVE, HEADS, TYPES, texts
