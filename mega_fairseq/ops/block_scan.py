@@ -27,6 +27,10 @@ class BlockTables(NamedTuple):
     spread: Tensor  # (D, M, C): from the state before a block to its outputs
     decay: Tensor  # (R, D, N): q^C; (1, D, N, 2) for pairs
 
+    @property
+    def bidirectional(self) -> bool:
+        return self.decay.size(0) == 2
+
 
 Tables = Callable[[int], BlockTables]  # of a block's size
 Carry = Callable[[Tensor, Union[int, Tensor]], Tensor]
@@ -47,7 +51,7 @@ def in_blocks(
         pad_to_multiple(x, size), state, *((tables.within, None, None, None) if one_block else tables)
     )
     y = y[:, :length]
-    if tables.decay.size(0) == 2:
+    if tables.bidirectional:
         return y, None
     if lengths is None:
         steps = (length - 1) % size + 1  # of the last block

@@ -79,7 +79,7 @@ def ema(
     with without_autocast(x):
         if form == NAIVE:
             return ema_naive(x, c, state, skip, truncation, lengths)
-        if x.size(1) == 1 and lengths is None and c.expand.size(0) == 1:
+        if x.size(1) == 1 and lengths is None and not c.bidirectional:
             state = zero_state(x, c, truncation) if state is None else state
             y, state = ema_token(x[:, 0], c, state, skip, window_taps(c, truncation) if truncation else None)
             return y.unsqueeze(1), state

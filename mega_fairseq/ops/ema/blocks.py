@@ -51,7 +51,7 @@ def _block_tables(c: EMACoefficients, skip: Optional[Tensor], size: int) -> Bloc
     present, past = taps[..., 0].sum(0), taps[0, :, 1:]
     if skip is not None:
         present = present + skip
-    future = taps[1, :, 1:].flip(-1) if taps.size(0) == 2 else torch.zeros_like(past)
+    future = taps[1, :, 1:].flip(-1) if c.bidirectional else torch.zeros_like(past)
     # (D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it
     within = toeplitz_matrix(torch.cat([future, present.unsqueeze(-1), past], -1), size, size)
     leaving = (c.project * torch.exp(c.log_decay)).unsqueeze(-1) * reach
@@ -97,7 +97,7 @@ def _windows(
     window = x if state is None else torch.cat([state.transpose(1, 2), x], 1)  # (B, T - 1 + L, D)
     y = _cut_ema(window, c, 0, truncation)[:, window.size(1) - length :]
     end = None
-    if c.expand.size(0) == 2:
+    if c.bidirectional:
         y = y + _cut_ema(x.flip(1), c, 1, truncation).flip(1)
     else:
         lengths = None if lengths is None else lengths + (window.size(1) - length)

@@ -20,6 +20,10 @@ class EMACoefficients(NamedTuple):
     expand: Tensor  # alpha . beta: from an input to the state
     project: Tensor  # eta: from the state to an output
 
+    @property
+    def bidirectional(self) -> bool:
+        return self.expand.size(0) == 2
+
 
 def ema_coefficients_naive(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
@@ -87,7 +91,7 @@ def ema_naive(
     inside = ~padding_from_lengths(lengths, x.size(1))  # (B, L)
     xs = x.to(c.expand.dtype).masked_fill(~inside.unsqueeze(-1), 0.0)
     y, end = _steps(xs, inside, EMACoefficients(*(t[:1] for t in c)), state, truncation)
-    if c.expand.size(0) == 2:
+    if c.bidirectional:
         backward = EMACoefficients(*(t[1:] for t in c))
         y, end = y + _steps(xs.flip(1), inside.flip(1), backward, None, truncation)[0].flip(1), None
     if skip is not None:
