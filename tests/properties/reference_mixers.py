@@ -6,6 +6,7 @@ from typing import List, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from mega_fairseq.ops.sparse import visible_places
 from tests.properties.reference import (
     ACTIVATIONS,
     gated_attention,
@@ -48,20 +49,9 @@ def flash(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     return _gated(module, h, x, quad + torch.stack(outputs))
 
 
-def _sees(c, head: int, i: int, j: int) -> bool:
-    """Whether sparse attention's query at place i of a window sees the key at place j."""
-    sets = ["first", "second"]
-    if c.combine == "interleaved":
-        sets = [sets[c.layer % 2]]
-    elif c.combine == "heads":
-        sets, head = [sets[head % 2]], head // 2
-    if c.causal and j > i:
-        return False
-    if c.pattern == "strided":
-        return ("first" in sets and abs(i - j) <= c.stride) or ("second" in sets and (i - j) % c.stride == 0)
-    from_end = c.stride - 1 - j % c.stride
-    same_block = i // c.stride == j // c.stride
-    return ("first" in sets and same_block) or ("second" in sets and from_end // c.summary == head % c.subblocks)
+def _partly_rotated(module: nn.Module, row: Tensor, place: int) -> Tensor:
+    dims = module.config.rotary_dims
+    return torch.cat([rotated(row[:dims], place), row[dims:]]) if dims else row
 
 
 @token_mixer
@@ -69,20 +59,18 @@ def sparse(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     c, outputs = module.config, []
     window, width = c.chunk_size or len(h), c.dim // c.heads
     queries, keys, values = (project(p, h) for p in (module.query, module.key, module.value))
+    visible = visible_places(c.sparsity, c.heads, window)  # the definition, which golden cases verify
     for t in range(len(h)):
         start, heads = t - t % window, []
         for head in range(c.heads):
             own = slice(head * width, (head + 1) * width)
-
-            def turned(row: Tensor, place: int) -> Tensor:
-                return torch.cat([rotated(row[: c.rotary_dims], place), row[c.rotary_dims :]]) if c.rotary_dims else row
-
-            seen = [u for u in range(start, min(start + window, len(h))) if _sees(c, head, t - start, u - start)]
+            seen = [start + u for u in visible[head, t - start].nonzero().flatten().tolist() if start + u < len(h)]
             if not seen:
                 heads.append(torch.zeros_like(values[t, own]))
                 continue
-            query = turned(queries[t, own], t - start)
-            scores = torch.stack([(query * turned(keys[u, own], u - start)).sum() / width**0.5 for u in seen])
+            query = _partly_rotated(module, queries[t, own], t - start)
+            rotated_keys = [_partly_rotated(module, keys[u, own], u - start) for u in seen]
+            scores = torch.stack([(query * key).sum() / width**0.5 for key in rotated_keys])
             heads.append(sum(w * values[u, own] for w, u in zip(torch.softmax(scores, 0), seen)))
         outputs.append(torch.cat(heads))
     return x + project(module.output, torch.stack(outputs))
@@ -116,16 +104,11 @@ def attention(module: nn.Module, h: Tensor, x: Tensor) -> Tensor:
     c, width = module.config, module.config.dim // module.config.heads
     queries, keys, values = (project(p, h) for p in (module.query, module.key, module.value))
 
-    def turned(vector: Tensor, place: int) -> Tensor:
-        return (
-            torch.cat([rotated(vector[: c.rotary_dims], place), vector[c.rotary_dims :]]) if c.rotary_dims else vector
-        )
-
     def weights(t: int, head: int, seen: range, start: int) -> List[Tensor]:
         own, scores = slice(head * width, (head + 1) * width), []
-        query = turned(queries[t, own], t - start)
+        query = _partly_rotated(module, queries[t, own], t - start)
         for u in seen:
-            score = (query * turned(keys[u, own], u - start)).sum() / math.sqrt(width)
+            score = (query * _partly_rotated(module, keys[u, own], u - start)).sum() / math.sqrt(width)
             if c.time_weight == "before":
                 score = score + _time(module, "log_weight", head, t, u)
                 score = score + (module.log_beta[head, u - start] if c.beta else 0.0)
