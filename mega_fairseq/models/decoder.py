@@ -137,7 +137,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if trains:
             x, attn = self.train_pass(front, source, graphs, segments), None
         else:
-            blocks, embedded = self.start() if state is None else state.blocks, self.embed(front)
+            blocks, embedded = self.first_blocks() if state is None else state.blocks, self.embed(front)
             x, blocks, attn = self.run(embedded, blocks, weights, mask, source, segments, need_attn, drop=not carry)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
@@ -152,9 +152,9 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     def first_state(self, encoder_out: Optional[EncoderOut]) -> DecoderState:
         """The state before the first token."""
         *source, tokens = aligned_source(encoder_out)
-        return DecoderState(self.start(*source), 0, segments=self.first_segments(tokens))
+        return DecoderState(self.first_blocks(*source), 0, segments=self.first_segments(tokens))
 
-    def start(self, source: Optional[Tensor] = None, padding: Optional[Padding] = None) -> Blocks:
+    def first_blocks(self, source: Optional[Tensor] = None, padding: Optional[Padding] = None) -> Blocks:
         """The states of the blocks before the first token. In translation, each layer projects each source once."""
         if source is None:
             return (BlockState(None),) * len(self.blocks)
@@ -240,7 +240,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     ) -> Tensor:
         padding = None if lengths is None else Alignment(lengths, source.size(1))
         segments = None if queries is None else Segments(queries, keys)
-        return self.run(x, self.start(), source=(source, padding), segments=segments)[0]
+        return self.run(x, self.first_blocks(), source=(source, padding), segments=segments)[0]
 
     def packed_weights(self) -> PackedWeights:
         """The weights prepared for single tokens: once, if fairseq has said that training is over."""

@@ -62,7 +62,7 @@ class MegaLanguageDecoder(MegaDecoder):
         align = self.alignment(padding, graphs)
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
-        (batch, length), blocks, out = tokens.shape, self.start(), None
+        (batch, length), blocks, out = tokens.shape, self.first_blocks(), None
         size = length if self.training else self.piece_length(batch)
         for start in range(0, length, size):
             piece = slice(start, start + size)
