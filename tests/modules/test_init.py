@@ -55,15 +55,3 @@ def test_megalodon_starts_with_queries_and_keys_of_length_1(init):
         torch.testing.assert_close(rows.unflatten(-1, (2, -1)).norm(dim=-1), torch.ones(3, 9, 2), rtol=0.0, atol=1e-4)
     scale = DIM**-0.5 if init == "scaled" else (3 * DIM) ** -0.5
     assert made.shared.weight.std().item() == pytest.approx(scale, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("init", "std", "output_std"), [("released", 0.02, 0.02), ("scaled", 0.125 / 16, 0.125 / 16 / 12**0.5)]
-)
-def test_sparse_attention_starts_with_the_released_deviations_or_the_papers(init, std, output_std):
-    torch.manual_seed(0)
-    made = MIXERS["sparse"](256, init=init, layers=6).build()
-    for layer in (made.query, made.key, made.value, made.output):
-        expected = output_std if layer is made.output else std
-        assert layer.weight.std().item() == pytest.approx(expected, rel=0.05)
-        assert not layer.bias.any()

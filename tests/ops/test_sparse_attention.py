@@ -87,6 +87,23 @@ def test_pads_are_not_seen_and_rows_without_keys_give_zeros(pattern, sets, small
         assert not assert_equals_the_definition(sparsity, inputs, key_padding=padding)[1].any()
 
 
+@pytest.mark.parametrize("pattern", ["fixed", "fixed, whole blocks", "fixed, subblocks"])
+@each_set
+def test_of_finished_blocks_only_the_summaries_are_needed(pattern, sets, small_tiles):
+    sparsity = PATTERNS[pattern]._replace(sets=sets)
+    stride, width = sparsity.stride, sparsity.summary * sparsity.subblocks
+    for blocks, rest in ((1, 1), (1, stride), (2, 3), (3, stride + 2), (2, 3 * stride)):
+        start = blocks * stride
+        inputs = qkv(rest, start + rest)
+        truth = with_gradients(form(sparse_attention_naive, sparsity), inputs)
+
+        def ours(q, k, v, blocks=blocks, start=start):
+            past = tuple(t[:, :start].unflatten(1, (blocks, stride))[:, :, stride - width :] for t in (k, v))
+            return sparse_attention(q, k[:, start:], v[:, start:], sparsity, finished=past)
+
+        assert_same(with_gradients(ours, inputs), truth)
+
+
 def test_the_number_of_keys_that_a_query_sees():
     for size in (6, 23):
         strided = Sparsity("strided", "first", 4)

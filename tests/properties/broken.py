@@ -355,7 +355,7 @@ class TakesTheMaximumOfLaterKeys(TakesNoMaximum):
 class SeesOneKeyTwice(SparseAttention):
     """The key at i - l is in the band and in the column. It also builds whole matrices."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], finished: None = None) -> Tensor:
         c, places = self.config, torch.arange(k.size(1))
         band, column = (
             visible_places(c.sparsity._replace(sets=sets), c.heads, k.size(1)) for sets in ("first", "second")

@@ -1,7 +1,7 @@
 """The attention of the Sparse Transformer (Child et al. 2019): strided and fixed patterns of about sqrt(n) keys."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,11 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.ops.attention.chunks import Place
 from mega_fairseq.ops.attention.heads import rotate_heads
 from mega_fairseq.ops.attention.one_position import attend_at_one_position
-from mega_fairseq.ops.sparse import PATTERNS, Sparsity, alike_heads, places_of_last, sparse_attention
+from mega_fairseq.ops.sparse import PATTERNS, Sparsity, alike_heads, sparse_attention
+from mega_fairseq.ops.sparse.summaries import Summarized, advance, restore, summarize
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 INIT_STD = 0.125  # times 1 / sqrt(fan in) (Child et al., section 6)
@@ -67,7 +69,7 @@ class SparseConfig(ChunkedConfig):
         return Sparsity(self.pattern, sets, self.stride, self.causal, self.summary, self.subblocks)
 
     def build(self) -> "SparseAttention":
-        return SparseAttention(self)
+        return (SparseAttention if self.pattern == "strided" else FixedAttention)(self)
 
 
 EXAMPLES = {
@@ -90,9 +92,9 @@ def _projection(c: SparseConfig, residual: bool = False) -> nn.Linear:
 
 
 class SparseAttention(ChunkedMixer):
-    """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sets."""
+    """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sets; the strided pattern."""
 
-    State = OpenChunk  # with all keys of the window
+    State = OpenChunk  # with all keys of the window, since every column is visited
     exports_step = False  # the end of a block is a branch
 
     def __init__(self, config: SparseConfig):
@@ -104,17 +106,33 @@ class SparseAttention(ChunkedMixer):
         c = self.config
         q, k = self.query(x), self.key(x)  # (B, L, d)
         v = self.drop(self.value(x), c.hidden_dropout)
-        first = 0 if batch.state is None else batch.state.cache.place
+        first = 0 if batch.state is None else self.place(batch.state)
         q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
-        out, state = self.in_open_chunk(self.attend, q, k, v, batch)
+        out, state = self.mix_values(q, k, v, batch)
         return self.output(out), state
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
+        """Attention of rotated queries and keys: (B, L, d), and the next state if causal."""
+        return self.in_open_chunk(self.attend, q, k, v, batch)
+
+    def place(self, state: MixerState) -> Place:
+        """The place in the window of the next token: a number, or (B, 1) if rows are at different places."""
+        return state.cache.place
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Optional[Tensor],
+        finished: Optional[Tuple[Tensor, Tensor]] = None,
+    ) -> Tensor:
         """Attention within groups (G, n, d), with the last query at the place of the last key."""
         c = self.config
         q, k, v = (t.unflatten(-1, (c.heads, -1)) for t in (q, k, v))  # (G, n, H, z)
-        dropout = self.dropout_module.rate(c.attention_dropout)
-        return sparse_attention(q, k, v, c.sparsity, padding, dropout).flatten(2)
+        return sparse_attention(
+            q, k, v, c.sparsity, padding, self.dropout_module.rate(c.attention_dropout), finished
+        ).flatten(2)
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.dim, self.config.dim)
@@ -128,20 +146,99 @@ class SparseAttention(ChunkedMixer):
         classes = alike_heads(c.sparsity, c.heads)
 
         def mix(x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
-            place = state.cache.place
+            place = self.place(state)
             both, v = project(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
             q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
-            cache = state.cache.append(k, v, c.chunk_size)
+            state = self.append(state, k, v)
             y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
             for heads, sets, subblock in classes:
-                places = places_of_last(c.sparsity._replace(sets=sets), subblock, place + 1, x.device)
-                seen = (t.index_select(1, places) for t in (cache.keys, cache.values))
+                seen = (torch.cat(self.visible(state, t, place, sets, subblock), 1) for t in ("keys", "values"))
                 queries, keys, values = (t.unflatten(-1, (c.heads, -1))[:, :, heads] for t in (q, *seen))
                 if keys.size(1):
                     attended = attend_at_one_position(
                         queries.flatten(1), keys.flatten(2), values.flatten(2), queries.size(2)
                     )
                     y[:, heads] = attended.view(queries.squeeze(1).shape)
-            return output(y.flatten(1)), OpenChunk(cache.unless_complete(c.chunk_size))
+            return output(y.flatten(1)), self.after(state, place + 1)
 
         return MixerStep(self, mix)
+
+    def append(self, state: OpenChunk, k: Tensor, v: Tensor) -> OpenChunk:
+        return OpenChunk(state.cache.append(k, v, self.config.chunk_size))
+
+    def visible(self, state: OpenChunk, name: str, place: int, sets: str, subblock: int) -> List[Tensor]:
+        """The keys or values that the token at `place` of the window sees: (R, ., d) each."""
+        x, stride = getattr(state.cache, name), self.config.stride
+        band, column = x[:, max(0, place - stride) :], x[:, place % stride :: stride]
+        if sets == "merged":  # the last two of the column are in the band
+            return [x[:, place % stride : max(0, place - stride) : stride], band]
+        return [band if sets == "first" else column]
+
+    def after(self, state: OpenChunk, place: int) -> OpenChunk:
+        """The state for the token at `place`."""
+        return OpenChunk(state.cache.unless_complete(self.config.chunk_size))
+
+
+# ------------------------------------------------------------------------------------------- the fixed pattern
+
+
+class FixedAttention(SparseAttention):
+    """Sparse attention with the fixed pattern, whose state has only the places that later tokens see."""
+
+    State = Summarized
+
+    def __init__(self, config: SparseConfig):
+        super().__init__(config)
+        self.kept = config.summary * config.subblocks  # places of a finished block
+        self.layout = config.stride, self.kept, 0 if config.sparsity.sets == "first" else config.dim
+
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Summarized]]:
+        c, state = self.config, batch.state
+        if not c.causal:
+            return self.in_chunks(self.attend, q, k, v, None, batch)
+        if state is not None and (state.open.keys.size(1) >= c.stride or state.summaries.keys.size(1) % self.kept):
+            raise ValueError(
+                f"the state has another stride or summary than this module, {c.stride} and {self.kept}; continue with "
+                "the module that made it"
+            )
+        place = 0 if state is None else self.place(state)
+        ragged = batch.lengths is not None or isinstance(place, Tensor)
+        if state is None or ragged or (c.chunk_size is not None and place + q.size(1) >= c.chunk_size):
+            cache = None if state is None else restore(state, c.stride, self.kept)
+            out, cache = self.in_chunks(self.attend, q, k, v, cache, batch)
+            return out, summarize(cache, *self.layout)
+        joined = state.open.append(k, v, c.stride)
+        out = self.attend(q, joined.keys, joined.values, None, self.finished(state))
+        return out, advance(state, joined, *self.layout)
+
+    def finished(self, state: Summarized) -> Optional[Tuple[Tensor, Tensor]]:
+        """The keys and values of finished blocks as `sparse_attention` takes them: (B, F, c s, H, z)."""
+        if state.summaries.keys.size(2) == 0:
+            return None
+        blocks, heads = state.summaries.keys.size(1) // self.kept, self.config.heads
+        return tuple(t.unflatten(1, (blocks, self.kept)).unflatten(-1, (heads, -1)) for t in state.summaries[:2])
+
+    def place(self, state: Summarized) -> Place:
+        return state.summaries.place // self.kept * self.config.stride + state.open.place
+
+    def state_shapes(self) -> Dict[str, Shape]:
+        length = "summaries so far" if self.config.chunk_size is None else "up to the summaries of a chunk"
+        shapes = {"open": ("up to stride - 1", self.config.dim), "summaries": (length, self.layout[2])}
+        return {f"{part}.{name}": shape for part, shape in shapes.items() for name in ("keys", "values")}
+
+    def append(self, state: Summarized, k: Tensor, v: Tensor) -> Summarized:
+        return Summarized(state.open.append(k, v, self.config.stride), state.summaries)
+
+    def visible(self, state: Summarized, name: str, place: int, sets: str, subblock: int) -> List[Tensor]:
+        c, block, ends = self.config, getattr(state.open, name), getattr(state.summaries, name)
+        if sets == "first":
+            return [block]
+        first = c.stride - c.summary * (subblock + 1)  # of the summary in its block
+        start, count = first - (c.stride - self.kept), ends.size(1) // self.kept
+        summaries = ends.unflatten(1, (count, self.kept))[:, :, start : start + c.summary].flatten(1, 2)
+        return [summaries, block if sets == "merged" else block[:, first : first + c.summary]]
+
+    def after(self, state: Summarized, place: int) -> Summarized:
+        if place == self.config.chunk_size:
+            return Summarized(*(cache.unless_complete(cache.keys.size(1)) for cache in state))
+        return advance(state, state.open, *self.layout)

@@ -85,23 +85,25 @@ def sparse_attention(
     sparsity: Sparsity,
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
+    finished: Optional[Tuple[Tensor, Tensor]] = None,
 ) -> Tensor:
     """The same without matrices of n x m, from small groups of dense attention, with dropout on weights.
 
-    In causal attention pads come last and need no mask.
+    In causal attention pads come last and need no mask. `finished`, for the causal fixed pattern, are keys and values
+    (G, F, c s, H, z) of F blocks before the first place of k: the last c s places of each, which are in summaries.
     """
     dtype = cast_dtype(q)
     # Weights would underflow in float16, and torch.bmm rounds large scores to bfloat16. On GPUs, where float32 is many
     # times slower, scores are rounded.
     wide = at_least_float32(dtype) if dtype == torch.float16 or q.device.type == "cpu" else dtype
-    q, k, v = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v))
+    q, k, v, *past = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v, *(finished or ())))
     padding = None
     if not sparsity.causal:  # also of the places that fill the last block
         padding = k.new_zeros(k.shape[:2], dtype=torch.bool) if key_padding is None else key_padding
         padding = padding[..., None, None].expand(-1, -1, k.size(2), 1)
     classes, results = alike_heads(sparsity, q.size(2)), []
     for heads, sets, subblock in classes:
-        tensors = [None if t is None else t[..., heads, :] for t in (q, k, v, padding)]
+        tensors = [None if t is None else t[..., heads, :] for t in (q, k, v, padding, *past)]
         results.append(_attend_alike(tensors, sparsity._replace(sets=sets), subblock, dropout))
     if len(classes) == 1:
         return results[0].to(dtype)
@@ -124,35 +126,19 @@ def alike_heads(sparsity: Sparsity, heads: int) -> List[Tuple[slice, str, int]]:
     return [alike for alike in classes if alike[0].start < heads]
 
 
-def places_of_last(sparsity: Sparsity, subblock: int, count: int, device: torch.device) -> Tensor:
-    """The places that the last of `count` places sees, for one of `alike_heads`, which has its own sets: (M,)."""
-    (pattern, sets, stride, _, summary, _), places, last = sparsity, torch.arange(count, device=device), count - 1
-    if pattern == "strided":
-        first, second = places[max(0, last - stride) :], places[last % stride :: stride]
-        merged = [second[:-2], first]  # the last two of the column are in the band
-    else:
-        start, place = last // stride * stride, stride - summary * (subblock + 1)  # of the block; of its summary
-        first = places[start:]
-        summaries = places[:start].view(-1, stride)[:, place : place + summary].flatten()
-        second, merged = torch.cat([summaries, first[place : place + summary]]), [summaries, first]
-    return {"first": first, "second": second}[sets] if sets != "merged" else torch.cat(merged)
-
-
 def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subblock: int, dropout: float) -> Tensor:
     """`sparse_attention` for heads that see the same places, of the "first", "second" or "merged" sets."""
-    q, k, v, padding = tensors
-    pattern, sets, stride, causal, summary, _ = sparsity
+    q, k, v, padding, *past = tensors
+    pattern, sets, stride, causal, summary, subblocks = sparsity
     (queries, heads), total = q.shape[1:3], k.size(1)
     size = min(stride, total)  # of a block
     skipped, before, after = (total - queries) // size, (total - queries) % size, -total % size  # blocks; places
     count = -(-total // size) - skipped  # blocks of queries
     reads_blocks, parts = pattern == "strided" or sets != "second", []
-    unread = skipped * size if pattern == "fixed" else 0  # places of blocks that are read in their summaries only
 
     band = pattern == "strided" and sets != "second" and total > size  # a single block is all in the first set
     front, back = size * (band and skipped == 0), size * (band and not causal)  # zeros in place of blocks
-    part = Part(groups=count, rows=size, keys=size, step=size, first=front + skipped * size - unread)
-    part = part._replace(start=0 if causal else ALL)
+    part = Part(groups=count, rows=size, keys=size, step=size, first=front + skipped * size, start=0 if causal else ALL)
     if band:
         reach = size if causal else 2 * size
         parts.append(part._replace(keys=size + reach, first=part.first - size, start=-reach, span=reach, missing=front))
@@ -169,7 +155,9 @@ def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subbl
     summaries, place = 0, stride - summary * (subblock + 1)  # blocks; place of the summary in each
     if pattern == "fixed" and sets != "first":
         summaries = -(-(total - (causal and sets == "merged")) // stride)  # without the last block if no query sees it
-        keys, start, first = summary * summaries, -stride * skipped, reads_blocks * (total + after - unread)
+        finished = past[0].size(1) if past else 0
+        keys, start = summary * (summaries + finished), -stride * (skipped + finished)
+        first = reads_blocks * (total + after)
         part = Part(groups=1, rows=count * size, keys=keys, step=keys, first=first, width=summary, block=stride)
         if sets == "second" and causal:
             part = part._replace(start=start + place, within=1)
@@ -179,16 +167,20 @@ def _attend_alike(tensors: Sequence[Optional[Tensor]], sparsity: Sparsity, subbl
             part = part._replace(start=start, span=stride - 1, outside=1)
         parts += [part] if keys else []
 
-    def lay_out(x: Tensor) -> Tensor:
+    def lay_out(x: Tensor, past: Optional[Tensor] = None) -> Tensor:
         """(G, m, H, w) -> (G H, ., w): the keys of all parts, with zeros, or True for masks, between them."""
-        pieces = [_filled(x, front), x[:, unread:], _filled(x, after + back)] if reads_blocks else []
+        pieces = [_filled(x, front), x, _filled(x, after + back)] if reads_blocks else []
+        if past is not None:
+            first = summary * (subblocks - 1 - subblock)
+            pieces.append(past[:, :, first : first + summary].flatten(1, 2))
         if summaries:
             whole = summaries * stride
             blocks = torch.cat([x, _filled(x, whole - total)], 1) if whole > total else x[:, :whole]
             pieces.append(blocks.unflatten(1, (-1, stride))[:, :, place : place + summary].flatten(1, 2))
         return _by_head(pieces)
 
-    k, v, padding = (None if t is None else lay_out(t) for t in (k, v, padding))
+    k, v = (lay_out(*pair) for pair in zip((k, v), past or (None, None)))
+    padding = None if padding is None else lay_out(padding)
     out = attend_parts(_by_head([_filled(q, before), q, _filled(q, after)]), k, v, padding, parts, dropout)
     return out.unflatten(0, (-1, heads))[:, :, before : before + queries].transpose(1, 2)
 
