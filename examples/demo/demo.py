@@ -1,4 +1,4 @@
-"""A demonstration on two CPU cores in 11 minutes: `make demo`, or run this file.
+"""A demonstration on two CPU cores in 12 minutes: `make demo`, or run this file.
 
 Trains a translation model on the shipped Bible, a byte-level language model on the shipped addresses, and a classifier
 that reads shipped images pixel by pixel, each next to a Transformer with the same size, batches and number of updates.

@@ -114,7 +114,7 @@ def evaluated(model: str, folder: Path) -> Dict[str, float]:
 
 def table(title: str, columns: Dict[str, Dict[str, float]]) -> List[str]:
     """A column for each model, with a star at the best value."""
-    lines = ["", title, " " * 34 + "".join(f"{model:>13} " for model in columns)]
+    lines = ["", title, (" " * 34 + "".join(f"{model:>13} " for model in columns)).rstrip()]
     for name in columns["Mega"]:
         values = [column[name] for column in columns.values()]
         lower = any(unit in name for unit in ("bits", "ms", "MiB"))
