@@ -60,7 +60,8 @@ def _images(folders: Dict[str, Path]) -> Any:
         above.imshow([image[0]["pixels"][row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="gray")
         above.set_title(NAMES[int(image[0]["label"])], fontsize=8)
         for place, shown in zip(below, image):
-            salient = [100 * change / max(shown["saliency"]) for change in shown["saliency"]]
+            largest = max(shown["saliency"])
+            salient = [100 * change / largest for change in shown["saliency"]]
             scale = place.imshow([salient[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="magma")
             colour = "black" if shown["predicted"] == shown["label"] else "tab:red"
             place.set_title(NAMES[int(shown["predicted"])], fontsize=8, color=colour)
