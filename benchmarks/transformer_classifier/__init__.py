@@ -2,7 +2,8 @@
 
 fairseq's own classifier, `roberta`, takes single inputs of tokens. It learns an embedding of each position and
 classifies by the first one. Here fairseq's encoder, unchanged and with sinusoidal positions, takes the place of the
-encoder of `mega_classifier`: tokens, bytes or values, pairs, the mean over positions, and the same head.
+encoder of `mega_classifier`: tokens, bytes or values, pairs, the mean over positions, and the same head. It also
+registers Mega without memory beyond a chunk, `mega_classifier_cut`.
 """
 
 import sys
