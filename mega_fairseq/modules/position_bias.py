@@ -1,23 +1,21 @@
 """Relative position biases b_rel of eq. 11, one class each: scores for a range of distances; attention with them.
 
 A bias returns one score for each of the distances (key minus query position) first .. stop - 1. It may also rotate
-queries and keys, and may have an equivalent form as extra columns of both.
+queries and keys.
 """
 
-from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.ops.attention import BiasForms, attention, weighted_sum
+from mega_fairseq.ops.attention import attention, weighted_sum
 from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import cos_sin, turned
-from mega_fairseq.ops.attention.rotary import with_rotary_columns
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -32,12 +30,6 @@ class PositionBias(nn.Module):
     def forward(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
         """Scores for distances first .. stop - 1: (stop - first,), or None for no bias."""
         return None
-
-    def between(
-        self, first_query: int, queries: int, keys: int, device: torch.device
-    ) -> Union[Tensor, BiasForms, None]:
-        """The bias of queries at positions first_query, ... and keys at 0, ..., as `attention` takes it."""
-        return self(1 - queries - first_query, keys - first_query, device)
 
     def rotate(self, x: Tensor, positions: Union[int, Tensor]) -> Tensor:
         """Queries or keys (B, n, z) at positions (n,) or (B, n), or from a first one, rotated by biases that do so."""
@@ -89,14 +81,7 @@ class RotaryBias(PositionBias):
         nn.init.normal_(self.b, std=0.02)
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
-        return ops.rotary_distances(self.a, self.b, torch.arange(first, stop, device=device))
-
-    def between(self, first_query: int, queries: int, keys: int, device: torch.device) -> BiasForms:
-        def append(q: Tensor, k: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
-            return with_rotary_columns(q, k, self.a, self.b, scale, first_query)
-
-        vector = partial(self, 1 - queries - first_query, keys - first_query, device)
-        return BiasForms(vector, append, self.a.size(0))
+        return ops.rotary_distances(self.a, self.b, first, stop)
 
 
 class RotaryEmbedding(PositionBias):
@@ -166,7 +151,7 @@ def attend(
     outer: bool = False,
 ) -> Tensor:
     """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0."""
-    bias = position_bias.between(first_query, q.size(1), k.size(1), q.device)
+    bias = position_bias(1 - q.size(1) - first_query, k.size(1) - first_query, q.device)
     q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
     return attention(q, k, v, function, causal, bias, key_padding, dropout, outer=outer)
 

@@ -12,5 +12,6 @@ def toeplitz_matrix(diagonals: Tensor, rows: int, columns: int) -> Tensor:
 def diagonal_sums(matrix: Tensor) -> Tensor:
     """The transpose of `toeplitz_matrix`: (..., n, m) -> (..., n + m - 1)."""
     rows, columns = matrix.shape[-2:]
-    skewed = F.pad(matrix.flip(-2), (0, rows)).flatten(-2)[..., :-rows]
-    return skewed.unflatten(-1, (rows, columns + rows - 1)).sum(-2)
+    padded = F.pad(matrix, (rows - 1, rows - 1))
+    *strides, width, _ = padded.stride()
+    return padded.as_strided((*matrix.shape[:-1], columns + rows - 1), (*strides, width + 1, 1)).sum(-2)

@@ -24,6 +24,7 @@ from tests.helpers.pretended_device import PretendedDevice, moved
 pytest.importorskip("triton", reason="pip has no Triton for this platform")
 
 from mega_fairseq.ops import rows
+from mega_fairseq.ops.attention import tile_kernels
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.fixed import triton as fixed
 from mega_fairseq.ops.ema import triton as ema
@@ -80,7 +81,7 @@ def launches_of(layer, monkeypatch):
     backend._choose.cache_clear()
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    for module in (rows, ema, timestep_norm):
+    for module in (rows, ema, timestep_norm, tile_kernels):
         monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
     with PretendedDevice():
         layer, x = moved(layer.bfloat16()), moved(torch.ones(BATCH, 2 * CHUNK, DIM, dtype=torch.bfloat16))
@@ -102,15 +103,15 @@ def block(norm="layernorm", cross_attention=None):
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_training_step_of_a_block_takes_few_launches(norm, monkeypatch):
     forward, total = launches_of(block(norm), monkeypatch)
-    assert forward <= 22
-    assert total <= 71
+    assert forward <= 23
+    assert total <= 79
 
 
 def test_a_training_step_of_megalodon_takes_few_launches(monkeypatch):
     sizes = {"shared_dim": SHARED, "value_dim": VALUES, "chunk_size": CHUNK}
     forward, total = launches_of(Block(MIXERS["megalodon"](DIM, **sizes), FeedForwardConfig(DIM)), monkeypatch)
-    assert forward <= 63
-    assert total <= 148
+    assert forward <= 64
+    assert total <= 150
 
 
 def test_a_replaced_projection_takes_more_launches(monkeypatch):

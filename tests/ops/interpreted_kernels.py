@@ -19,8 +19,9 @@ from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend_token
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
+from mega_fairseq.ops.attention import tile_kernels, tile_weights, tiles
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
-from mega_fairseq.ops.attention.rotary import with_rotary_columns, with_rotary_columns_naive
+from mega_fairseq.ops.attention.position import rotary_distances, rotary_distances_naive
 from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
@@ -263,17 +264,71 @@ def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, us
     assert_same(run(queries_keys), run(queries_keys_naive))
 
 
-@pytest.mark.parametrize(("groups", "queries", "keys"), [(1, 1, 1), (3, 5, 7), (400, 2, 2)])
+@pytest.mark.parametrize(("first", "stop"), [(0, 1), (-4, 7), (-1500, 3)])
 @pytest.mark.parametrize("width", [2, 12])
-def test_rotary_columns_equal_the_definition_in_values_and_gradients(groups, queries, keys, width):
-    shapes = {"q": (groups, queries, width), "k": (groups, keys, width), "a": (width,), "b": (width,)}
-    tensors = {name: noise(*shape, seed=i, grad=True) for i, (name, shape) in enumerate(shapes.items())}
-    options = {"scale": 1.0 / math.sqrt(3), "first_query": keys - queries}
+def test_rotary_distances_equal_the_definition_in_values_and_gradients(first, stop, width):
+    tensors = {name: noise(width, seed=i, grad=True) for i, name in enumerate("ab")}
 
     def run(form):
-        return with_gradients(lambda **t: form(**t, **options), tensors)
+        return with_gradients(lambda **t: form(**t, first=first, stop=stop), tensors)
 
-    assert_same(run(with_rotary_columns), run(with_rotary_columns_naive))
+    assert_same(run(rotary_distances), run(rotary_distances_naive))
+
+
+GROUPS, QUERIES, KEYS, HEADS = 4, 5, 7, 2
+FUNCTIONS = ["softmax", "relu2", "laplace", "relu2, outer"]
+LAST_KEYS_PADDED = torch.arange(KEYS) >= torch.tensor([[KEYS], [3], [0], [1]])
+ALL = {"bias", "multiplier", "padding", "keep", "rows"}
+OPTIONS = [set(), {"bias"}, {"padding"}, {"multiplier", "rows"}, {"keep", "bias"}, ALL - {"keep"}, ALL]
+
+
+def attended(options, function, causal, dtype=torch.float64):
+    """Attention in tiles of few rows, or one; the last rows of `padding` see few keys or none."""
+    tensors = {"v": noise(GROUPS, KEYS, 6, seed=1), "q": noise(GROUPS, QUERIES, 4, seed=2)}
+    tensors["k"] = noise(GROUPS, KEYS, 4, seed=3)
+    for seed, name in enumerate(options & {"bias", "multiplier"}):
+        tensors[name] = noise(HEADS, QUERIES + KEYS - 1, seed=4 + seed)
+    tensors = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
+    padding = LAST_KEYS_PADDED if "padding" in options else None
+    keep = noise(GROUPS, QUERIES, KEYS, seed=6) > -0.5 if "keep" in options else None
+    name, *outer = function.split(", ")
+
+    def attend(v, q, k, bias=None, multiplier=None):
+        return tiles.tiled_attention(v, q, k, bias, multiplier, padding, keep, 1.4, name, causal, bool(outer), 0.5)
+
+    return with_gradients(attend, tensors)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(sorted(options)) or "none")
+def test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(options, function, causal, monkeypatch):
+    monkeypatch.setattr(tile_kernels, "ELEMENTS", 4)  # fewer than keys
+    if "rows" in options:
+        monkeypatch.setattr(tiles, "TILE_ROWS", 2)
+    ours = attended(options, function, causal)
+    monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
+    assert_same(ours, attended(options, function, causal))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_by_kernels_are_as_accurate_in_half_precision_as_plain_ones(dtype, function, monkeypatch):
+    ours = attended({"bias"}, function, True, dtype)
+    monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
+    for name, expected in attended({"bias"}, function, True, dtype).items():
+        assert ours[name].dtype == dtype
+        assert relative_error(ours[name], expected.double()) < 4 * torch.finfo(dtype).eps
+
+
+def test_a_gradient_of_the_weights_that_forgets_its_mean_is_detected(monkeypatch):
+    def gradients(x, tile, scores, grad, seen):
+        plain = tile_weights.gradients(x, tile, scores.clone(), grad.clone(), seen)
+        return plain[0], plain[0] * grad, plain[2]
+
+    monkeypatch.setattr(tile_kernels, "gradients", gradients)
+    with pytest.raises(AssertionError, match="gradient of"):
+        test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(set(), "softmax", False, monkeypatch)
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([9, 0, 4])], ids=["no pads", "pads"])

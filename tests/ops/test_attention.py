@@ -1,7 +1,6 @@
 """All forms of attention equal the definition in values and all gradients; dropout; memory."""
 
 import math
-from copy import deepcopy
 from itertools import product
 
 import pytest
@@ -259,24 +258,3 @@ def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, c
     assert masks == [groups * size if padding == "right" else 0] * fused
     if not fused:
         assert recorder.largest <= size * size // 2  # of a tile
-
-
-@pytest.mark.parametrize("name", POSITION_BIASES)
-@pytest.mark.parametrize("values", [32, 48, 64], ids=["once", "uneven", "twice"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_gpus_in_half_precision_wide_values_are_heads_of_the_fused_kernel(dtype, dropout, values, name, monkeypatch):
-    """Rotary bias doubles the width of queries and keys, RoPE and no bias leave it."""
-    size = 64
-    bias = POSITION_BIASES[name](16, size, True).to(dtype)
-    inputs = [noise(2, size, width, seed=width, dtype=torch.float32).to(dtype) for width in (16, 16, values)]
-    here = attend(*(t.double() for t in inputs), deepcopy(bias).double(), 0, "softmax", True)
-    masks = masks_of_the_fused_kernel(monkeypatch)
-    with PretendedDevice():
-        there = attend(*(moved(t) for t in inputs), moved(bias), 0, "softmax", True, dropout=dropout).cpu()
-    width = {"rotary": 32, "rope": 16, "none": 16}.get(name)
-    parts = None if width is None or values % width else values // width
-    runs = parts == 1 or (parts is not None and dtype == torch.bfloat16 and dropout == 0.0)
-    assert masks == [0] * runs
-    if dropout == 0.0:
-        torch.testing.assert_close(there.double(), here, rtol=0.02, atol=0.02)

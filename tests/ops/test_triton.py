@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from mega_fairseq.ops import backend, rows
-from mega_fairseq.ops.attention.rotary import triton as rotary
 from mega_fairseq.ops.dense import triton as dense
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
@@ -21,6 +20,7 @@ tl = pytest.importorskip("triton.language")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mega_fairseq.ops.attention import rotary_kernels, tile_kernels
 from mega_fairseq.ops.attention.fixed.triton import attend_kernel
 from mega_fairseq.ops.ema import coefficient_kernels
 from mega_fairseq.ops.ema import kernels as ema_kernels
@@ -47,13 +47,15 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta", "values", "new_values", "out"), "*bf16")
+FLOATS.update(dict.fromkeys(("scores", "grad", "dscores", "products"), "*bf16"))
 OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkeys(("keep", "padding"), "*i1")}
 OTHERS.update({"turns": "*fp64", "count": "*i64"})
 OTHERS.update(dict.fromkeys(("mean", "var", "means", "end_mean", "end_var", "dend_mean", "dend_var"), "*fp64"))
 OTHERS.update(dict.fromkeys(("dmean", "dvar"), "*fp64"))
 INTEGERS = {
     *("L", "T", "D", "K", "E", "R", "M", "Z", "Q", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
-    *("length", "half", "width", "stride", "candidate_stride", "sums_stride", "first"),
+    *("length", "half", "width", "stride", "candidate_stride", "sums_stride", "first", "H"),
+    *("padding_stride", "keep_group", "keep_row", "seen_group", "seen_row"),
 }
 TILE = {"N": 16, "PADDED": 16, "C": 32}
 ONE_WAY = {**TILE, "BACK": False}
@@ -102,9 +104,8 @@ def of_rows():
     for kernel in (gates.reset, gates.reset_backward, *of_projections):
         yield kernel, ROWS, ()
     yield rows.add_rows, ROWS, ()
-    yield rotary.fill_table, {**ROWS, "STEP": -0.5}, ()
-    for kernel in (rotary.append_rows, rotary.append_backward):
-        yield kernel, {**ROWS, "SCALE": 0.25}, ()
+    for kernel in (rotary_kernels.distances, rotary_kernels.distances_backward):
+        yield kernel, {**ROWS, "STEP": -0.5}, ()
     for kernel, more in ((gates.update, ("more",)), (gates.update_backward, ())):
         yield kernel, {**ROWS, "SCALE": 1.5}, more
         yield kernel, {**ROWS, "SCALE": 1.0}, ("keep", *more)
@@ -114,6 +115,14 @@ def of_rows():
     yield timestep_norm.backward_kernel, of_tokens, ("lengths", "weight", "dend_mean", "dend_var")
     yield norm.normalize, {**ROWS, "EPS": 1e-5, "CENTER": False}, ("bias",)
     yield norm.normalize_backward, {**ROWS, "EPS": 1e-5, "CENTER": True}, ()
+
+
+def of_tiles():
+    options = {**ROWS, "COLUMNS": 2048, "CAUSAL": True, "SCALE": 0.25, "KEEP_SCALE": 1.5, **tile_kernels.CONSTANTS}
+    for function in ({"SOFTMAX": True}, {"LAPLACE": True}, {"OUTER": True}):
+        constants = {**options, **dict.fromkeys(("SOFTMAX", "LAPLACE", "OUTER"), False), **function}
+        yield tile_kernels.weigh, constants, ("multiplier", "padding", "keep", *(["seen"] * ("SOFTMAX" in function)))
+        yield tile_kernels.weigh_backward, constants, ("bias",)
 
 
 def of_single_tokens():
@@ -157,7 +166,7 @@ def sum_of_states(tables, sums, D, N: tl.constexpr, PADDED: tl.constexpr, C: tl.
 def test_the_other_kernels_compile():
     for kernel, constants, absent in of_tables():
         assert "ptx" in compiled(kernel, constants, absent).asm
-    for kernel, constants, absent in (*of_rows(), *of_single_tokens()):
+    for kernel, constants, absent in (*of_rows(), *of_tiles(), *of_single_tokens()):
         assert "ptx" in compiled(kernel, constants, absent, capability=90, warps=4).asm
 
 

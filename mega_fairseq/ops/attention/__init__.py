@@ -18,13 +18,13 @@ Four implementations of the same function:
     one_position.py   queries that see the same keys at the same distances, as in decoding
     attention_fused   torch's scaled_dot_product_attention, for softmax, if one of its fused kernels can run
     tiles.py          tiles of rows, recomputed in backward, so that nothing of size n x m outlives its tile but
-                      the bool mask of dropout: for laplace, relu2, multipliers, large masks, softmax with z != e
-                      (on GPUs in half precision, not if e is a multiple of z), and on GPUs every bias
+                      the bool mask of dropout: for laplace, relu2, multipliers, large masks, softmax with z != e, and
+                      on GPUs every bias; weights by tile_weights.py, or on GPUs by tile_kernels.py
 
 The rule is in `fused_kernel_runs`, and depends on shapes and the type of device only.
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple, Union
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -38,18 +38,9 @@ from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, sums_in_half, without_autocast
 
-__all__ = ["ATTENTION_FUNCTIONS", "BiasForms", "attention", "attention_fused", "weighted_sum"]
+__all__ = ["ATTENTION_FUNCTIONS", "attention", "attention_fused", "weighted_sum"]
 
 WIDEST = 256  # numbers per row in torch's flash kernels
-
-
-class BiasForms(NamedTuple):
-    """A bias in two forms, of which `attention` computes the one that its implementation needs."""
-
-    vector: Callable[[], Tensor]  # over distances
-    # scale q (G, n, z) and k (G, m, z) with r more columns, whose inner products are the bias: (q, k, scale) -> both
-    append: Callable[[Tensor, Tensor, float], Tuple[Tensor, Tensor]]
-    width: int  # r
 
 
 def attention(
@@ -58,7 +49,7 @@ def attention(
     v: Tensor,
     function: str = "softmax",
     causal: bool = False,
-    bias: Union[Tensor, BiasForms, None] = None,
+    bias: Optional[Tensor] = None,
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
     multiplier: Optional[Tensor] = None,
@@ -72,10 +63,6 @@ def attention(
     q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
     softmax = function == "softmax" and multiplier is None
     with without_autocast(q):
-        if isinstance(bias, BiasForms):
-            if softmax and fused_kernel_runs(q, k, v, causal, None, key_padding, dropout, bias.width):
-                return attention_fused(*bias.append(q, k, scale), v, causal, None, key_padding, dropout).to(dtype)
-            bias = bias.vector()
         if q.size(1) == 1 and dropout == 0.0 and not torch.is_grad_enabled():
             weights = weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer, scale)
             return weighted_sum(weights, v).to(dtype)
@@ -97,13 +84,10 @@ def fused_kernel_runs(
     bias: Optional[Tensor],
     key_padding: Optional[Tensor],
     dropout: float,
-    columns: int = 0,
 ) -> bool:
-    """Whether one of torch's fused kernels is suitable for softmax with these tensors and this many extra columns.
+    """Whether one of torch's fused kernels is suitable for softmax with these tensors.
 
-    On GPUs, flash kernels take one width, of at most WIDEST, and no mask but one row for all queries of a group. In
-    half precision, where they are fast, the values of a group may be several times as wide, as in Mega: each part of
-    them is a head, with the same queries and keys. This form has no dropout, which would differ between the parts.
+    On GPUs, flash kernels take one width, of at most WIDEST, and no mask but one row for all queries of a group.
     torch's kernel for other widths keeps its sums in the GPU's memory beyond 128 numbers per row: products of tiles are
     better. float64 has no fused kernel.
 
@@ -112,12 +96,9 @@ def fused_kernel_runs(
     gradients, for which torch would keep whole matrices.
     """
     (groups, queries, width), keys = q.shape, k.size(1)
-    width += columns
     differs = bias is not None or (causal and (queries != keys or key_padding is not None))  # between queries
     if q.device.type != "cpu":
-        half = q.dtype in (torch.float16, torch.bfloat16)
-        parts = half and key_padding is None and dropout == 0.0 and v.size(-1) % width == 0
-        return width <= WIDEST and q.dtype != torch.float64 and not differs and (v.size(-1) == width or parts)
+        return v.size(-1) == width <= WIDEST and q.dtype != torch.float64 and not differs
     if v.size(-1) != width or dropout or sums_in_half(q):
         return False
     if bias is not None and bias.requires_grad and torch.is_grad_enabled():
@@ -135,10 +116,7 @@ def attention_fused(
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix.
-
-    Values may be several times as wide as queries and keys, without a mask.
-    """
+    """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix."""
     known = isinstance(q.size(1), int) and isinstance(k.size(1), int)  # and not a symbol of torch.export
     square = causal and known and q.size(1) == k.size(1) and bias is None and key_padding is None
     mask = None if square else visible_keys(q, k, causal, key_padding)
@@ -152,13 +130,6 @@ def attention_fused(
         matrix = toeplitz_matrix(bias.to(at_least_float32(bias.dtype)), q.size(1), k.size(1)).to(q.dtype)
         # The CPU's kernel takes two or four dimensions.
         mask = matrix.unsqueeze(0) if mask is None else matrix.masked_fill(~mask, float("-inf")).view(-1, *matrix.shape)
-    if v.size(-1) > q.size(-1):  # each part of the values is a head
-        parts = v.unflatten(-1, (-1, q.size(-1))).transpose(1, 2)  # (G, e / z, m, z)
-        k = k.unsqueeze(1).expand(-1, parts.size(1), -1, -1)
-        # Outputs and their gradients get q's layout; with its heads side by side, they need not be copied.
-        q = q.unsqueeze(2).expand(-1, -1, parts.size(1), -1).contiguous().transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, parts, mask, dropout, square, scale=1.0)
-        return out.transpose(1, 2).flatten(2)
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, square, scale=1.0).flatten(0, 1)
     return out if key_padding is None else out.masked_fill(blind, 0.0)

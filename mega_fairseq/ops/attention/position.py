@@ -1,7 +1,6 @@
 """Relative position biases as functions of distance, and rotations of positions (paper, section 3.2).
 
-A distance is key position minus query position. The rotary bias b_ij = <R_i a, R_j b> has two forms: extra columns of
-q and k, for fused kernels, and a vector over distances, which is faster in the tiled form.
+A distance is key position minus query position.
 """
 
 import math
@@ -10,6 +9,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.backend import TRITON, backend
 from mega_fairseq.ops.precision import at_least_float32
 
 ROTARY_BASE = 10000.0
@@ -42,15 +42,18 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([left, torch.addcmul(second * cos, first, sin)], -1).to(x.dtype)
 
 
-def rotary_columns(a: Tensor, b: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Extra columns (n, z) for queries and for keys at these positions, whose inner products are the rotary bias."""
-    return rotate(torch.stack([a, b]).unsqueeze(1), positions).unbind()
-
-
-def rotary_distances(a: Tensor, b: Tensor, distances: Tensor) -> Tensor:
-    """The same bias as a vector: <R_i a, R_j b> = <a, R_{j-i} b>."""
+def rotary_distances_naive(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
+    """The rotary bias of the distances first .. stop - 1: <R_i a, R_j b> = <a, R_{j-i} b>."""
     a, b = (t.to(at_least_float32(t.dtype)) for t in (a, b))
-    return (rotate(b, distances) * a).sum(-1)
+    return (rotate(b, torch.arange(first, stop, device=b.device)) * a).sum(-1)
+
+
+def rotary_distances(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
+    if backend(a.device) != TRITON:
+        return rotary_distances_naive(a, b, first, stop)
+    from mega_fairseq.ops.attention import rotary_kernels  # here, since Triton may be missing
+
+    return rotary_kernels.rotary_distances(a, b, first, stop)
 
 
 def t5_bucket(distances: Tensor, causal: bool) -> Tensor:

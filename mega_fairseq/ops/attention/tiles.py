@@ -8,65 +8,29 @@ The gradients are by hand. Torch's own derivatives of a tile need more temporari
 erf: forward and backward take 0 to 8% longer on the CPU at D 512 (z 128, e 1024), 4 to 19% at D 128 (z 32, e 256).
 """
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.attention.scores import MASKED, Factor, multiply, row_factors, weights_backward, weights_of
-from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
+from mega_fairseq.ops.attention import tile_weights
+from mega_fairseq.ops.attention.scores import multiply, row_factors
+from mega_fairseq.ops.attention.tile_weights import Inputs, Tile
+from mega_fairseq.ops.backend import TRITON, backend
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
 
 TILE_SCORES = 1 << 19  # scores in a tile: 2 MiB of float32, which stays in a core's share of the cache
 TILE_SCORES_GPU = 1 << 26  # 256 MiB
 # Rows of a tile at most. With few rows, a causal tile computes few scores of the future; each tile is some 30 launches.
-TILE_ROWS, TILE_ROWS_GPU = 256, 1024
-
-
-class _Inputs(NamedTuple):
-    v: Tensor  # (G, m, e)
-    q: Tensor  # (G, n, z), multiplied by `scale`
-    k: Tensor  # (G, m, z)
-    bias: Optional[Tensor]  # (H, n + m - 1)
-    multiplier: Optional[Tensor]  # (H, n + m - 1)
-    key_padding: Optional[Tensor]  # (G, m) bool
-    keep: Optional[Tensor]  # (G, n, m) bool
-    keep_scale: float
-    function: str
-    causal: bool
-    outer: bool
-    scale: float
-
-
-class _Tile(NamedTuple):
-    groups: slice
-    rows: slice
-    keys: slice
-    heads: slice  # of the vectors over distances; the number of groups in the tile is a multiple of theirs
-    distances: slice  # of the vectors over distances
-
-    def by_head(self, x: Tensor) -> Tensor:
-        """(G', T, keys) -> (G' / H', H', T, keys)."""
-        return x.view(-1, self.heads.stop - self.heads.start, *x.shape[1:])
-
-    def matrices(self, vectors: Tensor) -> Tensor:
-        """(H, n + m - 1) -> (H', T, keys)."""
-        return toeplitz_matrix(vectors[self.heads, self.distances], self.rows.stop - self.rows.start, self.keys.stop)
-
-    def add_to_vectors(self, vectors: Tensor, grad: Tensor) -> None:
-        """The transpose of `matrices`: adds grad (G', T, keys) to vectors (H, n + m - 1)."""
-        vectors[self.heads, self.distances] += diagonal_sums(self.by_head(grad).sum(0))
+TILE_ROWS, TILE_ROWS_GPU = 256, 2048
 
 
 def _forward(*args: Any) -> Tensor:
-    x, out = _Inputs(*args), _fake(*args)
+    x, out = Inputs(*args), _fake(*args)
+    form = _form(x)
     for tile in _tiles(x):
-        weights = _tile_weights(x, tile)[1]
-        if x.multiplier is not None:
-            tile.by_head(weights).mul_(tile.matrices(x.multiplier))
-        if x.keep is not None:
-            weights.mul_(x.keep[tile[:3]]).mul_(x.keep_scale)
+        weights = form.weights(x, tile, _scores(x, tile), _keys_seen(x, tile))
         multiply(weights, x.v[tile.groups, tile.keys], out[tile.groups, tile.rows])
     return out
 
@@ -76,34 +40,27 @@ def _fake(v: Tensor, q: Tensor, *_: Any) -> Tensor:
 
 
 def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
-    (dout,), x = grads, _Inputs(*args)
-    dv, dq, dk = (torch.empty_like(t, dtype=at_least_float32(t.dtype)) for t in x[:3])  # sums over tiles
+    (dout,), x = grads, Inputs(*args)
+    form, dq = _form(x), torch.empty_like(x.q)
+    several = tile_sizes(x.q, x.k.size(1))[0] < x.q.size(1)  # then tiles of rows are added up
+    dv, dk = (torch.empty_like(t, dtype=at_least_float32(t.dtype) if several else t.dtype) for t in (x.v, x.k))
     dbias, dmultiplier = (
         None if t is None else torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in (x.bias, x.multiplier)
     )
     for tile in _tiles(x):
         groups, rows, keys = tile[:3]
         # The first tile of a group covers every key, so it initialises the sums of dk and dv.
-        add = rows.stop < x.q.size(1)
-        scores, weights, before, after = _tile_weights(x, tile)
-        grad = torch.bmm(dout[groups, rows], x.v[groups, keys].transpose(1, 2)).to(scores.dtype)
-        kept = weights
-        if x.keep is not None:
-            grad.mul_(x.keep[tile[:3]]).mul_(x.keep_scale)
-            kept = weights * x.keep[tile[:3]] * x.keep_scale
+        add, seen = rows.stop < x.q.size(1), _keys_seen(x, tile)
+        grad = torch.bmm(dout[groups, rows], x.v[groups, keys].transpose(1, 2))
+        weights, dscores, products = form.gradients(x, tile, _scores(x, tile), grad, seen)
+        multiply(weights.transpose(1, 2), dout[groups, rows], dv[groups, keys], add)
         if x.multiplier is not None:
-            factors = tile.matrices(x.multiplier)
-            kept = (tile.by_head(kept) * factors).view_as(kept)
-            tile.add_to_vectors(dmultiplier, grad * weights)
-            tile.by_head(grad).mul_(factors)
-        multiply(kept.transpose(1, 2), dout[groups, rows], dv[groups, keys], add)
-        dscores = weights_backward(grad, scores, weights, x.function)
-        if after is not None:
-            dscores.mul_(after)
+            tile.add_to_vectors(dmultiplier, products)
         if x.bias is not None:
             tile.add_to_vectors(dbias, dscores)
-        if before is not None:
-            dscores.mul_(before)
+        if seen is not None:
+            before, _ = row_factors(x.function, x.outer, x.scale, seen)
+            dscores = dscores if before is None else dscores.mul_(before)
         multiply(dscores, x.k[groups, keys], dq[groups, rows])
         multiply(dscores.transpose(1, 2), x.q[groups, rows], dk[groups, keys], add)
     sums = dv, dq, dk, dbias, dmultiplier
@@ -130,7 +87,7 @@ def tile_sizes(q: Tensor, keys: int) -> Tuple[int, int]:
     return rows, max(1, size // (rows * keys))
 
 
-def _tiles(x: _Inputs) -> Iterator[_Tile]:
+def _tiles(x: Inputs) -> Iterator[Tile]:
     """Tiles that cover the scores, the last rows of a group first."""
     (groups, queries, _), keys = x.q.shape, x.k.size(1)
     heads = next((t.size(0) for t in (x.bias, x.multiplier) if t is not None), 1)
@@ -144,47 +101,33 @@ def _tiles(x: _Inputs) -> Iterator[_Tile]:
         for stop in range(queries, 0, -rows):
             start, reach = max(0, stop - rows), keys - queries + stop if x.causal else keys
             distances = slice(queries - stop, queries - start + reach - 1)
-            yield _Tile(slice(g, min(g + together, groups)), slice(start, stop), slice(0, reach), head, distances)
+            yield Tile(slice(g, min(g + together, groups)), slice(start, stop), slice(0, reach), head, distances)
 
 
-def _tile_weights(x: _Inputs, tile: _Tile) -> Tuple[Tensor, Tensor, Factor, Factor]:
-    """Scores and f(scores), (G', T, keys) each, and the factors of rows."""
-    groups, rows, keys = tile[:3]
-    scores = torch.bmm(x.q[groups, rows], x.k[groups, keys].transpose(1, 2)).to(at_least_float32(x.q.dtype))
-    count, reach = scores.shape[1:]
-    padding = None if x.key_padding is None else x.key_padding[groups, None, keys]
-    before, after = None, None
-    if x.function != "softmax":
-        before, after = row_factors(x.function, x.outer, x.scale, _keys_seen(scores, x.causal, padding))
-    if before is not None:
-        scores.mul_(before)
-    if x.bias is not None:
-        tile.by_head(scores).add_(tile.matrices(x.bias))
-    if after is not None:
-        scores.mul_(after)
-    future = None
-    if x.causal and count > 1:  # only the last `count` keys can be in a row's future
-        future = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1)
+def _form(x: Inputs) -> Any:
+    """Where the weights of a tile and their gradients are computed: kernels, or plain operations."""
+    if backend(x.q.device) != TRITON:
+        return tile_weights
+    from mega_fairseq.ops.attention import tile_kernels  # here, since Triton may be missing
 
-    def hide(t: Tensor, value: float) -> None:
-        if future is not None:
-            t[..., reach - count :].masked_fill_(future, value)
-        if padding is not None:
-            t.masked_fill_(padding, value)
-
-    hide(scores, MASKED)
-    weights = weights_of(scores, x.function)
-    if padding is not None:  # a row that sees only pads has no weights
-        hide(weights, 0.0)
-    return scores, weights, before, after
+    return tile_kernels
 
 
-def _keys_seen(scores: Tensor, causal: bool, padding: Optional[Tensor]) -> Union[int, Tensor]:
-    """The number of keys that each row sees, at least 1: (T, 1), (G', T, 1) or (G', 1, 1), or one for all rows."""
-    count, reach = scores.shape[1:]
-    if padding is not None:
-        seen = (~padding).cumsum(-1)[..., reach - count :] if causal else (~padding).sum(-1, keepdim=True)
-        return seen.clamp_min(1).to(scores.dtype).transpose(1, 2)
-    if causal:
-        return torch.arange(reach - count + 1, reach + 1, dtype=scores.dtype, device=scores.device).unsqueeze(-1)
-    return reach
+def _scores(x: Inputs, tile: Tile) -> Tensor:
+    """q k^T `scale` (G', T, keys), in the dtype of q."""
+    return torch.bmm(x.q[tile.groups, tile.rows], x.k[tile.groups, tile.keys].transpose(1, 2))
+
+
+def _keys_seen(x: Inputs, tile: Tile) -> Optional[Tensor]:
+    """The number of keys that each row sees, at least 1: (T, 1), (G', T, 1) or (G', 1, 1); not for softmax."""
+    if x.function == "softmax":
+        return None
+    (first, stop, _), reach, wide = tile.rows.indices(x.q.size(1)), tile.keys.stop, at_least_float32(x.q.dtype)
+    count = stop - first
+    if x.key_padding is not None:
+        real = ~x.key_padding[tile.groups, None, tile.keys]
+        seen = real.cumsum(-1)[..., reach - count :] if x.causal else real.sum(-1, keepdim=True)
+        return seen.clamp_min(1).to(wide).transpose(1, 2)
+    if x.causal:
+        return torch.arange(reach - count + 1, reach + 1, dtype=wide, device=x.q.device).unsqueeze(-1)
+    return torch.full((1, 1), reach, dtype=wide, device=x.q.device)

@@ -1,0 +1,205 @@
+"""The weights of a tile and their gradients by one Triton kernel each, between the products of `tiles.py`."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mega_fairseq.ops.attention.scores import LAPLACE_MEAN, LAPLACE_STD, MASKED
+from mega_fairseq.ops.attention.tile_weights import Inputs, Tile
+from mega_fairseq.ops.backend import launch
+from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.rows import WIDE
+
+ELEMENTS, WARPS = 2048, 4  # of a program's part of the tile
+CONSTANTS = {"MASKED": MASKED, "MEAN": LAPLACE_MEAN, "STD": LAPLACE_STD}
+
+
+@triton.jit
+def biased(
+    scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
+    SOFTMAX: tl.constexpr, OUTER: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Scores of these rows (ROWS, 1) and keys (1, COLUMNS), as f takes them, and which of them a row sees."""
+    group, t = row // T, row % T
+    visible = (row < R) & (column < M)
+    if CAUSAL:
+        visible = visible & (column <= M - T + t)
+    if padding is not None:
+        visible = visible & (tl.load(padding + group * padding_stride + column, mask=visible, other=1) == 0)
+    x = tl.load(scores + row * M + column, mask=visible, other=0.0).to(WIDE)
+    count = tl.full([1, 1], 1, WIDE)
+    if not SOFTMAX:
+        count = tl.load(seen + group * seen_group + t * seen_row, mask=row < R, other=1.0).to(WIDE)
+    if not SOFTMAX and not OUTER:
+        x = x / (count * tl.full([1, 1], SCALE, WIDE))
+    if bias is not None:
+        x += tl.load(bias + group % H * (T + M - 1) + column - t + T - 1, mask=visible, other=0.0).to(WIDE)
+    if OUTER:
+        x = x / tl.sqrt(count)
+    return x, visible, count
+
+
+@triton.jit
+def weighed(
+    x, visible, largest, total,
+    SOFTMAX: tl.constexpr, LAPLACE: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """f(x), zero for keys that a row does not see, and its derivative; softmax's also has the mean of gradients."""
+    if SOFTMAX:
+        y = tl.exp(x - largest) / total
+        slope = y
+    elif LAPLACE:
+        z = (x - tl.full([1, 1], MEAN, WIDE)) / tl.full([1, 1], STD, WIDE)
+        y = 0.5 * (1.0 + tl.erf(z * tl.full([1, 1], 0.7071067811865476, WIDE)))
+        slope = tl.exp(-0.5 * z * z) * tl.full([1, 1], 1.0 / (STD * 2.5066282746310002), WIDE)
+    else:
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+        slope = 2.0 * tl.maximum(x, 0.0)
+    return tl.where(visible, y, 0.0), slope
+
+
+@triton.jit
+def factor(
+    multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr
+):
+    """The multiplier and dropout of weights, and dropout alone."""
+    group, t = row // T, row % T
+    kept = tl.full([1, 1], 1.0, WIDE)
+    if keep is not None:
+        at = group.to(tl.int64) * keep_group + t * keep_row + column
+        kept = tl.load(keep + at, mask=visible, other=0).to(WIDE) * tl.full([1, 1], KEEP_SCALE, WIDE)
+    both = kept
+    if multiplier is not None:
+        at = group % H * (T + M - 1) + column - t + T - 1
+        both = kept * tl.load(multiplier + at, mask=visible, other=0.0).to(WIDE)
+    return both, kept
+
+
+@triton.jit
+def statistics(
+    scores, bias, padding, seen, row, R, T, M, H, padding_stride, seen_group, seen_row,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The largest score of each row, and the sum of the others' exponentials relative to it; of softmax."""
+    largest = tl.where(row < R, tl.full([1, 1], MASKED, WIDE), 0.0)
+    total = tl.zeros_like(largest)
+    for start in range(0, M, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)[None, :]
+        x, visible, _ = biased(
+            scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
+            True, False, CAUSAL, 1.0, WIDE,
+        )  # fmt: skip
+        larger = tl.maximum(largest, tl.max(tl.where(visible, x, MASKED), 1)[:, None])
+        total = total * tl.exp(largest - larger) + tl.sum(tl.where(visible, tl.exp(x - larger), 0.0), 1)[:, None]
+        largest = larger
+    return largest, tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def weigh(
+    scores, out, bias, multiplier, padding, keep, seen, R, T, M, H, padding_stride, keep_group, keep_row,
+    seen_group, seen_row, KEEP_SCALE: tl.constexpr, SOFTMAX: tl.constexpr, LAPLACE: tl.constexpr, OUTER: tl.constexpr,
+    CAUSAL: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """out (G, T, M): the weights of scores (G, T, M), which may be the same tensor; R = G T."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    largest, total = tl.zeros([1, 1], WIDE), tl.full([1, 1], 1.0, WIDE)
+    if SOFTMAX:
+        largest, total = statistics(
+            scores, bias, padding, seen, row, R, T, M, H, padding_stride, seen_group, seen_row,
+            MASKED, CAUSAL, COLUMNS, WIDE,
+        )  # fmt: skip
+    for start in range(0, M, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)[None, :]
+        x, visible, _ = biased(
+            scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
+            SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
+        )  # fmt: skip
+        y, _ = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
+        both, _ = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
+        tl.store(out + row * M + column, (y * both).to(out.dtype.element_ty), mask=(row < R) & (column < M))
+
+
+@triton.jit
+def weigh_backward(
+    scores, grad, out, dscores, products, bias, multiplier, padding, keep, seen, R, T, M, H,
+    padding_stride, keep_group, keep_row, seen_group, seen_row, KEEP_SCALE: tl.constexpr, SOFTMAX: tl.constexpr,
+    LAPLACE: tl.constexpr, OUTER: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr,
+    MEAN: tl.constexpr, STD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From `grad`, that of the weights: `out` the weights again; dscores, the gradient of scores with their bias;
+    products, that of the multiplier's matrix. out and dscores may be the tensors scores and grad."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    largest, total = tl.zeros([1, 1], WIDE), tl.full([1, 1], 1.0, WIDE)
+    mean = tl.zeros([ROWS, 1], WIDE)
+    if SOFTMAX:
+        largest, total = statistics(
+            scores, bias, padding, seen, row, R, T, M, H, padding_stride, seen_group, seen_row,
+            MASKED, CAUSAL, COLUMNS, WIDE,
+        )  # fmt: skip
+        for start in range(0, M, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)[None, :]
+            x, visible, _ = biased(
+                scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group,
+                seen_row, SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
+            )  # fmt: skip
+            y, _ = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
+            both, _ = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
+            dy = tl.load(grad + row * M + column, mask=visible, other=0.0).to(WIDE)
+            mean += tl.sum(y * dy * both, 1)[:, None]
+    for start in range(0, M, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)[None, :]
+        at, inside = row * M + column, (row < R) & (column < M)
+        x, visible, count = biased(
+            scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
+            SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
+        )  # fmt: skip
+        y, slope = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
+        both, kept = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
+        dy = tl.load(grad + at, mask=visible, other=0.0).to(WIDE)
+        dx = tl.where(visible, slope * (dy * both - mean), 0.0)
+        if OUTER:
+            dx = dx / tl.sqrt(count)
+        if products is not None:
+            tl.store(products + at, (dy * kept * y).to(products.dtype.element_ty), mask=inside)
+        tl.store(out + at, (y * both).to(out.dtype.element_ty), mask=inside)
+        tl.store(dscores + at, dx.to(dscores.dtype.element_ty), mask=inside)
+
+
+def _launch(kernel: Any, tensors: Tuple[Optional[Tensor], ...], x: Inputs, tile: Tile, seen: Optional[Tensor]) -> None:
+    scores = tensors[0]
+    (groups, count, reach), wide = scores.shape, WIDE[at_least_float32(scores.dtype)]
+    vectors = (None if t is None else t[tile.heads, tile.distances].contiguous() for t in (x.bias, x.multiplier))
+    padding = None if x.key_padding is None else x.key_padding[tile.groups, tile.keys]
+    keep = None if x.keep is None else x.keep[tile[:3]]
+    if seen is not None:
+        seen = seen.expand(groups, count, 1)
+    strides = [0 if padding is None else padding.stride(0)]
+    strides += [stride for t in (keep, seen) for stride in ((0, 0) if t is None else t.stride()[:2])]
+    columns = min(ELEMENTS, triton.next_power_of_2(reach))
+    rows = min(max(1, ELEMENTS // columns), triton.next_power_of_2(groups * count))
+    args = (*vectors, padding, keep, seen, groups * count, count, reach, tile.heads.stop - tile.heads.start)
+    launch(
+        kernel, (triton.cdiv(groups * count, rows),), *tensors, *args, *strides, KEEP_SCALE=float(x.keep_scale),
+        SOFTMAX=x.function == "softmax", LAPLACE=x.function == "laplace", OUTER=x.outer and x.function == "relu2",
+        CAUSAL=x.causal, SCALE=x.scale, ROWS=rows, COLUMNS=columns, WIDE=wide, num_warps=WARPS, **CONSTANTS,
+    )  # fmt: skip
+
+
+def weights(x: Inputs, tile: Tile, scores: Tensor, seen: Optional[Tensor]) -> Tensor:
+    """The weights of a tile's scores (G', T, keys), in their place."""
+    _launch(weigh, (scores, scores), x, tile, seen)
+    return scores
+
+
+def gradients(
+    x: Inputs, tile: Tile, scores: Tensor, grad: Tensor, seen: Optional[Tensor]
+) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """The weights again, and from their gradient that of biased scores and of the multiplier's matrix."""
+    products = None if x.multiplier is None else torch.empty_like(grad)
+    _launch(weigh_backward, (scores, grad, scores, grad, products), x, tile, seen)
+    return scores, grad, products
