@@ -16,6 +16,7 @@ from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.position import cos_sin, turned
+from mega_fairseq.ops.attention.rotary import rotary_distances
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -81,7 +82,7 @@ class RotaryBias(PositionBias):
         nn.init.normal_(self.b, std=0.02)
 
     def forward(self, first: int, stop: int, device: torch.device) -> Tensor:
-        return ops.rotary_distances(self.a, self.b, first, stop)
+        return rotary_distances(self.a, self.b, first, stop)
 
 
 class RotaryEmbedding(PositionBias):

@@ -21,7 +21,7 @@ from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
 from mega_fairseq.ops.attention import tile_kernels, tile_weights, tiles
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
-from mega_fairseq.ops.attention.position import rotary_distances, rotary_distances_naive
+from mega_fairseq.ops.attention.rotary import rotary_distances, rotary_distances_naive
 from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton

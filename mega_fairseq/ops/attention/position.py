@@ -9,7 +9,6 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.backend import TRITON, backend
 from mega_fairseq.ops.precision import at_least_float32
 
 ROTARY_BASE = 10000.0
@@ -40,20 +39,6 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.to(cos.dtype).chunk(2, -1)
     left = torch.addcmul(first * cos, second, sin, value=-1.0)
     return torch.cat([left, torch.addcmul(second * cos, first, sin)], -1).to(x.dtype)
-
-
-def rotary_distances_naive(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
-    """The rotary bias of the distances first .. stop - 1: <R_i a, R_j b> = <a, R_{j-i} b>."""
-    a, b = (t.to(at_least_float32(t.dtype)) for t in (a, b))
-    return (rotate(b, torch.arange(first, stop, device=b.device)) * a).sum(-1)
-
-
-def rotary_distances(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
-    if backend(a.device) != TRITON:
-        return rotary_distances_naive(a, b, first, stop)
-    from mega_fairseq.ops.attention import rotary_kernels  # here, since Triton may be missing
-
-    return rotary_kernels.rotary_distances(a, b, first, stop)
 
 
 def t5_bucket(distances: Tensor, causal: bool) -> Tensor:
