@@ -278,11 +278,11 @@ def test_rotary_distances_equal_the_definition_in_values_and_gradients(first, st
 GROUPS, QUERIES, KEYS, HEADS = 4, 5, 7, 2
 FUNCTIONS = ["softmax", "relu2", "laplace", "relu2, outer"]
 LAST_KEYS_PADDED = torch.arange(KEYS) >= torch.tensor([[KEYS], [3], [0], [1]])
-ALL = {"bias", "multiplier", "padding", "keep", "rows"}
-OPTIONS = [set(), {"bias"}, {"padding"}, {"multiplier", "rows"}, {"keep", "bias"}, ALL - {"keep"}, ALL]
+ALL = {"bias", "multiplier", "padding", "keep", "rows", "causal"}
+OPTIONS = [set(), {"bias", "causal"}, {"padding", "keep"}, {"multiplier", "rows", "causal"}, ALL - {"causal"}, ALL]
 
 
-def attended(options, function, causal, dtype=torch.float64):
+def attended(options, function, dtype=torch.float64):
     """Attention in tiles of few rows, or one; the last rows of `padding` see few keys or none."""
     tensors = {"v": noise(GROUPS, KEYS, 6, seed=1), "q": noise(GROUPS, QUERIES, 4, seed=2)}
     tensors["k"] = noise(GROUPS, KEYS, 4, seed=3)
@@ -294,29 +294,29 @@ def attended(options, function, causal, dtype=torch.float64):
     name, *outer = function.split(", ")
 
     def attend(v, q, k, bias=None, multiplier=None):
-        return tiles.tiled_attention(v, q, k, bias, multiplier, padding, keep, 1.4, name, causal, bool(outer), 0.5)
+        args = (v, q, k, bias, multiplier, padding, keep, 1.4, name, "causal" in options, bool(outer), 0.5)
+        return tiles.tiled_attention(*args)
 
     return with_gradients(attend, tensors)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(sorted(options)) or "none")
-def test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(options, function, causal, monkeypatch):
+def test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(options, function, monkeypatch):
     monkeypatch.setattr(tile_kernels, "ELEMENTS", 4)  # fewer than keys
     if "rows" in options:
         monkeypatch.setattr(tiles, "TILE_ROWS", 2)
-    ours = attended(options, function, causal)
+    ours = attended(options, function)
     monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
-    assert_same(ours, attended(options, function, causal))
+    assert_same(ours, attended(options, function))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_by_kernels_are_as_accurate_in_half_precision_as_plain_ones(dtype, function, monkeypatch):
-    ours = attended({"bias"}, function, True, dtype)
+    ours = attended({"bias", "causal"}, function, dtype)
     monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
-    for name, expected in attended({"bias"}, function, True, dtype).items():
+    for name, expected in attended({"bias", "causal"}, function, dtype).items():
         assert ours[name].dtype == dtype
         assert relative_error(ours[name], expected.double()) < 4 * torch.finfo(dtype).eps
 
@@ -328,7 +328,7 @@ def test_a_gradient_of_the_weights_that_forgets_its_mean_is_detected(monkeypatch
 
     monkeypatch.setattr(tile_kernels, "gradients", gradients)
     with pytest.raises(AssertionError, match="gradient of"):
-        test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(set(), "softmax", False, monkeypatch)
+        test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(set(), "softmax", monkeypatch)
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([9, 0, 4])], ids=["no pads", "pads"])
