@@ -18,7 +18,8 @@ train() {
     shift
     need_file "$BIN" "run prepare.sh first, with the same DATA and PASSAGES"
     case $ARCH in
-    roberta*) sizes+=(--encoder-ffn-embed-dim 336 --encoder-attention-heads 4) ;;
+    # Without workers, since fairseq's repeat the masks of the first epoch; Mega's encoder starts new ones.
+    roberta*) sizes+=(--encoder-ffn-embed-dim 336 --encoder-attention-heads 4 --num-workers 0) ;;
     *) sizes+=(--encoder-hidden-dim 128 --encoder-ffn-embed-dim 128 --encoder-z-dim 32 --encoder-chunk-size 128) ;;
     esac
     CHECKPOINTS=$CHECKPOINTS/$folder

@@ -132,6 +132,8 @@ class MegaEncoderModel(HeadedEncoder):
             task.args = option_of_command(cfg, "bpe")  # which fairseq's task reads and does not set
             if task.args is None:
                 raise ValueError("--mask-whole-words needs the beginnings of words; give --bpe, as in preprocessing")
+        if is_training(cfg):  # fairseq keeps the workers that load data, whose copies of them stay in the first epoch
+            task.can_reuse_epoch_itr = lambda dataset: False
         embed_tokens = token_embedding(dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         encoder = MegaEncoder(cfg, dictionary, embed_tokens, cfg.max_positions)
         tokens = getattr(task.cfg, "tokens_per_sample", 0)
