@@ -89,6 +89,8 @@ class MegaHub(GeneratorHubInterface):
                 "translate_documents is for models of --task mega_document_translation with --sentence-counts exact; "
                 "call translate, or train such a model"
             )
+        if isinstance(documents, str) or any(isinstance(document, str) for document in documents):
+            raise TypeError("a document is a single text; give a list of documents, each a list of lines")
         encoded = [[self.encode(line) for line in document] for document in documents]
         windows = self.task.windows([[line for line in document if len(line) > 1] for document in encoded])
         hypotheses = self.generate(windows, beam, **options) if windows else []

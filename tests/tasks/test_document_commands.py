@@ -117,6 +117,9 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_pa
         hub.translate_documents([["a <sep> b"]])
     with pytest.raises(ValueError, match="1,101 tokens and --max-tokens is 300"):
         hub.translate_documents([["a " * 1100]])
+    for text in ("a b", ["a b", "b a"]):
+        with pytest.raises(TypeError, match="a list of lines"):
+            hub.translate_documents(text)
     free = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data), sentence_counts="free")
     with pytest.raises(ValueError, match="--sentence-counts exact"):
         free.translate_documents(documents)
