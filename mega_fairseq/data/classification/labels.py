@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import shorten
 from typing import List, Sequence
 
 import numpy as np
@@ -67,6 +68,7 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str], source: str) ->
         if label not in place:
             raise ValueError(
                 f"{source} has the label {label!r} in line {number}, which is not one of the {len(classes)} classes of "
-                f"the training; correct it, or list all classes in {ORDER} before training"
+                f"the training ({shorten(', '.join(classes), 80)}); correct it, or list all classes in {ORDER} before "
+                "training"
             )
     return np.array([place[label] for label in labels], dtype=np.int64)
