@@ -196,10 +196,16 @@ def test_names_of_classes_are_kept(tmp_path):
     assert options_of(tmp_path / "back")["id2label"] == names
 
 
-def test_labels_are_refused_since_the_folder_has_names(tmp_path, capsys):
-    (tmp_path / "dict.txt").write_text("a 1\nb 1\nc 1\n")
-    options = ("--labels", tmp_path / "dict.txt")
-    assert_refused(capsys, FOLDERS[CLASSES], tmp_path / "ours.pt", *options, words=["--labels"])
+def test_labels_name_the_classes_only_of_a_folder_without_names(tmp_path, capsys):
+    words, options = tmp_path / "dict.txt", ("--labels", str(tmp_path / "dict.txt"))
+    words.write_text("a 1\nb 1\nc 1\n")
+    assert main(["convert", str(FOLDERS[CLASSES]), str(tmp_path / "ours.pt"), *options]) == 0
+    assert trained.read(str(tmp_path / "ours.pt")).task_state["classes"] == ["a", "b", "c"]
+    named = folder_with(tmp_path, CLASSES, id2label={"0": "x", "1": "y", "2": "z"})
+    assert_refused(capsys, named, tmp_path / "no.pt", *options, words=["--labels"])
+    assert_refused(capsys, FOLDERS[PLAIN], tmp_path / "no.pt", *options, words=["--labels"])
+    words.write_text("a 1\n")
+    assert_refused(capsys, FOLDERS[CLASSES], tmp_path / "no.pt", *options, words=["--labels names 1"])
 
 
 def test_tied_matrices_that_differ_become_the_heads(tmp_path, capsys):
@@ -304,9 +310,11 @@ def changed(tensors, what):
     return {name: tensor for name, tensor in tensors.items() if what not in name}
 
 
-@pytest.mark.parametrize("what", ["NaN", "a tensor too many", "a tensor with no number", "mx_proj.weight", "fc1.bias"])
+@pytest.mark.parametrize(
+    "what", ["NaN", "a tensor too many", "a tensor with no number", "mx_proj.weight", "out_proj.weight"]
+)
 def test_tensors_that_do_not_fit_are_refused(what, tmp_path, capsys):
-    folder = folder_with(tmp_path)
+    folder = folder_with(tmp_path, CLASSES)
     tensors = safetensors.load(str(folder / "model.safetensors"))
     (folder / "model.safetensors").write_bytes(b"".join(safetensors.pack(changed(tensors, what))))
     assert_refused(capsys, folder, tmp_path / "ours.pt", words=[folder])

@@ -189,17 +189,22 @@ class _Classification(Family):
         if task.input_kind == "values":
             super().task_state(model, task, labels)
             return {"classes": [str(number) for number in range(classes)]}
-        if labels is not None and len(labels) != classes:
-            raise UserError(
-                f"has {classes} classes and --labels names {len(labels)}; give label-bin/dict.txt of the data that the "
-                "model was trained on"
-            )
-        return {} if labels is None else {"classes": list(labels)}
+        return {} if labels is None else {"classes": class_names(labels, classes)}
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         if task_state:
             return [f"classes in order: {', '.join(task_state['classes'])}"]
         return ["the order of the classes is not stored and is that of the data folder: --labels stores it"]
+
+
+def class_names(labels: Sequence[str], classes: int) -> List[str]:
+    """The names that the user gave, if there is one for each class."""
+    if len(labels) != classes:
+        raise UserError(
+            f"has {classes} classes and --labels names {len(labels)}; give label-bin/dict.txt of the data that the "
+            "model was trained on"
+        )
+    return list(labels)
 
 
 TRANSLATION, LANGUAGE, CLASSIFICATION = _Translation(), _Language(), _Classification()

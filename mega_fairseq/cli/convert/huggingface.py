@@ -19,7 +19,7 @@ from mega_fairseq.cli import UserError
 from mega_fairseq.cli.checkpoint import safetensors, untrusted
 from mega_fairseq.cli.checkpoint.build import empty_model, fill
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
-from mega_fairseq.cli.convert.families import Family, Options
+from mega_fairseq.cli.convert.families import Family, Options, class_names
 from mega_fairseq.cli.convert.names import translate, translate_back
 from mega_fairseq.fairseq_options import typed
 from mega_fairseq.models import MegaEncoderModel, MegaLanguageModel
@@ -229,7 +229,7 @@ class HuggingFace(Family):
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
         if self.task == "sentence_prediction":
-            classes = len(tensors[f"classification_heads.{HEAD}.out_proj.weight"])
+            classes = len(tensors.get(f"classification_heads.{HEAD}.out_proj.weight", ()))
             return {"data": "data", "num_classes": classes, "init_token": 0, "max_positions": _longest(options)}
         chunked = self.kind.side == "decoder" and options["use_chunking"]  # segments are then multiples of the chunk
         return {"data": "data", "tokens_per_sample": 0 if chunked else _longest(options)}
@@ -238,11 +238,14 @@ class HuggingFace(Family):
         return {"_name": self.kind.criterion}
 
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
+        names, classes = self.labels, task.get("num_classes", 0)
+        fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(classes)))
+        stored = [str(names[str(number)]) for number in range(classes)] if fits else []
         if labels is not None:
-            raise UserError(f"has the names of its classes in {CONFIG}; leave --labels out")
-        names = self.labels
-        fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(task.get("num_classes", 0))))
-        return {"classes": [str(names[number]) for number in sorted(names, key=int)]} if fits and names else {}
+            if stored not in ([], [f"LABEL_{number}" for number in range(classes)]):  # as transformers fills it in
+                raise UserError(f"has the names of its classes in {CONFIG}; leave --labels out")
+            stored = class_names(labels, classes)
+        return {"classes": stored} if stored else {}
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         return self.remarks
