@@ -215,7 +215,7 @@ def peers(device: torch.device, quick: bool) -> Iterator[Contender]:
 def mixers(device: torch.device, quick: bool) -> Iterator[Contender]:
     for length in (2048, 8192)[: 1 if quick else 2]:
         for name in c.GROUPS["mixers"][: 2 if quick else None]:
-            yield one_layer(name, length, device, quick)
+            yield one_layer(name, length, device, quick, "" if quick else "graphs")  # as in training
 
 
 def one_layer(name: str, length: int, device: torch.device, quick: bool, form: str = "") -> Contender:
