@@ -92,7 +92,9 @@ class StackOptions(FairseqDataclass):
     cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
         "auto", "on a GPU, whether training and generation may replay their steps as CUDA graphs"
     )
-    compile: bool = option(False, "train with layers that torch.compile has fused; the first updates take minutes")
+    compile: bool = option(
+        False, "train language models with layers that torch.compile has fused; the first updates take minutes"
+    )
 
 
 @dataclass
