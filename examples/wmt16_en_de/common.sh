@@ -148,7 +148,8 @@ translate() {
     claim_folder "$RESULTS"
     rm -f "$RESULTS/scores.txt" # of an earlier translation
     options=(
-        --user-dir "$(user_dir)" --path "$checkpoint" --task translation --source-lang en --target-lang de
+        --user-dir "$(user_dir)" --path "$checkpoint" --source-lang en --target-lang de
+        ${WINDOW_TOKENS:+--window-tokens "$WINDOW_TOKENS"} --task "${WINDOW_TOKENS:+mega_document_}translation"
         --gen-subset "$SUBSET" --max-tokens "$MAX_TOKENS" --required-batch-size-multiple 1 --log-format simple
     )
     [ "$(count_gpus)" != 0 ] || options+=(--cpu)
@@ -158,7 +159,12 @@ translate() {
     override "$overrides" "$@"
     say "translating $SUBSET with $checkpoint"
     fairseq generate "$BIN" "${options[@]}" "${ARGUMENTS[@]}" >"$RESULTS/generate.out"
-    sed -n 's/^H-//p' "$RESULTS/generate.out" | sort -n -k 1,1 | cut -f 3 >"$RESULTS/hypotheses.pieces"
+    if [ -n "${WINDOW_TOKENS:-}" ]; then
+        "$PYTHON" -m mega_fairseq.cli documents split "$RESULTS/generate.out" "$BIN/$SUBSET.docs" \
+            --out "$RESULTS/hypotheses" >&2
+    else
+        sed -n 's/^H-//p' "$RESULTS/generate.out" | sort -n -k 1,1 | cut -f 3 >"$RESULTS/hypotheses.pieces"
+    fi
     [ "$(count_lines "$RESULTS/hypotheses.pieces")" = "$(count_lines "$RAW/$SUBSET.de")" ] ||
         die "the number of translations differs from the number of sentences in $SUBSET: see $RESULTS/generate.out."
     "$PYTHON" "$COMMON/segment.py" undo "$BPE" <"$RESULTS/hypotheses.pieces" >"$RESULTS/hypotheses.words"
