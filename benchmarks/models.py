@@ -43,9 +43,10 @@ def configuration(words: List[str]) -> Any:
 
 def built(words: List[str], types: int) -> Tuple[Any, FairseqTask, BaseFairseqModel]:
     """What fairseq-train makes of these arguments, with a dictionary of this many types: configuration, task, model."""
-    cfg, both = configuration(words), dictionary(types)
+    cfg = configuration(words)
     kind = TASK_REGISTRY[cfg.task._name]
-    task = kind(cfg.task, both, both) if issubclass(kind, TranslationTask) else kind(cfg.task, both)
+    sides = 2 if issubclass(kind, TranslationTask) else 1
+    task = kind(cfg.task, *(dictionary(types) for _ in range(sides)))
     return cfg, task, build_model(cfg.model, task)
 
 

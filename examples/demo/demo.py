@@ -9,6 +9,7 @@ saves a checkpoint, and the same command resumes from there.
 import argparse
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -53,9 +54,10 @@ def main() -> None:
         pass
     try:
         run_together("preparing the corpora", demo.preparing())
+        demo.separate_lines()
         run_together("training to translate", demo.training(TRANSLATION))
-        run_together("translating the test set", demo.translating())
-        run_together("training language models", demo.training(LANGUAGE))
+        language = demo.training(LANGUAGE)
+        run_together("translating the test set, training language models", [*demo.translating(), *language])
         images = reversed(demo.training(IMAGES))  # the Transformer first, since it takes longest
         run_together("training to classify images, evaluating language models", [*images, *demo.evaluating()])
         run_together("classifying the test images", demo.classifying())
@@ -113,6 +115,13 @@ class Demo:
             jobs.append(Job(name, command, log, total, "step", steps, environment))
         return jobs
 
+    def separate_lines(self) -> None:
+        """Copies the Bible to `lines`, where each line of the test set is a document of its own."""
+        for part in ("raw", "sentencepiece/bin"):
+            shutil.copytree(self.out / "bible" / part, self.out / "lines" / part, dirs_exist_ok=True)
+        docs = self.out / "lines/sentencepiece/bin/test.docs"
+        docs.write_text("".join(f"{number}\n" for number in range(docs.read_text().count("\n"))))
+
     def training(self, task: Task) -> List[Job]:
         jobs, total, data = [], self.updates[task.name], self.data[task.name]
         for model, folder in self.folders[task.name].items():
@@ -122,12 +131,15 @@ class Demo:
         return jobs
 
     def translating(self) -> List[Job]:
+        """Translates the test set line by line, and in windows of chapters."""
         jobs, command = [], ["bash", str(BIBLE / "generate.sh")]
-        for model, folder, checkpoint in self._trained(TRANSLATION):
-            files = {"DATA": str(self.out / "bible"), "CHECKPOINT": str(checkpoint), "RESULTS": str(folder)}
-            log, done = folder / "translate.log", matches("^H-", folder / "generate.out")
-            environment = {**self.environment, **files}
-            jobs.append(Job(model, command, log, settings.SENTENCES, "sentence", done, environment))
+        for unit, data, total in (("window", "bible", settings.WINDOWS), ("line", "lines", settings.LINES)):
+            for model, folder, checkpoint in self._trained(TRANSLATION):
+                results = folder / f"{unit}s"
+                files = {"DATA": str(self.out / data), "CHECKPOINT": str(checkpoint), "RESULTS": str(results)}
+                environment = {**self.environment, **files, **settings.SEARCH}
+                log, done = results.with_suffix(".log"), matches("^H-", results / "generate.out")
+                jobs.append(Job(f"{model}, {unit}s", command, log, total, unit, done, environment))
         return jobs
 
     def evaluating(self) -> List[Job]:

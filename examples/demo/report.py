@@ -4,16 +4,18 @@ import json
 import re
 import statistics
 import textwrap
+from itertools import accumulate
 from pathlib import Path
 from typing import Dict, List
 
-from settings import CONTEXT, CONTINUED, IMAGES, LANGUAGE, PROMPT, TRAINED_CHUNK, TRANSLATION, Task
+from settings import CONTEXT, CONTINUED, IMAGES, LANGUAGE, PROMPT, TRAINED_CHUNK, TRANSLATION, WINDOW_TOKENS, Task
 
 from benchmarks.runs import curve
+from mega_fairseq.documents import document_borders, read_lines
 
 Folders = Dict[str, Dict[str, Path]]  # by task and model
 WIDTH = 110
-EXAMPLES = 5  # translations to show, from the shortest quarter of the test set
+EXAMPLES = 5  # translated lines to show
 
 
 def numbers(log: Path, pattern: str) -> List[float]:
@@ -24,14 +26,18 @@ def numbers(log: Path, pattern: str) -> List[float]:
 
 
 def translations(folders: Dict[str, Path], raw: Path) -> List[str]:
-    """Some short sentences of the test set with their reference and both translations."""
+    """Some lines of the longest chapter that is one window, with their reference and both translations."""
     texts = {"source": raw / "test.en", "reference": raw / "test.de"}
-    texts.update((model, folder / "hypotheses.txt") for model, folder in folders.items())
+    texts.update((model, folder / "windows/hypotheses.txt") for model, folder in folders.items())
     columns = {name: path.read_text(encoding="utf-8").splitlines() for name, path in texts.items()}
-    by_length = sorted(range(len(columns["source"])), key=lambda row: len(columns["source"][row]))
-    short = sorted(by_length[: max(EXAMPLES, len(by_length) // 4)])
-    lines = [f"{EXAMPLES} short sentences of the test set"]
-    for row in short[:: len(short) // EXAMPLES][:EXAMPLES]:
+    ids = read_lines(raw / "test.docs")
+    chapters = document_borders(ids, raw / "test.docs")
+    counts = json.loads((folders["Mega"] / "windows/hypotheses.json").read_text())["source_lines"]
+    windows = [0, *accumulate(counts)]
+    whole = set(zip(chapters, chapters[1:])) & set(zip(windows, windows[1:]))
+    start, stop = max(whole, key=lambda borders: borders[1] - borders[0])
+    lines = [f"{ids[start]}, a chapter of the test set, translated whole: {EXAMPLES} of its {stop - start} lines"]
+    for row in (start + number * (stop - start - 1) // (EXAMPLES - 1) for number in range(EXAMPLES)):
         shown = (
             (name, textwrap.shorten(column[row], WIDTH - 15, placeholder=" ...")) for name, column in columns.items()
         )
@@ -86,12 +92,13 @@ def by_length(path: Path) -> Dict[str, float]:
 
 
 def translated(folder: Path) -> Dict[str, float]:
-    scores, log = folder / "scores.txt", folder / "translate.log"
-    return {
-        "BLEU": numbers(scores, r"BLEU\S* = ([\d.]+)")[-1],
-        "chrF": numbers(scores, r"chrF2\S* = ([\d.]+)")[-1],
-        "translating, tokens/s": numbers(log, r"sentences/s, ([\d.]+) tokens/s")[-1],
-    }
+    found = {}
+    for unit in ("lines", "windows"):
+        scores, log = folder / unit / "scores.txt", folder / f"{unit}.log"
+        found[f"BLEU, {unit}"] = numbers(scores, r"BLEU\S* = ([\d.]+)")[-1]
+        found[f"chrF, {unit}"] = numbers(scores, r"chrF2\S* = ([\d.]+)")[-1]
+        found[f"translating {unit}, tokens/s"] = numbers(log, r"sentences/s, ([\d.]+) tokens/s")[-1]
+    return found
 
 
 def swept(folder: Path) -> Dict[int, Dict[str, float]]:
@@ -129,7 +136,7 @@ def report(folders: Folders, timed: Dict[str, Path], updates: Dict[str, int], ou
     translation, language, images = (folders[task.name] for task in (TRANSLATION, LANGUAGE, IMAGES))
     sections = [
         (
-            f"translating English to German: 27,017 pairs, {updates[TRANSLATION.name]:,} updates, beam 5",
+            f"translating English to German: 27,017 pairs, {updates[TRANSLATION.name]:,} updates, beam 2",
             {model: {**trained(TRANSLATION, folder), **translated(folder)} for model, folder in translation.items()},
         ),
         (
@@ -155,9 +162,10 @@ def report(folders: Folders, timed: Dict[str, Path], updates: Dict[str, int], ou
         "",
         "* the better value",
         "",
-        "Translation: after so few updates both models have only begun to align the two languages. The demo shows that",
-        "training, beam search and scoring work, and how fast they are on short sentences. It does not show which",
-        "model translates better: docs/results.md has longer training runs.",
+        "Translation: after so few updates both models have only begun to align the two languages. Which of them",
+        "translates better, longer training runs show (docs/results.md). Lines are translated one by one, windows are",
+        f"lines of a chapter, up to {WINDOW_TOKENS} subword pieces, translated at once. Mega counts positions by line,",
+        "therefore a window costs it little.",
         "",
         f"Language: bits per byte by the chunk size of the evaluation, after {TRAINED_CHUNK} in training:",
         f"Mega {mega}; attention with RoPE, also of this",

@@ -20,7 +20,9 @@ BIBLE, ADDRESSES, FASHION = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addre
 HERE = Path(__file__).parent
 
 VOCABULARY = 2000  # subword pieces, English and German together
-SENTENCES = 986  # of the test set
+LINES, WINDOWS = 986, 97  # of the test set
+WINDOW_TOKENS = 512  # of a chapter at most, read and translated at once
+SEARCH = {"WINDOW_TOKENS": str(WINDOW_TOKENS), "BEAM": "2", "MAX_TOKENS": "16384"}  # of generate.sh
 TRAINED_CHUNK = 256  # chunk size of Mega's attention in training
 CHUNKS = (64, TRAINED_CHUNK, 1024)  # chunk sizes of the evaluation
 WINDOW, CONTEXT = 512, 256  # the Transformer reads 512 tokens at once, the first 256 of them only as context
@@ -42,12 +44,14 @@ TRANSLATION = Task(
     1000,
     "nll_loss",
     [
-        *["--task=translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
+        *["--task=mega_document_translation", f"--window-tokens={WINDOW_TOKENS}", "--single-lines=0.9"],
+        *["--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
         *["--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--dropout=0.0", "--clip-norm=1.0"],
         *["--lr=3e-3", "--warmup-updates=200", "--weight-decay=0.05", "--required-batch-size-multiple=1"],
     ],
     {
-        "Mega": ["--arch=mega_transformer", "--init=scaled"]
+        "Mega": ["--arch=mega_transformer", "--init=scaled", "--cross-attention-positions=sentence"]
+        + ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
         + both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
         "Transformer": ["--arch=transformer_iwslt_de_en"]
         + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=2),
@@ -67,7 +71,7 @@ LANGUAGE = Task(
 
 IMAGES = Task(
     "images",
-    300,
+    250,
     "loss",
     [
         *[*inputs_words("fashion"), *TASKS["fashion"].training, "--batch-size=20", "--batch-size-valid=50"],

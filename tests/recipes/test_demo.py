@@ -28,6 +28,7 @@ def put_small_corpora(out):
     """Writes them to the folder in which prepare.sh keeps the corpora and uses those that it finds."""
     for archive, folder, sizes, name in (
         ("wmt16_en_de/bible/bible-ende", "bible/raw", BIBLE, r"\w+\.(en|de)"),
+        ("wmt16_en_de/bible/bible-ende-documents", "bible/raw", BIBLE, r"\w+\.docs"),
         ("lm/addresses/lm-sotu", "addresses/raw", ADDRESSES, r"\w+\.txt"),
         ("lra/image/cls-fashion", "fashion/small/bin", FASHION, r"\w+/\w+\.(src|label)"),
     ):
@@ -77,7 +78,14 @@ def test_the_demo_ends_with_figures_and_a_table_of_all_tasks(finished):
     out, _, said = finished
     shown = said[said.index("Mega   Transformer") :]
     rows = re.findall(r"^  (\S.{31})(?: +[\d.,]+\*?){2,3}$", shown, re.MULTILINE)
-    scores = {"BLEU", "test, bits per byte", "test, accuracy in percent", "512 bytes, ms per 1,000", "512 bytes, MiB"}
+    scores = {
+        "BLEU, lines",
+        "BLEU, windows",
+        "test, bits per byte",
+        "test, accuracy in percent",
+        "512 bytes, ms per 1,000",
+        "512 bytes, MiB",
+    }
     assert scores < {name.strip() for name in rows}
     assert [chunk for _, chunk in re.findall(r"(\d\.\d{3}) at (\d+)", shown)] == 2 * ["64", "256", "1024"]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("demo.png", "images.png"))
@@ -86,7 +94,7 @@ def test_the_demo_ends_with_figures_and_a_table_of_all_tasks(finished):
 
 def test_the_demo_shows_translations_and_a_continued_text(finished):
     out, _, said = finished
-    shown = said[said.index("5 short sentences") : said.index("Mega   Transformer")]
+    shown = said[said.index("5 of its 6 lines") : said.index("Mega   Transformer")]
     blocks = re.findall(r"  source +(.+)\n  reference +(.+)\n  Mega +.*\n  Transformer +.*\n", shown)
     sources, references = ((out / f"bible/raw/test.{language}").read_text().splitlines() for language in ("en", "de"))
     assert len(set(blocks)) == 5
