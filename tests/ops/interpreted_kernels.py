@@ -35,6 +35,7 @@ from mega_fairseq.ops.norm import triton as norm_triton
 from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
 from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, timestep_norm, timestep_norm_naive
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm_triton
+from tests.ops import test_attention_precision as precision
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
 BATCH, DIM, NDIM = 3, 33, 3  # more channels than a warp has lanes, and a number of states that is padded
@@ -286,7 +287,7 @@ def attended(options, function, dtype=torch.float64):
     """Attention in tiles of few rows, or one; the last rows of `padding` see few keys or none."""
     tensors = {"v": noise(GROUPS, KEYS, 6, seed=1), "q": noise(GROUPS, QUERIES, 4, seed=2)}
     tensors["k"] = noise(GROUPS, KEYS, 4, seed=3)
-    for seed, name in enumerate(options & {"bias", "multiplier"}):
+    for seed, name in enumerate(sorted(options & {"bias", "multiplier"})):
         tensors[name] = noise(HEADS, QUERIES + KEYS - 1, seed=4 + seed)
     tensors = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
     padding = LAST_KEYS_PADDED if "padding" in options else None
@@ -319,6 +320,9 @@ def test_weights_by_kernels_are_as_accurate_in_half_precision_as_plain_ones(dtyp
     for name, expected in attended({"bias", "causal"}, function, dtype).items():
         assert ours[name].dtype == dtype
         assert relative_error(ours[name], expected.double()) < 4 * torch.finfo(dtype).eps
+
+
+test_weights_in_float16_do_not_overflow = precision.test_weights_in_float16_do_not_overflow  # nor those by kernels
 
 
 def test_a_gradient_of_the_weights_that_forgets_its_mean_is_detected(monkeypatch):

@@ -190,16 +190,25 @@ def _launch(kernel: Any, tensors: Tuple[Optional[Tensor], ...], x: Inputs, tile:
     )  # fmt: skip
 
 
+def _place(x: Inputs, scores: Tensor) -> Tensor:
+    """Where results go that are computed from scores: into their place, or to float32 if float16 could overflow."""
+    if x.function == "softmax" or scores.dtype != torch.float16:
+        return scores
+    return torch.empty_like(scores, dtype=torch.float32)
+
+
 def weights(x: Inputs, tile: Tile, scores: Tensor, seen: Optional[Tensor]) -> Tensor:
-    """The weights of a tile's scores (G', T, keys), in their place."""
-    _launch(weigh, (scores, scores), x, tile, seen)
-    return scores
+    """The weights of a tile's scores (G', T, keys)."""
+    out = _place(x, scores)
+    _launch(weigh, (scores, out), x, tile, seen)
+    return out
 
 
 def gradients(
     x: Inputs, tile: Tile, scores: Tensor, grad: Tensor, seen: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
     """The weights again, and from their gradient that of biased scores and of the multiplier's matrix."""
-    products = None if x.multiplier is None else torch.empty_like(grad)
-    _launch(weigh_backward, (scores, grad, scores, grad, products), x, tile, seen)
-    return scores, grad, products
+    out, dscores = _place(x, scores), _place(x, grad)
+    products = None if x.multiplier is None else torch.empty_like(dscores)
+    _launch(weigh_backward, (scores, grad, out, dscores, products), x, tile, seen)
+    return out, dscores, products
