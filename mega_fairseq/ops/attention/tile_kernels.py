@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.attention.fixed.triton import weight
 from mega_fairseq.ops.attention.scores import LAPLACE_MEAN, LAPLACE_STD, MASKED
 from mega_fairseq.ops.attention.tile_weights import Inputs, Tile
 from mega_fairseq.ops.backend import launch
@@ -51,13 +52,12 @@ def weighed(
     if SOFTMAX:
         y = tl.exp(x - largest) / total
         slope = y
-    elif LAPLACE:
-        z = (x - tl.full([1, 1], MEAN, WIDE)) / tl.full([1, 1], STD, WIDE)
-        y = 0.5 * (1.0 + tl.erf(z * tl.full([1, 1], 0.7071067811865476, WIDE)))
-        slope = tl.exp(-0.5 * z * z) * tl.full([1, 1], 1.0 / (STD * 2.5066282746310002), WIDE)
     else:
-        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+        y = weight(x, LAPLACE, MEAN, STD)
         slope = 2.0 * tl.maximum(x, 0.0)
+        if LAPLACE:
+            z = (x - tl.full([1, 1], MEAN, WIDE)) / tl.full([1, 1], STD, WIDE)
+            slope = tl.exp(-0.5 * z * z) * tl.full([1, 1], 1.0 / (STD * 2.5066282746310002), WIDE)
     return tl.where(visible, y, 0.0), slope
 
 
