@@ -132,6 +132,8 @@ def graphs(monkeypatch):
     prepared.cache_clear()
     monkeypatch.setattr(step_graph, "capture_on", lambda device: recorded)
     monkeypatch.setattr(generator, "steps_between_looks", lambda device: 3)
+    yield
+    prepared.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["transformer", "mega"])
