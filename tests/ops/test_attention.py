@@ -1,6 +1,5 @@
 """All forms of attention equal the definition in values and all gradients; dropout; memory."""
 
-import math
 from itertools import product
 
 import pytest
@@ -64,9 +63,7 @@ def chosen(function, causal, padding=None, **options):
 
 def fused(causal, padding=None):
     def attend(q, k, v, bias=None):
-        return attention_fused(
-            q / math.sqrt(q.size(-1)), k, v, causal, None if bias is None else torch.atleast_2d(bias), padding
-        )
+        return attention_fused(q, k, v, causal, None if bias is None else torch.atleast_2d(bias), padding)
 
     return attend
 

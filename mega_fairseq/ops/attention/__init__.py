@@ -67,9 +67,8 @@ def attention(
             weights = weights_at_one_position(q, k, function, bias, key_padding, multiplier, outer, scale)
             return weighted_sum(weights, v).to(dtype)
         bias, multiplier = (None if t is None else torch.atleast_2d(t) for t in (bias, multiplier))
-        q = q if scale == 1.0 else q * scale
         if softmax and fused_kernel_runs(q, k, v, causal, bias, key_padding, dropout):
-            return attention_fused(q, k, v, causal, bias, key_padding, dropout).to(dtype)
+            return attention_fused(q, k, v, causal, bias, key_padding, dropout, scale).to(dtype)
         keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
         return tiled_attention(
             v, q, k, bias, multiplier, key_padding, keep, keep_scale, function, causal, outer, scale
@@ -115,8 +114,9 @@ def attention_fused(
     bias: Optional[Tensor] = None,
     key_padding: Optional[Tensor] = None,
     dropout: float = 0.0,
+    scale: Optional[float] = None,
 ) -> Tensor:
-    """Softmax attention by scaled_dot_product_attention, for q already divided by tau; a bias becomes a matrix."""
+    """Softmax attention by scaled_dot_product_attention; a bias becomes a matrix."""
     known = isinstance(q.size(1), int) and isinstance(k.size(1), int)  # and not a symbol of torch.export
     square = causal and known and q.size(1) == k.size(1) and bias is None and key_padding is None
     mask = None if square else visible_keys(q, k, causal, key_padding)
@@ -131,5 +131,5 @@ def attention_fused(
         # The CPU's kernel takes two or four dimensions.
         mask = matrix.unsqueeze(0) if mask is None else matrix.masked_fill(~mask, float("-inf")).view(-1, *matrix.shape)
     q, k, v = (t.unflatten(0, (-1, heads)) for t in (q, k, v))  # (G / H, H, n, z)
-    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, square, scale=1.0).flatten(0, 1)
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, square, scale=scale).flatten(0, 1)
     return out if key_padding is None else out.masked_fill(blind, 0.0)

@@ -110,14 +110,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return out if size is None else out * size
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
-    """Writes `product(a, b)` to `out`, or adds it."""
+def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False, scale: float = 1.0) -> None:
+    """Writes `product(a, b)` times `scale` to `out`, or adds it."""
     if a.dtype == b.dtype == out.dtype:
-        out.baddbmm_(a, b, beta=float(add))
+        out.baddbmm_(a, b, beta=float(add), alpha=scale)
     elif add:
-        out.add_(product(a, b))
+        out.add_(product(a, b), alpha=scale)
     else:
-        out.copy_(product(a, b))
+        torch.mul(product(a, b), scale, out=out)
 
 
 def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from mega_fairseq.ops.precision import at_least_float32
 
 class Inputs(NamedTuple):
     v: Tensor  # (G, m, e)
-    q: Tensor  # (G, n, z), multiplied by `scale`
+    q: Tensor  # (G, n, z)
     k: Tensor  # (G, m, z)
     bias: Optional[Tensor]  # (H, n + m - 1)
     multiplier: Optional[Tensor]  # (H, n + m - 1)

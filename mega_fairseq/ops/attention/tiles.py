@@ -62,8 +62,8 @@ def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
         if seen is not None:
             before, _ = row_factors(x.function, x.outer, x.scale, seen)
             dscores = dscores if before is None else dscores.mul_(before)
-        multiply(dscores, x.k[groups, keys], dq[groups, rows])
-        multiply(dscores.transpose(1, 2), x.q[groups, rows], dk[groups, keys], add)
+        multiply(dscores, x.k[groups, keys], dq[groups, rows], scale=x.scale)
+        multiply(dscores.transpose(1, 2), x.q[groups, rows], dk[groups, keys], add, x.scale)
     sums = dv, dq, dk, dbias, dmultiplier
     return [total.to(t.dtype) for total, t in zip(sums, args) if t is not None]
 
@@ -116,7 +116,8 @@ def _form(x: Inputs) -> Any:
 
 def _scores(x: Inputs, tile: Tile) -> Tensor:
     """q k^T `scale` (G', T, keys), in the dtype of q."""
-    return torch.bmm(x.q[tile.groups, tile.rows], x.k[tile.groups, tile.keys].transpose(1, 2))
+    q, k = x.q[tile.groups, tile.rows], x.k[tile.groups, tile.keys].transpose(1, 2)
+    return q.new_empty(*q.shape[:2], k.size(2)).baddbmm_(q, k, beta=0.0, alpha=x.scale)
 
 
 def _keys_seen(x: Inputs, tile: Tile) -> Optional[Tensor]:
