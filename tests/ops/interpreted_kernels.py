@@ -138,9 +138,16 @@ def test_gradients_of_the_outputs_alone_need_none_of_the_state():
     assert_same(ours, truth)
 
 
+def test_a_skip_in_half_precision_has_a_gradient_in_its_dtype():
+    tensors = {**inputs("segments"), "skip": noise(DIM, seed=12).half().requires_grad_()}
+    ours, truth = (with_gradients(function, tensors)["gradient of skip"] for function in (kernels, definition))
+    assert ours.dtype == torch.float16
+    torch.testing.assert_close(ours, truth, rtol=2**-10, atol=0)
+
+
 def test_a_gradient_that_does_not_cross_segments_is_detected(monkeypatch):
     gradients = ema_triton._coefficient_gradients
-    monkeypatch.setattr(ema_triton, "_coefficient_gradients", lambda *a, BACK: gradients(*a[:5], None, BACK=BACK))
+    monkeypatch.setattr(ema_triton, "_coefficient_gradients", lambda *a, BACK: gradients(*a[:5], None, a[6], BACK=BACK))
     with pytest.raises(AssertionError, match="gradient of"):
         test_kernels_equal_the_definition_in_values_and_gradients("segments")
 

@@ -53,7 +53,7 @@ OTHERS.update({"turns": "*fp64", "count": "*i64"})
 OTHERS.update(dict.fromkeys(("mean", "var", "means", "end_mean", "end_var", "dend_mean", "dend_var"), "*fp64"))
 OTHERS.update(dict.fromkeys(("dmean", "dvar"), "*fp64"))
 INTEGERS = {
-    *("L", "T", "D", "K", "E", "R", "M", "Z", "Q", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
+    *("L", "T", "D", "K", "E", "P", "R", "M", "Z", "Q", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
     *("length", "half", "width", "stride", "candidate_stride", "sums_stride", "first", "H"),
     *("padding_stride", "keep_group", "keep_row", "seen_group", "seen_row"),
 }
@@ -97,6 +97,7 @@ def of_the_ema():
 def of_tables():
     for kernel in (coefficient_kernels.coefficients, coefficient_kernels.coefficients_backward):
         yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
+    yield ema_kernels.add_parts, {"ROWS": 32, "C": 32}, ()
 
 
 def of_rows():

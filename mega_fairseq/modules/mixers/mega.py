@@ -22,7 +22,6 @@ from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_tok
 from mega_fairseq.ops.ema.naive import decayed, log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
-from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.queries_keys import queries_keys
 from mega_fairseq.ops.sequence_parallel import Slices, entering_state
 
@@ -67,8 +66,7 @@ class DampedEMA(Recurrence):
             self._check_state(state, x)
         x, align, _ = to_front(x, padding_mask)
         lengths = None if align is None else align.lengths
-        omega = self.omega.to(at_least_float32(self.omega.dtype))
-        y, state = ema(x, self.coefficients(), state, omega, self.truncation, lengths)
+        y, state = ema(x, self.coefficients(), state, self.omega, self.truncation, lengths)
         y = F.silu(y)
         y = y if align is None else align.back(y)
         return y if self.bidirectional else (y, state)
@@ -87,12 +85,11 @@ class DampedEMA(Recurrence):
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
         """The causal EMA for one token x (R, D) after a state, with the coefficients of now."""
-        omega = self.omega.to(at_least_float32(self.omega.dtype))
         coefficients = EMACoefficients(*(t.contiguous() for t in self.coefficients()))  # once, not in each step
         taps = window_taps(coefficients, self.truncation) if self.truncation else None
 
         def step(x: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:
-            return ema_token(x, coefficients, state, omega, taps, silu=True)
+            return ema_token(x, coefficients, state, self.omega, taps, silu=True)
 
         return step
 

@@ -106,14 +106,11 @@ class ComplexEMA(Recurrence):
     def coefficients(self) -> CEMACoefficients:
         return cema_coefficients(self.alpha, self.delta, self.theta, self.gamma)
 
-    def skip(self) -> Tensor:
-        return self.omega.to(at_least_float32(self.omega.dtype))
-
     def forward(
         self, x: Tensor, state: Optional[Tensor] = None, padding_mask: Optional[Padding] = None
     ) -> Tuple[Tensor, Tensor]:
         x, align, _ = to_front(x, padding_mask)
-        y, state = cema(x, self.coefficients(), state, self.skip(), None if align is None else align.lengths)
+        y, state = cema(x, self.coefficients(), state, self.omega, None if align is None else align.lengths)
         return (y if align is None else align.back(y)), state
 
     def entering(self, x: Tensor, before: Optional[Tensor], slices: Slices) -> Tuple[Tensor, Tensor]:
@@ -122,9 +119,9 @@ class ComplexEMA(Recurrence):
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
         """The EMA for one token x (R, D) after a state, with the coefficients of now."""
-        c, skip = self.coefficients(), self.skip()
+        c = self.coefficients()
         decay = complex_powers(c, 1)
-        return lambda x, state: cema_token(x, c, state, skip, decay)
+        return lambda x, state: cema_token(x, c, state, self.omega, decay)
 
 
 class ShiftedRMSNorm(nn.Module):

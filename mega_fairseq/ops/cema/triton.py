@@ -21,7 +21,7 @@ def cema_triton(
     tables = [t.t().contiguous().unsqueeze(0) for t in tables]  # (1, N, D)
     if state is not None:
         state = state.to(c.expand.dtype).permute(0, 3, 2, 1).flatten(1, 2).contiguous()
-    skip = c.expand.new_zeros(x.size(2)) if skip is None else skip.to(c.expand.dtype).contiguous()
+    skip = c.expand.new_zeros(x.size(2)) if skip is None else skip.contiguous()
     lengths = None if lengths is None else lengths.contiguous()
     y, end, _ = recurrence(x.contiguous(), lengths, state, skip, *tables)
     return y, end.unflatten(1, (2, -1)).permute(0, 3, 2, 1)

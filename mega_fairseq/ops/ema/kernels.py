@@ -257,7 +257,7 @@ def outputs(
         c = load(weight_imag, channel, D, N, PADDED)
     omega = tl.zeros_like(tl.sum(minus_1, 0))
     if skip is not None:
-        omega = tl.load(skip + channel, mask=inside, other=0.0)
+        omega = tl.load(skip + channel, mask=inside, other=0.0).to(minus_1.dtype)
     h, g = tl.zeros_like(minus_1), tl.zeros_like(minus_1)
     if before is not None:
         h, g = load_state(before + tl.program_id(0).to(tl.int64) * M * D, N * D, channel, D, N, PADDED, COMPLEX)
@@ -316,11 +316,11 @@ def gradient(
 
 @triton.jit(do_not_specialize=[*LENGTHS, "SEGMENTS"])
 def coefficient_gradients(
-    x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, dtables, dskip, SEGMENTS, L, T, D, K,
+    x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, parts, SEGMENTS, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """dtables (parts, 3, N, D): gradients of log_decay, expand and project, a part for every so many segments;
-    dskip (parts, D). COMPLEX: (parts, 3, 2 N, D), complex derivatives by log phi and `project`.
+    """parts (P, 3 N + 1, D): gradients of log_decay, expand, project and skip, a part for every so many segments.
+    COMPLEX: (P, 6 N + 1, D), complex derivatives by log phi and `project`.
 
     Within a segment, h is followed together with its derivatives by log phi and by `expand`. What they change later is
     known from `after` (B, K, N, D), the gradient of the state after each segment. The third programs divide the states,
@@ -380,11 +380,27 @@ def coefficient_gradients(
             d_log_phi, d_log_phi_imag = d_log_phi + more, d_log_phi_imag + more_imag
             more, _ = product(db, db_imag, later, later_imag, COMPLEX)
             d_expand += more
-    out = dtables + tl.program_id(0).to(tl.int64) * 3 * M * D + states
+    out = parts + tl.program_id(0).to(tl.int64) * (3 * M + 1) * D + states
     store_state(out, apart, d_log_phi, d_log_phi_imag, channel, D, N, PADDED, COMPLEX)
     store(out + M * D, d_expand, channel, D, N, PADDED)
     store_state(out + 2 * M * D, apart, d_eta, d_eta_imag, channel, D, N, PADDED, COMPLEX)
-    tl.store(dskip + tl.program_id(0) * D + channel, d_omega, mask=inside)
+    tl.store(out - states + 3 * M * D + channel, d_omega, mask=inside)
+
+
+@triton.jit(do_not_specialize=["P"])
+def add_parts(parts, log_decay, expand, project, skip, P, M, D, ROWS: tl.constexpr, C: tl.constexpr):
+    """The sums of `parts` (P, 3 M + 1, D): each program adds up one row of D, or a part of it."""
+    row, channel = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    total = tl.zeros([ROWS, C], parts.dtype.element_ty)
+    for start in range(0, P, ROWS):
+        part = (start + tl.arange(0, ROWS))[:, None]
+        at = (part * (3 * M + 1) + row) * D + channel[None, :]
+        total += tl.load(parts + at, mask=(part < P) & (channel < D)[None, :], other=0.0)
+    sums, kind, at = tl.sum(total, 0), row // M, row % M * D + channel
+    tl.store(log_decay + at, sums, mask=channel < tl.where(kind == 0, D, 0))
+    tl.store(expand + at, sums, mask=channel < tl.where(kind == 1, D, 0))
+    tl.store(project + at, sums, mask=channel < tl.where(kind == 2, D, 0))
+    tl.store(skip + channel, sums.to(skip.dtype.element_ty), mask=channel < tl.where(kind == 3, D, 0))
 
 
 # ---------------------------------------------------------------------------------------------- single tokens
@@ -415,7 +431,7 @@ def token(
         phi, imag = phi * cosine, phi * sine
     omega = tl.zeros([C], wide)
     if skip is not None:
-        omega = tl.load(skip + channel, mask=exists, other=0.0)
+        omega = tl.load(skip + channel, mask=exists, other=0.0).to(wide)
     start = tl.program_id(0) * ROWS
     for row in range(start, tl.minimum(start + ROWS, R)):
         here = row * D + channel

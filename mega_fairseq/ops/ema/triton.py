@@ -7,7 +7,8 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     outputs         from the state before a segment, its outputs
 
 The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
-`coefficient_gradients` then computes those of the coefficients. The complex EMA (`ops/cema`) has the same kernels.
+`coefficient_gradients` then computes parts of those of the coefficients, and `add_parts` their sums. The complex EMA
+(`ops/cema`) has the same kernels.
 """
 
 import math
@@ -42,7 +43,7 @@ def ema_triton(
     """`ema` by Triton kernels, without truncation. Tables and states are (..., N, D) inside."""
     tables = [t.transpose(1, 2).contiguous() for t in c]
     state = None if state is None else state.to(tables[0].dtype).transpose(1, 2).contiguous()
-    skip = tables[0].new_zeros(x.size(2)) if skip is None else skip.to(tables[0].dtype).contiguous()
+    skip = tables[0].new_zeros(x.size(2)) if skip is None else skip.contiguous()
     lengths = None if lengths is None else lengths.contiguous()
     y, end, _ = recurrence(x.contiguous(), lengths, state, skip, *tables, None, None)
     return y, end.transpose(1, 2) if len(tables[0]) == 1 else None
@@ -136,10 +137,10 @@ def _forward(x, lengths, start, skip, *tables: Optional[Tensor]) -> Tuple[Tensor
     y, entering = None, []
     for direction in reversed(range(len(tables[0]))):
         # The backward direction's outputs are in float32, since they are rounded with those of the forward direction.
-        args = (None, None, None, skip.dtype) if direction else (skip, start, y, x.dtype)
+        args = (None, None, None, tables[0].dtype) if direction else (skip, start, y, x.dtype)
         y, end, before = _pass(x, lengths, Tables.of(direction, *tables), *args, BACK=bool(direction), GRADIENT=False)
         entering.insert(0, before)
-    return y, end, _stack(entering) if _segments(x)[0] > 1 else skip.new_empty(0)
+    return y, end, _stack(entering) if _segments(x)[0] > 1 else tables[0].new_empty(0)
 
 
 def _backward(grads, saved, x, lengths, start, skip, *tables: Optional[Tensor]) -> List[Tensor]:
@@ -148,11 +149,11 @@ def _backward(grads, saved, x, lengths, start, skip, *tables: Optional[Tensor]) 
     dx, dtables, (_, entering) = None, [], saved
     for direction in reversed(range(len(tables[0]))):
         own = Tables.of(direction, *tables)
-        args = (None, None, None, skip.dtype) if direction else (skip, own.conjugate(dend), dx, x.dtype)
+        args = (None, None, None, tables[0].dtype) if direction else (skip, own.conjugate(dend), dx, x.dtype)
         exchanged = own._replace(expand=own.project, project=own.expand)
         dx, dstart, after = _pass(dy, lengths, exchanged, *args, BACK=not direction, GRADIENT=True)
         before = entering[direction] if _segments(x)[0] > 1 else None if direction else start
-        gradients, dskip = _coefficient_gradients(x, dy, lengths, own, before, after, BACK=bool(direction))
+        gradients, dskip = _coefficient_gradients(x, dy, lengths, own, before, after, skip, BACK=bool(direction))
         dtables.insert(0, gradients)
     return [dx, *([] if start is None else [own.conjugate(dstart)]), dskip, *map(_stack, zip(*dtables))]
 
@@ -168,29 +169,32 @@ def _coefficient_gradients(
     tables: Tables,
     before: Optional[Tensor],
     after: Optional[Tensor],
+    skip: Tensor,
     BACK: bool,
 ) -> Tuple[List[Tensor], Tensor]:
-    """The gradients of `tables` (N, D), and of skip."""
+    """The gradients of `tables` (N, D), and of `skip`."""
     total, (ndim, dim) = x.size(0) * _segments(x)[0], tables.expand.shape
-    parts = min(total, PARTS)
-    dtables, dskip = tables.new_states(parts, 3), tables.expand.new_empty(parts, dim)
-    log_decay, expand, project, turns, weight_imag = tables
-    args = (x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, dtables, dskip, total)
     width = ndim * (1 + tables.complex)
+    parts = tables.expand.new_empty(min(total, PARTS), 3 * width + 1, dim)
+    log_decay, expand, project, turns, weight_imag = tables
+    args = (x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, parts, total)
     groups = next(n for n in range(1, ndim + 1) if ndim % n == 0 and width // n <= STATES_WITH_GRADIENTS)
-    _run(kernels.coefficient_gradients, parts, x, ndim, *args, groups=groups, COMPLEX=tables.complex, BACK=BACK)
-    of_log_decay, of_expand, of_project = (t.sum(0) for t in dtables.unbind(1))
+    _run(kernels.coefficient_gradients, len(parts), x, ndim, *args, groups=groups, COMPLEX=tables.complex, BACK=BACK)
+    of_log_decay, of_expand, of_project = (tables.new_states() for _ in range(3))
+    dskip, grid = torch.empty_like(skip), (parts.size(1), triton.cdiv(dim, CHANNELS))
+    args = (parts, of_log_decay, of_expand, of_project, dskip, len(parts), width, dim)
+    launch(kernels.add_parts, grid, *args, ROWS=32, C=CHANNELS)
     gradients = [of_log_decay[:ndim], of_expand[:ndim], of_project[:ndim]]
     if tables.complex:  # y is the real part of complex functions with these derivatives
         gradients += [-2.0 * math.pi * of_log_decay[ndim:].to(turns.dtype), -of_project[ndim:]]
-    return gradients, dskip.sum(0)
+    return gradients, dskip
 
 
 def _fake(x, lengths, start, skip, log_decay, expand, project, turns, weight_imag):
     directions, ndim, dim = log_decay.shape
     shape, (count, _) = (ndim if turns is None else 2 * ndim, dim), _segments(x)
-    entering = skip.new_empty(directions, x.size(0), count, *shape) if count > 1 else skip.new_empty(0)
-    return torch.empty_like(x), skip.new_empty(x.size(0), *shape), entering
+    entering = expand.new_empty(directions, x.size(0), count, *shape) if count > 1 else expand.new_empty(0)
+    return torch.empty_like(x), expand.new_empty(x.size(0), *shape), entering
 
 
 # y, the state of the first direction after it (B, N, D), and the states before several segments (R, B, K, N, D).
@@ -215,7 +219,6 @@ def _token_fake(x, log_decay, expand, project, state, skip, silu, turns) -> Tupl
 def _token(x, log_decay, expand, project, state, skip, silu, turns) -> Tuple[Tensor, Tensor]:
     y, after = _token_fake(x, log_decay, expand, project, state, skip, silu, turns)
     rows, dim, ndim = state.shape[:3]
-    skip = None if skip is None else skip.to(after.dtype)
     tensors = (x, state.to(after.dtype), log_decay, turns, expand, project, skip)
     tensors = (None if t is None else t.contiguous() for t in tensors)
     together = 4 if rows >= MANY_ROWS else 1
