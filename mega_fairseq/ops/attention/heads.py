@@ -3,13 +3,13 @@
 In a cache, the heads of a token are side by side: (B, m, d). Attention takes (B H, m, d / H).
 """
 
-from typing import Optional
+from typing import List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention.chunks import Place
-from mega_fairseq.ops.attention.position import rotate
+from mega_fairseq.ops.attention.position import cos_sin, turned
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -34,13 +34,13 @@ def append_columns(x: Tensor, columns: Tensor) -> Tensor:
     return torch.cat([x, columns.to(x.dtype).expand(x.size(0), -1, -1, -1)], -1).flatten(0, 1)
 
 
-def rotate_heads(x: Tensor, first: Place, heads: int, dims: int, chunk_size: Optional[int] = None) -> Tensor:
-    """RoPE on the first `dims` dimensions of each head of x (B, n, d), at places first, first + 1, .. in chunks."""
+def rotate_heads(
+    xs: Sequence[Tensor], first: Place, heads: int, dims: int, chunk_size: Optional[int] = None
+) -> List[Tensor]:
+    """RoPE on the first `dims` dimensions of each head of all x (B, n, d), at places first, first + 1, .. in chunks."""
     if dims == 0:
-        return x
-    places = first + torch.arange(x.size(1), device=x.device)  # (n,) or (B, n)
+        return list(xs)
+    places = first + torch.arange(xs[0].size(1), device=xs[0].device)  # (n,) or (B, n)
     places = places if chunk_size is None else places % chunk_size
-    wide = x.unflatten(-1, (heads, -1))  # (B, n, H, d / H)
-    rotated = rotate(wide[..., :dims], places.unsqueeze(-1))
-    rotated = rotated if dims == wide.size(-1) else torch.cat([rotated, wide[..., dims:]], -1)
-    return rotated.flatten(-2)
+    tables = cos_sin(places.unsqueeze(-1), dims, xs[0].dtype)
+    return [turned(x.unflatten(-1, (heads, -1)), *tables).flatten(-2) for x in xs]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.attention.position import rotate
+from mega_fairseq.ops.attention.position import cos_sin_naive, turned_naive
 from mega_fairseq.ops.backend import TRITON, backend
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -11,7 +11,8 @@ from mega_fairseq.ops.precision import at_least_float32
 def rotary_distances_naive(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
     """The bias for the distances first .. stop - 1, in float32 or better, from a and b (z,)."""
     a, b = (t.to(at_least_float32(t.dtype)) for t in (a, b))
-    return (rotate(b, torch.arange(first, stop, device=b.device)) * a).sum(-1)
+    distances = torch.arange(first, stop, device=b.device)
+    return (turned_naive(b, *cos_sin_naive(distances, b.size(0), b.dtype)) * a).sum(-1)
 
 
 def rotary_distances(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:

@@ -1,16 +1,98 @@
-"""`rotary_distances` by one Triton kernel forward and one backward, for NVIDIA GPUs."""
+"""Rotations, and the rotary bias as a function of distance, by Triton kernels, for NVIDIA GPUs."""
 
 import math
-from typing import Any, List
+from typing import Any, List, Tuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.attention.position import ROTARY_BASE
-from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
+
+# ------------------------------------------------------------------------------------------- rotations
+
+
+@triton.jit
+def circle(position, column, STEP: tl.constexpr, WIDE: tl.constexpr):
+    """cos and sin of position times frequency, computed in float64 as in position.py."""
+    angle = position.to(tl.float64) * tl.exp(column.to(tl.float64) * tl.full([1, 1], STEP, tl.float64))
+    return tl.cos(angle).to(WIDE), tl.sin(angle).to(WIDE)
+
+
+@triton.jit(do_not_specialize=["R"])
+def angles(
+    positions, cos, sin, R, half, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    row, column, inside = tile(0, R, half, ROWS, COLUMNS)
+    c, s = circle(tl.load(positions + row, mask=row < R, other=0), column, STEP, WIDE)
+    tl.store(cos + row * half + column, c, mask=inside)
+    tl.store(sin + row * half + column, s, mask=inside)
+
+
+@triton.jit(do_not_specialize=["R", "A"])
+def turn(
+    x, cos, sin, y, R, width, half, heads, A,
+    BACK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Turns the first 2 half columns of x (R, width) by A rows of angles, which recur, each for so many `heads`."""
+    row, column, inside = tile(0, R, width, ROWS, COLUMNS)
+    left, turns = column < half, inside & (column < 2 * half)
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(WIDE)
+    other = tl.load(x + row * width + tl.where(left, column + half, column - half), mask=turns, other=0.0).to(WIDE)
+    at = row // heads % A * half + column % half
+    c, s = tl.load(cos + at, mask=turns, other=1.0), tl.load(sin + at, mask=turns, other=0.0)
+    if BACK:
+        s = -s
+    out = value * c + other * tl.where(left, -s, s)
+    tl.store(y + row * width + column, out.to(y.dtype.element_ty), mask=inside)
+
+
+def _step(dim: int) -> float:
+    """The logarithm of the ratio of two neighbouring frequencies."""
+    return -math.log(ROTARY_BASE) / (dim // 2)
+
+
+def _angles(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    cos, sin = both = _angles_fake(positions, dim, dtype)
+    rows, half = positions.numel(), dim // 2
+    args = (positions.contiguous(), cos, sin, rows, half)
+    launch_rows(angles, all_tiles(rows, half), half, cos, *args, STEP=_step(dim))
+    return both
+
+
+def _angles_fake(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    return tuple(positions.new_empty(*positions.shape, dim // 2, dtype=dtype) for _ in range(2))
+
+
+cos_sin = without_gradient(
+    "cos_sin", "Tensor positions, int dim, ScalarType dtype", "(Tensor, Tensor)", _angles, _angles_fake
+)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False) -> Tensor:
+    x, y, width, half = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device), x.size(-1), cos.size(-1)
+    rows = x.numel() // width
+    args = (x, cos.contiguous(), sin.contiguous(), y, rows, width, half, heads, cos.numel() // half)
+    launch_rows(turn, all_tiles(rows, width), width, cos, *args, BACK=back)
+    return y
+
+
+turned = operator(
+    "turned",
+    "Tensor x, Tensor cos, Tensor sin, int heads",
+    "Tensor",
+    _turned,
+    lambda x, *_: x.new_empty(x.shape),
+    lambda grads, _, x, cos, sin, heads: [_turned(grads[0], cos, sin, heads, back=True)],
+    gradients=1,
+)
+
+
+# ------------------------------------------------------------------------------------------- the rotary bias
 
 
 @triton.jit
@@ -25,13 +107,6 @@ def halves(a, b, column, half, WIDE: tl.constexpr):
     )
 
 
-@triton.jit
-def cos_sin(row, column, first, STEP: tl.constexpr, WIDE: tl.constexpr):
-    """Of distance times frequency, computed in float64 as in position.py."""
-    angle = (row + first).to(tl.float64) * tl.exp(column.to(tl.float64) * tl.full([1, 1], STEP, tl.float64))
-    return tl.cos(angle).to(WIDE), tl.sin(angle).to(WIDE)
-
-
 @triton.jit(do_not_specialize=["R", "first"])
 def distances(
     a, b, out, R, half, first, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
@@ -39,7 +114,7 @@ def distances(
     """out (R,) for the distances from `first` on."""
     row, column, inside = tile(0, R, half, ROWS, COLUMNS)
     a_left, a_right, b_left, b_right = halves(a, b, column, half, WIDE)
-    c, s = cos_sin(row, column, first, STEP, WIDE)
+    c, s = circle(row + first, column, STEP, WIDE)
     both = (a_left * b_left + a_right * b_right) * c + (a_right * b_left - a_left * b_right) * s
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(out + number, tl.sum(tl.where(inside, both, 0.0), 1), mask=number < R)
@@ -53,7 +128,7 @@ def distances_backward(
     of_cos, of_sin = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
     for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, half, ROWS, COLUMNS)
-        c, s = cos_sin(row, column, first, STEP, WIDE)
+        c, s = circle(row + first, column, STEP, WIDE)
         g = tl.load(grad + row, mask=row < R, other=0.0).to(WIDE)
         of_cos += g * c
         of_sin += g * s
@@ -67,7 +142,7 @@ def distances_backward(
 def _launch(kernel: Any, programs: int, a: Tensor, b: Tensor, *tensors: Tensor, count: int, first: int) -> None:
     half, columns = a.size(0) // 2, triton.next_power_of_2(a.size(0) // 2)
     args = (a.contiguous(), b.contiguous(), *tensors, count, half, first)
-    launch_rows(kernel, programs, half, a, *args, columns=columns, STEP=-math.log(ROTARY_BASE) / half)
+    launch_rows(kernel, programs, half, a, *args, columns=columns, STEP=_step(a.size(0)))
 
 
 def _forward(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:

@@ -12,14 +12,24 @@ from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_pa
 
 
 @triton.jit
+def activated(x, SILU: tl.constexpr):
+    """f(x) and its derivative."""
+    if SILU:
+        y, slope = silu(x)
+    else:
+        y, slope = x, tl.zeros_like(x) + 1.0
+    return y, slope
+
+
+@triton.jit
 def scale(
     before, kappa, mu, queries, keys, R, stride, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Queries and keys (R, width) from `before`, the first columns of (R, stride)."""
     row, column, inside = tile(0, R, width, ROWS, COLUMNS)
     at, exists = row * width + column, column < width
-    z, _ = silu(tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE))
+    z, _ = activated(tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE), SILU)
     of_queries = tl.load(kappa + column, mask=exists, other=0.0).to(WIDE) * z
     of_keys = tl.load(kappa + width + column, mask=exists, other=0.0).to(WIDE) * z
     of_queries += tl.load(mu + column, mask=exists, other=0.0).to(WIDE)
@@ -31,7 +41,7 @@ def scale(
 @triton.jit
 def scale_backward(
     before, kappa, dqueries, dkeys, dbefore, sums, R, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `before`, and parts of those of kappa and mu: sums (P, 4 width)."""
     kappa_queries, kappa_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
@@ -39,7 +49,7 @@ def scale_backward(
     for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at, exists = row * width + column, column < width
-        z, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+        z, slope = activated(tl.load(before + at, mask=inside, other=0.0).to(WIDE), SILU)
         of_queries = tl.load(dqueries + at, mask=inside, other=0.0).to(WIDE)
         of_keys = tl.load(dkeys + at, mask=inside, other=0.0).to(WIDE)
         dz = of_queries * tl.load(kappa + column, mask=exists, other=0.0).to(WIDE)
@@ -55,33 +65,33 @@ def scale_backward(
     store_part(sums + 3 * width, mu_keys, 4 * width, width, COLUMNS)
 
 
-def _forward(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
+def _forward(before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -> Tuple[Tensor, Tensor]:
     before = before if before.stride(1) == 1 else before.contiguous()
     kappa, mu, (rows, width) = kappa.contiguous(), mu.contiguous(), before.shape
-    queries, keys = _fake(before, kappa, mu)
+    queries, keys = _fake(before, kappa, mu, silu)
     args = (before, kappa, mu, queries, keys, rows, before.stride(0), width)
-    launch_rows(scale, all_tiles(rows, width), width, queries, *args)
+    launch_rows(scale, all_tiles(rows, width), width, queries, *args, SILU=silu)
     return queries, keys
 
 
-def _fake(before: Tensor, kappa: Tensor, mu: Tensor) -> Tuple[Tensor, Tensor]:
+def _fake(before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -> Tuple[Tensor, Tensor]:
     dtype = torch.promote_types(before.dtype, kappa.dtype)
     return tuple(before.new_empty(before.shape, dtype=dtype) for _ in range(2))
 
 
-def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor) -> List[Tensor]:
+def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -> List[Tensor]:
     """From the gradients of queries and keys, of which one may be None."""
     before, kappa, (count, width) = before.contiguous(), kappa.contiguous(), before.shape
     dqueries, dkeys = (torch.zeros_like(before) if t is None else t.contiguous() for t in grads)
     dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
     args = (before, kappa, dqueries, dkeys, dbefore, parts, count, width)
-    launch_rows(scale_backward, len(parts), width, before, *args)
+    launch_rows(scale_backward, len(parts), width, before, *args, SILU=silu)
     return [dbefore, *(t.view(2, width) for t in add_both_parts(parts, kappa.dtype, 2 * width, 2 * width))]
 
 
 queries_keys = operator(
     "queries_keys",
-    "Tensor before, Tensor kappa, Tensor mu",
+    "Tensor before, Tensor kappa, Tensor mu, bool silu",
     "(Tensor, Tensor)",
     _forward,
     _fake,
