@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
 from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, of_channels, with_tokens
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -88,9 +88,9 @@ class AttentionFree(TimeMixer):
         self.output = linear(c.dim, c.dim, c.init)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
-        values = self.drop(self.value(x), self.config.hidden_dropout)
-        mixed, state = self.weighted(self.key(x), values, batch)
-        return self.output(torch.sigmoid(self.receptance(x)) * mixed), state
+        values = self.drop(project(self.value, x), self.config.hidden_dropout)
+        mixed, state = self.weighted(project(self.key, x), values, batch)
+        return project(self.output, torch.sigmoid(project(self.receptance, x)) * mixed), state
 
     def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
         """gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D), and the next state."""

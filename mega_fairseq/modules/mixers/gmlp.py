@@ -11,7 +11,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.attention.one_position import weighted_sum_by_head
 from mega_fairseq.ops.toeplitz import toeplitz
@@ -76,13 +76,13 @@ class GatedMLP(TimeMixer):
         self.spatial_bias = nn.Parameter(torch.ones(places)) if c.spatial_bias else None
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
-        values = F.gelu(self.value(x))  # (B, L, E d)
+        values = project(self.value, x, "gelu")  # (B, L, E d)
         if self.value_norm is not None:
             values = self.value_norm(values)
         values = self.drop(values, self.config.hidden_dropout)
         none = values[..., :0]  # no queries, no keys
         mixed, state = self.in_open_chunk(self.attend, none, none, values, batch)
-        return self.output(F.gelu(self.receptance(x)) * mixed), state
+        return project(self.output, project(self.receptance, x, "gelu") * mixed), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.time_tables import (
     TimeConfig,
     TimeMixer,
@@ -103,13 +103,13 @@ class MultiHeadAttention(TimeMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         c = self.config
-        q, k, v = self.query(x), self.key(x), self.value(x)  # (B, L, d) each
+        q, k, v = (project(layer, x) for layer in (self.query, self.key, self.value))  # (B, L, d) each
         v = self.drop(v, c.hidden_dropout)
         # Keys are cached rotated, so that decoding rotates each of them once.
         first = 0 if batch.state is None else batch.state.cache.place
         q, k = rotate_heads((q, k), first, c.heads, c.rotary_dims, c.chunk_size)
         attended, state = self.in_open_chunk(self.attend, q, k, v, batch)
-        return self.output(attended), state
+        return project(self.output, attended), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """Attention within chunks (G, n, d), with the last query at the place of the last key."""

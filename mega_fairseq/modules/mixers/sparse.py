@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
-from mega_fairseq.modules.projection import linear, packed
+from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.ops.attention.chunks import Place
 from mega_fairseq.ops.attention.heads import rotate_heads
 from mega_fairseq.ops.attention.one_position import attend_at_one_position
@@ -104,12 +104,12 @@ class SparseAttention(ChunkedMixer):
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         c = self.config
-        q, k = self.query(x), self.key(x)  # (B, L, d)
-        v = self.drop(self.value(x), c.hidden_dropout)
+        q, k, v = (project(layer, x) for layer in (self.query, self.key, self.value))  # (B, L, d) each
+        v = self.drop(v, c.hidden_dropout)
         first = 0 if batch.state is None else self.place(batch.state)
         q, k = rotate_heads((q, k), first, c.heads, c.rotary_dims, c.chunk_size)
         out, state = self.mix_values(q, k, v, batch)
-        return self.output(out), state
+        return project(self.output, out), state
 
     def mix_values(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[MixerState]]:
         """Attention of rotated queries and keys: (B, L, d), and the next state if causal."""
