@@ -38,8 +38,8 @@ VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_kernels_are_right_in_the_interpreter(version):
     """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own."""
-    tests = Path(__file__).with_name("interpreted_kernels.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    tests = Path(__file__).with_name("interpreted")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests.glob("*_kernels.py"))]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": VERSIONS[version]}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
