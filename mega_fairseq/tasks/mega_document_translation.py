@@ -63,6 +63,8 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         check_ranges(cfg, MegaDocumentTranslationConfig)
         if not 0 <= cfg.single_lines <= 1:
             raise ValueError(f"--single-lines is {cfg.single_lines}; give a share from 0 to 1")
+        if [cfg.separator] != cfg.separator.split():
+            raise ValueError(f"--separator is {cfg.separator!r}; give a symbol without spaces")
         for name in OF_LINES:
             if getattr(cfg, name):
                 raise ValueError(f"{typed(name)} is for single lines; leave it out, or give --task translation")

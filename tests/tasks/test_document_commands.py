@@ -218,6 +218,7 @@ def loaded(data, split="valid", **options):
         ({"window_tokens": 20}, r"line \d+ of valid.en .*--window-tokens is 20"),
         ({"valid_window_tokens": 20}, "--valid-window-tokens is 20"),
         ({"single_lines": 1.5}, "--single-lines is 1.5"),
+        ({"separator": ""}, "--separator is ''"),
         ({"separator": "and"}, "dict.en.txt contains and.* --separator"),
         ({"truncate_source": True}, "--truncate-source"),
     ],
