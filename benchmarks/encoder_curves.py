@@ -1,6 +1,6 @@
 """Draws what examples/encoder has logged: the loss of pre-training, and the accuracy of both trainings of a classifier.
 
-    python benchmarks/encoder_curves.py docs/encoders.png Mega=CHECKPOINTS RoBERTa=CHECKPOINTS
+python benchmarks/encoder_curves.py docs/encoders.png Mega=CHECKPOINTS RoBERTa=CHECKPOINTS
 """
 
 import sys

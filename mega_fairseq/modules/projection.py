@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.dense import dense
+from mega_fairseq.ops.dense import dense, dense_twice
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from mega_fairseq.ops.linear import Projection, ready_linear
 
@@ -48,6 +48,13 @@ def project(layer: nn.Module, x: Tensor, activation: str = "linear") -> Tensor:
     if is_plain(layer) and layer.bias is not None:
         return dense(x, *_weights(layer), activation)
     return ACTIVATIONS[activation].forward(layer(x))
+
+
+def project_twice(first: nn.Module, second: nn.Module, x: Tensor, activation: str) -> Tensor:
+    """second(f(first(x))) for an activation f."""
+    if is_plain(first, second) and first.bias is not None and second.bias is not None:
+        return dense_twice(x, _weights(first), _weights(second), activation)
+    return project(second, project(first, x, activation))
 
 
 def packed(*layers: nn.Module) -> Projection:

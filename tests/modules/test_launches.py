@@ -17,6 +17,7 @@ from mega_fairseq.modules import (
     GatedAttentionState,
     GatedCrossAttentionConfig,
     MegaBlock,
+    NormalizedFeedForward,
 )
 from mega_fairseq.ops import backend
 from tests.helpers.pretended_device import PretendedDevice, moved
@@ -112,6 +113,18 @@ def test_a_training_step_of_megalodon_takes_few_launches(monkeypatch):
     forward, total = launches_of(Block(MIXERS["megalodon"](DIM, **sizes), FeedForwardConfig(DIM)), monkeypatch)
     assert forward <= 48
     assert total <= 115
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_feed_forward_layer_saves_its_hidden_layer_once(dropout, monkeypatch):
+    layer, shapes = NormalizedFeedForward(FeedForwardConfig(DIM, hidden_dim=6, activation_dropout=dropout)), []
+    monkeypatch.setenv("MEGA_BACKEND", "triton")
+    monkeypatch.setattr(rows, "launch", lambda *args, **options: None)
+    backend._choose.cache_clear()
+    with PretendedDevice(), torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(t.shape), list):
+        moved(layer)(moved(torch.ones(BATCH, CHUNK, DIM, requires_grad=True)))
+    backend._choose.cache_clear()
+    assert (shapes.count((BATCH * CHUNK, 6)) == 1) == (not dropout)
 
 
 def test_a_replaced_projection_takes_more_launches(monkeypatch):

@@ -1,6 +1,6 @@
 """`dense` for training on NVIDIA GPUs: one kernel computes the gradient before the activation and that of the bias."""
 
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import triton
@@ -13,13 +13,17 @@ from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store
 
 
 @triton.jit
-def silu_backward(before, dy, dbefore, sums, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
-    """From the gradient of silu(before), that of `before`, and parts of its column sums."""
+def silu_backward(
+    before, dy, dbefore, y, sums, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """From the gradient of y = silu(before), that of `before`, and parts of its column sums; y again if it is given."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
     for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at = row * width + column
-        _, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+        value, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
+        if y is not None:
+            tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
         grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE) * slope
         tl.store(dbefore + at, grad.to(dbefore.dtype.element_ty), mask=inside)
         total += grad
@@ -39,15 +43,20 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Ten
 
 
 def _backward(grads, saved, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> List[Tensor]:
-    (before,), dy = saved, grads[0].contiguous()
-    if activation == "silu":
-        dbefore, parts = torch.empty_like(before), new_parts(dy, dy.size(1))
-        launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, parts, *dy.shape)
-        dbias = add_parts(parts, dy.dtype)
-    else:
-        dbefore = dy if activation == "linear" else ACTIVATIONS[activation].backward(dy, before)
-        dbias = sum_of_rows(dbefore)
+    dbefore, dbias = _before(grads[0].contiguous(), saved[0], activation)
     return [torch.mm(dbefore, weight), torch.mm(dbefore.t(), x), dbias]
+
+
+def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The gradients of `before` and of the bias. With y, writes f(before) to it, and may write the first one to dy."""
+    if activation == "silu":
+        dbefore, parts = torch.empty_like(before) if y is None else dy, new_parts(dy, dy.size(1))
+        launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, y, parts, *dy.shape)
+        return dbefore, add_parts(parts, dy.dtype)
+    if y is not None:
+        y.copy_(ACTIVATIONS[activation].forward(before))
+    dbefore = dy if activation == "linear" else ACTIVATIONS[activation].backward(dy, before)
+    return dbefore, sum_of_rows(dbefore)
 
 
 # f(x W^T + b) for rows x, and its argument, which is saved for backward; empty if f is "linear".
@@ -58,4 +67,31 @@ dense = operator(
     _forward,
     _fake,
     _backward,
+)
+
+
+def _twice_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
+    before = torch.addmm(b1, x, w1.t())
+    return torch.addmm(b2, ACTIVATIONS[activation].forward(before), w2.t()), before
+
+
+def _twice_fake(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
+    return x.new_empty(x.size(0), w2.size(0)), x.new_empty(x.size(0), w1.size(0))
+
+
+def _twice_backward(grads, saved, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str):
+    (before,), dy = saved, grads[0].contiguous()
+    hidden = torch.empty_like(before)
+    dbefore, db1 = _before(torch.mm(dy, w2), before, activation, hidden)
+    return [torch.mm(dbefore, w1), torch.mm(dbefore.t(), x), db1, torch.mm(dy.t(), hidden), sum_of_rows(dy)]
+
+
+# f(x W_1^T + b_1) W_2^T + b_2 for rows x, and the argument of f, which is saved for backward.
+dense_twice = operator(
+    "dense_twice",
+    "Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, str activation",
+    "(Tensor, Tensor)",
+    _twice_forward,
+    _twice_fake,
+    _twice_backward,
 )

@@ -12,7 +12,7 @@ from mega_fairseq.modules import (
 )
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops import norm as norms
-from mega_fairseq.ops.dense import dense, dense_naive
+from mega_fairseq.ops.dense import dense, dense_naive, dense_twice
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.gates import gate_output, gated_output, gated_output_naive
 from mega_fairseq.ops.gates.naive import gate_output_naive
@@ -31,6 +31,18 @@ def test_a_projection_equals_its_definition_in_values_and_gradients(shape, activ
     tensors = {name: t.requires_grad_() for name, t in tensors.items()}
     results = (with_gradients(partial(form, activation=activation), tensors) for form in (dense, dense_naive))
     assert_same(*results)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_two_projections_equal_their_definition_in_values_and_gradients(activation):
+    shapes = {"x": (3, 100, 5), "w1": (33, 5), "b1": (33,), "w2": (7, 33), "b2": (7,)}
+    tensors = {name: noise(*shape, seed=i, grad=True) for i, (name, shape) in enumerate(shapes.items())}
+
+    def run(form):
+        return with_gradients(lambda x, w1, b1, w2, b2: form(x, (w1, b1), (w2, b2)), tensors)
+
+    definition = run(lambda x, first, second: dense_naive(dense_naive(x, *first, activation), *second))
+    assert_same(run(partial(dense_twice, activation=activation)), definition)
 
 
 def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):
