@@ -15,8 +15,7 @@ from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
-from mega_fairseq.ops.attention.position import cos_sin, turned
-from mega_fairseq.ops.attention.rotary import rotary_distances
+from mega_fairseq.ops.attention.rotary import cos_sin, rotary_distances, rotate, turned
 from mega_fairseq.ops.precision import at_least_float32
 
 
@@ -91,7 +90,7 @@ class RotaryEmbedding(PositionBias):
     def rotate(self, x: Tensor, positions: Union[int, Tensor]) -> Tensor:
         if not isinstance(positions, Tensor):
             positions = torch.arange(positions, positions + x.size(1), device=x.device)
-        return ops.rotate(x, positions)
+        return rotate(x, positions)
 
 
 class AlibiBias(PositionBias):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.ops.attention.position import rotate, t5_bucket
+from mega_fairseq.ops.attention.position import t5_bucket
+from mega_fairseq.ops.attention.rotary import rotate
 from tests.ops.helpers import assert_close, noise
 from tests.properties.reference import bucket, rotated
 
