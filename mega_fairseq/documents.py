@@ -25,6 +25,13 @@ def read_lines(path: Union[str, Path]) -> List[str]:
     return lines
 
 
+def separator_symbol(text: str) -> str:
+    """The text if it may stand between lines."""
+    if [text] != text.split():
+        raise ValueError(f"--separator is {text!r}; give a symbol without spaces")
+    return text
+
+
 def split_window(tokens: str, separator: str) -> List[str]:
     """The lines of a window; other tokens may contain the separator."""
     return [line.strip() for line in re.split(rf"(?<!\S){re.escape(separator)}(?!\S)", tokens)]

@@ -67,6 +67,7 @@ def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
     try:
         state = load_checkpoint_to_cpu(path)
         stored = state["cfg"]["task"]
+        stored = vars(stored) if isinstance(stored, argparse.Namespace) else stored  # of tasks without a dataclass
     except Exception as error:  # of many types
         raise UserError(
             f"cannot be read ({type(error).__name__}); give a checkpoint of fairseq-train or mega-fairseq convert"

@@ -123,6 +123,7 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
             )
     if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or softmax or width != dim):
         raise ValueError(
-            "--share-decoder-input-output-embed ties one table of one width; leave out --adaptive-input, "
-            "--adaptive-softmax-cutoff and --decoder-input-dim, or tie adaptive ones with --tie-adaptive-weights"
+            "--share-decoder-input-output-embed, which most architectures set, ties one table of one width; leave out "
+            "--adaptive-input, --adaptive-softmax-cutoff and --decoder-input-dim, or give --arch mega_lm without it, "
+            "and --tie-adaptive-weights to tie adaptive ones"
         )

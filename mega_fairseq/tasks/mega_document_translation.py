@@ -18,7 +18,7 @@ from omegaconf import II
 from torch import Tensor
 
 from mega_fairseq.data.windows import Draw, WindowDataset
-from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
+from mega_fairseq.documents import SEPARATOR, document_borders, read_lines, separator_symbol
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.tasks.generator import OPTIONS
 from mega_fairseq.tasks.line_counts import LineSearch
@@ -63,8 +63,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         check_ranges(cfg, MegaDocumentTranslationConfig)
         if not 0 <= cfg.single_lines <= 1:
             raise ValueError(f"--single-lines is {cfg.single_lines}; give a share from 0 to 1")
-        if [cfg.separator] != cfg.separator.split():
-            raise ValueError(f"--separator is {cfg.separator!r}; give a symbol without spaces")
+        separator_symbol(cfg.separator)
         for name in OF_LINES:
             if getattr(cfg, name):
                 raise ValueError(f"{typed(name)} is for single lines; leave it out, or give --task translation")

@@ -1,5 +1,6 @@
 """`mega-fairseq classify` prints what the model predicts, in any batches, and compares it with the labels."""
 
+import argparse
 import io
 import json
 import re
@@ -176,6 +177,14 @@ def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifier
     code, _, said = classify(moved, "-", typed=lines_of(trained))
     assert code == 1
     assert "no names of classes" in said
+
+
+def test_a_model_of_another_task_is_refused(classifiers, classify, edited):
+    task = argparse.Namespace(_name="sentence_ranking")
+    path = edited(classifiers("values").last, lambda content: content["cfg"].update(task=task))
+    code, _, said = classify(path, "-")
+    assert code == 1
+    assert "--task sentence_ranking" in said
 
 
 def test_probabilities_that_are_nan_are_refused_by_number(classifiers, classify, edited):

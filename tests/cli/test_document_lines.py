@@ -270,6 +270,11 @@ def test_the_bootstrap_draws_documents(monkeypatch):
     assert spreads() != ["0.00"] * 4
 
 
+def test_a_single_document_or_system_has_no_bootstrap():
+    assert "one document" in metrics.compare(["a b"], ["a c"], ["a b"])
+    assert "equal" in metrics.compare(["a", "b"], ["a", "b"], ["a", "c"])
+
+
 def test_lines_that_a_reader_should_see_are_counted():
     reference = ["a b c d e f", "g h", "i j", "k l", "m n"]
     counts = metrics.measure(["a b", "x", "x", "", "x y z 1 2 3 4 5 6"], reference, reference, [0, 5], {})

@@ -153,6 +153,13 @@ def test_a_segment_missing_in_one_language_is_refused(tmp_path, capsys):
     refused_by("prepare", (prepare(tmp_path, tmp_path / "out", "wmt"), *capsys.readouterr()), "segment 2 ", "'d'")
 
 
+def test_a_document_of_wmt_that_returns_is_refused(tmp_path, capsys):
+    sides = '<src lang="de"><seg>{0}</seg></src><ref lang="en"><seg>{0}</seg></ref>'
+    documents = (f'<doc id="{name}">{sides.format(number)}</doc>' for number, name in enumerate("aba"))
+    (tmp_path / "test.xml").write_text("".join(documents))
+    refused_by("prepare", (prepare(tmp_path, tmp_path / "out", "wmt"), *capsys.readouterr()), "line 3 ", "'a'")
+
+
 def test_cleaning_removes_the_ids_of_the_same_pairs(tmp_path):
     write(tmp_path / "en", ["a", "", "c", "d"])
     write(tmp_path / "de", ["a", "b", "c", "d"])

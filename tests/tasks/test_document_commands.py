@@ -72,7 +72,7 @@ def test_a_killed_training_resumes_within_its_epoch_with_the_same_losses(data, t
     assert task["separator"] == "<sep>"
 
 
-@pytest.mark.parametrize("model", [STOCK, ROTARY], ids=["stock", "mega"])
+@pytest.mark.parametrize("model", [STOCK, [*ROTARY, "--cross-attention-positions=sentence"]], ids=["stock", "mega"])
 def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, model):
     train(data, tmp_path, "--max-update=2", "--valid-window-tokens=400", model=model)
     words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=2", "--window-tokens=200", "--nbest=2"]
@@ -92,6 +92,9 @@ def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, mod
     assert "after 3 tokens" in said
     assert "--separator is @" in failure("generate", data, *words, "--separator=@")
     assert "exact does not support --sampling;" in failure("generate", data, *words, "--sampling")
+    if model is not STOCK:
+        said = fairseq("mega-fairseq", "inspect", tmp_path / "checkpoint_last.pt", "--out", tmp_path / "inspected")
+        assert "half-lives" in said
 
 
 def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_path):

@@ -8,11 +8,11 @@ from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Dict, Iterable, List, NamedTuple, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.prepare import SPLITS, new_folder, write_lines
-from mega_fairseq.documents import document_borders, read_lines
+from mega_fairseq.documents import document_borders, read_lines, separator_symbol
 
 WMT = (".xml", ".sgm")
 TAGS = re.compile(r"<(doc|srcset|refset|tstset|src|ref|hyp)\b([^>]*)>|<seg\b[^>]*>(.*?)</seg>", re.DOTALL)
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     splits = {name: read(name, files, arguments.boundaries) for name, files in find_files(arguments).items()}
     borders = {name: document_borders(documents.ids, f"the ids of {name}") for name, documents in splits.items()}
     for name, documents in splits.items():
-        check_separator(name, documents, arguments.separator)
+        check_separator(name, documents, separator_symbol(arguments.separator))
     if not set(splits) <= set(SPLITS):
         ((name, documents),) = splits.items()
         splits = hold_out(documents, borders[name], arguments.seed)
@@ -126,18 +126,20 @@ def read_wmt(name: str, files: List[Path]) -> Documents:
     """One .xml file with both languages, or one .sgm file for each, as WMT publishes its test sets."""
     segments: Dict[str, List[Tuple[str, str]]] = {}  # of each language: document and text
     for path in files:
-        document, language, complete, others = "", "", set(), 0
+        document, language, others = "", "", 0
+        complete: Set[str] = set()  # languages of this document
         for tag, attributes, text in TAGS.findall("\n".join(read_lines(path))):
             values = dict(re.findall(r"([\w:]+)\s*=\s*[\"']([^\"']*)", attributes))
             if tag == "doc":
                 document = " ".join(html.unescape(values.get("docid") or values.get("id", "")).split())
+                complete = set()
             elif tag:
                 language = values.get("trglang" if tag == "refset" else "srclang" if tag == "srcset" else "lang", "")
                 if language == "any":  # in sources of newstest
                     language = path.with_suffix("").suffix[1:]
-                if tag in ("tstset", "hyp") or tag in ("src", "ref") and (document, language) in complete:
+                if tag in ("tstset", "hyp") or tag in ("src", "ref") and language in complete:
                     language = ""  # of a system, or another reference
-                complete.add((document, language))
+                complete.add(language)
             elif language:
                 segments.setdefault(language, []).append((document, " ".join(html.unescape(text).split())))
             else:

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, NamedTuple, Tuple
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import check_prefix, write, write_json
-from mega_fairseq.documents import document_borders, read_lines, split_window
+from mega_fairseq.documents import document_borders, read_lines, separator_symbol, split_window
 
 KEYS = "source_lines", "translated_lines"  # of each window, in PREFIX.json
 # Lines of a source and of its translation that belong together, and how often (Gale and Church, 1993, table 5).
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 def run(arguments: argparse.Namespace) -> None:
     prefix = arguments.out
     check_prefix(prefix, (".json", ".pieces"), KEYS[0])
-    windows = read_windows(arguments.generated, arguments.separator)
+    windows = read_windows(arguments.generated, separator_symbol(arguments.separator))
     check_borders(windows, arguments.generated, arguments.docs)
     equal = [window for window in windows if len(set(window.counts)) == 1]
     ratio = total(window.translation for window in equal) / (total(window.source for window in equal) or 1) or 1.0
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             lines += align(window, ratio)
             repaired.append(str(number))
+    write_json(prefix, dict(zip(KEYS, zip(*(window.counts for window in windows)))))  # first: it marks both as ours
     write(f"{prefix}.pieces", "".join(f"{line}\n" for line in lines).encode())
-    write_json(prefix, dict(zip(KEYS, zip(*(window.counts for window in windows)))))
     print(f"{len(windows):,} windows, {len(lines):,} lines; wrote {prefix}.pieces and {prefix}.json")
     for names, about in (
         (repaired, "windows had another number of lines than their source and were aligned by length"),
