@@ -22,7 +22,7 @@ def clean(stream: Iterable[str]) -> Iterator[str]:
 
 
 def stdin() -> Iterator[str]:
-    sys.stdin.reconfigure(encoding="utf-8", newline="\n")
+    sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
     return clean(sys.stdin)
 
 
@@ -33,4 +33,4 @@ def write(lines: Iterable[str]) -> None:
 
 
 def open_text(path: str, mode: str = "r"):
-    return open(path, mode, encoding="utf-8", newline="\n")
+    return open(path, mode, encoding="utf-8-sig" if mode == "r" else "utf-8", newline="\n")  # without a BOM

@@ -6,6 +6,8 @@ import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 from argparse import Namespace
 from pathlib import Path
@@ -129,6 +131,12 @@ ARCHIVES = {
 WEB = [("", "leer"), ("many " * 90, "viele " * 90), ("no", "nein " * 10), ("end\r of line", "Zeilen\u2028ende")]
 # The corpus has no hyphens, but splitting compounds needs some.
 HYPHENS = {"en": "Noah-like", "de": "Arche-Noah"}
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text():
+    program = [sys.executable, "-c", "import lines; lines.write(lines.stdin())"]
+    done = subprocess.run(program, cwd=EXAMPLES / "wmt16_en_de", input=b"\xef\xbb\xbfa\n", capture_output=True)
+    assert done.stdout == b"a\n"
 
 
 def pack(path, members):

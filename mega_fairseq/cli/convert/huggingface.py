@@ -136,7 +136,7 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
     except (OSError, RecursionError, ValueError):
         config = None
     if not isinstance(config, dict) or config.get("model_type") != "mega":
-        raise UserError(f"contains no {CONFIG} of Hugging Face's Mega; give a folder that {WRITER} wrote")
+        raise UserError(f"contains no readable {CONFIG} of Hugging Face's Mega; give a folder that {WRITER} wrote")
     options = {**DEFAULTS, **config}
     _check(options)
     safe, pickled = (os.path.join(folder, name) for name in (SAFE, PICKLED))
