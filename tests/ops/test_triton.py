@@ -97,7 +97,7 @@ def of_the_ema():
 def of_tables():
     for kernel in (coefficient_kernels.coefficients, coefficient_kernels.coefficients_backward):
         yield kernel, {**TILE, "SCALE": 0.25, "LARGEST": 40.0}, ()
-    yield ema_kernels.add_parts, {"ROWS": 32, "C": 32}, ()
+    yield coefficient_kernels.add_gradients, {"ROWS": 32, "C": 32}, ()
 
 
 def of_rows():

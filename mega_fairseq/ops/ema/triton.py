@@ -7,8 +7,8 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     outputs         from the state before a segment, its outputs
 
 The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
-`coefficient_gradients` then computes parts of those of the coefficients, and `add_parts` their sums. The complex EMA
-(`ops/cema`) has the same kernels.
+`coefficient_gradients` then computes parts of those of the coefficients, and `add_gradients` their sums. The complex
+EMA (`ops/cema`) has the same kernels.
 """
 
 import math
@@ -183,7 +183,7 @@ def _coefficient_gradients(
     of_log_decay, of_expand, of_project = (tables.new_states() for _ in range(3))
     dskip, grid = torch.empty_like(skip), (parts.size(1), triton.cdiv(dim, CHANNELS))
     args = (parts, of_log_decay, of_expand, of_project, dskip, len(parts), width, dim)
-    launch(kernels.add_parts, grid, *args, ROWS=32, C=CHANNELS)
+    launch(coefficient_kernels.add_gradients, grid, *args, ROWS=32, C=CHANNELS)
     gradients = [of_log_decay[:ndim], of_expand[:ndim], of_project[:ndim]]
     if tables.complex:  # y is the real part of complex functions with these derivatives
         gradients += [-2.0 * math.pi * of_log_decay[ndim:].to(turns.dtype), -of_project[ndim:]]
