@@ -63,8 +63,11 @@ def _task(checkpoint: Checkpoint) -> SimpleNamespace:
     target = types_of(checkpoint.tensors, "decoder.embed_tokens")
     source = types_of(checkpoint.tensors, "encoder.embed_tokens") or target
     if not issubclass(MODEL_REGISTRY[checkpoint.word("model")], HeadedEncoder):
-        words = {"source_dictionary": _dictionary(source), "target_dictionary": _dictionary(target)}
-        return SimpleNamespace(**words, separators=(0, 0))  # of documents
+        return SimpleNamespace(
+            source_dictionary=_dictionary(source),
+            target_dictionary=_dictionary(target),
+            separators=(0, 0),  # which models of documents need
+        )
     numbers = "encoder.embed_tokens.bias" in checkpoint.tensors
     words = None if numbers else _dictionary(source)
     return SimpleNamespace(source_dictionary=words, label_dictionary=None, state_dict=dict, cfg=None)

@@ -128,8 +128,10 @@ def measure(
 
 def compare(system: List[str], baseline: List[str], reference: List[str]) -> str:
     """A paired bootstrap over documents."""
-    if len(reference) == 1 or system == baseline:
-        return "no paired bootstrap: " + ("there is one document" if len(reference) == 1 else "translations are equal")
+    if len(reference) == 1:
+        return "no paired bootstrap: there is one document"
+    if system == baseline:
+        return "no paired bootstrap: translations are equal"
     test = PairedTest([("baseline", baseline), ("system", system)], METRICS, [reference], test_type="bs")
     signatures, results = test()
     lines = [f"paired bootstrap over documents, {test.n_samples:,} samples, with 95% intervals:"]

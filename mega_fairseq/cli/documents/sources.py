@@ -31,10 +31,11 @@ class Documents(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> None:
+    separator = separator_symbol(arguments.separator)
     splits = {name: read(name, files, arguments.boundaries) for name, files in find_files(arguments).items()}
     borders = {name: document_borders(documents.ids, f"the ids of {name}") for name, documents in splits.items()}
     for name, documents in splits.items():
-        check_separator(name, documents, separator_symbol(arguments.separator))
+        check_separator(name, documents, separator)
     if not set(splits) <= set(SPLITS):
         ((name, documents),) = splits.items()
         splits = hold_out(documents, borders[name], arguments.seed)

@@ -74,8 +74,8 @@ cos_sin = without_gradient(
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False) -> Tensor:
-    x, y, width, half = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device), x.size(-1), cos.size(-1)
-    rows = x.numel() // width
+    x, width, half = x.contiguous(), x.size(-1), cos.size(-1)
+    y, rows = torch.empty_like(x), x.numel() // width
     args = (x, cos.contiguous(), sin.contiguous(), y, rows, width, half, heads, cos.numel() // half)
     launch_rows(turn, all_tiles(rows, width), width, cos, *args, BACK=back)
     return y
