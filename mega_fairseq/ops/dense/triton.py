@@ -51,7 +51,7 @@ def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = N
     """The gradients of `before` and of the bias. With y, writes f(before) to it, and may write the first one to dy."""
     if activation == "silu":
         dbefore, parts = torch.empty_like(before) if y is None else dy, new_parts(dy, dy.size(1))
-        launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, y, parts, *dy.shape)
+        launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, y, parts, *dy.shape, num_warps=8)
         return dbefore, add_parts(parts, dy.dtype)
     if y is not None:
         y.copy_(ACTIVATIONS[activation].forward(before))

@@ -62,7 +62,7 @@ def normalize_backward(
 def _launch(kernel: Any, programs: int, x: Tensor, *args: Any, **options: Any) -> None:
     """With whole rows in each program, and at most 16 numbers of a row in each thread."""
     columns = triton.next_power_of_2(x.size(1))
-    launch_rows(kernel, programs, x.size(1), x, x, *args, **options, columns=columns, num_warps=max(4, columns // 512))
+    launch_rows(kernel, programs, x.size(1), x, x, *args, **options, columns=columns, num_warps=max(2, columns // 512))
 
 
 def _forward(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool) -> Tensor:

@@ -85,7 +85,7 @@ def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -
     dqueries, dkeys = (torch.zeros_like(before) if t is None else t.contiguous() for t in grads)
     dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
     args = (before, kappa, dqueries, dkeys, dbefore, parts, count, width)
-    launch_rows(scale_backward, len(parts), width, before, *args, SILU=silu)
+    launch_rows(scale_backward, len(parts), width, before, *args, SILU=silu, num_warps=8)
     return [dbefore, *(t.view(2, width) for t in add_both_parts(parts, kappa.dtype, 2 * width, 2 * width))]
 
 
