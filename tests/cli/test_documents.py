@@ -29,6 +29,11 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def marked_up(line):
+    """As text with entities, or as CDATA."""
+    return html.escape(line) if len(line) % 2 or "]]>" in line else f"<![CDATA[{line}]]><!-- <seg>no</seg> -->"
+
+
 def write_formats(folder, splits, ends, between):
     """The same documents with ids, with blank lines, and as WMT's files: .sgm for train, .xml for the others."""
     places = {name: folder / name for name in ("ids", "blank", "wmt")}
@@ -46,15 +51,13 @@ def write_formats(folder, splits, ends, between):
                 ("blank", ends * between, (ends * (between + 1)).join(ends.join(block) for block in blocks)),
             ):
                 (places[name] / f"{split}.{language}").write_bytes(f"{gap}{lines}{gap}".encode())
-            segments = [
-                "".join(f'<seg id="{n}"> {html.escape(line)}</seg>\n' for n, line in enumerate(block, 1))
-                for block in blocks
-            ]
+            segments = ["".join(f'<seg id="1"> {marked_up(line)}</seg>\n' for line in block) for block in blocks]
             markup.append(segments)
             tag = '<srcset srclang="any">' if language == "de" else '<refset srclang="any" trglang="en">'
             docs = "".join(f'<doc sysid="x" docid="{name}">{part}</doc>' for name, part in zip(names, segments))
             if split == "train":
                 kind = "src" if language == "de" else "ref"
+                docs = docs.replace("<doc ", "<DOC ").replace("docid=", "DocID=").replace("<seg", "<SEG")
                 (places["wmt"] / f"train-{kind}.{language}.sgm").write_bytes((tag + docs).encode())
         if split != "train":
             docs = "".join(

@@ -15,7 +15,9 @@ from mega_fairseq.cli.prepare import SPLITS, new_folder, write_lines
 from mega_fairseq.documents import document_borders, read_lines, separator_symbol
 
 WMT = (".xml", ".sgm")
-TAGS = re.compile(r"<(doc|srcset|refset|tstset|src|ref|hyp)\b([^>]*)>|<seg\b[^>]*>(.*?)</seg>", re.DOTALL)
+TAGS = re.compile(r"<(doc|srcset|refset|tstset|src|ref|hyp)\b([^>]*)>|<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.I)
+ATTRIBUTE = r"([\w:]+)\s*=\s*[\"']([^\"']*)"
+SECTION = re.compile(r"<!--.*?-->|<!\[CDATA\[(.*?)\]\]>", re.DOTALL)  # a comment, or text that has no entities
 
 
 class Documents(NamedTuple):
@@ -129,8 +131,10 @@ def read_wmt(name: str, files: List[Path]) -> Documents:
     for path in files:
         document, language, others = "", "", 0
         complete: Set[str] = set()  # languages of this document
-        for tag, attributes, text in TAGS.findall("\n".join(read_lines(path))):
-            values = dict(re.findall(r"([\w:]+)\s*=\s*[\"']([^\"']*)", attributes))
+        markup = SECTION.sub(lambda found: html.escape(found[1] or ""), "\n".join(read_lines(path)))
+        for tag, attributes, text in TAGS.findall(markup):
+            tag = tag.lower()
+            values = {key.lower(): value for key, value in re.findall(ATTRIBUTE, attributes)}
             if tag == "doc":
                 document = " ".join(html.unescape(values.get("docid") or values.get("id", "")).split())
                 complete = set()
