@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
-from mega_fairseq.modules.projection import linear, packed, project, project_twice
+from mega_fairseq.modules.projection import linear, packed, project, project_gated, project_twice
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
@@ -80,11 +80,11 @@ class NormalizedFeedForward(Layer):
         activation = GATED.get(c.activation, c.activation)
         if self.gate is None and not self.dropout_module.rate(c.activation_dropout):
             x = project_twice(self.expand, self.contract, x, activation)
+        elif self.gate is None:
+            x = project(self.contract, self.drop(project(self.expand, x, activation), c.activation_dropout))
         else:
-            hidden = project(self.expand, x, activation)
-            if self.gate is not None:
-                hidden = hidden * project(self.gate, x)
-            x = project(self.contract, self.drop(hidden, c.activation_dropout))  # (B, L, H) -> (B, L, D)
+            values = self.drop(project(self.gate, x), c.activation_dropout)  # (B, L, H)
+            x = project_gated(self.expand, self.contract, x, values, activation)
         x = residual + self.drop(x, c.dropout)
         if not c.prenorm:
             x = self.norm(x, padding)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.dense import dense, dense_twice
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
+from mega_fairseq.ops.gates.projection import gated_projection
 from mega_fairseq.ops.linear import Projection, ready_linear
 
 # N(0, 0.02) for all, including kappa, as in the release; or N(0, 1/in) with kappa = 1, so that scores start at order 1.
@@ -55,6 +56,13 @@ def project_twice(first: nn.Module, second: nn.Module, x: Tensor, activation: st
     if is_plain(first, second) and first.bias is not None and second.bias is not None:
         return dense_twice(x, _weights(first), _weights(second), activation)
     return project(second, project(first, x, activation))
+
+
+def project_gated(gate: nn.Module, output: nn.Module, x: Tensor, values: Tensor, activation: str) -> Tensor:
+    """output(f(gate(x)) * values) for an activation f."""
+    if is_plain(gate, output) and gate.bias is not None:
+        return gated_projection(x, values, _weights(gate), _weights(output), activation)
+    return project(output, project(gate, x, activation) * values)
 
 
 def packed(*layers: nn.Module) -> Projection:

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.gates import _gated_output, gated_output, gated_output_naive
+from mega_fairseq.ops.gates.projection import _gated_projection, gated_projection, gated_projection_naive
 from mega_fairseq.ops.gates.tiles import TILE_ROWS
 from tests.ops.helpers import assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, WIDTH = 3, 5
+FORMS = (gated_projection, gated_projection_naive)
 ROWS = [1, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3]
 
 
@@ -88,6 +90,60 @@ def test_the_operator_passes_the_checks_of_torch(candidate):
     arguments = (x, attended, residual, *weights, mask(6, DIM), 1.5, "silu")
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(_gated_output, arguments, test_utils=tests)
+
+
+# -------------------------------------------------------------------------- values behind a gate, projected
+
+
+def gated_inputs(rows, bias=True, dtype=torch.float64):
+    """x, v, and the weights of both projections."""
+    shapes = {
+        "x": (rows, 4),
+        "values": (rows, WIDTH),
+        "gate": (WIDTH, 4),
+        "gate_bias": (WIDTH,),
+        "weight": (DIM, WIDTH),
+    }
+    shapes.update({"bias": (DIM,)} if bias else {})
+    return {name: noise(*shape, seed=i, grad=True, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def of_gated(form, activation="silu"):
+    return lambda x, values, gate, gate_bias, weight, bias=None: form(
+        x, values, (gate, gate_bias), (weight, bias), activation
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(("rows", "activation"), [*((n, "silu") for n in [0, *ROWS]), *((7, a) for a in ACTIVATIONS)])
+def test_a_gated_projection_equals_its_definition(rows, activation, bias):
+    tensors = gated_inputs(rows, bias)
+    results = (with_gradients(of_gated(form, activation), tensors) for form in FORMS)
+    assert_same(*results)
+
+
+def test_the_operator_of_gated_projections_passes_the_checks_of_torch():
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(_gated_projection, (*gated_inputs(6).values(), "gelu"), test_utils=tests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_keeps_the_dtypes_of_gradients_of_gated_projections(dtype):
+    exact = gated_inputs(9)
+    tensors = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        y = of_gated(gated_projection)(**tensors)
+    assert y.dtype == torch.bfloat16
+    assert relative_error(y, of_gated(gated_projection_naive)(**exact)) < 0.02
+    gradients = torch.autograd.grad(y.float().sum(), list(tensors.values()))
+    assert all(g.dtype == dtype and g.isfinite().all() for g in gradients)
+
+
+def test_a_gated_projection_saves_the_gate_once():
+    tensors, rows = gated_inputs(4000), 4000
+    saved = {form: sum(kept_for_backward(lambda f=form: of_gated(f)(**tensors))) for form in FORMS}
+    assert saved[gated_projection] <= rows * (4 + 2 * WIDTH) + 1000
+    assert saved[gated_projection_naive] > rows * (4 + 4 * WIDTH)
 
 
 # ------------------------------------------------------------------------------- precision, memory

@@ -11,7 +11,7 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit, GAUConfig
 from mega_fairseq.modules.position_bias import TabledBias, biased_weights
-from mega_fairseq.modules.projection import packed, project
+from mega_fairseq.modules.projection import packed, project, project_gated
 from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues, chunked, join
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, whole_memory
@@ -66,7 +66,7 @@ class MixedChunkAttention(GatedAttentionUnit):
         values = self.drop(project(self.values, x, "silu"), self.config.hidden_dropout)  # V (B, L, e)
         shared = project(self.shared, x, "silu")  # Z (B, L, s)
         mixed, state = (self._causal if self.config.causal else self._bidirectional)(shared, values, batch)
-        return project(self.output, project(self.gate, x, "silu") * mixed), state
+        return project_gated(self.gate, self.output, x, mixed, "silu"), state
 
     def _causal(self, shared: Tensor, values: Tensor, batch: Batch) -> Tuple[Tensor, FlashState]:
         chunk_size = self.config.chunk_size

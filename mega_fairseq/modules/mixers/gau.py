@@ -11,7 +11,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.position_bias import TabledBias, attend_token
-from mega_fairseq.modules.projection import linear, packed, project
+from mega_fairseq.modules.projection import linear, packed, project, project_gated
 from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 
@@ -67,7 +67,7 @@ class GatedAttentionUnit(SingleHeadMixer):
         values = self.drop(project(self.values, x, "silu"), self.config.hidden_dropout)  # V (B, L, e)
         queries, keys = self.queries_keys(x)  # (B, L, s) each
         attended, state = self.in_open_chunk(self.attend, queries, keys, values, batch)
-        return project(self.output, project(self.gate, x, "silu") * attended), state
+        return project_gated(self.gate, self.output, x, attended, "silu"), state
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(self.config.shared_dim, self.config.value_dim)

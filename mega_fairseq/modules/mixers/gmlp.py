@@ -11,7 +11,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
-from mega_fairseq.modules.projection import linear, packed, project
+from mega_fairseq.modules.projection import linear, packed, project, project_gated
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
 from mega_fairseq.ops.attention.one_position import weighted_sum_by_head
 from mega_fairseq.ops.toeplitz import toeplitz
@@ -82,7 +82,7 @@ class GatedMLP(TimeMixer):
         values = self.drop(values, self.config.hidden_dropout)
         none = values[..., :0]  # no queries, no keys
         mixed, state = self.in_open_chunk(self.attend, none, none, values, batch)
-        return project(self.output, project(self.receptance, x, "gelu") * mixed), state
+        return project_gated(self.receptance, self.output, x, mixed, "gelu"), state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""

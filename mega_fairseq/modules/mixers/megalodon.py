@@ -24,7 +24,7 @@ from mega_fairseq.modules.final_norm import FinalNormConfig
 from mega_fairseq.modules.layer import Recurrence
 from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
-from mega_fairseq.modules.projection import linear, packed, project
+from mega_fairseq.modules.projection import linear, packed, project, project_gated
 from mega_fairseq.modules.timestep_norm import TimestepNorm
 from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -175,8 +175,8 @@ class Megalodon(ChunkedMixer):
         place = 0 if cache is None else cache.place
         q, k = self.queries_keys(project(self.shared, averaged), place)  # (B, L, z) each
         attended, cache = self.in_chunks(self.attend, q, k, values, cache, batch)  # O (B, L, v)
-        gated = self.drop(attended * project(self.gate, averaged, "silu"), c.hidden_dropout)
-        y = project(self.direct, averaged) + project(self.hidden, gated)
+        attended = self.drop(attended, c.hidden_dropout)
+        y = project(self.direct, averaged) + project_gated(self.gate, self.hidden, averaged, attended, "silu")
         return y, MegalodonState(norm_state, ema_state, cache)
 
     def queries_keys(self, shared: Tensor, place: Union[int, Tensor]) -> Tuple[Tensor, Tensor]:

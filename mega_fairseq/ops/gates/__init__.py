@@ -4,6 +4,7 @@ naive.py     the definition: `gate_output_naive`, from projections that were com
              which calls them
 tiles.py     the form for the CPU: tiles of rows, with a gradient that stores no activation
 triton.py    the form for NVIDIA GPUs: the elementwise parts as Triton kernels, with silu as activation
+projection.py  the part of it that other gated layers have, `gated_projection`
 """
 
 from types import ModuleType

@@ -12,9 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.gates import tiles as plain
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, tiles
+from mega_fairseq.ops.rows import (
+    add_both_parts,
+    add_parts,
+    all_tiles,
+    launch_rows,
+    new_parts,
+    silu,
+    store_part,
+    sum_of_rows,
+    tile,
+    tiles,
+)
 
 
 @triton.jit
@@ -145,6 +157,25 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
     dbias, dhidden_bias = add_both_parts(parts, weight.dtype, stride, dim + width)
     of_gates, of_hidden = (torch.mm(dbase.t(), gate_input), dbias), (torch.mm(dcandidate.t(), mixed), dhidden_bias)
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
+
+
+# ------------------------------------------------------------------------------------------ products with a gate
+
+
+def product(before: Tensor, values: Tensor, activation: str) -> Tensor:
+    return _reset_gate(before, values) if activation == "silu" else plain.product(before, values, activation)
+
+
+def product_backward(
+    grad: Tensor, before: Tensor, values: Tensor, dvalues: Tensor, activation: str
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """As in tiles.py. With silu, the product is in the place of its gradient."""
+    if activation != "silu":
+        return plain.product_backward(grad, before, values, dvalues, activation, sum_of_rows)
+    (rows, width), dbefore, parts = before.shape, torch.empty_like(before), new_parts(before, before.size(1))
+    args = (before, values, grad, dbefore, dvalues, parts, rows, width, 0, width, width)
+    launch_rows(reset_backward, len(parts), width, before, *args)
+    return grad, dbefore, add_parts(parts, before.dtype)
 
 
 # ---------------------------------------------------------------------------------------------- without gradients

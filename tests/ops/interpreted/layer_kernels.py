@@ -16,6 +16,7 @@ from mega_fairseq.ops.dense import dense, dense_naive, dense_twice
 from mega_fairseq.ops.dense import triton as dense_triton
 from mega_fairseq.ops.gates import gate_output, gated_output, gated_output_naive
 from mega_fairseq.ops.gates.naive import gate_output_naive
+from mega_fairseq.ops.gates.projection import gated_projection, gated_projection_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
 from mega_fairseq.ops.norm import triton as norm_triton
 from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, timestep_norm, timestep_norm_naive
@@ -43,6 +44,24 @@ def test_two_projections_equal_their_definition_in_values_and_gradients(activati
 
     definition = run(lambda x, first, second: dense_naive(dense_naive(x, *first, activation), *second))
     assert_same(run(partial(dense_twice, activation=activation)), definition)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 300, 33), (0, 4, 3)], ids=str)
+def test_a_gated_projection_equals_its_definition_in_values_and_gradients(shape, bias, activation):
+    *batch, width = shape
+    shapes = {"x": (*batch, 3), "values": shape, "gate": (width, 3), "gate_bias": (width,), "weight": (4, width)}
+    shapes.update({"bias": (4,)} if bias else {})
+    tensors = {name: noise(*shape, seed=i, grad=True) for i, (name, shape) in enumerate(shapes.items())}
+
+    def run(form):
+        def outputs(x, values, gate, gate_bias, weight, bias=None):
+            return form(x, values, (gate, gate_bias), (weight, bias), activation)
+
+        return with_gradients(outputs, tensors)
+
+    assert_same(run(gated_projection), run(gated_projection_naive))
 
 
 def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):

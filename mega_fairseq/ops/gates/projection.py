@@ -1,0 +1,89 @@
+"""A projection of values behind a gate, y = (f(x W_g^T + b_g) * v) W^T + b, of gated units and feed-forward layers.
+
+Its operator saves x, v and what is before f, and computes the gate and the product again in backward: half of what
+torch's own derivatives save.
+"""
+
+from types import ModuleType
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.gates import tiles
+from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import cast_dtype
+
+Weights = Tuple[Tensor, Optional[Tensor]]  # a weight and a bias
+
+
+def gated_projection_naive(x: Tensor, values: Tensor, gate: Weights, output: Weights, activation: str) -> Tensor:
+    return F.linear(ACTIVATIONS[activation].forward(F.linear(x, *gate)) * values, *output)
+
+
+def gated_projection(x: Tensor, values: Tensor, gate: Weights, output: Weights, activation: str) -> Tensor:
+    """`gated_projection_naive`: x (..., in), values (..., e) -> (..., out); the gate has a bias."""
+    if not torch.is_grad_enabled() or backend(x.device) == NAIVE:
+        return gated_projection_naive(x, values, gate, output, activation)
+    dtype = cast_dtype(x)  # autocast's, if it is on
+    tensors = (None if t is None else t.to(dtype) for t in (*gate, *output))
+    y, _ = _gated_projection(*(t.to(dtype).flatten(0, -2) for t in (x, values)), *tensors, activation)
+    return y.view(*x.shape[:-1], y.size(1))
+
+
+def _form(x: Tensor) -> ModuleType:
+    if backend(x.device) == TRITON:
+        from mega_fairseq.ops.gates import triton  # here, since Triton may be missing
+
+        return triton
+    return tiles
+
+
+def _forward(
+    x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str
+) -> Tuple[Tensor, Tensor]:
+    form, (y, before) = _form(x), _fake(x, values, gate, gate_bias, weight, bias, activation)
+    for rows in tiles.tiles(x):
+        torch.addmm(gate_bias, x[rows], gate.t(), out=before[rows])
+        product = form.product(before[rows], values[rows], activation)
+        if bias is None:
+            torch.mm(product, weight.t(), out=y[rows])
+        else:
+            torch.addmm(bias, product, weight.t(), out=y[rows])
+    return y, before
+
+
+def _fake(x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
+    return x.new_empty(x.size(0), weight.size(0)), x.new_empty(x.size(0), gate.size(0))
+
+
+def _backward(
+    grads: Sequence[Tensor], saved: Sequence[Tensor],
+    x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str,
+) -> List[Tensor]:  # fmt: skip
+    form, (before,), dy = _form(x), saved, grads[0].contiguous()
+    dx, dvalues = torch.empty_like(x), torch.empty_like(values)
+    dgate = dgate_bias = dweight = dbias = None
+    for rows in tiles.tiles(x):
+        grad = torch.mm(dy[rows], weight)  # of the product
+        product, dbefore, sums = form.product_backward(grad, before[rows], values[rows], dvalues[rows], activation)
+        torch.mm(dbefore, gate, out=dx[rows])
+        dgate, dgate_bias = tiles.plus_product(dgate, dbefore, x[rows]), tiles.plus(dgate_bias, sums)
+        dweight = tiles.plus_product(dweight, dy[rows], product)
+        dbias = None if bias is None else tiles.plus(dbias, form.sum_of_rows(dy[rows]))
+    sums = (None if t is None else t.to(x.dtype) for t in (dgate, dgate_bias, dweight, dbias))
+    return [t for t in (dx, dvalues, *sums) if t is not None]
+
+
+# y, and the gate before f, which is saved for backward.
+_gated_projection = operator(
+    "gated_projection",
+    "Tensor x, Tensor values, Tensor gate, Tensor gate_bias, Tensor weight, Tensor? bias, str activation",
+    "(Tensor, Tensor)",
+    _forward,
+    _fake,
+    _backward,
+)
