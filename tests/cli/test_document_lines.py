@@ -206,10 +206,19 @@ def test_scores_are_those_of_the_sacrebleu_command_on_joined_files(bible):
         for name, signature, value in found:
             assert said[f"{kind}-{name}"][0] == value
             assert said[name] == [signature]
-    assert "2 windows; 1 had another number of lines and were aligned by length" in said
+    assert said[str(bible / "system.de")] == ["2 windows; 1 had another number of lines and were aligned by length"]
     assert said["s-BLEU, place in the window 1 (2 of 100 lines)"]
     assert sum("quarter of the document" in name for name in said) == 4
     assert (bible / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_systems_with_different_windows_are_not_compared_by_their_places(bible):
+    write(bible / "other.json", ['{"source_lines": [100], "translated_lines": [90]}'])
+    said = score(bible, "system.de", "train.de", "train.docs", "--against", "other.de")
+    assert said[str(bible / "other.de")] == ["1 windows; 1 had another number of lines and were aligned by length"]
+    assert any("quarter of the document" in name for name in said)
+    assert not any(name.startswith("s-BLEU, place") for name in said)
 
 
 DOCUMENTS = st.lists(

@@ -141,7 +141,10 @@ def convert_folder(
     family = huggingface.HuggingFace(options)
     state, summary = _converted(family, family.arch, options, tensors, partial(family.tensors, options), labels)
     words = " ".join(_words(state["cfg"]["model"]))
-    return state, [*summary, f"to train it further: {words} --restore-file OUT --reset-optimizer"]
+    return state, [
+        *summary,
+        f"to train it further: {words} --required-batch-size-multiple 1 --restore-file OUT --reset-optimizer",
+    ]
 
 
 def _words(options: Options) -> Iterator[str]:

@@ -37,14 +37,19 @@ def run(arguments: argparse.Namespace) -> None:
         if any(map(SUBWORDS.search, texts[path])) and not any(map(SUBWORDS.search, reference)):
             raise UserError(f"{path} has subwords and {arguments.reference} has words; undo the segmentation first")
     borders = document_borders(ids, arguments.docs)
-    windows = read_counts(arguments.counts, arguments.hypothesis, len(ids))
-    groups = group_lines(borders, [lines for lines, _ in windows])
+    given = {arguments.hypothesis: arguments.counts}
+    counts = {path: read_counts(given.get(path), path, len(ids)) for path in systems}
+    windows = {tuple(lines for lines, _ in each) for each in counts.values() if each}
+    groups = group_lines(borders, *(windows if len(windows) == 1 else [()]))
     scores = {path: measure(texts[path], reference, source, borders, groups) for path in systems}
 
     print(f"{len(borders) - 1:,} documents, {len(ids):,} lines")
-    if windows:
-        unequal = sum(lines != translated for lines, translated in windows)
-        print(f"{len(windows):,} windows; {unequal:,} had another number of lines and were aligned by length")
+    for path, each in counts.items():
+        unequal = sum(lines != translated for lines, translated in each)
+        if each:
+            print(f"{path}: {len(each):,} windows; {unequal:,} had another number of lines and were aligned by length")
+    if len(windows) > 1:
+        print("scores by place in the window are left out, since the two have different windows")
     rows = [["", *systems]]
     for name in scores[systems[0]]:
         values = [scores[path][name] for path in systems]
@@ -72,8 +77,8 @@ def read_counts(given: Optional[str], hypothesis: str, lines: int) -> List[Tuple
     total = sum(source for source, _ in counts)
     if total != lines:
         raise UserError(
-            f"the windows of {path} have {total:,} lines and {hypothesis} has {lines:,}; give the .json of the same "
-            "documents split as --counts"
+            f"the windows of {path} have {total:,} lines and {hypothesis} has {lines:,}; give files of the same "
+            "documents split, the .json of the hypothesis as --counts"
         )
     return counts
 
