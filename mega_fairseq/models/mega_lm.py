@@ -68,7 +68,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
             )
         cls.check_options(cfg, task)
         dictionary = task.source_dictionary
-        if task.target_dictionary != dictionary:
+        if len(task.target_dictionary) != len(dictionary):
             raise ValueError("--output-dictionary-size is not for Mega models, which predict all types; leave it out")
         embed_tokens = _embedding(cfg, dictionary)
         tied = embed_tokens if cfg.tie_adaptive_weights else None

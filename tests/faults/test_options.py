@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import options as fairseq_options
+from fairseq.data import TruncatedDictionary
 from fairseq.tasks import setup_task
 
 import mega_fairseq.criterions  # noqa: F401 - registers ours
@@ -149,7 +150,8 @@ def test_an_option_without_effect_gives_a_warning(option, without, caplog):
 
 
 def test_models_and_tasks_that_do_not_fit_are_refused():
-    words = SimpleNamespace(source_dictionary=dictionary(40), target_dictionary=dictionary(30))
+    types = dictionary(40)
+    words = SimpleNamespace(source_dictionary=types, target_dictionary=TruncatedDictionary(types, 30))
     classes, numbers = classification(40), classification(None)
     for kind, config, where, said in (
         (MegaLanguageModel, MegaLMConfig(), words, "--output-dictionary-size"),
