@@ -4,6 +4,7 @@ In training, layers may be dropped at random (Fan et al. 2019) and activations r
 happen in `layers_to_run`.
 """
 
+import logging
 import math
 import re
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,8 @@ from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.padding import Alignment
+
+logger = logging.getLogger(__name__)
 
 
 class Stack:
@@ -99,7 +102,8 @@ class Stack:
         recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             if kept[i]:
-                call = partial(_compiled(), layer) if self.cfg.compile and self.training else layer
+                compiles = self.cfg.compile and self.training and _can_compile(next(layer.parameters()))
+                call = partial(_compiled(), layer) if compiles else layer
                 yield i, partial(_recomputed, layer, call, self.cfg.offload_activations) if recompute else call
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
@@ -131,6 +135,19 @@ class Stack:
         for module, name in ((self, own), *((layer, f"{own}Layer") for layer in self.layers)):
             if names is None or name in names:
                 module.dropout_module.apply_during_inference = True
+
+
+def _can_compile(weight: Tensor) -> bool:
+    """Not half precision on CPUs: gradients of code that the compiler of torch 2.13 vectorises are NaN there."""
+    possible = weight.device.type != "cpu" or weight.dtype in (torch.float32, torch.float64)
+    if not possible:
+        _say_eager()
+    return possible
+
+
+@lru_cache(maxsize=None)
+def _say_eager() -> None:
+    logger.warning("--compile has no effect in half precision on CPUs, where torch's compiler has wrong gradients")
 
 
 @lru_cache(maxsize=None)

@@ -92,6 +92,17 @@ def test_layers_of_a_kind_are_compiled_once_without_breaks(kind, monkeypatch):
     stack._compiled.cache_clear()
 
 
+def test_half_precision_on_cpus_is_not_compiled(caplog):
+    """The compiler of torch 2.13 would make NaN of the gradient of the embeddings."""
+    stack._say_eager.cache_clear()
+    stack._compiled.cache_clear()
+    model = MODELS["language model"](dropout=0.0, compile=True).bfloat16().train()
+    scores(model).float().logsumexp(-1).mean().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert not stack._compiled.cache_info().currsize
+    assert "--compile has no effect in half precision" in caplog.text
+
+
 # ------------------------------------------------------------------------------------------------ dropped
 
 
