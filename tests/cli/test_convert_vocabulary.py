@@ -119,6 +119,8 @@ REFUSED = {
     "a number that is a word": (json.dumps({"a": "0"}), "types"),
     "pieces of a unigram model": (json.dumps(tokenizer(type="Unigram")), "'Unigram'"),
     "BPE without bytes": (json.dumps({**tokenizer(), "pre_tokenizer": None}), "without bytes"),
+    "merges of numbers": (json.dumps(tokenizer(merges=[[1, 2]])), "merges"),
+    "a number of added tokens": (json.dumps({**tokenizer(type="Unigram"), "added_tokens": 5}), "'Unigram'"),
     "words with spaces": (
         json.dumps({word: n for n, word in enumerate([*FIRST, "a b"])}),
         "spaces",
@@ -145,6 +147,19 @@ def test_dictionaries_that_do_not_fit_are_refused(content, words, folder, tmp_pa
     options = ("--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
     assert_refused(capsys, tmp_path / "ours.pt", tmp_path / "back", *options, words=[tmp_path / "dict.txt", words])
     assert not (tmp_path / "back").exists()
+
+
+def test_files_of_the_bpe_that_cannot_be_read_are_refused(folder, tmp_path, capsys):
+    convert(folder, tmp_path / "ours.pt", "--tokenizer", folder / "vocab.json")
+    back = (tmp_path / "ours.pt", tmp_path / "back", "--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
+    for file in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / file, tmp_path)
+    (tmp_path / "vocab.json").write_text("[1]")
+    assert_refused(capsys, *back, words=[tmp_path / "dict.txt", "vocab.json beside it"])
+    shutil.copy(folder / "vocab.json", tmp_path)
+    (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff a\n")
+    options = (tmp_path / "again.pt", "--tokenizer", tmp_path / "vocab.json")
+    assert_refused(capsys, folder, *options, words=[tmp_path / "vocab.json", "merges.txt beside it"])
 
 
 def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, capsys):
@@ -180,6 +195,7 @@ def test_fairseq_validates_and_trains_a_converted_model(folder, tmp_path, capsys
     )
     assert "0.0% replaced" in said
     common = [tmp_path / "bin", *PLUGIN, "--task=masked_lm", "--criterion=masked_lm", "--cpu", "--batch-size=4"]
+    common.append("--required-batch-size-multiple=1")
     validated = fairseq("validate", *common, "--path", path, "--valid-subset=valid")
     loss = float(re.search(r"\| loss ([\d.]+)", validated)[1])
     trained_here = fairseq(

@@ -67,11 +67,15 @@ def _tokenizer(content: Dict[str, Any]) -> tuple:
             "give one with byte-level BPE or whole words"
         )
     if isinstance(numbers, dict):
-        added = [each for each in content.get("added_tokens") or [] if isinstance(each, dict)]
+        added = content.get("added_tokens")
+        added = [each for each in (added if isinstance(added, list) else []) if isinstance(each, dict)]
         numbers = {**numbers, **{str(each.get("content")): each.get("id") for each in added}}
     if kind == "WordLevel":
         return numbers, None
-    return numbers, [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in merges]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    if any(not isinstance(merge, list) or list(map(type, merge)) != [str, str] for merge in merges):
+        raise UserError("has merges that are not pairs of pieces; copy or download it again")
+    return numbers, list(map(" ".join, merges))
 
 
 def _json(path: str) -> Any:
@@ -83,11 +87,16 @@ def _json(path: str) -> Any:
 
 
 def _merges(path: str) -> Optional[List[str]]:
+    """The lines of a file of merges; None if there is no such file."""
+    if not os.path.lexists(path):
+        return None
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"has a {os.path.basename(path)} beside it that cannot be read ({error}); get it again"
+        ) from None
     return [line for line in lines[lines[0].startswith("#version") :] if line]
 
 
@@ -116,7 +125,7 @@ def read_dictionary(path: str, rows: int) -> Vocabulary:
     for vocab, merges in BPE_FILES:
         found = _merges(os.path.join(folder, merges))
         if found is not None and os.path.isfile(os.path.join(folder, vocab)):
-            tokens = {str(number): token for token, number in _json(os.path.join(folder, vocab)).items()}
+            tokens = _beside(os.path.join(folder, vocab))
             if all(piece in tokens for piece in pieces):
                 return Vocabulary([tokens.get(word, word) for word in words], found)
     if len(pieces) > len(words) / 2:
@@ -125,6 +134,17 @@ def read_dictionary(path: str, rows: int) -> Vocabulary:
             "beside it"
         )
     return Vocabulary(list(words), None)
+
+
+def _beside(path: str) -> Dict[str, str]:
+    """The token of each number in a vocab.json beside a dictionary."""
+    try:
+        content = _json(path)
+    except UserError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"has a {os.path.basename(path)} beside it that is not a vocabulary; copy or download it again")
+    return {str(number): token for token, number in content.items()}
 
 
 def huggingface_files(vocabulary: Vocabulary) -> Dict[str, bytes]:
