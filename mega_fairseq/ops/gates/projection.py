@@ -65,7 +65,7 @@ def _backward(
     x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str,
 ) -> List[Tensor]:  # fmt: skip
     form, (before,), dy = _form(x), saved, grads[0].contiguous()
-    dx, dvalues = torch.empty_like(x), torch.empty_like(values)
+    dx, dvalues = x.new_empty(x.shape), values.new_empty(values.shape)
     dgate = dgate_bias = dweight = dbias = None
     for rows in tiles.tiles(x):
         grad = torch.mm(dy[rows], weight)  # of the product

@@ -173,7 +173,7 @@ def product_backward(
     if activation != "silu":
         return plain.product_backward(grad, before, values, dvalues, activation, sum_of_rows)
     (rows, width), dbefore, parts = before.shape, torch.empty_like(before), new_parts(before, before.size(1))
-    args = (before, values, grad, dbefore, dvalues, parts, rows, width, 0, width, width)
+    args = (before, values.contiguous(), grad, dbefore, dvalues, parts, rows, width, 0, width, width)
     launch_rows(reset_backward, len(parts), width, before, *args)
     return grad, dbefore, add_parts(parts, before.dtype)
 

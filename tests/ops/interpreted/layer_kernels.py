@@ -54,7 +54,17 @@ def test_a_gated_projection_equals_its_definition_in_values_and_gradients(shape,
     shapes = {"x": (*batch, 3), "values": shape, "gate": (width, 3), "gate_bias": (width,), "weight": (4, width)}
     shapes.update({"bias": (4,)} if bias else {})
     tensors = {name: noise(*shape, seed=i, grad=True) for i, (name, shape) in enumerate(shapes.items())}
+    check_gated_projection(tensors, activation)
 
+
+def test_values_of_a_gated_projection_may_be_transposed():
+    shapes = {"x": (1, 37, 3), "values": (1, 5, 37), "gate": (5, 3), "gate_bias": (5,), "weight": (4, 5)}
+    tensors = {name: noise(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    tensors["values"] = tensors["values"].transpose(1, 2)
+    check_gated_projection({name: t.requires_grad_() for name, t in tensors.items()}, "silu")
+
+
+def check_gated_projection(tensors, activation):
     def run(form):
         def outputs(x, values, gate, gate_bias, weight, bias=None):
             return form(x, values, (gate, gate_bias), (weight, bias), activation)
