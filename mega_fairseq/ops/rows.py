@@ -85,6 +85,11 @@ def launch_rows(
     launch(kernel, (programs, triton.cdiv(width, columns)), *args, **options, **sizes)
 
 
+def with_rows(x: Tensor) -> Tensor:
+    """x (R, width), copied if the elements of a row are not side by side: kernels take the stride of rows only."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def all_tiles(rows: int, width: int) -> int:
     """The number of programs that have one tile each."""
     return triton.cdiv(rows, max(1, TILE // triton.next_power_of_2(width)))

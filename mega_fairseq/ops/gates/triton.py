@@ -26,6 +26,7 @@ from mega_fairseq.ops.rows import (
     sum_of_rows,
     tile,
     tiles,
+    with_rows,
 )
 
 
@@ -186,7 +187,8 @@ def _reset_fake(reset_before: Tensor, attended: Tensor) -> Tensor:
 
 
 def _reset_gate(reset_before: Tensor, attended: Tensor) -> Tensor:
-    attended, mixed = attended.contiguous(), _reset_fake(reset_before, attended)
+    reset_before, attended = with_rows(reset_before), attended.contiguous()
+    mixed = _reset_fake(reset_before, attended)
     (rows, width), stride = attended.shape, reset_before.stride(0)
     launch_rows(reset, all_tiles(rows, width), width, mixed, reset_before, attended, mixed, rows, stride, 0, width)
     return mixed
@@ -197,7 +199,8 @@ def _update_fake(update_before: Tensor, candidate: Tensor, more: Optional[Tensor
 
 
 def _update_gate(update_before: Tensor, candidate: Tensor, more: Optional[Tensor], residual: Tensor) -> Tensor:
-    residual, y = residual.contiguous(), _update_fake(update_before, candidate, more, residual)
+    update_before, candidate, residual = with_rows(update_before), with_rows(candidate), residual.contiguous()
+    more, y = None if more is None else more.contiguous(), _update_fake(update_before, candidate, more, residual)
     (rows, dim), strides = residual.shape, (update_before.stride(0), candidate.stride(0))
     args = (update_before, candidate, None, more, residual, None, y, rows, *strides, dim)
     launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=1.0)

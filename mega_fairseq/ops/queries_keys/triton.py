@@ -8,7 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, silu, store_part, tile, tiles
+from mega_fairseq.ops.rows import (
+    add_both_parts,
+    all_tiles,
+    launch_rows,
+    new_parts,
+    silu,
+    store_part,
+    tile,
+    tiles,
+    with_rows,
+)
 
 
 @triton.jit
@@ -66,8 +76,7 @@ def scale_backward(
 
 
 def _forward(before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -> Tuple[Tensor, Tensor]:
-    before = before if before.stride(1) == 1 else before.contiguous()
-    kappa, mu, (rows, width) = kappa.contiguous(), mu.contiguous(), before.shape
+    before, kappa, mu, (rows, width) = with_rows(before), kappa.contiguous(), mu.contiguous(), before.shape
     queries, keys = _fake(before, kappa, mu, silu)
     args = (before, kappa, mu, queries, keys, rows, before.stride(0), width)
     launch_rows(scale, all_tiles(rows, width), width, queries, *args, SILU=silu)

@@ -190,10 +190,15 @@ def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped)
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])  # as a replaced layer may return
 @pytest.mark.parametrize("own", [True, False], ids=["own", "cross"])
-def test_gates_of_single_tokens_equal_the_definition(own):
-    projected = noise(5, 60, seed=1)
+def test_gates_of_single_tokens_equal_the_definition(own, transposed):
+    projected = noise(60, 5, seed=1).t() if transposed else noise(5, 60, seed=1)
     update, reset, candidate = projected[:, 2:9], projected[:, 9:20], projected[:, 20:27]
     attended, residual, weight = noise(5, 11, seed=2), noise(5, 7, seed=3), noise(7, 11, seed=4)
-    args = (update, reset, candidate if own else None, attended, residual, lambda x: x @ weight.t())
+
+    def hidden(x):
+        return (weight @ x.t()).t().clone() if transposed else x @ weight.t()
+
+    args = (update, reset, candidate if own else None, attended, residual, hidden)
     torch.testing.assert_close(gate_output(*args), gate_output_naive(*args), rtol=1e-9, atol=1e-9)
