@@ -2,6 +2,7 @@
 
 import os
 from argparse import Namespace
+from functools import cached_property
 from typing import Any, Dict, List, Tuple, Type, Union
 
 from fairseq.dataclass import FairseqDataclass
@@ -24,9 +25,12 @@ class MegaModel(BaseFairseqModel):
     STACKS: Tuple[str, ...]  # "encoder", "decoder" or both
     OPTIONS: Type[FairseqDataclass]  # of `cfg`
 
-    @property
+    @cached_property
     def args(self) -> Namespace:
-        """All options of the command that built the model, or of the training that saved it."""
+        """All options of the command that built the model, or of the training that saved it.
+
+        fairseq's sentence_prediction reads them four times in each update, and resolving a config takes milliseconds.
+        """
         return all_options(self.cfg)
 
     def train(self, mode: bool = True) -> "MegaModel":

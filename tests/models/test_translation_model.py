@@ -74,6 +74,8 @@ def test_sharing_all_embeddings_needs_one_dictionary():
 def test_args_of_a_model_contain_all_options_of_its_command():
     made = model(dropout=0.3)
     assert made.args.dropout == 0.3
+    assert made.args is made.args  # resolved once
+    made = model()
     sections = {"common": {"seed": 7}, "task": {"seed": "${common.seed}"}, "optimizer": None, "model": {"dropout": 0.2}}
     made.cfg = OmegaConf.create(sections).model
     assert made.args == Namespace(seed=7, dropout=0.2)
