@@ -223,7 +223,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         if longest > least:
             raise ValueError(
                 f"windows have up to {longest:,} tokens and the model reads {least:,}; lower --window-tokens or "
-                "--valid-window-tokens (fairseq-interactive: raise it, or shorten the documents), or train the model "
+                "--valid-window-tokens (fairseq-interactive: raise it), shorten longer lines, or train the model "
                 "with larger windows and --rel-pos-bias rotary"
             )
         return indices

@@ -5,7 +5,6 @@ A file may come from anybody: each size is checked before memory is allocated fo
 
 import json
 import os
-import struct
 from typing import Any, Dict, Iterator, Mapping
 
 import torch
@@ -32,7 +31,7 @@ def load(path: str) -> Dict[str, Tensor]:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         try:
-            (length,) = struct.unpack("<Q", file.read(8))
+            length = int.from_bytes(file.read(8), "little")
             if length > min(size - 8, LONGEST_HEADER):
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length).decode())
@@ -47,7 +46,7 @@ def load(path: str) -> Dict[str, Tensor]:
                 stop = end
             if 8 + length + stop != size:
                 raise ValueError(f"it has {size:,} bytes and its header describes {8 + length + stop:,}")
-        except (RecursionError, ValueError, struct.error) as error:  # of JSON and UTF-8 too
+        except (RecursionError, ValueError) as error:  # of JSON and UTF-8 too
             raise UserError(f"is not a complete .safetensors file ({error}); copy or download it again") from None
         tensors = {}
         for name, (start, end, dtype, shape) in places.items():
@@ -83,6 +82,6 @@ def pack(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
         header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
-    yield struct.pack("<Q", len(text)) + text
+    yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
         yield tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
