@@ -33,6 +33,7 @@ MODELS = {
     "Mega, chunks of 128": ["--arch=mega_transformer_base", *CHUNKS],
     "Mega, int8": ["--arch=mega_transformer_base", "--generation-weights=int8"],
 }
+SMALL = ["--encoder-layers=1", "--decoder-layers=1"]
 SENTENCE = ["Transformer", "Mega", "Mega, chunks of 128"]
 BATCHED = ["Transformer", "Mega", *["Mega, int8"] * INT8_WORKS]
 
@@ -40,7 +41,7 @@ BATCHED = ["Transformer", "Mega", *["Mega, int8"] * INT8_WORKS]
 def build(words: List[str], types: int, longest: int) -> Tuple[FairseqTask, BaseFairseqModel]:
     torch.manual_seed(0)
     limits = [f"--max-source-positions={longest + 8}", f"--max-target-positions={longest + 8}"]
-    _, task, model = built(["--task=translation", "--share-all-embeddings", *limits, *words], types)
+    task, model = built(["--task=translation", "--share-all-embeddings", *limits, *words], types)
     return task, model.eval()
 
 
@@ -63,7 +64,7 @@ def search(task: FairseqTask, model: BaseFairseqModel, length: int, batch: int =
 
 def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
     """Beam search of one sentence, beam 5: milliseconds per token, by tokens"""
-    models = {name: build(MODELS[name], types, max(lengths)) for name in SENTENCE}
+    models = {name: build([*MODELS[name], *SMALL * meter.quick], types, max(lengths)) for name in SENTENCE}
     for length in lengths:
         steps = {name: search(*model, length) for name, model in models.items()}
         times = meter.seconds(steps) if length < LONG else meter.seconds(steps, 1, warm_up=0)
@@ -72,7 +73,7 @@ def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
 
 def batches(types: int, sizes: List[int], meter: Meter) -> Iterator[Row]:
     """Beam search of sentences of 30 tokens, beam 5: sentences per second, by sentences in a batch"""
-    models = {name: build(MODELS[name], types, SHORT) for name in BATCHED}
+    models = {name: build([*MODELS[name], *SMALL * meter.quick], types, SHORT) for name in BATCHED}
     for batch in sizes:
         steps = {name: search(*model, SHORT, batch) for name, model in models.items()}
         yield batch, {name: batch / time for name, time in meter.seconds(steps).items()}

@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, ListDataset, LMContextWindowDataset, Monoli
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import quality_lm
-from benchmarks.measure import Meter, Row, in_new_process, parser, peak_mib, prepare_process, run
+from benchmarks.measure import Meter, Row, parser, peak_mib, prepare_process, run
 from benchmarks.models import TRANSFORMERS, TYPES, from_args, like_words
 from mega_fairseq.data import Corpus, StreamDataset
 
@@ -71,13 +71,13 @@ def evaluate(words: List[str], types: int, count: int, windows: bool) -> Tuple[f
     return count / seconds[-1], mib
 
 
-def compared(case: str, models: Dict[str, List[str]], types: int, quick: bool) -> Iterator[Row]:
+def compared(case: str, models: Dict[str, List[str]], types: int, meter: Meter) -> Iterator[Row]:
     """Two rows: speed and memory of each model, in a new process each."""
     measured = {}
     for name, words in models.items():
         windows = "transformer" in name.lower()
-        count = 600 if quick else 4096 if windows else 16_384
-        measured[name] = in_new_process(evaluate, words, types, count, windows)
+        count = 600 if meter.quick else 4096 if windows else 16_384
+        measured[name] = meter.apart(evaluate, words, types, count, windows)
     for unit, numbers in zip(("tokens per second", "MiB"), zip(*measured.values())):
         yield f"{case}{unit}", dict(zip(measured, numbers))
 
@@ -91,13 +91,13 @@ def evaluation(meter: Meter) -> Iterator[Row]:
         for chunk in CHUNKS:
             words = [*MEGA, f"--arch=mega_lm_{shape}", f"--decoder-chunk-size={chunk}"]
             models[f"Mega, chunks of {chunk:,}"] = [*words, *small]
-        yield from compared(f"{shape}, ", models, TYPES[shape], meter.quick)
+        yield from compared(f"{shape}, ", models, TYPES[shape], meter)
 
 
 def mixers(meter: Meter) -> Iterator[Row]:
     """fairseq-eval-lm on the language models of quality_lm.py: tokens per second, and peak MiB above the weights"""
     models = {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}
-    yield from compared("", models, TYPES["enwik8"], meter.quick)
+    yield from compared("", models, TYPES["enwik8"], meter)
 
 
 TABLES = {"evaluation": evaluation, "mixers": mixers}

@@ -179,7 +179,7 @@ def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
 def search(device: torch.device, quick: bool) -> Iterator[Case]:
     """Scores of beam search, step by step with caches, and of a text that is longer than a chunk."""
     torch.manual_seed(0)
-    _, task, model = built(TRANSLATION, TYPES)
+    task, model = built(TRANSLATION, TYPES)
     yield "beam search", partial(_scored, "beam search", partial(_best_scores, task), model, device)
     for name in ["mega"] if quick else ["mega", "flash", "sparse"]:
         case, model = f"scores of a text, {name}", from_args(quality_lm.MODELS[name], TYPES)
@@ -245,7 +245,7 @@ def _same_search(case: str, more: List[str], device: torch.device, dtype: torch.
     found = []
     for words in ([*TRANSLATION, *more], [*TRANSLATION, *OFF]):
         torch.manual_seed(0)
-        _, task, model = built(words, TYPES)
+        task, model = built(words, TYPES)
         found.append(_best_scores(task, model.to(device, dtype).eval()))
     yield Finding(case, difference(*found), LIMITS[dtype][0])
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
@@ -43,9 +44,13 @@ class Meter:
     def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
         """Peak MiB of the step `build(*arguments)`, after the small step `build(*warm_up)`, above those before it.
 
-        Libraries keep some memory after the first step. Each step runs in a new process.
+        Libraries keep some memory after the first step, so each step runs in a new process.
         """
-        return in_new_process(_peak_after, build, arguments, warm_up)
+        return self.apart(_peak_after, build, arguments, warm_up)
+
+    def apart(self, function: Callable, *arguments: Any) -> Any:
+        """The result of a function in a new process, which `quick` saves."""
+        return (function if self.quick else partial(in_new_process, function))(*arguments)
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:

@@ -1,6 +1,7 @@
 """Builds the models to measure as fairseq-train does, with random weights and an artificial dictionary."""
 
 import re
+from argparse import Namespace
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -8,14 +9,13 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, build_model
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
 import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
-from mega_fairseq.tasks import MegaClassificationTask
 
 TYPES = {"wt103": 267_744, "enwik8": 208}
 NO_DROPOUT = ["--dropout=0", "--attention-dropout=0", "--activation-dropout=0"]
@@ -35,30 +35,42 @@ def dictionary(types: int) -> Dictionary:
     return words
 
 
-def configuration(words: List[str]) -> Any:
-    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
-    given.tpu = False  # fairseq takes --bf16 for a TPU
-    return convert_namespace_to_omegaconf(given)
+def given(words: List[str]) -> Namespace:
+    return options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
 
 
-def built(words: List[str], types: int) -> Tuple[Any, FairseqTask, BaseFairseqModel]:
+def dictionaries(task: str, types: int) -> List[Dictionary]:
+    return [dictionary(types) for _ in range(2 if issubclass(TASK_REGISTRY[task], TranslationTask) else 1)]
+
+
+def configured(words: List[str], types: int) -> Tuple[Any, FairseqTask, BaseFairseqModel]:
     """What fairseq-train makes of these arguments, with a dictionary of this many types: configuration, task, model."""
-    cfg = configuration(words)
-    kind = TASK_REGISTRY[cfg.task._name]
-    sides = 2 if issubclass(kind, TranslationTask) else 1
-    task = kind(cfg.task, *(dictionary(types) for _ in range(sides)))
+    args = given(words)
+    args.tpu = False  # fairseq takes --bf16 for a TPU
+    cfg = convert_namespace_to_omegaconf(args)
+    task = TASK_REGISTRY[args.task](cfg.task, *dictionaries(args.task, types))
     return cfg, task, build_model(cfg.model, task)
 
 
+def built(words: List[str], types: int) -> Tuple[FairseqTask, BaseFairseqModel]:
+    """The same task and model without the configuration, which takes fairseq a second."""
+    args = given(words)
+    task = with_options(args, *dictionaries(args.task, types))
+    return task, build_model(args, task)
+
+
 def from_args(words: List[str], types: int) -> BaseFairseqModel:
-    return built(words, types)[2]
+    return built(words, types)[1]
 
 
 def classifier(words: List[str], kind: str, dictionary: Optional[Dictionary], classes: List[str]) -> BaseFairseqModel:
     """The same for the task `mega_classification`."""
-    task = ["--task=mega_classification", "--criterion=sentence_prediction", f"--input-kind={kind}"]
-    cfg = configuration([*task, *words])
-    return MegaClassificationTask(cfg.task, dictionary, classes).build_model(cfg.model)
+    args = given(["--task=mega_classification", "--criterion=sentence_prediction", f"--input-kind={kind}", *words])
+    return with_options(args, dictionary, classes).build_model(args)
+
+
+def with_options(args: Namespace, *known: Any) -> FairseqTask:
+    return TASK_REGISTRY[args.task](TASK_DATACLASS_REGISTRY[args.task].from_namespace(args), *known)
 
 
 def used_size(model: BaseFairseqModel) -> int:

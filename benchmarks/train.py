@@ -22,7 +22,7 @@ from fairseq.trainer import Trainer
 
 from benchmarks import decode, quality_lm, quality_translation
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, built, from_args, random_batch, used_size
+from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, configured, from_args, random_batch, used_size
 
 DROPOUT = [*NO_DROPOUT, "--dropout=0.1"]
 MEGA = [*DROPOUT, "--hidden-dropout=0"]  # an option that fairseq's models lack
@@ -68,7 +68,7 @@ TABLES = {
 
 def build(words: List[str], types: int) -> Trainer:
     torch.manual_seed(0)
-    cfg, task, model = built([*RECIPE, *words], types)
+    cfg, task, model = configured([*RECIPE, *words], types)
     return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 

@@ -1,6 +1,7 @@
 """Tables are measured, printed, kept and drawn; wrong contenders are refused before they are timed."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ def test_tables_are_added_to_earlier_ones_with_their_machine(tmp_path, monkeypat
         measure.write_json(out, tables)
     machines = {"a": {"cpu": "old"}, "b": {"cpu": "new"}, "c": {"cpu": "new"}}
     assert json.loads(out.read_text()) == {"a": 1, "b": 3, "c": 4, "machine": machines}
+
+
+def test_memory_is_measured_in_another_process():
+    assert measure.Meter().apart(os.getpid) != os.getpid() == measure.Meter(quick=True).apart(os.getpid)
 
 
 def test_markdown_has_ratios_to_the_first_contender():

@@ -17,7 +17,7 @@ from tests.ops.helpers import (
 
 HEADS, WIDTH = 3, 4
 SETS = ["first", "second", "merged", "heads"]
-LENGTHS = [1, 3, 4, 5, 8, 9, 13, 23]
+LENGTHS = [1, 3, 4, 5, 8, 13, 23]
 PATTERNS = {
     "strided": Sparsity("strided", "merged", 4),
     "strided, stride 1": Sparsity("strided", "merged", 1),
@@ -127,9 +127,9 @@ def test_gradients_with_dropout_are_those_of_finite_differences(pattern):
 @torch.no_grad()
 def test_dropout_drops_weights_and_preserves_their_mean(pattern):
     torch.manual_seed(0)
-    inputs, sparsity = qkv(13, 13, groups=1), PATTERNS[pattern]
+    inputs = {name: t.expand(400, *t.shape[1:]) for name, t in qkv(13, 13, groups=1).items()}
     inputs["v"] = torch.ones_like(inputs["v"])
-    draws = torch.stack([sparse_attention(**inputs, sparsity=sparsity, dropout=0.5) for _ in range(400)])
+    draws = sparse_attention(**inputs, sparsity=PATTERNS[pattern], dropout=0.5)
     assert_close(draws.mean(0), torch.ones_like(draws[0]), "mean", rtol=0.0, atol=0.25)
     assert bool((draws == 0).any())
     assert bool((draws.std(0) > 0.1).all())

@@ -15,7 +15,7 @@ KINDS = [*CAUSAL, *BIDIRECTIONAL]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=min(8, settings.default.max_examples))  # each builds several modules
+@settings(max_examples=min(4, settings.default.max_examples))  # each builds several modules
 @given(data=st.data(), length=st.sampled_from((1, 4, 9)), seed=seeds)
 def test_after_any_change_a_module_equals_a_fresh_one_with_its_parameters(kind, data, length, seed):
     recipe, number = data.draw(recipes(kind)), count(seed)

@@ -40,17 +40,18 @@ SLOW_PATH = ["--model-overrides={'checkpoint_activations': True}"]
 # ------------------------------------------------------------------------------------------------ shared fixtures
 
 
-@pytest.fixture(scope="module")
+# Of the session, since the tests of one file do not follow one another on several cores.
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     return preprocess_pairs(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sources(corpus):
     return (corpus.parent / "test.de").read_text().splitlines()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
     """A model trained in a new process until it translates, and its checkpoint from half way.
 
@@ -69,7 +70,7 @@ def train(corpus, folder, *options, updates):
     return fairseq("train", corpus, *TRANSLATION, "--seed=2", "--save-dir", folder, "--max-update", updates, *options)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def generate(corpus, trained):
     """The output of fairseq-generate, cached for equal calls."""
 
