@@ -5,6 +5,7 @@ from argparse import Namespace
 from functools import cached_property
 from typing import Any, Dict, List, Tuple, Type, Union
 
+from fairseq import hub_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
@@ -67,13 +68,19 @@ class MegaModel(BaseFairseqModel):
         folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
         if "://" not in folder and not os.path.exists(folder):  # fairseq would take it for the name of a model
             raise FileNotFoundError(f"there is no {folder}; give a folder of checkpoints")
-        hub = super().from_pretrained(folder, checkpoints, data, **options)
-        if not isinstance(hub.models[0], cls):
-            kind = type(hub.models[0]).__name__
+        loaded = hub_utils.from_pretrained(folder, checkpoints, data, **options)
+        model = loaded["models"][0]
+        if not isinstance(model, cls):
+            kind = type(model).__name__
             raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         names = (name for name in options if name != "generation_args")
-        check_names("from_pretrained has", names, hub.models[0].cfg)
-        return MegaHub(hub.cfg, hub.task, hub.models)
+        check_names("from_pretrained has", names, model.cfg)
+        return cls.interface(loaded["args"], loaded["task"], loaded["models"])
+
+    @classmethod
+    def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> GeneratorHubInterface:
+        """What `from_pretrained` returns."""
+        return MegaHub(cfg, task, models)
 
 
 class MegaHub(GeneratorHubInterface):

@@ -1,11 +1,12 @@
 """Sequence classification: a bidirectional encoder, pooling and a head, for the criterion `sentence_prediction`."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
@@ -59,10 +60,9 @@ class MegaClassifier(HeadedEncoder):
         )
 
     @classmethod
-    def from_pretrained(cls, *names: str, **options: Any) -> Any:
-        """Loads a trained classifier with its task, as MegaModel does; its `predict` classifies new inputs."""
-        hub = super().from_pretrained(*names, **options)
-        return Classifier(hub.task, list(hub.models))
+    def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> Classifier:
+        """Its `predict` classifies new inputs."""
+        return Classifier(task, models)
 
     def forward(
         self,

@@ -4,10 +4,10 @@ import logging
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import FairseqEncoderModel
+from fairseq.models import BaseFairseqModel, FairseqEncoderModel
 from fairseq.models.roberta import RobertaHubInterface
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
@@ -200,13 +200,12 @@ class MegaEncoderModel(HeadedEncoder):
         return scores.log_softmax(-1) if log_probs else scores.softmax(-1)
 
     @classmethod
-    def from_pretrained(cls, *names: str, **options: Any) -> RobertaHubInterface:
-        """Loads a trained model with its task, as MegaModel does: fairseq's interface of RoBERTa, in eval mode.
+    def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> RobertaHubInterface:
+        """fairseq's interface of RoBERTa, in eval mode.
 
-        Without `bpe`, in the checkpoint or in `options`, text consists of symbols separated by spaces.
+        Without `bpe`, in the checkpoint or in the options, text consists of symbols separated by spaces.
         """
-        hub = super().from_pretrained(*names, **options)
-        roberta = RobertaHubInterface(hub.cfg, hub.task, hub.models[0]).eval()
+        roberta = RobertaHubInterface(cfg, task, models[0]).eval()
         if roberta.bpe is None:
             roberta.bpe = SimpleNamespace(encode=str, decode=_decoded)
         return roberta

@@ -279,6 +279,8 @@ def test_masks_are_filled_as_the_model_says(model):
     features = roberta.extract_features(tokens)
     assert features.shape == (1, len(tokens), SIZES["encoder_embed_dim"])
     assert roberta.extract_features(tokens, return_all_hiddens=True)[0].shape == features.shape
+    roberta.register_classification_head("new", num_classes=3)
+    roberta.train().predict("new", tokens).sum().backward()  # fine-tuned in a program of its own
 
 
 def test_masks_are_filled_without_a_bpe(model, tmp_path):
