@@ -49,8 +49,8 @@ def _complete(config: Type[FairseqDataclass], defaults: Dict[str, Any], args: Na
     """Sets options that were not given, and corrects fairseq's assumption that `--bf16` means a TPU."""
     if hasattr(config, "max_source_positions") and not isinstance(getattr(args, "max_source_positions", None), int):
         raise ValueError(  # or omegaconf misses this option of the task
-            f"--arch {args.arch} reads a source, and --task {args.task} has none; give --task translation, or "
-            "another --arch (mega-fairseq options lists them)"
+            f"--arch {args.arch} translates, and --task {args.task} has no --max-source-positions; give --task "
+            "translation, or another --arch (mega-fairseq options lists them)"
         )
     for name, value in defaults.items():
         if not hasattr(args, name):

@@ -278,7 +278,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         probs = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-        if not self.training and UNCHECKED not in net_output[1]:  # in training, fairseq checks gradients
+        if not self.training and UNCHECKED not in (net_output[1] or ()):  # in training, fairseq checks gradients
             check_numbers(probs.amin(-1))  # NaN if any score of the row is NaN
         return probs
 

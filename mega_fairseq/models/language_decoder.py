@@ -113,7 +113,7 @@ class MegaLanguageDecoder(MegaDecoder):
         fairseq's scorers pass a sample and only read the probabilities of its targets, so they get one number per
         token, expanded to V without a copy.
         """
-        x, extra = net_output[0], net_output[1]
+        x, extra = net_output[0], net_output[1] or ()
         if TARGETS_ONLY in extra:
             of_targets = x
         elif self.adaptive_softmax is not None and sample is not None:

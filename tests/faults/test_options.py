@@ -245,7 +245,7 @@ def test_options_that_do_not_fit_a_mixer_are_refused_by_name(no_data, mixer, opt
         (["--arch=aft_lm_small", "--decoder-aft-form=window"], "--decoder-aft-reach is 32"),
         (["--arch=flash_lm_small", "--ffn-activation-fn=geglu"], "--ffn-activation-fn is geglu"),
         (["--arch=attention_lm_small", "--ffn-activation-fn=gelu", "--activation-fn=relu"], "--activation-fn is relu"),
-        (["--arch=mega_transformer_small"], "--task mega_language_modeling has none"),
+        (["--arch=mega_transformer_small"], "--task mega_language_modeling has no --max-source-positions"),
     ],
     ids=str,
 )
