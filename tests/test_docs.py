@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import fairseq
+import numpy as np
 import pytest
 
 from mega_fairseq.cli.options import architectures, options_of, tasks
@@ -160,6 +161,24 @@ def test_own_pairs_are_translated_and_scored(place):
     assert re.search(r"BLEU = [\d.]+", output)
     assert len((place / "own/new.out").read_text().splitlines()) == 3
     assert '"verbose_score"' in output
+
+
+def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits(tmp_path, monkeypatch, capsys):
+    image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
+    grey = np.random.default_rng(1).integers(0, 256, (28, 28), np.uint8)
+    for label in ("cat", "dog"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        (tmp_path / "pictures" / label / ".DS_Store").touch()
+        for number in range(5):
+            image.fromarray(grey).save(tmp_path / f"pictures/{label}/{number}-8.png")
+            image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / f"pictures/{label}/{number}-16.png")
+    monkeypatch.chdir(tmp_path)
+    program = next(block for block in blocks(DOCS / "own-data.md", "python") if "def square" in block)
+    exec(program, {})
+    for split, count in (("train", 16), ("valid", 2), ("test", 2)):
+        assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
+        assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
+    assert "--values-mean" in capsys.readouterr().out
 
 
 @pytest.mark.slow

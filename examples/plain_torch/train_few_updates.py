@@ -9,6 +9,7 @@ from torch import nn
 
 from mega_fairseq.modules import FeedForwardConfig, GatedAttentionConfig, MegaBlock, SequenceNorm
 
+LENGTH = 128  # bytes of a training segment
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
@@ -55,11 +56,15 @@ def main():
     options = parser.parse_args()
     torch.manual_seed(0)
     text = torch.tensor(list(options.text.read_bytes()))
+    if len(text) <= LENGTH or options.updates < 1:
+        parser.error(
+            f"--text has {len(text)} bytes and --updates is {options.updates}; give {LENGTH + 1} and 1, or more"
+        )
     model = ByteLM()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
     for update in range(1, options.updates + 1):
-        tokens = batch_of(text, batch_size=8, length=128)
+        tokens = batch_of(text, batch_size=8, length=LENGTH)
         logits, _ = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:])  # expects the classes in dim 1
         optimizer.zero_grad()
