@@ -90,14 +90,7 @@ def state_after(x: Tensor, tables_of: Tables, carry: Carry) -> Tensor:
 # ---------------------------------------------------------------------------------------------- the scan over blocks
 
 
-def _forward(
-    x: Tensor,
-    initial: Optional[Tensor],
-    within: Tensor,
-    collect: Optional[Tensor],
-    spread: Optional[Tensor],
-    decay: Optional[Tensor],
-) -> Tuple[Tensor, Tensor]:
+def _forward(x, initial, within, collect, spread, decay) -> Tuple[Tensor, Tensor]:
     size, dtype = within.size(1), within.dtype
     xs = channels_first(x, size, dtype)
     if collect is None:

@@ -108,9 +108,7 @@ def _blocks(v: Tensor, weight: Tensor, causal: bool) -> Iterator[_Block]:
             yield _Block(head, slice(head * width, (head + 1) * width), slice(start, stop), slice(0, seen), distances)
 
 
-def _forward(
-    v: Tensor, weight: Tensor, rows: Optional[Tensor], keys: Optional[Tensor], bias: Optional[Tensor], causal: bool
-) -> Tensor:
+def _forward(v, weight, rows, keys, bias, causal) -> Tensor:
     matrices = _Matrices(weight, rows, keys)
     y = _fake(v, weight)
     for b in _blocks(v, weight, causal):
@@ -154,14 +152,7 @@ _toeplitz = operator(
 )
 
 
-def _add_gradients(
-    matrices: _Matrices,
-    b: _Block,
-    dmatrix: Tensor,
-    dweight: Tensor,
-    drows: Optional[Tensor],
-    dkeys: Optional[Tensor],
-) -> None:
+def _add_gradients(matrices: _Matrices, b: _Block, dmatrix, dweight, drows, dkeys) -> None:
     """Adds the gradients of weight, rows and keys, from that of a block of their product."""
     rows, keys = matrices.places(b)
     by_rows = dmatrix if rows is None else dmatrix * rows

@@ -83,14 +83,7 @@ def window_taps(c: EMACoefficients, truncation: int) -> Tensor:
     return ema_kernel(c, truncation)[0].flip(-1)
 
 
-def _windows(
-    x: Tensor,
-    c: EMACoefficients,
-    state: Optional[Tensor],
-    skip: Optional[Tensor],
-    truncation: int,
-    lengths: Optional[Tensor],
-) -> Tuple[Tensor, Optional[Tensor]]:
+def _windows(x, c: EMACoefficients, state, skip, truncation: int, lengths) -> Tuple[Tensor, Optional[Tensor]]:
     """The state (B, D, T - 1) holds the inputs that the taps still reach."""
     length = x.size(1)
     x = x.to(c.expand.dtype)

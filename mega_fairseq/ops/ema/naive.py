@@ -99,9 +99,7 @@ def ema_naive(
     return y.masked_fill(~inside.unsqueeze(-1), 0.0).to(x.dtype), end
 
 
-def _steps(
-    x: Tensor, inside: Tensor, c: EMACoefficients, state: Optional[Tensor], truncation: Optional[int]
-) -> Tuple[Tensor, Tensor]:
+def _steps(x: Tensor, inside: Tensor, c: EMACoefficients, state, truncation) -> Tuple[Tensor, Tensor]:
     state = zero_state(x, c, truncation) if state is None else state
     taps = ema_kernel_naive(c, truncation)[0].flip(-1) if truncation else None
     ys = []

@@ -105,16 +105,7 @@ class Tables(NamedTuple):
         return torch.cat([real, -imag], -2)
 
 
-def _pass(
-    x: Tensor,
-    lengths: Optional[Tensor],
-    tables: Tables,
-    skip: Optional[Tensor],
-    start: Optional[Tensor],
-    add: Optional[Tensor],
-    dtype: torch.dtype,
-    **direction: bool,
-) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+def _pass(x, lengths, tables: Tables, skip, start, add, dtype, **direction) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
     """One direction, `add` added to its outputs.
 
     Returns y in `dtype`, the state after all steps (B, N, D), and the states before segments (B, K, N, D).
@@ -162,16 +153,7 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # not a copy
 
 
-def _coefficient_gradients(
-    x: Tensor,
-    dy: Tensor,
-    lengths: Optional[Tensor],
-    tables: Tables,
-    before: Optional[Tensor],
-    after: Optional[Tensor],
-    skip: Tensor,
-    BACK: bool,
-) -> Tuple[List[Tensor], Tensor]:
+def _coefficient_gradients(x, dy, lengths, tables: Tables, before, after, skip, BACK) -> Tuple[List[Tensor], Tensor]:
     """The gradients of `tables` (N, D), and of `skip`."""
     total, (ndim, dim) = x.size(0) * _segments(x)[0], tables.expand.shape
     width = ndim * (1 + tables.complex)

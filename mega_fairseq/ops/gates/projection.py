@@ -5,7 +5,7 @@ torch's own derivatives save.
 """
 
 from types import ModuleType
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -42,9 +42,7 @@ def _form(x: Tensor) -> ModuleType:
     return tiles
 
 
-def _forward(
-    x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str
-) -> Tuple[Tensor, Tensor]:
+def _forward(x, values, gate, gate_bias, weight, bias, activation) -> Tuple[Tensor, Tensor]:
     form, (y, before) = _form(x), _fake(x, values, gate, gate_bias, weight, bias, activation)
     for rows in tiles.tiles(x):
         torch.addmm(gate_bias, x[rows], gate.t(), out=before[rows])
@@ -56,14 +54,11 @@ def _forward(
     return y, before
 
 
-def _fake(x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
+def _fake(x, values, gate, gate_bias, weight, *_) -> Tuple[Tensor, Tensor]:
     return x.new_empty(x.size(0), weight.size(0)), x.new_empty(x.size(0), gate.size(0))
 
 
-def _backward(
-    grads: Sequence[Tensor], saved: Sequence[Tensor],
-    x: Tensor, values: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str,
-) -> List[Tensor]:  # fmt: skip
+def _backward(grads, saved, x, values, gate, gate_bias, weight, bias, activation) -> List[Tensor]:
     form, (before,), dy = _form(x), saved, grads[0].contiguous()
     dx, dvalues = x.new_empty(x.shape), values.new_empty(values.shape)
     dgate = dgate_bias = dweight = dbias = None

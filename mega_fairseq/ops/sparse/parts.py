@@ -151,9 +151,7 @@ def _scores(q: Tensor, k: Tensor, padding: Optional[Tensor], part: Part, tile: _
     return scores
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], keep: List[Tensor], code: List[int], scale: float
-) -> Tuple[Tensor, Tensor, Tensor]:
+def _forward(q, k, v, padding, keep, code, scale) -> Tuple[Tensor, Tensor, Tensor]:
     """The result, and for each query its highest score and the sum of 2^(score - highest)."""
     _, top, total = _fake(q, k, v)
     out = top.new_empty(*q.shape[:2], v.size(2))

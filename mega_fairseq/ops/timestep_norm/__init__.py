@@ -107,16 +107,7 @@ def _last(lengths: Optional[Tensor], like: Tensor) -> Tensor:
     return (index - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, like.size(2))
 
 
-def _forward(
-    x: Tensor,
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    lengths: Optional[Tensor],
-    eps: float,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward(x, weight, bias, mean, var, count, lengths, eps) -> Tuple[Tensor, ...]:
     kernels, args = _kernels(x, mean), (x, weight, bias, mean, var, count, lengths)
     if kernels is not None:
         return kernels.forward(_fake(*args, eps), *args, eps=eps)
