@@ -135,9 +135,8 @@ def _backward(grads, saved, x, initial, within, collect, spread, decay) -> List[
 # EMA takes 1.0 (8,192 tokens) to 1.4 times the time (a sentence): it would transpose gradients as views, which matrix
 # products then read slowly.
 block_scan = operator(
-    "block_scan",
-    "Tensor x, Tensor? initial, Tensor within, Tensor? collect, Tensor? spread, Tensor? decay",
-    "(Tensor, Tensor)",
+    "block_scan(Tensor x, Tensor? initial, Tensor within, Tensor? collect, Tensor? spread, Tensor? decay) "
+    "-> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

@@ -129,9 +129,7 @@ def _backward(grads, _, q, k, v, memory, factor) -> List[Tensor]:
 # q (B, K, c, s) in chunks, whole chunks k (B, F, c, s) and v (B, F, c, e), the memory before them and a factor of q
 # (B, K, 1, 1) -> (B, K, c, e) and the memory after all. Autograd would keep the memories of all chunks.
 _chunk_memory = operator(
-    "chunk_memory",
-    "Tensor q, Tensor k, Tensor v, Tensor memory, Tensor factor",
-    "(Tensor, Tensor)",
+    "chunk_memory(Tensor q, Tensor k, Tensor v, Tensor memory, Tensor factor) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

@@ -24,10 +24,5 @@ def _backward(grads, _, indices: Tensor, table: Tensor, padding_idx: Optional[in
 
 
 _lookup = operator(
-    "lookup",
-    "Tensor indices, Tensor table, int? padding_idx",
-    "Tensor",
-    F.embedding,
-    F.embedding,
-    _backward,
+    "lookup(Tensor indices, Tensor table, int? padding_idx) -> Tensor", F.embedding, F.embedding, _backward
 )

@@ -12,9 +12,7 @@ from mega_fairseq.ops.precision import without_autocast
 
 
 def operator(
-    name: str,
-    arguments: str,
-    outputs: str,
+    schema: str,
     forward: Callable,
     fake: Callable,
     backward: Callable,
@@ -23,12 +21,12 @@ def operator(
 ) -> Callable[..., Any]:
     """Makes `forward(*args)` one operator of torch, which torch.compile and torch.export trace as a whole.
 
-    `arguments` and `outputs` are types as in torch's schemas; `fake(*args)` returns empty tensors like the outputs.
+    `schema` is in torch's notation: "name(Tensor x) -> Tensor". `fake(*args)` returns empty tensors like the outputs.
     `backward(grads, saved, *args)` returns the gradients of all real or complex tensors among the arguments, or among
     the first `gradients` of them, where `grads` are those of the outputs, or None for some, and `saved` the outputs in
     that slice. Autocast is off in both. There are no second derivatives.
     """
-    run = without_gradient(name, arguments, outputs, _without_autocast(forward), fake)
+    run = without_gradient(schema, _without_autocast(forward), fake)
 
     def contiguous(grads: Sequence, saved: Sequence, *args: Any) -> List[Tensor]:
         return [t.contiguous() for t in _without_autocast(backward)(grads, saved, *args)]
@@ -36,8 +34,9 @@ def operator(
     def fake_backward(grads: Sequence, saved: Sequence, *args: Any) -> List[Tensor]:
         return [t.new_empty(t.shape) for t in tree_flatten(args[:gradients])[0] if _has_gradient(t)]
 
-    of_backward = f"Tensor?[] grads, Tensor[] saved, {arguments}"
-    run_backward = without_gradient(f"{name}_backward", of_backward, "Tensor[]", contiguous, fake_backward)
+    name, arguments = schema.split(") -> ")[0].split("(")
+    of_backward = f"{name}_backward(Tensor?[] grads, Tensor[] saved, {arguments}) -> Tensor[]"
+    run_backward = without_gradient(of_backward, contiguous, fake_backward)
 
     def save(ctx: Any, inputs: Sequence, output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -61,11 +60,10 @@ def operator(
     return run
 
 
-def without_gradient(name: str, arguments: str, outputs: str, function: Callable, fake: Callable) -> Callable[..., Any]:
+def without_gradient(schema: str, function: Callable, fake: Callable) -> Callable[..., Any]:
     """Makes a function one operator of torch that has no backward pass; see `operator` for the arguments."""
-    run = torch.library.custom_op(
-        f"mega_fairseq::{name}", function, mutates_args=(), schema=f"({arguments}) -> {outputs}"
-    )
+    name, types = schema.split("(", 1)
+    run = torch.library.custom_op(f"mega_fairseq::{name}", function, mutates_args=(), schema=f"({types}")
     run.register_fake(fake)
     return run
 

@@ -143,9 +143,7 @@ def _backward(grads, _, v, weight, rows, keys, bias, causal) -> List[Tensor]:
 
 # Autograd would keep the matrices of all heads and the sums of dv by blocks.
 _toeplitz = operator(
-    "toeplitz",
-    "Tensor v, Tensor weight, Tensor? rows, Tensor? keys, Tensor? bias, bool causal",
-    "Tensor",
+    "toeplitz(Tensor v, Tensor weight, Tensor? rows, Tensor? keys, Tensor? bias, bool causal) -> Tensor",
     _forward,
     _fake,
     _backward,

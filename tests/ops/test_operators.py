@@ -59,9 +59,7 @@ def test_a_compiled_operator_equals_the_eager_one_with_gradients(function):
 
 
 def test_gradients_are_freed_without_the_garbage_collector():
-    double = operator(
-        "double", "Tensor x", "Tensor", lambda x: 2 * x, torch.empty_like, lambda grads, *_: [2 * grads[0]]
-    )
+    double = operator("double(Tensor x) -> Tensor", lambda x: 2 * x, torch.empty_like, lambda grads, *_: [2 * grads[0]])
     gradients, x = [], noise(3, grad=True)
     x.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
     gc.disable()

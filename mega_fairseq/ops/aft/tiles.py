@@ -312,9 +312,7 @@ def _differentiate(terms: List[Term], y: Sequence[Tensor], log_denominators: Ten
 # `aft_naive` of keys and values (G, n, D) -> o (G, n, D) and the logarithms of its denominators. `older` (3, G, D) is
 # `Sums`. Autograd would keep the products of every pair of tiles, n x n / S entries for each channel.
 aft_tiles = operator(
-    "aft",
-    "Tensor k, Tensor v, Tensor weight, Tensor? older, bool causal",
-    "(Tensor, Tensor)",
+    "aft(Tensor k, Tensor v, Tensor weight, Tensor? older, bool causal) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

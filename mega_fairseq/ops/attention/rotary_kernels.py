@@ -69,7 +69,7 @@ def _angles_fake(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tenso
 
 
 cos_sin = without_gradient(
-    "cos_sin", "Tensor positions, int dim, ScalarType dtype", "(Tensor, Tensor)", _angles, _angles_fake
+    "cos_sin(Tensor positions, int dim, ScalarType dtype) -> (Tensor, Tensor)", _angles, _angles_fake
 )
 
 
@@ -82,9 +82,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False)
 
 
 turned = operator(
-    "turned",
-    "Tensor x, Tensor cos, Tensor sin, int heads",
-    "Tensor",
+    "turned(Tensor x, Tensor cos, Tensor sin, int heads) -> Tensor",
     _turned,
     lambda x, *_: x.new_empty(x.shape),
     lambda grads, _, x, cos, sin, heads: [_turned(grads[0], cos, sin, heads, back=True)],
@@ -163,5 +161,5 @@ def _backward(grads, _, a: Tensor, b: Tensor, first: int, stop: int) -> List[Ten
 
 
 rotary_distances = operator(
-    "rotary_distances", "Tensor a, Tensor b, int first, int stop", "Tensor", _forward, _fake, _backward
+    "rotary_distances(Tensor a, Tensor b, int first, int stop) -> Tensor", _forward, _fake, _backward
 )

@@ -153,10 +153,8 @@ def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
 
 # Autograd would keep the weights of all tiles, n x m numbers for each group.
 _attention = operator(
-    "attention_in_segments",
-    "Tensor v, Tensor q, Tensor k, Tensor table, Tensor queries, Tensor keys, Tensor? padding, Tensor? keep, "
-    "float keep_scale, int first, int? window, str function, float scale",
-    "Tensor",
+    "attention_in_segments(Tensor v, Tensor q, Tensor k, Tensor table, Tensor queries, Tensor keys, Tensor? padding, "
+    "Tensor? keep, float keep_scale, int first, int? window, str function, float scale) -> Tensor",
     _forward,
     _fake,
     _backward,

@@ -70,10 +70,8 @@ def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
 
 # Autograd would keep the weights of all tiles, n x m numbers for each group.
 tiled_attention = operator(
-    "tiled_attention",
-    "Tensor v, Tensor q, Tensor k, Tensor? bias, Tensor? multiplier, Tensor? key_padding, Tensor? keep, "
-    "float keep_scale, str function, bool causal, bool outer, float scale",
-    "Tensor",
+    "tiled_attention(Tensor v, Tensor q, Tensor k, Tensor? bias, Tensor? multiplier, Tensor? key_padding, "
+    "Tensor? keep, float keep_scale, str function, bool causal, bool outer, float scale) -> Tensor",
     _forward,
     _fake,
     _backward,

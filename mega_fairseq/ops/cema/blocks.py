@@ -102,9 +102,8 @@ def _complex(pairs: Tensor) -> Tensor:
 
 # With autograd's own gradient, these take twice as long.
 _tables = operator(
-    "cema_tables",
-    "Tensor log_decay, Tensor turns, Tensor expand, Tensor project, int size",
-    "(Tensor, Tensor, Tensor, Tensor)",
+    "cema_tables(Tensor log_decay, Tensor turns, Tensor expand, Tensor project, int size) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
@@ -128,9 +127,7 @@ def _fake_step(x, expand, project, decay, state) -> Tuple[Tensor, Tensor]:
 
 # `cema_step` without gradients.
 complex_step = without_gradient(
-    "cema_step",
-    "Tensor x, Tensor expand, Tensor project, Tensor decay, Tensor state",
-    "(Tensor, Tensor)",
+    "cema_step(Tensor x, Tensor expand, Tensor project, Tensor decay, Tensor state) -> (Tensor, Tensor)",
     _step,
     _fake_step,
 )

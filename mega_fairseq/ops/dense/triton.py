@@ -61,12 +61,7 @@ def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = N
 
 # f(x W^T + b) for rows x, and its argument, which is saved for backward; empty if f is "linear".
 dense = operator(
-    "dense",
-    "Tensor x, Tensor weight, Tensor bias, str activation",
-    "(Tensor, Tensor)",
-    _forward,
-    _fake,
-    _backward,
+    "dense(Tensor x, Tensor weight, Tensor bias, str activation) -> (Tensor, Tensor)", _forward, _fake, _backward
 )
 
 
@@ -88,9 +83,7 @@ def _twice_backward(grads, saved, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor,
 
 # f(x W_1^T + b_1) W_2^T + b_2 for rows x, and the argument of f, which is saved for backward.
 dense_twice = operator(
-    "dense_twice",
-    "Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, str activation",
-    "(Tensor, Tensor)",
+    "dense_twice(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, str activation) -> (Tensor, Tensor)",
     _twice_forward,
     _twice_fake,
     _twice_backward,

@@ -181,10 +181,8 @@ def _fake(x, lengths, start, skip, log_decay, expand, project, turns, weight_ima
 
 # y, the state of the first direction after it (B, N, D), and the states before several segments (R, B, K, N, D).
 recurrence = operator(
-    "ema_triton",
-    "Tensor x, Tensor? lengths, Tensor? start, Tensor skip, Tensor log_decay, Tensor expand, Tensor project, "
-    "Tensor? turns, Tensor? weight_imag",
-    "(Tensor, Tensor, Tensor)",
+    "ema_triton(Tensor x, Tensor? lengths, Tensor? start, Tensor skip, Tensor log_decay, Tensor expand, "
+    "Tensor project, Tensor? turns, Tensor? weight_imag) -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
@@ -214,9 +212,8 @@ def _token(x, log_decay, expand, project, state, skip, silu, turns) -> Tuple[Ten
 # x (R, D), coefficients (1, D, N), state (R, D, N) -> y or silu(y) (R, D), the next state. With `turns`, `project` and
 # states are complex, (..., 2).
 ema_token_triton = without_gradient(
-    "ema_token",
-    "Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu, Tensor? turns",
-    "(Tensor, Tensor)",
+    "ema_token(Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu, "
+    "Tensor? turns) -> (Tensor, Tensor)",
     _token,
     _token_fake,
 )
@@ -251,9 +248,7 @@ def _run_coefficients(kernel: Any, alpha: Tensor, *args: Tensor) -> None:
 
 # log_decay, expand and project (R, N, D), in float32 or better, by one kernel and one for the gradients.
 _coefficients = operator(
-    "ema_coefficients",
-    "Tensor alpha, Tensor delta, Tensor beta, Tensor eta",
-    "(Tensor, Tensor, Tensor)",
+    "ema_coefficients(Tensor alpha, Tensor delta, Tensor beta, Tensor eta) -> (Tensor, Tensor, Tensor)",
     _coefficients_forward,
     _coefficients_fake,
     _coefficients_backward,

@@ -75,9 +75,8 @@ def _backward(grads, saved, x, values, gate, gate_bias, weight, bias, activation
 
 # y, and the gate before f, which is saved for backward.
 _gated_projection = operator(
-    "gated_projection",
-    "Tensor x, Tensor values, Tensor gate, Tensor gate_bias, Tensor weight, Tensor? bias, str activation",
-    "(Tensor, Tensor)",
+    "gated_projection(Tensor x, Tensor values, Tensor gate, Tensor gate_bias, Tensor weight, Tensor? bias, "
+    "str activation) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

@@ -208,11 +208,9 @@ def _update_gate(update_before: Tensor, candidate: Tensor, more: Optional[Tensor
 
 
 # The two parts of `gate_output` for rows (R, width) of projections, which may be columns of a wider tensor.
-reset_rows = without_gradient("reset_rows", "Tensor reset_before, Tensor attended", "Tensor", _reset_gate, _reset_fake)
+reset_rows = without_gradient("reset_rows(Tensor reset_before, Tensor attended) -> Tensor", _reset_gate, _reset_fake)
 update_rows = without_gradient(
-    "update_rows",
-    "Tensor update_before, Tensor candidate, Tensor? more, Tensor residual",
-    "Tensor",
+    "update_rows(Tensor update_before, Tensor candidate, Tensor? more, Tensor residual) -> Tensor",
     _update_gate,
     _update_fake,
 )

@@ -83,9 +83,7 @@ def _backward(grads, _, x: Tensor, weight: Optional[Tensor], bias: Optional[Tens
 
 
 normalized = operator(
-    "normalized",
-    "Tensor x, Tensor? weight, Tensor? bias, float eps, bool center",
-    "Tensor",
+    "normalized(Tensor x, Tensor? weight, Tensor? bias, float eps, bool center) -> Tensor",
     _forward,
     lambda x, *_: x.new_empty(x.shape),
     _backward,

@@ -99,9 +99,7 @@ def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -
 
 
 queries_keys = operator(
-    "queries_keys",
-    "Tensor before, Tensor kappa, Tensor mu, bool silu",
-    "(Tensor, Tensor)",
+    "queries_keys(Tensor before, Tensor kappa, Tensor mu, bool silu) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

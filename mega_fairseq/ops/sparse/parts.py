@@ -223,9 +223,8 @@ def _add_to_keys(target: Tensor, part: Part, tile: _Tile, grad: Tensor) -> None:
 
 # Autograd would keep the weights of all tiles, n x M numbers for each part.
 _sparse_attention = operator(
-    "sparse_attention",
-    "Tensor q, Tensor k, Tensor v, Tensor? padding, Tensor[] keep, int[] code, float scale",
-    "(Tensor, Tensor, Tensor)",
+    "sparse_attention(Tensor q, Tensor k, Tensor v, Tensor? padding, Tensor[] keep, int[] code, float scale) "
+    "-> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
     _backward,

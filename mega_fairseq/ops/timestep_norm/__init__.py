@@ -200,9 +200,8 @@ def _backward(grads, saved, x, weight, bias, mean, var, count, lengths, eps) -> 
 
 # x (B, L, D) -> y, the means and 1 / sqrt(var + eps) of each token (B, L, G), and the last means and variances (B, G).
 _norm = operator(
-    "timestep_norm",
-    "Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, Tensor count, Tensor? lengths, float eps",
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "timestep_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, Tensor count, Tensor? lengths, "
+    "float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
