@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from mega_fairseq.modules.layer import Recurrence
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.sequence_parallel import Slices, entering_statistics
-from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, norm_step, timestep_norm
+from mega_fairseq.ops.timestep_norm import Statistics, timestep_norm
+from mega_fairseq.ops.timestep_norm.naive import no_statistics, norm_step
 
 
 class TimestepNorm(Recurrence):

@@ -9,15 +9,8 @@ import pytest
 import torch
 
 from mega_fairseq.modules.timestep_norm import TimestepNorm
-from mega_fairseq.ops.timestep_norm import (
-    Statistics,
-    merged,
-    no_statistics,
-    norm_step,
-    statistics,
-    timestep_norm,
-    timestep_norm_naive,
-)
+from mega_fairseq.ops.timestep_norm import Statistics, merged, statistics, timestep_norm, timestep_norm_naive
+from mega_fairseq.ops.timestep_norm.naive import no_statistics, norm_step
 from tests.helpers.golden_checks import assert_outputs, each
 from tests.ops.helpers import assert_same, kept_for_backward, noise, with_gradients
 from tests.properties import broken

@@ -7,7 +7,8 @@ import torch
 
 from mega_fairseq.ops import block_scan
 from mega_fairseq.ops.block_scan import BLOCK
-from mega_fairseq.ops.cema import blocks, cema, cema_coefficients, cema_naive, cema_token, final_state, naive
+from mega_fairseq.ops.cema import blocks, cema, cema_coefficients, cema_naive, cema_token, naive
+from mega_fairseq.ops.cema.blocks import final_state
 from mega_fairseq.ops.ema import ema, ema_coefficients
 from mega_fairseq.ops.padding import to_front
 from tests.helpers.golden_checks import assert_outputs, each

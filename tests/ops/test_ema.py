@@ -6,15 +6,8 @@ import torch
 from mega_fairseq.ops import backend, block_scan
 from mega_fairseq.ops import ema as ema_folder
 from mega_fairseq.ops.block_scan import BLOCK
-from mega_fairseq.ops.ema import (
-    ema,
-    ema_coefficients,
-    ema_kernel,
-    ema_naive,
-    ema_token,
-    final_state,
-    window_taps,
-)
+from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token, window_taps
+from mega_fairseq.ops.ema.blocks import ema_kernel, final_state
 from mega_fairseq.ops.ema.naive import ema_kernel_naive
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, with_gradients
 

@@ -4,24 +4,16 @@ from typing import Dict, Type
 
 from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixers import aft, flash, gau, gmlp, mega, megalodon, multi_head, sparse
-from mega_fairseq.modules.mixers.aft import AFTConfig
-from mega_fairseq.modules.mixers.flash import FlashConfig
-from mega_fairseq.modules.mixers.gau import GAUConfig
-from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
-from mega_fairseq.modules.mixers.mega import GatedAttentionConfig
-from mega_fairseq.modules.mixers.megalodon import MegalodonConfig
-from mega_fairseq.modules.mixers.multi_head import AttentionConfig
-from mega_fairseq.modules.mixers.sparse import SparseConfig
 
 MIXERS: Dict[str, Type[MixerConfig]] = {
-    "mega": GatedAttentionConfig,
-    "gau": GAUConfig,
-    "flash": FlashConfig,
-    "attention": AttentionConfig,
-    "gmlp": GatedMLPConfig,
-    "aft": AFTConfig,
-    "sparse": SparseConfig,
-    "megalodon": MegalodonConfig,
+    "mega": mega.GatedAttentionConfig,
+    "gau": gau.GAUConfig,
+    "flash": flash.FlashConfig,
+    "attention": multi_head.AttentionConfig,
+    "gmlp": gmlp.GatedMLPConfig,
+    "aft": aft.AFTConfig,
+    "sparse": sparse.SparseConfig,
+    "megalodon": megalodon.MegalodonConfig,
 }
 
 EXAMPLES: Dict[str, MixerConfig] = {

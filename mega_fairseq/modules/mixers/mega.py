@@ -18,7 +18,8 @@ from mega_fairseq.modules.single_head import SingleHeadConfig, SingleHeadMixer
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, final_state, window_taps
+from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
+from mega_fairseq.ops.ema.blocks import final_state
 from mega_fairseq.ops.ema.naive import decayed, log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front

@@ -30,7 +30,8 @@ from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.heads import merge_heads, rotate_heads, split_heads
 from mega_fairseq.ops.attention.one_position import head_weights_at_one_position, weighted_sum_by_head
-from mega_fairseq.ops.cema import CEMACoefficients, cema, cema_coefficients, cema_token, complex_powers, final_state
+from mega_fairseq.ops.cema import CEMACoefficients, cema, cema_coefficients, cema_token, complex_powers
+from mega_fairseq.ops.cema.blocks import final_state
 from mega_fairseq.ops.cema.naive import decayed
 from mega_fairseq.ops.ema.naive import log_decays
 from mega_fairseq.ops.norm import normalized

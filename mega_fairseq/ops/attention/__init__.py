@@ -38,8 +38,6 @@ from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, sums_in_half, without_autocast
 
-__all__ = ["ATTENTION_FUNCTIONS", "attention", "attention_fused", "weighted_sum"]
-
 WIDEST = 256  # numbers per row in torch's flash kernels
 
 

@@ -22,12 +22,10 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
-from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step, final_state
+from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
 from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
 from mega_fairseq.ops.precision import without_autocast
-
-__all__ = ["CEMACoefficients", "cema", "cema_coefficients", "cema_naive", "cema_token", "complex_powers", "final_state"]
 
 
 def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor) -> CEMACoefficients:

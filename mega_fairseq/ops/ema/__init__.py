@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import NAIVE, TRITON, backend
-from mega_fairseq.ops.ema.blocks import ema_blocks, ema_kernel, final_state, window_taps
+from mega_fairseq.ops.ema.blocks import ema_blocks, window_taps
 from mega_fairseq.ops.ema.naive import (
     EMACoefficients,
     ema_coefficients_naive,
@@ -33,17 +33,6 @@ from mega_fairseq.ops.ema.naive import (
     zero_state,
 )
 from mega_fairseq.ops.precision import without_autocast
-
-__all__ = [
-    "EMACoefficients",
-    "ema",
-    "ema_coefficients",
-    "ema_kernel",
-    "ema_naive",
-    "ema_token",
-    "final_state",
-    "window_taps",
-]
 
 STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
 

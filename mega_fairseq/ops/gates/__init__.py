@@ -21,8 +21,6 @@ from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
-__all__ = ["gate_output", "gated_output", "gated_output_naive"]
-
 
 def gate_output(
     update: Tensor,

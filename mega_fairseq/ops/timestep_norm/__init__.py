@@ -28,15 +28,7 @@ from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32
-from mega_fairseq.ops.timestep_norm.naive import (
-    Statistics,
-    no_statistics,
-    norm_step,
-    own_statistics,
-    timestep_norm_naive,
-)
-
-__all__ = ["Statistics", "merged", "no_statistics", "norm_step", "statistics", "timestep_norm", "timestep_norm_naive"]
+from mega_fairseq.ops.timestep_norm.naive import Statistics, own_statistics, timestep_norm_naive
 
 WIDEST = 1024  # channels of a group in triton.py, which takes powers of two
 

@@ -19,8 +19,9 @@ from mega_fairseq.ops.gates.naive import gate_output_naive
 from mega_fairseq.ops.gates.projection import gated_projection, gated_projection_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
 from mega_fairseq.ops.norm import triton as norm_triton
-from mega_fairseq.ops.timestep_norm import Statistics, no_statistics, timestep_norm, timestep_norm_naive
+from mega_fairseq.ops.timestep_norm import Statistics, timestep_norm, timestep_norm_naive
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm_triton
+from mega_fairseq.ops.timestep_norm.naive import no_statistics
 from tests.ops.helpers import assert_same, noise, with_gradients
 
 
