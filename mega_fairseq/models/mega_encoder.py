@@ -19,8 +19,7 @@ from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import EncoderOptions
 from mega_fairseq.models.same_model import check_start
 from mega_fairseq.modules import MIXERS
-from mega_fairseq.modules.classification import POOLINGS
-from mega_fairseq.modules.heads import LM_HEADS, LanguageModelHead, SentenceHead
+from mega_fairseq.modules.classification import LM_HEADS, POOLINGS, LanguageModelHead, SentenceHead
 from mega_fairseq.modules.normalization import NORMS
 
 logger = logging.getLogger(__name__)

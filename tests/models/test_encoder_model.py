@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.modules.heads import LM_HEADS
+from mega_fairseq.modules.classification import LM_HEADS
 from tests.helpers.golden_models import PAD
 from tests.helpers.small_models import CHUNK, FIRST, TYPES, batch, documents, encoder, mixer_of, mixer_options
 

@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
-from mega_fairseq.modules.final_norm import FinalNormConfig
 from mega_fairseq.modules.layer import Recurrence
 from mega_fairseq.modules.mixer import Batch, ChunkedConfig, ChunkedMixer, MixerStep
 from mega_fairseq.modules.mixer_state import Shape
 from mega_fairseq.modules.projection import linear, packed, project, project_gated
-from mega_fairseq.modules.timestep_norm import TimestepNorm
+from mega_fairseq.modules.timestep_norm import FinalNormConfig, TimestepNorm
 from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.heads import merge_heads, rotate_heads, split_heads
