@@ -49,10 +49,21 @@ class ModuleConfig:
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{self.name(f.name)} is {value!r}; choose one of {', '.join(choices)}")
-            if f.type is float:
-                self.check_probability(f.name)
-        for name in filter(self.is_unused, self.ONLY_WITH):
-            self._check_default(name, *self.ONLY_WITH[name])
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if f.type is float and not (is_number and 0.0 <= value < 1.0):
+                raise ValueError(
+                    f"{self.name(f.name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
+                )
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if self.is_unused(f.name) and value != f.default:
+                other, values = self.ONLY_WITH[f.name]
+                # "Leave it out" would not help where a preset has set a number.
+                remedy = "leave it out" if f.default is False else f"set it to {self.written(f.default)}"
+                raise ValueError(
+                    f"{self.name(f.name)} is {value} and has no effect with {self.name(other)} {getattr(self, other)}; "
+                    f"{remedy}, or choose {' or '.join(values)}"
+                )
 
     def name(self, field_name: str) -> str:
         """The name for error messages: the command-line option, or the field itself."""
@@ -81,13 +92,6 @@ class ModuleConfig:
 
     def check_positive(self, *names: str) -> None:
         check_positive(**{self.name(name): getattr(self, name) for name in names})
-
-    def check_probability(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-            raise ValueError(
-                f"{self.name(name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
-            )
 
     def check_causal_norm(self) -> None:
         """Refuses norms whose statistics a causal layer may not use."""
@@ -119,17 +123,6 @@ class ModuleConfig:
             return False
         other, values = self.ONLY_WITH[name]
         return getattr(self, other) not in values
-
-    def _check_default(self, name: str, other: str, values: Sequence[str]) -> None:
-        value, default = getattr(self, name), next(f.default for f in fields(self) if f.name == name)
-        if value == default:
-            return
-        # "Leave it out" would not help where a preset has set a number.
-        remedy = "leave it out" if default is False else f"set it to {self.written(default)}"
-        raise ValueError(
-            f"{self.name(name)} is {value} and has no effect with {self.name(other)} {getattr(self, other)}; "
-            f"{remedy}, or choose {' or '.join(values)}"
-        )
 
     def set_default(self, name: str, value: Any) -> None:
         """Replaces 0 by a default that depends on other fields."""

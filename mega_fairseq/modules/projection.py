@@ -71,13 +71,9 @@ def packed(*layers: nn.Module) -> Projection:
         return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
     if len(layers) == 1:
         return ready_linear(*_weights(layers[0]))
-    weights, biases = zip(*map(_weights, layers))
-    if any(bias is not None for bias in biases):
-        zeros = [weight.new_zeros(weight.size(0)) for weight in weights]
-        bias = torch.cat([zero if bias is None else bias for zero, bias in zip(zeros, biases)])
-    else:
-        bias = None
-    return ready_linear(torch.cat(weights), bias)
+    weight = torch.cat([layer.weight for layer in layers])
+    biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+    return ready_linear(weight, torch.cat(biases))
 
 
 def gated_residual(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
@@ -60,12 +60,6 @@ def curves(config: TimeConfig, reach: int) -> Tensor:
     slopes = torch.tensor([reach ** (-(h + 1) / (heads - 1)) for h in range(heads - 1)] + [0.0])
     first = 0 if config.causal else 1 - reach
     return -torch.arange(first, reach).abs() * slopes.unsqueeze(1)
-
-
-def distance_table(config: TimeConfig, reach: int, logarithm: bool) -> nn.Parameter:
-    """The `curves` w, or e^w divided by its sum."""
-    weight = curves(config, reach)
-    return nn.Parameter(weight if logarithm else torch.softmax(weight, -1))
 
 
 def by_distance(table: Tensor, causal: bool, queries: int, keys: int) -> Tensor:

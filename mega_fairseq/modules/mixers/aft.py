@@ -20,7 +20,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed, project
-from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, distance_table
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, curves
 from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, of_channels, with_tokens
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.precision import at_least_float32
@@ -124,7 +124,7 @@ class WindowedAFT(AttentionFree):
     def __init__(self, config: AFTConfig):
         super().__init__(config)
         c, places = config, config.chunk_size
-        self.log_weight = distance_table(c, places, logarithm=True)
+        self.log_weight = nn.Parameter(curves(c, places))
         self.log_beta = nn.Parameter(torch.zeros(c.heads, places)) if c.beta else None
         self.gamma = nn.Parameter(torch.ones(places)) if c.gamma else None
 
@@ -184,9 +184,8 @@ class LocalAFT(AttentionFree):
         if config.form == "local":
             # The curves end at 0, the weight of all older tokens. If they started there, as in a window, old tokens
             # would outweigh the last ones; a small model then learned far more slowly.
-            self.log_weight = distance_table(config, config.reach, logarithm=True)
-            with torch.no_grad():
-                self.log_weight -= self.log_weight[:, -1:].clone()
+            weight = curves(config, config.reach)
+            self.log_weight = nn.Parameter(weight - weight[:, -1:])
 
     @property
     def remembered(self) -> int:

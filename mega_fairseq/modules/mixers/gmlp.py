@@ -12,7 +12,7 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.normalization import LayerNorm
 from mega_fairseq.modules.projection import linear, packed, project, project_gated
-from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, distance_table
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, curves
 from mega_fairseq.ops.attention.one_position import weighted_sum_by_head
 from mega_fairseq.ops.toeplitz import toeplitz
 
@@ -67,7 +67,7 @@ class GatedMLP(TimeMixer):
         self.receptance, self.value = (linear(c.dim, c.width, c.init) for _ in range(2))  # R, V
         self.output = linear(c.width, c.dim, c.init)
         self.value_norm = LayerNorm(c.width) if c.value_norm else None
-        self.time_weight = distance_table(c, c.chunk_size, logarithm=False)  # (H, T) or (H, 2 T - 1)
+        self.time_weight = nn.Parameter(torch.softmax(curves(c, c.chunk_size), -1))  # (H, T) or (H, 2 T - 1)
         if c.spatial_bias:
             nn.init.uniform_(self.time_weight, -SMALL / c.chunk_size, SMALL / c.chunk_size)
         self.alpha = nn.Parameter(torch.ones(places)) if c.alpha else None

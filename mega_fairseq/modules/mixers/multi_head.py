@@ -13,13 +13,7 @@ from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed, project
-from mega_fairseq.modules.time_tables import (
-    TimeConfig,
-    TimeMixer,
-    by_distance,
-    curves,
-    distance_table,
-)
+from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, curves
 from mega_fairseq.ops.attention import attention, weighted_sum
 from mega_fairseq.ops.attention.heads import append_columns, merge_heads, rotate_heads, scale_places, split_heads
 from mega_fairseq.ops.attention.naive import attention_weights
@@ -94,7 +88,7 @@ class MultiHeadAttention(TimeMixer):
         def places(learned: bool, value: float) -> Optional[nn.Parameter]:
             return nn.Parameter(torch.full((c.heads, c.chunk_size), value)) if learned else None
 
-        self.log_weight = distance_table(c, c.chunk_size, True) if before else None  # (H, T) or (H, 2 T - 1)
+        self.log_weight = nn.Parameter(curves(c, c.chunk_size)) if before else None  # (H, T) or (H, 2 T - 1)
         self.log_beta = places(before and c.beta, 0.0)  # (H, T)
         self.time_weight = nn.Parameter(curves(c, c.chunk_size).exp()) if after else None
         self.alpha, self.beta = places(after and c.alpha, 1.0), places(after and c.beta, 1.0)
