@@ -37,11 +37,11 @@ def reset_gate(x):
 
 
 @triton.jit
-def reset(base, attended, mixed, R, stride, D, E, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
-    """mixed = r O with r = reset_gate(base[:, D : D + E])."""
+def reset(before, attended, mixed, R, stride, E, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """mixed = r O with r = reset_gate(before)."""
     row, column, inside = tile(0, R, E, ROWS, COLUMNS)
-    at, at_base = row * E + column, row * stride + D + column
-    r, _ = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+    at = row * E + column
+    r, _ = reset_gate(tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE))
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
     tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
 
@@ -120,21 +120,15 @@ def update_backward(
 def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     """Y, base, and the candidate if it is not in base, otherwise nothing. Matrix products are torch's."""
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
-    tensors = (attended, residual, hidden_bias, keep)
-    attended, residual, hidden_bias, keep = (None if t is None else t.contiguous() for t in tensors)
     base = torch.addmm(bias, gate_input, weight.t())
-    (rows, dim), width, stride = residual.shape, attended.size(1), base.size(1)
-    mixed, y = torch.empty_like(attended), torch.empty_like(residual)
-    args = (base, attended, mixed, rows, stride, dim, width)
-    launch_rows(reset, all_tiles(rows, width), width, residual, *args)
-    if stride > dim + width:
+    dim, width = residual.size(1), attended.size(1)
+    mixed = _reset_gate(base[:, dim : dim + width], attended)
+    if base.size(1) > dim + width:
         separate = base.new_empty(0)
         candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
     else:
         separate = candidate = torch.mm(mixed, hidden.t())
-    args = (base, candidate, hidden_bias, None, residual, keep, y, rows, stride, candidate.stride(0), dim)
-    launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=scale)
-    return y, base, separate
+    return _update_gate(base, candidate, None, residual, hidden_bias, keep, scale), base, separate
 
 
 def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[Tensor]:
@@ -190,7 +184,7 @@ def _reset_gate(reset_before: Tensor, attended: Tensor) -> Tensor:
     reset_before, attended = with_rows(reset_before), attended.contiguous()
     mixed = _reset_fake(reset_before, attended)
     (rows, width), stride = attended.shape, reset_before.stride(0)
-    launch_rows(reset, all_tiles(rows, width), width, mixed, reset_before, attended, mixed, rows, stride, 0, width)
+    launch_rows(reset, all_tiles(rows, width), width, mixed, reset_before, attended, mixed, rows, stride, width)
     return mixed
 
 
@@ -198,12 +192,13 @@ def _update_fake(update_before: Tensor, candidate: Tensor, more: Optional[Tensor
     return residual.new_empty(residual.shape)
 
 
-def _update_gate(update_before: Tensor, candidate: Tensor, more: Optional[Tensor], residual: Tensor) -> Tensor:
-    update_before, candidate, residual = with_rows(update_before), with_rows(candidate), residual.contiguous()
-    more, y = None if more is None else more.contiguous(), _update_fake(update_before, candidate, more, residual)
+def _update_gate(update_before, candidate, more, residual, bias=None, keep=None, scale=1.0) -> Tensor:
+    """Also with the bias of the candidate and dropout, and of rows wider than the update gate."""
+    update_before, candidate, y = with_rows(update_before), with_rows(candidate), residual.new_empty(residual.shape)
+    others = (None if t is None else t.contiguous() for t in (bias, more, residual, keep))
     (rows, dim), strides = residual.shape, (update_before.stride(0), candidate.stride(0))
-    args = (update_before, candidate, None, more, residual, None, y, rows, *strides, dim)
-    launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=1.0)
+    args = (update_before, candidate, *others, y, rows, *strides, dim)
+    launch_rows(update, all_tiles(rows, dim), dim, residual, *args, SCALE=scale)
     return y
 
 
