@@ -230,6 +230,9 @@ class ChunkedMixer(Mixer):
         attended, cache = self.in_chunks(attend, q, k, v, cache, batch)
         return attended, None if cache is None else OpenChunk(cache)
 
+    def state_shapes(self) -> Dict[str, Shape]:
+        return self.cache_shapes(self.config.dim, self.config.dim)
+
     def cache_shapes(self, keys: int, values: int) -> Dict[str, Shape]:
         """The part of `state_shapes` for keys and values of these widths."""
         length = "keys so far" if self.config.chunk_size is None else "up to chunk_size - 1"

@@ -77,7 +77,11 @@ EXAMPLES = {
 
 
 class AttentionFree(TimeMixer):
-    """What all forms share: projections, gate and values."""
+    """What all forms share: projections, gate and values.
+
+    A form defines `weighted(k, v, batch)`, gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D),
+    and the next state; and `weigh_token()`, the same for single tokens, with the weights of now.
+    """
 
     def __init__(self, config: AFTConfig):
         super().__init__(config)
@@ -92,10 +96,6 @@ class AttentionFree(TimeMixer):
         mixed, state = self.weighted(project(self.key, x), values, batch)
         return project(self.output, torch.sigmoid(project(self.receptance, x)) * mixed), state
 
-    def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[Tuple]]:
-        """gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D), and the next state."""
-        raise NotImplementedError
-
     def step(self) -> MixerStep:
         """AFT for one token, with one projection for R, K and V."""
         project, output = packed(self.receptance, self.key, self.value), packed(self.output)
@@ -107,10 +107,6 @@ class AttentionFree(TimeMixer):
             return output(torch.sigmoid(receptance) * mixed), state
 
         return MixerStep(self, mix)
-
-    def weigh_token(self) -> WeighToken:
-        """`weighted` for single tokens, with the weights of now."""
-        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------------------------- windows
@@ -140,9 +136,6 @@ class WindowedAFT(AttentionFree):
         if self.gamma is not None:
             mixed = mixed * self.gamma[keys - queries : keys].unsqueeze(1)
         return mixed
-
-    def state_shapes(self) -> Dict[str, Shape]:
-        return self.cache_shapes(self.config.dim, self.config.dim)
 
     def weigh_token(self) -> WeighToken:
         dim, places, wide = self.config.dim, self.config.chunk_size, at_least_float32(self.log_weight.dtype)

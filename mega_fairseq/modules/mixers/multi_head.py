@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
-from mega_fairseq.modules.mixer_state import OpenChunk, Shape
+from mega_fairseq.modules.mixer_state import OpenChunk
 from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, by_distance, curves
 from mega_fairseq.ops.attention import attention, weighted_sum
@@ -156,9 +156,6 @@ class MultiHeadAttention(TimeMixer):
         parts = zip(*(repeat(None) if t is None else t.split(rows) for t in tensors))
         with without_autocast(q):
             return torch.cat([checkpoint(mixture, *part, use_reentrant=False) for part in parts]).to(cast_dtype(v))
-
-    def state_shapes(self) -> Dict[str, Shape]:
-        return self.cache_shapes(self.config.dim, self.config.dim)
 
     def step(self) -> MixerStep:
         """Attention for one token, with one projection for queries, keys and values."""

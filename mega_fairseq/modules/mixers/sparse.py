@@ -134,9 +134,6 @@ class SparseAttention(ChunkedMixer):
             q, k, v, c.sparsity, padding, self.dropout_module.rate(c.attention_dropout), finished
         ).flatten(2)
 
-    def state_shapes(self) -> Dict[str, Shape]:
-        return self.cache_shapes(self.config.dim, self.config.dim)
-
     def step(self) -> MixerStep:
         """Sparse attention for one token, which takes its visible keys from the state.
 
