@@ -10,26 +10,16 @@ from mega_fairseq.ops.norm import kernel_runs, normalized
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, sums_in_half
 
 
-class ScaleNorm(nn.Module):
-    """g x / rms(x) with one learned g (the released form of Nguyen & Salazar's g x / |x|)."""
+class RMSNorm(nn.Module):
+    """g . x / rms(x) with a learned g, (D,) or (1,): then the released form of Nguyen & Salazar's g x / |x|."""
 
-    def __init__(self, dim: int, eps: float, affine: bool):
+    def __init__(self, width: int, eps: float, affine: bool):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(self._width(dim))) if affine else None
-
-    def _width(self, dim: int) -> int:
-        return 1
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         return normalized(x, self.weight, None, self.eps, center=False)
-
-
-class RMSNorm(ScaleNorm):
-    """g . x / rms(x) with one learned g per dimension."""
-
-    def _width(self, dim: int) -> int:
-        return dim
 
 
 class ElementwiseScale(nn.Module):
@@ -125,7 +115,7 @@ class SequenceNorm(nn.Module):
 
 NORMS = {
     "layernorm": lambda dim, eps, affine: LayerNorm(dim, eps=eps, elementwise_affine=affine),
-    "scalenorm": ScaleNorm,
+    "scalenorm": lambda dim, eps, affine: RMSNorm(1, eps, affine),
     "rmsnorm": RMSNorm,
     "hf_rmsnorm": ElementwiseScale,
     "batchnorm": lambda dim, eps, affine: BatchNorm(dim, eps=eps, affine=affine),
