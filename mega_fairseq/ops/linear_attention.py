@@ -31,24 +31,15 @@ class Memory(NamedTuple):
 def chunk_memory_naive(
     q: Tensor, k: Tensor, v: Tensor, chunk_size: int, memory: Memory, lengths: Tensor
 ) -> Tuple[Tensor, Memory]:
-    """`chunk_memory`, token by token."""
-    batch, total = k.shape[:2]
-    first, rows, sums, tokens = total - q.size(1), [], [], []
-    for b in range(batch):
-        running, finished, outputs = memory.sum[b], memory.tokens[b], []
-        for t in range(total):
-            if t % chunk_size == 0 and 0 < t <= int(lengths[b]):
-                chunk = slice(t - chunk_size, t)
-                running, finished = running + k[b, chunk].t() @ v[b, chunk], finished + chunk_size
-            if t >= first:
-                outputs.append(q[b, t - first] @ running / finished if finished > 0 else torch.zeros_like(v[b, t]))
-        if total % chunk_size == 0 and total <= int(lengths[b]):
-            chunk = slice(total - chunk_size, total)
-            running, finished = running + k[b, chunk].t() @ v[b, chunk], finished + chunk_size
-        rows.append(torch.stack(outputs))
-        sums.append(running)
-        tokens.append(finished)
-    return torch.stack(rows), Memory(torch.stack(sums), torch.stack(tokens))
+    """`chunk_memory` by matrices of all tokens."""
+    (_, total, _), finished = k.shape, chunk_size * (lengths // chunk_size)  # tokens: (B,)
+    u = torch.arange(total, device=k.device)
+    t = u[total - q.size(1) :].unsqueeze(1)
+    inside = u < finished.view(-1, 1, 1)  # (B, 1, m)
+    seen = inside & (u < chunk_size * (t // chunk_size))  # (B, n, m)
+    count = memory.tokens.view(-1, 1, 1) + seen.sum(-1, keepdim=True)
+    y = (q @ memory.sum + (q @ k.transpose(1, 2) * seen) @ v) / count.clamp_min(1)
+    return y * (count > 0), Memory(memory.sum + (k.transpose(1, 2) * inside) @ v, memory.tokens + finished)
 
 
 def chunk_memory(

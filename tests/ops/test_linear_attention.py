@@ -36,7 +36,7 @@ def run(form, leaves, tokens, lengths):
     ("total", "new"), [(1, 1), (3, 3), (4, 4), (4, 1), (5, 2), (7, 7), (8, 8), (9, 6), (13, 11), (16, 13)]
 )
 @pytest.mark.parametrize("ragged", [False, True])
-def test_chunks_give_the_values_and_gradients_of_single_tokens(total, new, ragged):
+def test_chunks_give_the_values_and_gradients_of_the_definition(total, new, ragged):
     *leaves, tokens = inputs(total, new)
     lengths = torch.tensor([total, max(1, total - 3), max(1, total // 2)]) if ragged else torch.full((BATCH,), total)
     expected, finished = run(chunk_memory_naive, leaves, tokens, lengths)
