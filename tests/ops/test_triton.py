@@ -127,8 +127,9 @@ def of_tiles():
     options = {**ROWS, "COLUMNS": 2048, "CAUSAL": True, "SCALE": 0.25, "KEEP_SCALE": 1.5, **tile_kernels.CONSTANTS}
     for function in ({"SOFTMAX": True}, {"LAPLACE": True}, {"OUTER": True}):
         constants = {**options, **dict.fromkeys(("SOFTMAX", "LAPLACE", "OUTER"), False), **function}
-        yield tile_kernels.weigh, constants, ("multiplier", "padding", "keep", *(["seen"] * ("SOFTMAX" in function)))
-        yield tile_kernels.weigh_backward, constants, ("bias",)
+        absent = ("grad", "dscores", "products", "multiplier", "padding", "keep", *(["seen"] * ("SOFTMAX" in function)))
+        yield tile_kernels.weigh, constants, absent
+        yield tile_kernels.weigh, constants, ("bias",)
 
 
 def of_single_tokens():

@@ -1,6 +1,6 @@
-"""The weights of a tile and their gradients by one Triton kernel each, between the products of `tiles.py`."""
+"""The weights of a tile and their gradients by one Triton kernel, between the products of `tiles.py`."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 import triton
@@ -100,39 +100,13 @@ def statistics(
 
 @triton.jit
 def weigh(
-    scores, out, bias, multiplier, padding, keep, seen, R, T, M, H, padding_stride, keep_group, keep_row,
-    seen_group, seen_row, KEEP_SCALE: tl.constexpr, SOFTMAX: tl.constexpr, LAPLACE: tl.constexpr, OUTER: tl.constexpr,
-    CAUSAL: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """out (G, T, M): the weights of scores (G, T, M), which may be the same tensor; R = G T."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    largest, total = tl.zeros([1, 1], WIDE), tl.full([1, 1], 1.0, WIDE)
-    if SOFTMAX:
-        largest, total = statistics(
-            scores, bias, padding, seen, row, R, T, M, H, padding_stride, seen_group, seen_row,
-            MASKED, CAUSAL, COLUMNS, WIDE,
-        )  # fmt: skip
-    for start in range(0, M, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)[None, :]
-        x, visible, _ = biased(
-            scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
-            SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
-        )  # fmt: skip
-        y, _ = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
-        both, _ = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
-        tl.store(out + row * M + column, (y * both).to(out.dtype.element_ty), mask=(row < R) & (column < M))
-
-
-@triton.jit
-def weigh_backward(
     scores, grad, out, dscores, products, bias, multiplier, padding, keep, seen, R, T, M, H,
     padding_stride, keep_group, keep_row, seen_group, seen_row, KEEP_SCALE: tl.constexpr, SOFTMAX: tl.constexpr,
     LAPLACE: tl.constexpr, OUTER: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr,
     MEAN: tl.constexpr, STD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """From `grad`, that of the weights: `out` the weights again; dscores, the gradient of scores with their bias;
-    products, that of the multiplier's matrix. out and dscores may be the tensors scores and grad."""
+    """out (G, T, M): the weights of scores (G, T, M), R = G T; and if their gradient `grad` is given, dscores, that of
+    scores with their bias, and products, that of the multiplier's matrix. out and dscores may be scores and grad."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     largest, total = tl.zeros([1, 1], WIDE), tl.full([1, 1], 1.0, WIDE)
     mean = tl.zeros([ROWS, 1], WIDE)
@@ -141,6 +115,7 @@ def weigh_backward(
             scores, bias, padding, seen, row, R, T, M, H, padding_stride, seen_group, seen_row,
             MASKED, CAUSAL, COLUMNS, WIDE,
         )  # fmt: skip
+    if SOFTMAX and grad is not None:
         for start in range(0, M, COLUMNS):
             column = start + tl.arange(0, COLUMNS)[None, :]
             x, visible, _ = biased(
@@ -160,17 +135,18 @@ def weigh_backward(
         )  # fmt: skip
         y, slope = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
         both, kept = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
-        dy = tl.load(grad + at, mask=visible, other=0.0).to(WIDE)
-        dx = tl.where(visible, slope * (dy * both - mean), 0.0)
-        if OUTER:
-            dx = dx / tl.sqrt(count)
-        if products is not None:
-            tl.store(products + at, (dy * kept * y).to(products.dtype.element_ty), mask=inside)
+        if grad is not None:
+            dy = tl.load(grad + at, mask=visible, other=0.0).to(WIDE)
+            dx = tl.where(visible, slope * (dy * both - mean), 0.0)
+            if OUTER:
+                dx = dx / tl.sqrt(count)
+            if products is not None:
+                tl.store(products + at, (dy * kept * y).to(products.dtype.element_ty), mask=inside)
+            tl.store(dscores + at, dx.to(dscores.dtype.element_ty), mask=inside)
         tl.store(out + at, (y * both).to(out.dtype.element_ty), mask=inside)
-        tl.store(dscores + at, dx.to(dscores.dtype.element_ty), mask=inside)
 
 
-def _launch(kernel: Any, tensors: Tuple[Optional[Tensor], ...], x: Inputs, tile: Tile, seen: Optional[Tensor]) -> None:
+def _launch(tensors: Tuple[Optional[Tensor], ...], x: Inputs, tile: Tile, seen: Optional[Tensor]) -> None:
     scores = tensors[0]
     (groups, count, reach), wide = scores.shape, WIDE[at_least_float32(scores.dtype)]
     vectors = (None if t is None else t[tile.heads, tile.distances].contiguous() for t in (x.bias, x.multiplier))
@@ -184,7 +160,7 @@ def _launch(kernel: Any, tensors: Tuple[Optional[Tensor], ...], x: Inputs, tile:
     rows = min(max(1, ELEMENTS // columns), triton.next_power_of_2(groups * count))
     args = (*vectors, padding, keep, seen, groups * count, count, reach, tile.heads.stop - tile.heads.start)
     launch(
-        kernel, (triton.cdiv(groups * count, rows),), *tensors, *args, *strides, KEEP_SCALE=float(x.keep_scale),
+        weigh, (triton.cdiv(groups * count, rows),), *tensors, *args, *strides, KEEP_SCALE=float(x.keep_scale),
         SOFTMAX=x.function == "softmax", LAPLACE=x.function == "laplace", OUTER=x.outer and x.function == "relu2",
         CAUSAL=x.causal, SCALE=x.scale, ROWS=rows, COLUMNS=columns, WIDE=wide, num_warps=WARPS, **CONSTANTS,
     )  # fmt: skip
@@ -200,7 +176,7 @@ def _place(x: Inputs, scores: Tensor) -> Tensor:
 def weights(x: Inputs, tile: Tile, scores: Tensor, seen: Optional[Tensor]) -> Tensor:
     """The weights of a tile's scores (G', T, keys)."""
     out = _place(x, scores)
-    _launch(weigh, (scores, out), x, tile, seen)
+    _launch((scores, None, out, None, None), x, tile, seen)
     return out
 
 
@@ -210,5 +186,5 @@ def gradients(
     """The weights again, and from their gradient that of biased scores and of the multiplier's matrix."""
     out, dscores = _place(x, scores), _place(x, grad)
     products = None if x.multiplier is None else torch.empty_like(dscores)
-    _launch(weigh_backward, (scores, grad, out, dscores, products), x, tile, seen)
+    _launch((scores, grad, out, dscores, products), x, tile, seen)
     return out, dscores, products
