@@ -106,23 +106,15 @@ def product(h, g, real, imag, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def decayed(h, g, minus_1, imag, COMPLEX: tl.constexpr):
-    """The product of a state and phi, given as phi - 1."""
-    if COMPLEX:
-        h, g = h + (minus_1 * h - imag * g), g + (minus_1 * g + imag * h)
-    else:
-        h += minus_1 * h
-    return h, g
-
-
-@triton.jit
 def step(x, h, g, minus_1, imag, COMPLEX: tl.constexpr):
-    """The state after one more step, which adds x."""
+    """The state after one more step: its product with phi, given as phi - 1, plus x if that is not None."""
+    more = minus_1 * h
     if COMPLEX:
-        h, g = h + (minus_1 * h - imag * g + x), g + (minus_1 * g + imag * h)
-    else:
-        h += minus_1 * h + x
-    return h, g
+        more -= imag * g
+        g += minus_1 * g + imag * h
+    if x is not None:
+        more += x
+    return h + more, g
 
 
 @triton.jit
@@ -182,7 +174,7 @@ def segment_sums(
     else:
         h, g = h * weight, g * weight
     if GRADIENT:
-        h, g = decayed(h, g, minus_1, imag, COMPLEX)
+        h, g = step(None, h, g, minus_1, imag, COMPLEX)
     M: tl.constexpr = 2 * N if COMPLEX else N
     store_state(sums + tl.program_id(0).to(tl.int64) * M * D, N * D, h, g, channel, D, N, PADDED, COMPLEX)
 
@@ -234,7 +226,7 @@ def output(
     if add is not None:
         out += tl.load(add + at, mask=inside, other=0.0)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-    later, later_imag = decayed(h, g, minus_1, imag, COMPLEX)
+    later, later_imag = step(None, h, g, minus_1, imag, COMPLEX)
     return h, g, later, later_imag
 
 
@@ -263,7 +255,7 @@ def outputs(
         h, g = load_state(before + tl.program_id(0).to(tl.int64) * M * D, N * D, channel, D, N, PADDED, COMPLEX)
     later, later_imag = h, g  # a gradient that enters has its decay already
     if not GRADIENT:
-        later, later_imag = decayed(h, g, minus_1, imag, COMPLEX)
+        later, later_imag = step(None, h, g, minus_1, imag, COMPLEX)
     stride = -D if BACK else D
     even, odd = fetched(x, at, 0, steps, stride, channel, D), fetched(x, at, 1, steps, stride, channel, D)
     for i in range(0, steps - 1, 2):
@@ -300,7 +292,7 @@ def gradient(
     new, grad = x.to(minus_1.dtype), dy.to(minus_1.dtype)
     if COMPLEX:
         da_imag += g
-    da, da_imag = decayed(da + h, da_imag, minus_1, imag, COMPLEX)
+    da, da_imag = step(None, da + h, da_imag, minus_1, imag, COMPLEX)
     h, g = step(expand * new[None, :], h, g, minus_1, imag, COMPLEX)
     db, db_imag = step(new[None, :], db, db_imag, minus_1, imag, COMPLEX)
     d_eta += grad[None, :] * h
