@@ -1,5 +1,3 @@
 """Criteria; importing this package registers them with fairseq."""
 
 from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
-
-__all__ = ["MegaLMCrossEntropy"]

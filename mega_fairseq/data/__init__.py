@@ -5,5 +5,3 @@ from mega_fairseq.data.corpus import Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset
 from mega_fairseq.data.windows import WindowDataset
-
-__all__ = ["ByteNumbers", "Corpus", "SegmentDataset", "StreamDataset", "WindowDataset"]

@@ -4,14 +4,3 @@ from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, Meg
 from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from mega_fairseq.tasks.mega_language_modeling import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
-
-__all__ = [
-    "MegaClassificationConfig",
-    "MegaClassificationTask",
-    "MegaDocumentTranslationConfig",
-    "MegaDocumentTranslationTask",
-    "MegaLanguageModelingConfig",
-    "MegaLanguageModelingTask",
-    "MegaTranslationConfig",
-    "MegaTranslationTask",
-]
