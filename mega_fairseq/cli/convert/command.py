@@ -11,8 +11,7 @@ import os
 import reprlib
 from collections import Counter
 from dataclasses import fields
-from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
@@ -32,10 +31,8 @@ from mega_fairseq.cli.checkpoint.build import PATHS, empty_model, fill, invalid_
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.convert import huggingface, vocabulary
 from mega_fairseq.cli.convert.families import Family, Options, family_of
-from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.cli.output import check_file, write
 from mega_fairseq.data.classification.labels import classes_of
-from mega_fairseq.fairseq_options import typed
 from mega_fairseq.models.checkpoints import takes_names
 from mega_fairseq.models.embedding import types_of
 
@@ -54,7 +51,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"{target} exists; add --force to overwrite it, or give another name")
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     with errors_of(source):
-        state, summary = (convert_folder if os.path.isdir(source) else convert)(*read(source), labels)
+        options, tensors = read(source)
+        family = huggingface.HuggingFace(options) if os.path.isdir(source) else None
+        state, summary = convert(options, tensors, labels, family)
     files = {} if arguments.tokenizer is None else _dictionary_files(arguments, state["model"], summary)
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
     torch.save(state, buffer)
@@ -120,54 +119,19 @@ def read_labels(path: str) -> List[str]:
 
 
 def convert(
-    options: Options, tensors: Mapping[str, Tensor], labels: Optional[Sequence[str]] = None
+    options: Options,
+    tensors: Mapping[str, Tensor],
+    labels: Optional[Sequence[str]] = None,
+    family: Optional[Family] = None,  # that of `options`, if not given
 ) -> Tuple[Dict[str, Any], List[str]]:
     """The converted checkpoint, which torch.load reads with weights_only=True, and a summary for the user.
 
     `labels` are the names of a classifier's classes.
     """
-    state, summary = _converted(family_of(options), options["arch"], options, tensors, translate, labels)
-    return state, [
-        *summary,
-        "the optimizer's state and counters are dropped, since they belong to the released tensors: continue training "
-        "with --finetune-from-model or --restore-file and these model options",
-    ]
-
-
-def convert_folder(
-    options: Options, tensors: Mapping[str, Tensor], labels: Optional[Sequence[str]] = None
-) -> Tuple[Dict[str, Any], List[str]]:
-    """The same for a folder of Hugging Face's."""
-    family = huggingface.HuggingFace(options)
-    state, summary = _converted(family, family.arch, options, tensors, partial(family.tensors, options), labels)
-    words = " ".join(_words(state["cfg"]["model"]))
-    return state, [
-        *summary,
-        f"to train it further: {words} --required-batch-size-multiple 1 --restore-file OUT --reset-optimizer",
-    ]
-
-
-def _words(options: Options) -> Iterator[str]:
-    """A model's options as words of a command line, without defaults."""
-    name = options["_name"]
-    yield f"--arch={name}"
-    for field in fields(MODEL_DATACLASS_REGISTRY[name]):
-        value = options[field.name]
-        if field.name != "_name" and str(value) != str(field.default):
-            yield typed(field.name) if value is True else f"{typed(field.name)}={value}"
-
-
-def _converted(
-    family: Family,
-    arch: str,
-    options: Options,
-    tensors: Mapping[str, Tensor],
-    rename: Callable[[Mapping[str, Tensor]], Dict[str, Tensor]],
-    labels: Optional[Sequence[str]],
-) -> Tuple[Dict[str, Any], List[str]]:
+    family = family or family_of(options)
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in tensors.values())
     try:
-        tensors = rename(tensors)
+        tensors = family.tensors(options, tensors)
     except (LookupError, RuntimeError, ValueError) as error:
         raise UserError(f"contains tensors that do not fit together ({error}); get it again from its source") from None
     cfg = configuration(options, family, tensors)
@@ -192,8 +156,8 @@ def _converted(
         },
         "last_optimizer_state": None,
     }
-    stored = f"stored as {dtypes.most_common(1)[0][0]}"
-    return state, [f"{arch}, {parameters:,} parameters, {stored}", *family.changes(options, task_state)]
+    summary = f"{options['arch']}, {parameters:,} parameters, stored as {dtypes.most_common(1)[0][0]}"
+    return state, [summary, *family.changes(options, task_state), family.remark(plain["model"])]
 
 
 def write_folder(arguments: argparse.Namespace) -> None:

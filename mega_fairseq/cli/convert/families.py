@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mega_fairseq.cli import UserError
+from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.models.embedding import types_of
 from mega_fairseq.modules import MIXERS, GatedAttentionConfig
 
@@ -32,6 +33,7 @@ class Family:
     archs: Tuple[str, ...]
     model: str  # registered name
     task: str
+    criterion_name: str
     task_names: Tuple[str, ...]  # options of the task that the release has too
     names: Mapping[str, str] = {}  # the model's options with another name in the release
     values: Mapping[str, Mapping[str, str]] = {}  # values of the model's options that are other words in the release
@@ -55,7 +57,11 @@ class Family:
 
     def criterion(self, options: Options) -> Dict[str, Any]:
         """The criterion for fairseq-validate."""
-        raise NotImplementedError
+        return {"_name": self.criterion_name}
+
+    def tensors(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+        """The tensors by our names and in our layout."""
+        return translate(tensors)
 
     def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
         """Adapts our options where the release differs."""
@@ -69,6 +75,13 @@ class Family:
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         """Where the converted model differs from the released one."""
         return []
+
+    def remark(self, model: Options) -> str:
+        """What a user who trains the model needs to know. `model` are its options here."""
+        return (
+            "the optimizer's state and counters are dropped, since they belong to the released tensors: continue "
+            "training with --finetune-from-model or --restore-file and these model options"
+        )
 
 
 class _Translation(Family):
@@ -99,7 +112,7 @@ class _Language(Family):
         *("mega_lm", "mega_lm_big", "mega_lm_adaptive_base", "mega_lm_adaptive_big", "mega_lm_wiki103"),
         *("mega_lm_enwik8_base", "mega_lm_enwik8_large"),
     )
-    model, task = "mega_lm", "mega_language_modeling"
+    model, task, criterion_name = "mega_lm", "mega_language_modeling", "mega_lm_cross_entropy"
     task_names = (
         *("data", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
     )
@@ -109,9 +122,6 @@ class _Language(Family):
         if chosen["max_target_positions"] is None:
             chosen["max_target_positions"] = options.get("tokens_per_sample")
         return chosen
-
-    def criterion(self, options: Options) -> Dict[str, Any]:
-        return {"_name": "mega_lm_cross_entropy"}
 
     def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
         model.truncation_length = 0  # the release ignores it in evaluation
@@ -135,7 +145,7 @@ class _Classification(Family):
         *("mega_lra_listop", "mega_lra_imdb", "mega_lra_aan", "mega_lra_cifar10", "mega_lra_pf32", "mega_lra_pf128"),
         *("mega_sc_raw", "mega_sc_raw_base", "mega_sc_raw_big", "sc_raw"),
     )
-    model, task = "mega_classifier", "mega_classification"
+    model, task, criterion_name = "mega_classifier", "mega_classification", "sentence_prediction"
     task_names = ("data", "max_positions")
     names = {
         "normalization_type": "norm_type",
@@ -170,9 +180,6 @@ class _Classification(Family):
         normalization = options.get("pixel_normalization") if "input_type" in options else (0, 1)
         mean, deviation = (0.5, 0.5) if normalization is None else normalization
         return {**common, "input_kind": "values", "values_mean": mean, "values_deviation": deviation}
-
-    def criterion(self, options: Options) -> Dict[str, Any]:
-        return {"_name": "sentence_prediction"}
 
     def settle(self, model: DictConfig, task: DictConfig, options: Options) -> None:
         model.pairs = options.get("classifier_in_dim") == 2 * model.encoder_embed_dim

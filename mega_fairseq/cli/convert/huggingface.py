@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -139,6 +140,7 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
         raise UserError(f"contains no readable {CONFIG} of Hugging Face's Mega; give a folder that {WRITER} wrote")
     options = {**DEFAULTS, **config}
     _check(options)
+    options["arch"] = options["architectures"][0]
     safe, pickled = (os.path.join(folder, name) for name in (SAFE, PICKLED))
     if os.path.isfile(safe):
         tensors = safetensors.load(safe)
@@ -199,7 +201,7 @@ class HuggingFace(Family):
     def __init__(self, options: Options):
         self.arch = options["architectures"][0]
         self.kind = KINDS[self.arch]
-        self.model, self.task = self.kind.model, self.kind.task
+        self.model, self.task, self.criterion_name = self.kind.model, self.kind.task, self.kind.criterion
         self.labels = options.get("id2label")
         self.remarks: List[str] = []
 
@@ -234,9 +236,6 @@ class HuggingFace(Family):
         chunked = self.kind.side == "decoder" and options["use_chunking"]  # segments are then multiples of the chunk
         return {"data": "data", "tokens_per_sample": 0 if chunked else _longest(options)}
 
-    def criterion(self, options: Options) -> Dict[str, Any]:
-        return {"_name": self.kind.criterion}
-
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
         names, classes = self.labels, task.get("num_classes", 0)
         fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(classes)))
@@ -250,8 +249,16 @@ class HuggingFace(Family):
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         return self.remarks
 
+    def remark(self, model: Options) -> str:
+        words = [f"--arch={self.model}"]
+        for field in fields(MODEL_DATACLASS_REGISTRY[self.model]):
+            value = model[field.name]
+            if field.name != "_name" and str(value) != str(field.default):
+                words.append(typed(field.name) if value is True else f"{typed(field.name)}={value}")
+        further = "--required-batch-size-multiple 1 --restore-file OUT --reset-optimizer"
+        return f"to train it further: {' '.join(words)} {further}"
+
     def tensors(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-        """The tensors by our names and in our layout."""
         named, renamed = {}, self.kind.renamed()
         for name, tensor in tensors.items():
             for theirs, released in OF_LAYERS.items():
