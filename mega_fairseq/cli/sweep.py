@@ -19,6 +19,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+from fairseq import utils
+from fairseq.data import Dictionary
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -27,8 +29,8 @@ from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
 from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
-from mega_fairseq.cli.split import Split, load_split
-from mega_fairseq.data.streams import StreamDataset
+from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.streams import StreamDataset, stream_bounds
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 
 TASK = "mega_language_modeling"
@@ -68,8 +70,12 @@ def run(arguments: argparse.Namespace) -> None:
     if most > len(split.corpus):
         tokens = f"{arguments.subset} only {len(split.corpus):,} tokens"
         raise UserError(f"--streams has {most:,} and {tokens}; give fewer")
-    with errors_of(arguments.checkpoint):
-        split.check_types(model)
+    types = len(model.decoder.dictionary)
+    if types != len(split.dictionary):
+        raise UserError(
+            f"{arguments.checkpoint} has {types:,} types and does not fit the {len(split.dictionary):,} types of "
+            f"dict.txt in {arguments.data}; give the data that it was trained on"
+        )
     measured = partial(measure, model, split, limits=(arguments.max_tokens, arguments.batch_size))
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
@@ -133,6 +139,54 @@ def results(points: Sequence[Point], unit: str) -> str:
         sizes = [shown(p.chunk), f"{p.streams:,}", f"{p.context:,}"]
         rows.append([*sizes, f"{p.bits:.4f}", f"{p.perplexity:.2f}", f"{p.tokens:,}", f"{p.seconds:.1f}"])
     return "\n".join([table(rows, left=0), *lines])
+
+
+# --------------------------------------------------------------------------------------------- data
+
+
+class Split(NamedTuple):
+    """A split of binarised text, and its dictionary."""
+
+    dictionary: Dictionary
+    corpus: Corpus
+    origin: Dict[str, Any]  # what identifies it in files
+
+    def streams(self, cut: str) -> StreamDataset:
+        kind, _, how = cut.partition(":")
+        documents = self.corpus.documents(how if kind == "documents" else "stream")
+        bounds = stream_bounds("documents" if kind == "documents" else cut, documents)
+        return StreamDataset(self.corpus, bounds, self.dictionary.pad(), self.dictionary.eos()).for_scoring()
+
+
+def load_split(data: str, subset: str) -> Split:
+    folder = utils.split_paths(data)[0]
+    path = os.path.join(folder, "dict.txt")
+    try:
+        dictionary = Dictionary.load(path)
+    except Exception as error:  # fairseq raises anything for damaged files
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}); give a folder that fairseq-preprocess --only-source wrote"
+        ) from None
+    corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
+    digest = hashlib.sha256("\n".join(dictionary.symbols).encode())
+    for numbers in (*corpus.parts, corpus.lines):
+        digest.update(str(numbers.dtype).encode())
+        digest.update(numbers)
+    origin = {
+        "path": data,
+        "subset": subset,
+        "tokens": len(corpus),
+        "unit": unit_of(dictionary),
+        "fingerprint": digest.hexdigest(),
+    }
+    return Split(dictionary, corpus, origin)
+
+
+def unit_of(dictionary: Dictionary) -> str:
+    """`byte` if all types are decimal numbers of bytes, as written by examples/lm/to_bytes.py; otherwise `token`."""
+    symbols = [s for s in dictionary.symbols[dictionary.nspecial :] if not s.startswith("madeupword")]
+    numbers = all(re.fullmatch(r"\d{1,3}", symbol) and int(symbol) < 256 for symbol in symbols)
+    return "byte" if symbols and numbers else "token"
 
 
 # --------------------------------------------------------------------------------------- evaluating
