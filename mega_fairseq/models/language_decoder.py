@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.decoder import NO_SOURCE, Extra, MegaDecoder, check_numbers
-from mega_fairseq.models.sequence_parallel import piece_in_slices, share_sequences
 from mega_fairseq.modules.projection import is_plain
+from mega_fairseq.modules.sequence_parallel import SequenceParallelState, share_sequences
 from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 
@@ -23,7 +23,7 @@ class MegaLanguageDecoder(MegaDecoder):
     `target` only one number per token is kept.
     """
 
-    group: Optional[SequenceGroup] = None  # the processes that share each sequence (models/sequence_parallel.py)
+    group: Optional[SequenceGroup] = None  # the processes that share each sequence
 
     def forward(
         self,
@@ -67,7 +67,7 @@ class MegaLanguageDecoder(MegaDecoder):
         for start in range(0, length, size):
             piece = slice(start, start + size)
             if self.group is not None and target is not None:
-                x, blocks = piece_in_slices(self, tokens[:, piece], target[:, piece], blocks)
+                x, blocks = self.piece_in_slices(tokens[:, piece], target[:, piece], blocks)
             elif self.training:
                 x = self.train_pass(tokens, NO_SOURCE, graphs)
             else:
@@ -83,6 +83,16 @@ class MegaLanguageDecoder(MegaDecoder):
         if align is None:
             return out
         return align.back(out).masked_fill(padding.view(*padding.shape, *[1] * (out.dim() - 2)), 0.0)
+
+    def piece_in_slices(self, tokens: Tensor, target: Tensor, blocks: Tuple) -> Tuple[Tensor, Tuple]:
+        """The log-probabilities (B, L) of a piece's targets and the next states; each process computes a slice."""
+        slices = self.group.divide(tokens.size(1), max(1, self.cfg.decoder_chunk_size))
+        start, stop = slices.bounds
+        own = slice(start, stop) if start < stop else slice(0, 1)  # with an empty slice, any token takes part
+        before = tuple(SequenceParallelState(slices, block) for block in blocks)
+        x, after, _ = self.run(self.embed(tokens[:, own]), before)
+        log_probs = self.target_log_probs(x, target[:, own])
+        return slices.join(log_probs[:, : stop - start]), after
 
     def piece_length(self, batch: int) -> int:
         """The length of a piece: whole chunks if at least one fits, or a slice with whole chunks for each process."""
@@ -131,11 +141,18 @@ class MegaLanguageDecoder(MegaDecoder):
             layer.mixer = mixer
         self.cfg.decoder_chunk_size = chunk_size
         if self.group is not None:
-            share_sequences(self, self.group)
+            self.share_sequences(self.group)
 
     def share_sequences(self, group: SequenceGroup) -> None:
         """Divides each sequence with targets among the processes of `group`, which must all get the same batches."""
-        share_sequences(self, group)
+        for block in self.blocks:
+            share_sequences(block)
+        if self.cfg.decoder_layerdrop > 0.0:
+            raise ValueError(
+                "--decoder-layerdrop drops other layers in each process, and processes that share a sequence exchange "
+                "states in each layer; leave it out, or leave out --sequence-parallel-size"
+            )
+        self.group = group
 
     def _check_size(self, tokens: int) -> None:
         """Raises an error if the scores of all types for a long stream would not fit into memory."""

@@ -76,7 +76,7 @@ def in_slices(blocks: List[Block], group: SequenceGroup) -> Dict[str, Tensor]:
     for piece in x.split(LENGTHS, 1):
         slices = group.divide(piece.size(1), CHUNK)
         start, stop = slices.bounds
-        own = piece[:, start:stop] if start < stop else piece[:, :1]  # as in models/sequence_parallel.py
+        own = piece[:, start:stop] if start < stop else piece[:, :1]  # as in piece_in_slices
         pieces.append(slices.join(run(blocks, own, states, slices)[:, : stop - start]))
     found = with_gradients(blocks, torch.cat(pieces, 1), x)
     for name, gradient in found.items():
