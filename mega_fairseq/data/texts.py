@@ -1,35 +1,32 @@
 """Typed texts to continue or score, for fairseq-interactive and `from_pretrained`."""
 
-from typing import List
+from typing import Any, Dict, List
 
 import numpy as np
-from fairseq.data import (
-    AppendTokenDataset,
-    Dictionary,
-    FairseqDataset,
-    IdDataset,
-    ListDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    PadDataset,
-    PrependTokenDataset,
-    StripTokenDataset,
-)
+import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.data.batches import SizedDataset, collate
 
-def typed_texts(tokens: List[Tensor], lengths: List[int], dictionary: Dictionary) -> FairseqDataset:
-    """Texts as sources that start with eos, and as their targets."""
-    if any((text == dictionary.pad()).any() for text in tokens):
-        raise ValueError("a text contains <pad>, which is not a token of texts; remove it")
-    texts = StripTokenDataset(ListDataset(tokens, lengths), dictionary.eos())
-    sources = PrependTokenDataset(texts, dictionary.eos())
-    targets = AppendTokenDataset(texts, dictionary.pad())
 
-    def padded(dataset: FairseqDataset) -> PadDataset:
-        return PadDataset(dataset, pad_idx=dictionary.pad(), left_pad=False)
+class TextDataset(SizedDataset):
+    """Texts, without `eos` at their ends, as sources that start from `eos` and as their targets."""
 
-    net_input = {"src_tokens": padded(sources), "src_lengths": NumelDataset(sources, reduce=False)}
-    net_input["target"] = padded(targets)  # scoring only needs the probabilities of targets
-    samples = {"id": IdDataset(), "net_input": net_input, "target": padded(targets)}
-    return NestedDictionaryDataset(samples, sizes=[np.array(lengths)])
+    def __init__(self, texts: List[Tensor], pad: int, eos: int):
+        if any((text == pad).any() for text in texts):
+            raise ValueError("a text contains <pad>, which is not a token of texts; remove it")
+        self.texts, self.pad, self.eos = texts, pad, eos
+        self.sizes = np.array([len(text) for text in texts])
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        text = self.texts[index]
+        words = text.ne(self.eos).nonzero()
+        text = text[words[0] : words[-1] + 1] if len(words) else text[:0]
+        source, target = F.pad(text, (1, 0), value=self.eos), F.pad(text, (0, 1), value=self.pad)
+        return {"id": index, "source": source, "target": target}
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        batch = collate(samples, self.pad)
+        if batch:
+            batch["net_input"]["target"] = batch["target"]  # scoring only needs the probabilities of targets
+        return batch

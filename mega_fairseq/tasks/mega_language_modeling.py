@@ -25,7 +25,7 @@ from mega_fairseq.data.batches import beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
-from mega_fairseq.data.texts import typed_texts
+from mega_fairseq.data.texts import TextDataset
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts, prefixes
@@ -296,7 +296,7 @@ class MegaLanguageModelingTask(FairseqTask):
         self, src_tokens: List[Tensor], src_lengths: List[int], **unused: Any
     ) -> FairseqDataset:
         """Return the texts of fairseq-interactive or the hub: prefixes to continue, or sentences to score."""
-        return typed_texts(src_tokens, src_lengths, self.dictionary)
+        return TextDataset(src_tokens, self.dictionary.pad(), self.dictionary.eos())
 
     def inference_step(
         self,
