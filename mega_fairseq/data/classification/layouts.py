@@ -1,7 +1,7 @@
 """Where a folder has the inputs and labels of a classification data set: layouts of fairseq, the release and ours."""
 
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -149,26 +149,19 @@ class NoData(DataFolder):
     def __init__(self, error: Exception):
         self.error = error
 
+    def inputs(self, split: str) -> Any:
+        raise self.error
+
     def dictionary(self) -> None:
         return None
-
-    def inputs(self, split: str) -> List[Inputs]:
-        raise self.error
-
-    def pairs(self) -> bool:
-        return False
-
-    def number_type(self) -> None:
-        return None
-
-    def labels(self, split: str) -> List[str]:
-        raise self.error
 
     def classes(self) -> List[str]:
         return []
 
-    def unnamed_classes(self) -> List[str]:
-        return []
+    def pairs(self) -> bool:
+        return False
+
+    labels, number_type, unnamed_classes = inputs, dictionary, classes
 
 
 def open_folder(path: str, kind: str, scaling: Scaling) -> DataFolder:
