@@ -1,7 +1,7 @@
 """Validation and test samples: consecutive streams, each read from start to end with carried state."""
 
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -63,21 +63,21 @@ class StreamDataset(SizedDataset):
 
 def stream_bounds(valid_block: str, documents: np.ndarray) -> np.ndarray:
     """Return stream borders: `splits:K` for K of equal length, `size:N` for N tokens each, or `documents`."""
-    total = int(documents[-1])
-    if valid_block == "documents":
+    (kind, number), total = parse_valid_block(valid_block), int(documents[-1])
+    if kind == "documents":
         return documents
-    kind, number = re.fullmatch(r"(splits|size):(\d+)", valid_block).groups()
     if kind == "size":
-        return np.append(np.arange(0, total, int(number)), total)
-    if int(number) > total:
+        return np.append(np.arange(0, total, number), total)
+    if number > total:
         raise ValueError(f"--valid-block is {valid_block!r} and the split has only {total:,} tokens; give fewer splits")
-    return np.linspace(0, total, int(number) + 1).round().astype(np.int64)
+    return np.linspace(0, total, number + 1).round().astype(np.int64)
 
 
-def check_valid_block(valid_block: str) -> None:
-    given = re.fullmatch(r"(?:splits|size):(\d+)|documents", valid_block)
-    if given is None or given.group(1) and int(given.group(1)) < 1:
+def parse_valid_block(valid_block: str) -> Tuple[str, int]:
+    given = re.fullmatch(r"(splits|size):0*([1-9]\d*)|documents", valid_block)
+    if given is None:
         raise ValueError(
             f"--valid-block is {valid_block!r}; give splits:K for K streams of equal length, size:N for streams of N "
             "tokens, or documents"
         )
+    return given.group(1) or "documents", int(given.group(2) or 0)

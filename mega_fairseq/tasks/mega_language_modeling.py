@@ -24,7 +24,7 @@ from torch import Tensor
 from mega_fairseq.data.batches import beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
-from mega_fairseq.data.streams import StreamDataset, check_valid_block, stream_bounds
+from mega_fairseq.data.streams import StreamDataset, parse_valid_block, stream_bounds
 from mega_fairseq.data.texts import TextDataset
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
@@ -72,7 +72,7 @@ class MegaLanguageModelingTask(FairseqTask):
         least, most = cfg.variant_block_multiple_min, cfg.variant_block_multiple_max
         if least > most:
             raise ValueError(f"--variant-block-multiple-min is {least}, above --variant-block-multiple-max {most}")
-        check_valid_block(cfg.valid_block)
+        parse_valid_block(cfg.valid_block)
         self.dictionary = dictionary
         self.chunk = cfg.tokens_per_sample
         self.group: Optional[SequenceGroup] = None  # the processes that share each sequence
