@@ -3,7 +3,7 @@
 import itertools
 import os
 import struct
-from typing import Iterator, List, Tuple
+from typing import Callable, List, Tuple
 
 import numpy as np
 import torch
@@ -32,8 +32,12 @@ class Corpus:
     @classmethod
     def load(cls, path: str, dictionary: Dictionary, combine: bool = False) -> "Corpus":
         """Load `path`.bin and `path`.idx, and with `combine` also the parts `path`1, `path`2, ..."""
+        if not MMapIndexedDataset.exists(path):
+            raise FileNotFoundError(
+                f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
+            )
         parts, lines = [], []
-        for name in _part_paths(path, combine):
+        for name in part_paths(path, combine, MMapIndexedDataset.exists):
             tokens, sizes = _read(name)
             if tokens.size != sizes.sum():
                 raise ValueError(
@@ -90,16 +94,10 @@ def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
         )
 
 
-def _part_paths(path: str, combine: bool) -> Iterator[str]:
-    """Return `path`, and with `combine` also path1, path2, ..., which is how fairseq names parts."""
-    if not MMapIndexedDataset.exists(path):
-        raise FileNotFoundError(
-            f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
-        )
-    if not combine:
-        return iter([path])
-    names = itertools.chain([path], (f"{path}{number}" for number in itertools.count(1)))
-    return itertools.takewhile(MMapIndexedDataset.exists, names)
+def part_paths(path: str, combine: bool, exists: Callable[[str], bool]) -> List[str]:
+    """Return `path`, and with `combine` also path1, path2, ... if they exist, which is how fairseq names parts."""
+    others = (f"{path}{number}" for number in itertools.count(1))
+    return [path, *itertools.takewhile(exists, others if combine else ())]
 
 
 def _read(name: str) -> Tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """Translation of whole documents, for any fairseq model: windows of several lines, with a separator between them."""
 
-import itertools
 import logging
 import os
 from argparse import Namespace
@@ -17,6 +16,7 @@ from fairseq.tasks import register_task
 from omegaconf import II
 from torch import Tensor
 
+from mega_fairseq.data.corpus import part_paths
 from mega_fairseq.data.windows import Draw, WindowDataset
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines, separator_symbol
 from mega_fairseq.fairseq_options import check_ranges, option, typed
@@ -179,19 +179,15 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         self.datasets[split] = WindowDataset(lines, documents, limit, self.separators, draw)
 
     def _documents(self, folder: str, split: str, combine: bool, lines: int) -> np.ndarray:
-        """Borders of documents; with `combine` also those of split1, split2, ..., which is how fairseq names parts."""
+        """Borders of documents; with `combine` also those of split1, split2, ..."""
         path = os.path.join(folder, f"{split}.docs")
         if not os.path.exists(path):
             raise FileNotFoundError(
                 f"there is no {path}, which has the document of each line; copy it from the folder that mega-fairseq "
                 "prepare documents wrote"
             )
-        ids: List[str] = read_lines(path)
-        for number in itertools.count(1):
-            part = os.path.join(folder, f"{split}{number}.docs")
-            if not combine or not os.path.exists(part):
-                break
-            ids += read_lines(part)
+        parts = part_paths(os.path.join(folder, split), combine, lambda part: os.path.exists(f"{part}.docs"))
+        ids = [name for part in parts for name in read_lines(f"{part}.docs")]
         if len(ids) != lines:
             raise ValueError(
                 f"{path} has {len(ids):,} lines and {split} has {lines:,}; give one id for each line of the data, in "
