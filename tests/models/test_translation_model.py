@@ -89,7 +89,7 @@ def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_
     shorter.load_state_dict(whole.state_dict())
     assert shorter.max_positions() == (50, 50)
     torch.testing.assert_close(logits(shorter), logits(whole), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="--max-source-positions is 500 .* 400 tokens"):
+    with pytest.raises(ValueError, match="--max-target-positions is 500 .* 400 tokens"):
         longer.load_state_dict(whole.state_dict())
 
 
