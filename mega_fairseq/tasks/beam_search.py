@@ -72,6 +72,7 @@ class BeamSearch:
             "words": state(steps, 4, beams),  # of each step: tokens, parents, whether a hypothesis ends, its parent
             "scores": state(steps, 2, beams, dtype=torch.float),  # of each step: totals, scores of hypotheses
         }
+        self.tokens, self.order, self.numbers = (self.state[name] for name in ("tokens", "order", "numbers"))
         if rules.separator is not None:
             self.state.update(left=state(beams), length=state(beams), longest=state(steps), limit=state())
 
@@ -79,18 +80,6 @@ class BeamSearch:
         self.state["left"].copy_(lines.left.unsqueeze(1))
         self.state["longest"][:, : lines.longest.size(1)] = lines.longest
         self.state["limit"].fill_(lines.limit)
-
-    @property
-    def tokens(self) -> Tensor:
-        return self.state["tokens"]
-
-    @property
-    def order(self) -> Tensor:
-        return self.state["order"]
-
-    @property
-    def numbers(self) -> Tensor:
-        return self.state["numbers"]
 
     def done(self) -> Tensor:
         """(S,) which sentences have all their hypotheses."""
