@@ -245,9 +245,10 @@ class MegaLanguageModelingTask(FairseqTask):
         else:
             return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
         if max_positions is not None and dataset.longest > max_positions:
+            of_all = f" in each of {self._sharing} processes" if self._sharing > 1 else ""
             raise ValueError(
                 f"samples have up to {dataset.longest:,} tokens, --max-tokens and the model allow "
-                f"{int(max_positions):,}: {remedy}"
+                f"{int(max_positions) // self._sharing:,}{of_all}: {remedy}"
             )
         return indices
 

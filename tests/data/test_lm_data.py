@@ -1,6 +1,7 @@
 """Segments, streams and batches of language models: every token once, independent of global random state."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,6 +139,14 @@ def test_a_limit_shorter_than_some_segment_is_refused_in_every_epoch(number):
     with pytest.raises(ValueError, match="50 tokens, --max-tokens .* 49"):
         epoch(dataset, max_tokens=49, epoch=number)  # as in validation
     assert epoch(dataset, max_tokens=50, max_positions=50, ignore_invalid_inputs=True, epoch=number)
+
+
+def test_a_refused_limit_is_the_one_given_if_processes_share_segments():
+    dataset, sharing = SegmentDataset(in_memory([60]), np.array([0, 60]), 10, (1, 5), 1, PAD, EOS), task()
+    sharing.group = SimpleNamespace(rank=0, size=4)
+    with pytest.raises(ValueError, match="50 tokens, --max-tokens .* allow 12 in each of 4 processes"):
+        sharing.get_batch_iterator(dataset, max_tokens=12, num_shards=4)
+    assert sharing.get_batch_iterator(dataset, max_tokens=13, num_shards=4)
 
 
 def test_a_limit_must_fit_only_the_longest_document_if_documents_are_shorter_than_segments():
