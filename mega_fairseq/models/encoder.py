@@ -1,13 +1,13 @@
 """A bidirectional Mega encoder with fairseq's interface."""
 
-from typing import List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional
 
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
-from mega_fairseq.models.encoder_out import EncoderOut, encoder_out, reordered
+from mega_fairseq.models.encoder_out import EncoderOut, encoder_out
 from mega_fairseq.models.options import StackOptions
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.ops.padding import Alignment, as_mask
@@ -46,7 +46,11 @@ class MegaEncoder(Stack, FairseqEncoder):
         return self
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None, return_all_hiddens: bool = False
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        **unused: Any,  # what fairseq passes to encoder and decoder alike
     ) -> EncoderOut:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
         encoded = self.encode(src_tokens, padding, return_all_hiddens)
@@ -91,7 +95,9 @@ class MegaEncoder(Stack, FairseqEncoder):
         return _zero_at_pads(x, done)
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
-        return reordered(encoder_out, new_order)
+        """Only records the sentence of each row, without copies, since the decoder projects each sentence once."""
+        rows = encoder_out["rows"]
+        return {**encoder_out, "rows": [rows[0].index_select(0, new_order) if rows else new_order]}
 
     def max_positions(self) -> int:
         """The longest sentence that its layers can process."""

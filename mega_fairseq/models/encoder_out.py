@@ -26,12 +26,6 @@ def encoder_out(
     }
 
 
-def reordered(out: EncoderOut, new_order: Tensor) -> EncoderOut:
-    """Only records the sentence of each row, without copies, since the decoder projects each sentence once."""
-    rows = [new_order if not out["rows"] else out["rows"][0].index_select(0, new_order)]
-    return {**out, "rows": rows}
-
-
 def aligned_source(out: Optional[EncoderOut]) -> Tuple[Optional[Tensor], Optional[Padding], Optional[Tensor]]:
     """The encoder's output (S, m, D) with real tokens first, its pads, and its tokens (S, m).
 

@@ -1,13 +1,12 @@
 """Translation with Mega in place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Tuple
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II
-from torch import Tensor
 
 from mega_fairseq.fairseq_options import option
 from mega_fairseq.models.adaptive import adaptive_softmax
@@ -80,12 +79,6 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             )
         check_start(model, cfg)
         return model
-
-    def forward(
-        self, src_tokens: Tensor, src_lengths: Optional[Tensor], prev_output_tokens: Tensor, **kwargs: Any
-    ) -> Any:
-        encoder_out = self.encoder(src_tokens, src_lengths)
-        return self.decoder(prev_output_tokens, encoder_out=encoder_out, **kwargs)
 
     def max_positions(self) -> Tuple[int, int]:
         return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()
