@@ -102,7 +102,8 @@ class Stack:
         recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             if kept[i]:
-                compiles = self.cfg.compile and self.training and _can_compile(next(layer.parameters()))
+                weight = next(layer.parameters())
+                compiles = self.cfg.compile and self.training and _can_compile(weight.device.type, weight.dtype)
                 call = partial(_compiled(), layer) if compiles else layer
                 yield i, partial(_recomputed, layer, call, self.cfg.offload_activations) if recompute else call
 
@@ -137,17 +138,13 @@ class Stack:
                 module.dropout_module.apply_during_inference = True
 
 
-def _can_compile(weight: Tensor) -> bool:
+@lru_cache(maxsize=None)  # so that it warns once
+def _can_compile(device_type: str, dtype: torch.dtype) -> bool:
     """Not half precision on CPUs: gradients of code that the compiler of torch 2.13 vectorises are NaN there."""
-    possible = weight.device.type != "cpu" or weight.dtype in (torch.float32, torch.float64)
+    possible = device_type != "cpu" or dtype in (torch.float32, torch.float64)
     if not possible:
-        _say_eager()
+        logger.warning("--compile has no effect in half precision on CPUs, where torch's compiler has wrong gradients")
     return possible
-
-
-@lru_cache(maxsize=None)
-def _say_eager() -> None:
-    logger.warning("--compile has no effect in half precision on CPUs, where torch's compiler has wrong gradients")
 
 
 @lru_cache(maxsize=None)
@@ -162,12 +159,8 @@ def _call(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
 def _recomputed(layer: nn.Module, call: Callable, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
     """`call(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
     with save_on_cpu(pin_memory=x.is_cuda) if offload else nullcontext():
-        contexts = partial(_without_and_with, layer)
-        return checkpoint(call, x, *rest, use_reentrant=False, context_fn=contexts, **options)
-
-
-def _without_and_with(layer: nn.Module) -> Tuple[Any, Any]:
-    return nullcontext(), _buffers_restored(layer)
+        options["context_fn"] = lambda: (nullcontext(), _buffers_restored(layer))  # of the recomputation
+        return checkpoint(call, x, *rest, use_reentrant=False, **options)
 
 
 @contextmanager
