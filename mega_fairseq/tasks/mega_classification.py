@@ -136,41 +136,31 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
-        if isinstance(self.folder, NoData):
-            self._check_complete(self.folder)
-        self.check_first_token()
+        if isinstance(self.folder, NoData):  # a converted checkpoint may lack what the release left in the data
+            lacking = [
+                *["names of classes"] * (not self.classes),
+                *["dictionary"] * (self.dictionary is None and self.cfg.input_kind == "tokens"),
+            ]
+            if lacking:
+                raise ValueError(f"the checkpoint has no {' and no '.join(lacking)}, and {self.folder.error}")
+        first, types = self.cfg.init_token, len(self.dictionary or ())
+        if first is not None and self.dictionary is None:
+            raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
+        if first is not None and not 0 <= first < types:
+            raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
         if len(self.classes or self.folder.unnamed_classes()) < 2:  # or an error says what is missing
             raise ValueError(
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
                 "at least 2, or list all of them in labels.txt"
             )
         model = super().build_model(cfg, from_checkpoint)
-        if not getattr(model, "takes_values_and_pairs", False):
-            self._check_other(model)
+        # fairseq's own classifiers take tokens, and ignore a second input.
+        unfit = not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs()
+        if unfit and not getattr(model, "takes_values_and_pairs", False):
+            raise ValueError(f"{type(model).__name__} is not a classifier, or does not take values or pairs; {CHOOSE}")
         head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
         model.register_classification_head(head, num_classes=len(self.classes))
         return model
-
-    def check_first_token(self) -> None:
-        first, types = self.cfg.init_token, len(self.dictionary or ())
-        if first is not None and self.dictionary is None:
-            raise ValueError(f"--init-token is {first} and values have no tokens; leave it out")
-        if first is not None and not 0 <= first < types:
-            raise ValueError(f"--init-token is {first}; give a number below {types}, the size of the dictionary")
-
-    def _check_complete(self, folder: NoData) -> None:
-        """Without data, a converted checkpoint may lack what the release left in them."""
-        lacking = [
-            *["names of classes"] * (not self.classes),
-            *["dictionary"] * (self.dictionary is None and self.cfg.input_kind == "tokens"),
-        ]
-        if lacking:
-            raise ValueError(f"the checkpoint has no {' and no '.join(lacking)}, and {folder.error}")
-
-    def _check_other(self, model: BaseFairseqModel) -> None:
-        """fairseq's own classifiers take tokens, and ignore a second input."""
-        if not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs():
-            raise ValueError(f"{type(model).__name__} is not a classifier, or does not take values or pairs; {CHOOSE}")
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
         if getattr(cfg, "_name", None) != "sentence_prediction" or cfg.regression_target:
@@ -200,16 +190,13 @@ class MegaClassificationTask(FairseqTask):
             self._check_type(one.number_type, one.source, self.number_type)
         fitted = [Shortened(one, self.longest, self.cfg.init_token) for one in inputs]
         for one in fitted:
+            if one.cut and self.cfg.shorten_method == "none":
+                remedy = "give a larger --max-positions, or --shorten-method truncate to cut them"
+                remedy = "the model takes no more, so shorten them" if self.trained else remedy
+                raise ValueError(f"{one.about_cut()}; {remedy}")
             if one.cut:
-                self._report_cut(one)
+                logger.info(f"{one.about_cut()} and are cut to the first ones (--shorten-method truncate)")
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
-
-    def _report_cut(self, inputs: Shortened) -> None:
-        if self.cfg.shorten_method == "none":
-            remedy = "give a larger --max-positions, or --shorten-method truncate to cut them"
-            remedy = "the model takes no more, so shorten them" if self.trained else remedy
-            raise ValueError(f"{inputs.about_cut()}; {remedy}")
-        logger.info(f"{inputs.about_cut()} and are cut to the first ones (--shorten-method truncate)")
 
     def encode(self, given: Any, name: str) -> Tensor:
         """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by this name."""
