@@ -66,10 +66,7 @@ class WindowDataset(LanguagePairDataset):
         if self.epoch is not None and (self.draw is None or epoch == self.epoch):
             return
         self.epoch = epoch
-        if self.draw is None:
-            bounds = fixed_windows(self.documents, self.ends, self.limit)
-        else:
-            bounds = drawn_windows(self.documents, self.ends, self.limit, self.draw, epoch)
+        bounds = windows(self.documents, self.ends, self.limit, self.draw, epoch)
         for side in self.joined:
             side.bounds = bounds
         sizes = np.diff(self.ends[bounds], axis=0)  # (windows, sides)
@@ -116,27 +113,22 @@ class JoinedLines(Dataset):
         self.lines.prefetch([line for i in indices for line in range(self.bounds[i], self.bounds[i + 1])])
 
 
-def fixed_windows(documents: np.ndarray, ends: np.ndarray, limit: int) -> np.ndarray:
-    """Borders of windows, each as long as `limit` allows.
+def windows(documents: np.ndarray, ends: np.ndarray, limit: int, draw: Optional[Draw], epoch: int) -> np.ndarray:
+    """Borders of windows in one epoch: each as long as `limit` allows, if they are not drawn.
+
+    With `draw`, they are single lines, or a document has one budget, in which every octave of lengths has as many
+    tokens. The first window of a document is then shortened at random, so that the others begin elsewhere.
 
     `documents` are the borders of D documents (D + 1,) and `ends` the tokens before each line on each side.
     """
-    bounds = [0]
-    for start, stop in zip(documents[:-1].tolist(), documents[1:].tolist()):
-        bounds += cut(ends, start, stop, limit, limit)
-    return np.array(bounds)
-
-
-def drawn_windows(documents: np.ndarray, ends: np.ndarray, limit: int, draw: Draw, epoch: int) -> np.ndarray:
-    """Borders of windows in one epoch: single lines, or one budget for each document, in which every octave of lengths
-    has as many tokens. The first window of a document is shortened at random, so that the others begin elsewhere.
-    """
-    single, budget, first = default_rng((draw.seed, epoch)).random((3, len(documents) - 1))
+    numbers = 3, len(documents) - 1
+    single, budget, first = np.ones(numbers) if draw is None else default_rng((draw.seed, epoch)).random(numbers)
+    single_lines, full = (0.0, True) if draw is None else (draw.single_lines, draw.full)
     least = np.log(min(LEAST_BUDGET, limit))
-    budgets = np.full_like(budget, limit) if draw.full else np.exp(least + budget * (np.log(limit) - least))
+    budgets = np.full_like(budget, limit) if full else np.exp(least + budget * (np.log(limit) - least))
     bounds = [0]
     for number, (start, stop) in enumerate(zip(documents[:-1].tolist(), documents[1:].tolist())):
-        if single[number] < draw.single_lines:
+        if single[number] < single_lines:
             bounds += range(start + 1, stop + 1)
         else:
             bounds += cut(ends, start, stop, first[number] * budgets[number], budgets[number])
