@@ -49,12 +49,26 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":
         cls.check_options(cfg, task)
         source, target = task.source_dictionary, task.target_dictionary
-        _check_sharing(cfg, joined=source == target)
-        encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
-        decoder_embed = encoder_embed
         if cfg.share_all_embeddings:
+            if source != target:
+                raise ValueError(
+                    "--share-all-embeddings needs one dictionary for both languages and they have two; "
+                    "run fairseq-preprocess with --joined-dictionary, or leave the option out"
+                )
+            paths = cfg.encoder_embed_path, cfg.decoder_embed_path
+            if cfg.encoder_embed_dim != cfg.decoder_embed_dim or paths[1] not in (None, paths[0]):
+                raise ValueError(
+                    "--share-all-embeddings has one table; make --encoder-embed-dim and --decoder-embed-dim equal, and "
+                    "give only --encoder-embed-path"
+                )
             cfg.share_decoder_input_output_embed = True
-        else:
+        elif cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
+            raise ValueError(
+                "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none; "
+                "leave out this option or --adaptive-softmax-cutoff"
+            )
+        decoder_embed = encoder_embed = token_embedding(source, cfg.encoder_embed_dim, cfg.encoder_embed_path)
+        if not cfg.share_all_embeddings:
             decoder_embed = token_embedding(target, cfg.decoder_embed_dim, cfg.decoder_embed_path)
         longest = max(cfg.max_source_positions, cfg.max_target_positions)
         model = cls(
@@ -82,23 +96,3 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     def max_positions(self) -> Tuple[int, int]:
         return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()
-
-
-def _check_sharing(cfg: MegaTransformerConfig, joined: bool) -> None:
-    if not cfg.share_all_embeddings:
-        if cfg.share_decoder_input_output_embed and cfg.adaptive_softmax_cutoff is not None:
-            raise ValueError(
-                "--share-decoder-input-output-embed ties the output projection, and an adaptive softmax has none; "
-                "leave out this option or --adaptive-softmax-cutoff"
-            )
-        return
-    if not joined:
-        raise ValueError(
-            "--share-all-embeddings needs one dictionary for both languages and they have two; "
-            "run fairseq-preprocess with --joined-dictionary, or leave the option out"
-        )
-    if cfg.encoder_embed_dim != cfg.decoder_embed_dim or cfg.decoder_embed_path not in (None, cfg.encoder_embed_path):
-        raise ValueError(
-            "--share-all-embeddings has one table; make --encoder-embed-dim and --decoder-embed-dim equal, and give "
-            "only --encoder-embed-path"
-        )
