@@ -88,33 +88,15 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
 
 def _embedding(cfg: MegaLMConfig, dictionary: Dictionary) -> nn.Module:
     width, dim, types = cfg.decoder_input_dim or cfg.decoder_embed_dim, cfg.decoder_embed_dim, len(dictionary)
-    _check_embedding(cfg, width)
-    if cfg.adaptive_input:
-        name = "--adaptive-input-cutoff" if cfg.adaptive_input_cutoff else "--adaptive-softmax-cutoff"
-        ends = cutoffs(name, cfg.adaptive_input_cutoff or cfg.adaptive_softmax_cutoff, types)
-        if ends[0] < dictionary.nspecial:
-            raise ValueError(
-                f"{name} starts with {ends[0]}, and the first band of an adaptive input contains fairseq's "
-                f"{dictionary.nspecial} special symbols; start with at least {dictionary.nspecial}"
-            )
-        check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width, ends)
-        return AdaptiveInput(types, dictionary.pad(), width, dim, ends, cfg.adaptive_input_factor)
-    if width != dim:
-        return NarrowEmbedding(dictionary, width, dim, cfg.decoder_embed_path)
-    return token_embedding(dictionary, dim, cfg.decoder_embed_path)
-
-
-def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
-    """Checks for conflicting options before a large table is allocated."""
-    dim, softmax, ends = cfg.decoder_embed_dim, cfg.adaptive_softmax_cutoff, cfg.adaptive_input_cutoff
-    if cfg.adaptive_input and not (ends or softmax):
+    softmax, own = cfg.adaptive_softmax_cutoff, cfg.adaptive_input_cutoff  # without bands of its own, the softmax's
+    if cfg.adaptive_input and not (own or softmax):
         raise ValueError("--adaptive-input has no bands; give --adaptive-input-cutoff, as in 20000,60000")
     if cfg.adaptive_input and cfg.decoder_embed_path:
         raise ValueError("--decoder-embed-path fills one table and --adaptive-input has several; leave one of them out")
     if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
         both = cfg.tie_adaptive_weights and cfg.adaptive_input and softmax
         equal = width == dim and cfg.adaptive_input_factor == cfg.adaptive_softmax_factor
-        if not (both and equal and re.findall(r"\d+", ends or softmax) == re.findall(r"\d+", softmax)):
+        if not (both and equal and re.findall(r"\d+", own or softmax) == re.findall(r"\d+", softmax)):
             raise ValueError(
                 "--tie-adaptive-weights, and --tie-adaptive-proj with it, share the tables of --adaptive-input and "
                 "--adaptive-softmax-cutoff; give both, and make --adaptive-input-cutoff, --adaptive-input-factor and "
@@ -127,3 +109,16 @@ def _check_embedding(cfg: MegaLMConfig, width: int) -> None:
             "--adaptive-input, --adaptive-softmax-cutoff and --decoder-input-dim, or give --arch mega_lm without it, "
             "and --tie-adaptive-weights to tie adaptive ones"
         )
+    if cfg.adaptive_input:
+        name = "--adaptive-input-cutoff" if own else "--adaptive-softmax-cutoff"
+        ends = cutoffs(name, own or softmax, types)
+        if ends[0] < dictionary.nspecial:
+            raise ValueError(
+                f"{name} starts with {ends[0]}, and the first band of an adaptive input contains fairseq's "
+                f"{dictionary.nspecial} special symbols; start with at least {dictionary.nspecial}"
+            )
+        check_factor("--adaptive-input-factor", cfg.adaptive_input_factor, width, ends)
+        return AdaptiveInput(types, dictionary.pad(), width, dim, ends, cfg.adaptive_input_factor)
+    if width != dim:
+        return NarrowEmbedding(dictionary, width, dim, cfg.decoder_embed_path)
+    return token_embedding(dictionary, dim, cfg.decoder_embed_path)
