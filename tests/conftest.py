@@ -1,4 +1,4 @@
-"""Profiles of hypothesis, and fixtures for several files: commands of `mega-fairseq`, with data and models.
+"""Profiles of hypothesis, and fixtures for several files: data, models and commands.
 
 HYPOTHESIS_PROFILE chooses a profile. The default draws the same examples in every run, so that failures are
 reproducible. "fast" draws few examples, for `make test-fast`; "explore" draws more and new ones.
@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from mega_fairseq.cli.main import main
 from tests.helpers import classifiers as classifiers_of
 from tests.helpers.commands import ON_CPUS, preprocess_text, trained
 from tests.helpers.forking import python
@@ -39,17 +38,6 @@ def sweep_folder(tmp_path_factory):
 def text(tmp_path_factory):
     """Data for language models."""
     return preprocess_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture
-def sweep(sweep_folder, tmp_path, capsys):
-    """Runs the command in this process, on the CPU, with results in `tmp_path`; returns exit code, stdout, stderr."""
-
-    def call(*arguments, model="rotary.pt", data="data", device=("--cpu",)):
-        files = [str(sweep_folder / model), str(sweep_folder / data), f"--out={tmp_path / 'out'}"]
-        return main(["sweep", *files, *device, *arguments]), *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mega_fairseq.cli.classify import Scores, load, saliency
-from mega_fairseq.cli.main import main
 from tests.helpers.classifiers import LABELS, OPTIONS
 from tests.helpers.commands import records
 
@@ -24,12 +23,12 @@ def trained(request, classifiers):
 
 
 @pytest.fixture
-def classify(capsys, monkeypatch):
-    """Runs the command in this process, with these bytes as its input; returns exit code, stdout, stderr."""
+def classify(cli, monkeypatch):
+    """Runs the command with these bytes as its input; returns exit code, stdout, stderr."""
 
     def call(model, data, *options, typed=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
-        return main(["classify", str(model), str(data), "--cpu", *map(str, options)]), *capsys.readouterr()
+        return cli("classify", model, data, "--cpu", *options)
 
     return call
 

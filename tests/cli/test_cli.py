@@ -16,11 +16,10 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
-from mega_fairseq.cli import main as command
 from mega_fairseq.models import presets as data
 from tests.helpers.commands import ROOT, Running, fresh, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
-from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, refuse, save
+from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, checkpoint, model, save
 
 REGISTRIES = (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY)
 
@@ -59,14 +58,15 @@ def write_to(path):
 # ---------------------------------------------------------------------------------------- options
 
 
-def options(capsys, *arguments):
+def options(cli, *arguments):
     """The lines of `mega-fairseq options` by their first words, without wrapped texts."""
-    assert command.main(["options", *arguments]) == 0
-    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
+    code, said, _ = cli("options", *arguments)
+    assert code == 0
+    return {line.split()[0]: line for line in said.splitlines() if line[:1].strip()}
 
 
-def test_options_lists_every_registered_architecture_and_task(capsys):
-    lines = options(capsys)
+def test_options_lists_every_registered_architecture_and_task(cli):
+    lines = options(cli)
     presets = {*data.CLASSIFIERS, *data.LANGUAGE_MODELS, *data.TRANSLATION}
     assert set(lines) >= presets | {name for name in [*MODEL_REGISTRY, *TASK_REGISTRY] if name.startswith("mega_")}
     assert lines["mega_lm_small"].split()[1:4] == ["4", "128", "256"]  # layers, width, chunk
@@ -76,8 +76,8 @@ def test_options_lists_every_registered_architecture_and_task(capsys):
 @pytest.mark.parametrize(
     "arch", ["mega_lm", "mega_lm_small", "mega_transformer_big", "mega_lra_text_chunk", "mega_language_modeling"]
 )
-def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsys):
-    lines = options(capsys, arch)
+def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, cli):
+    lines = options(cli, arch)
     task = "translation" if "transformer" in arch else "mega_language_modeling"
     arguments = ["data", f"--task={task}", f"--arch={'mega_lm' if arch == task else arch}"]
     parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(task), arguments)
@@ -92,30 +92,32 @@ def test_options_prints_the_options_and_defaults_that_fairseq_parses(arch, capsy
 # -------------------------------------------------------------------------------------- files of convert
 
 
+NEEDS_SAFE_READING = pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+
+
 @pytest.fixture
 def released_file(tmp_path):
     return save(checkpoint(model("pre_softmax_simple_noffn")), tmp_path / "released.pt")
 
 
-def test_convert_overwrites_a_file_only_with_force(released_file, tmp_path, capsys):
+@NEEDS_SAFE_READING
+def test_convert_overwrites_a_file_only_with_force(released_file, tmp_path, cli, refuses):
     target = tmp_path / "ours.pt"
     target.write_text("precious")
-    refuse(capsys, released_file, target, words=[target, "--force"])
-    assert target.read_text() == "precious"
-    assert command.main(["convert", str(released_file), str(target), "--force"]) == 0
+    refuses("convert", released_file, target, words=[target, "--force"])
+    assert cli("convert", released_file, target, "--force")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.pt", "released.pt"]
     assert "cfg" in torch.load(target, weights_only=True)
 
 
-def test_convert_checks_paths_before_any_work(released_file, tmp_path, capsys):
-    before = released_file.read_bytes()
+@NEEDS_SAFE_READING
+def test_convert_checks_paths_before_any_work(released_file, tmp_path, refuses):
     for target in (released_file, tmp_path, tmp_path / "missing/ours.pt"):
-        refuse(capsys, released_file, target, "--force", words=[target if target.exists() else target.parent])
-    refuse(capsys, tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt"])
-    assert released_file.read_bytes() == before
+        refuses("convert", released_file, target, "--force", words=[target if target.exists() else target.parent])
+    refuses("convert", tmp_path / "none.pt", tmp_path / "ours.pt", words=["none.pt"])
 
 
-@pytest.mark.skipif(not READS_SAFELY, reason=NEEDS_TORCH)
+@NEEDS_SAFE_READING
 @pytest.mark.parametrize(("fault", "end"), [(partial(no_space, 10_000), 1), (killed_while_writing, -signal.SIGKILL)])
 def test_a_full_disk_or_a_kill_leaves_the_target_unchanged(fault, end, released_file, tmp_path):
     target = tmp_path / "ours.pt"

@@ -21,7 +21,7 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.tasks.mega_classification import HEAD
 from tests.helpers import golden_cases as golden
 from tests.helpers.golden_checks import assert_outputs
-from tests.helpers.released import assert_refused, load
+from tests.helpers.released import load
 from tests.helpers.small_models import encoder, language_model
 
 PAD = 1
@@ -196,26 +196,26 @@ def test_names_of_classes_are_kept(tmp_path):
     assert options_of(tmp_path / "back")["id2label"] == names
 
 
-def test_labels_name_the_classes_only_of_a_folder_without_names(tmp_path, capsys):
+def test_labels_name_the_classes_only_of_a_folder_without_names(tmp_path, refuses):
     words, options = tmp_path / "dict.txt", ("--labels", str(tmp_path / "dict.txt"))
     words.write_text("a 1\nb 1\nc 1\n")
     assert main(["convert", str(FOLDERS[CLASSES]), str(tmp_path / "ours.pt"), *options]) == 0
     assert trained.read(str(tmp_path / "ours.pt")).task_state["classes"] == ["a", "b", "c"]
     named = folder_with(tmp_path, CLASSES, id2label={"0": "x", "1": "y", "2": "z"})
-    assert_refused(capsys, named, tmp_path / "no.pt", *options, words=["--labels"])
-    assert_refused(capsys, FOLDERS[PLAIN], tmp_path / "no.pt", *options, words=["--labels"])
+    refuses("convert", named, tmp_path / "no.pt", *options, words=["--labels"])
+    refuses("convert", FOLDERS[PLAIN], tmp_path / "no.pt", *options, words=["--labels"])
     words.write_text("a 1\n")
-    assert_refused(capsys, FOLDERS[CLASSES], tmp_path / "no.pt", *options, words=["--labels names 1"])
+    refuses("convert", FOLDERS[CLASSES], tmp_path / "no.pt", *options, words=["--labels names 1"])
 
 
-def test_tied_matrices_that_differ_become_the_heads(tmp_path, capsys):
+def test_tied_matrices_that_differ_become_the_heads(tmp_path, cli):
     """transformers loads the embeddings first and the head into the same parameter."""
     tensors = safetensors.load(str(FOLDERS[PLAIN] / "model.safetensors"))
     head = torch.randn_like(tensors["mega.embedding_layer.word_embeddings.weight"])
     torch.save({**tensors, "mlm_head.weight": head}, tmp_path / "pytorch_model.bin")
     shutil.copy(FOLDERS[PLAIN] / "config.json", tmp_path)
-    assert main(["convert", str(tmp_path), str(tmp_path / "ours.pt")]) == 0
-    assert "differ" in capsys.readouterr().out
+    code, said, _ = cli("convert", tmp_path, tmp_path / "ours.pt")
+    assert (code, "differ" in said) == (0, True)
     ours = trained.read(str(tmp_path / "ours.pt")).tensors
     assert torch.equal(ours["encoder.embed_tokens.weight"], head)
     assert torch.equal(ours["encoder.lm_head.weight"], head)
@@ -257,12 +257,11 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (POSTNORM, "chunk_size", 25),
     ],
 )
-def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path, capsys):
+def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path, refuses):
     folder = folder_with(tmp_path, name, **{option: value})
     known = option if option not in ("use_chunking", "hidden_size", "num_hidden_layers", "dropout_prob") else ""
     known = "Mega" if option == "model_type" else "position_bias" if value == 25 else known
-    assert_refused(capsys, folder, tmp_path / "ours.pt", words=[folder, known])
-    assert not (tmp_path / "ours.pt").exists()
+    refuses("convert", folder, tmp_path / "ours.pt", words=[folder, known])
 
 
 def header(entries, rest=b""):
@@ -293,10 +292,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_and_damaged_safetensors_are_refused(what, tmp_path, capsys):
+def test_hostile_and_damaged_safetensors_are_refused(what, tmp_path, refuses):
     folder = folder_with(tmp_path)
     (folder / "model.safetensors").write_bytes(HOSTILE[what])
-    assert_refused(capsys, folder, tmp_path / "ours.pt", words=["not a complete .safetensors"])
+    refuses("convert", folder, tmp_path / "ours.pt", words=["not a complete .safetensors"])
 
 
 def changed(tensors, what):
@@ -313,12 +312,11 @@ def changed(tensors, what):
 @pytest.mark.parametrize(
     "what", ["NaN", "a tensor too many", "a tensor with no number", "mx_proj.weight", "out_proj.weight"]
 )
-def test_tensors_that_do_not_fit_are_refused(what, tmp_path, capsys):
+def test_tensors_that_do_not_fit_are_refused(what, tmp_path, refuses):
     folder = folder_with(tmp_path, CLASSES)
     tensors = safetensors.load(str(folder / "model.safetensors"))
     (folder / "model.safetensors").write_bytes(b"".join(safetensors.pack(changed(tensors, what))))
-    assert_refused(capsys, folder, tmp_path / "ours.pt", words=[folder])
-    assert not (tmp_path / "ours.pt").exists()
+    refuses("convert", folder, tmp_path / "ours.pt", words=[folder])
 
 
 def test_a_truncated_file_is_refused_at_any_length(tmp_path):
@@ -349,11 +347,10 @@ def test_tensors_of_any_type_and_shape_are_read_as_written(dtype, tmp_path):
         ("normalize_embedding", True),
     ],
 )
-def test_options_that_transformers_does_not_have_are_not_written(option, value, tmp_path, capsys):
+def test_options_that_transformers_does_not_have_are_not_written(option, value, tmp_path, refuses):
     path = masked(tmp_path, **{option: value})
     name = "no-final-norm" if option == "normalize_before" else option.replace("_", "-")
-    assert_refused(capsys, "--to-huggingface", path, tmp_path / "out", words=[path, f"--{name}"])
-    assert not (tmp_path / "out").exists()
+    refuses("convert", "--to-huggingface", path, tmp_path / "out", words=[path, f"--{name}"])
 
 
 # -------------------------------------------------------------------------------------- models of ours

@@ -15,7 +15,6 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaEncoderModel
 from tests.helpers import golden_cases as golden
 from tests.helpers.commands import PLUGIN, fairseq, records
-from tests.helpers.released import assert_refused
 
 CASE = golden.FOLDER / "huggingface" / "mlm_defaults"
 FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -129,44 +128,41 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_other_vocabularies_are_refused(what, folder, tmp_path, capsys):
+def test_other_vocabularies_are_refused(what, folder, tmp_path, refuses):
     content, words = REFUSED[what]
     (tmp_path / "any.json").write_text(content)
     options = ("--tokenizer", tmp_path / "any.json")
-    assert_refused(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "any.json", words])
-    assert not (tmp_path / "ours.pt").exists()
+    refuses("convert", folder, tmp_path / "ours.pt", *options, words=[tmp_path / "any.json", words])
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [("a 1\n" * 2, "dictionary"), ("a 1\n", "5 types"), ("".join(f"{n} 1\n" for n in range(ROWS - 4)), "vocab.json")],
 )
-def test_dictionaries_that_do_not_fit_are_refused(content, words, folder, tmp_path, capsys):
+def test_dictionaries_that_do_not_fit_are_refused(content, words, folder, tmp_path, refuses):
     convert(folder, tmp_path / "ours.pt")
     (tmp_path / "dict.txt").write_text(content)
     options = ("--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
-    assert_refused(capsys, tmp_path / "ours.pt", tmp_path / "back", *options, words=[tmp_path / "dict.txt", words])
-    assert not (tmp_path / "back").exists()
+    refuses("convert", tmp_path / "ours.pt", tmp_path / "back", *options, words=[tmp_path / "dict.txt", words])
 
 
-def test_files_of_the_bpe_that_cannot_be_read_are_refused(folder, tmp_path, capsys):
+def test_files_of_the_bpe_that_cannot_be_read_are_refused(folder, tmp_path, refuses):
     convert(folder, tmp_path / "ours.pt", "--tokenizer", folder / "vocab.json")
     back = (tmp_path / "ours.pt", tmp_path / "back", "--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
     for file in ("vocab.json", "merges.txt"):
         shutil.copy(folder / file, tmp_path)
     (tmp_path / "vocab.json").write_text("[1]")
-    assert_refused(capsys, *back, words=[tmp_path / "dict.txt", "vocab.json beside it"])
+    refuses("convert", *back, words=[tmp_path / "dict.txt", "vocab.json beside it"])
     shutil.copy(folder / "vocab.json", tmp_path)
     (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff a\n")
     options = (tmp_path / "again.pt", "--tokenizer", tmp_path / "vocab.json")
-    assert_refused(capsys, folder, *options, words=[tmp_path / "vocab.json", "merges.txt beside it"])
+    refuses("convert", folder, *options, words=[tmp_path / "vocab.json", "merges.txt beside it"])
 
 
-def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, capsys):
+def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, refuses):
     (tmp_path / "dict.txt").write_text("other\n")
     options = ("--tokenizer", folder / "vocab.json")
-    assert_refused(capsys, folder, tmp_path / "ours.pt", *options, words=[tmp_path / "dict.txt", "--force"])
-    assert not (tmp_path / "ours.pt").exists()
+    refuses("convert", folder, tmp_path / "ours.pt", *options, words=[tmp_path / "dict.txt", "--force"])
     convert(folder, tmp_path / "ours.pt", *options, "--force")
 
 

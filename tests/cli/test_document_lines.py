@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mega_fairseq.cli.documents import metrics, translations
 from mega_fairseq.cli.documents.translations import Window, align
 from mega_fairseq.cli.main import main
-from tests.helpers.commands import ROOT, fresh, refused_by
+from tests.helpers.commands import ROOT, fresh
 from tests.helpers.recipes import small_bible, text, write
 
 TOKENS = ["\u2581Und", "er", "\u2581", "b@@", "<unk>", "x<sep>", "<sep>y"]
@@ -37,8 +37,7 @@ def generated(window, number):
 def split(folder, blocks, ids, *options):
     write(folder / "generated", ["INFO | S-0", *(line for block in blocks for line in block), "Generate test"])
     write(folder / "docs", ids)
-    out = folder / "out"
-    return main(["documents", "split", *map(str, (folder / "generated", folder / "docs", "--out", out)), *options])
+    return ["documents", "split", *map(str, (folder / "generated", folder / "docs", "--out", folder / "out")), *options]
 
 
 def check_split(windows, seed):
@@ -47,7 +46,7 @@ def check_split(windows, seed):
     random.Random(seed).shuffle(blocks)
     ids = [str(number // 2) for number, (source, _) in enumerate(windows) for _ in source]
     with tempfile.TemporaryDirectory() as folder:
-        assert split(Path(folder), blocks, ids) == 0
+        assert main(split(Path(folder), blocks, ids)) == 0
         lines = text(Path(folder) / "out.pieces")
     assert len(lines) == len(ids)
     for source, translation in windows:
@@ -147,21 +146,20 @@ BLOCKS = [generated(A, 0), generated(B, 1)]
         ([[line.replace(" <sep> ", "<sep>") for line in block] for block in BLOCKS], "1 1 2", ["2 lines", "3"]),
     ],
 )
-def test_translations_of_other_windows_are_refused(tmp_path, capsys, blocks, ids, words):
-    refused_by("documents", (split(tmp_path, blocks, ids.split()), *capsys.readouterr()), *words)
-    assert not list(tmp_path.glob("out*"))
+def test_translations_of_other_windows_are_refused(tmp_path, refuses, blocks, ids, words):
+    refuses(*split(tmp_path, blocks, ids.split()), words=words)
 
 
-def test_windows_with_other_counts_or_lengths_are_reported(tmp_path, capsys):
+def test_windows_with_other_counts_or_lengths_are_reported(tmp_path, cli, refuses):
     lines = ["a" * 10, "b" * 10]
     windows = [(lines, ["x" * 10] * 2), (lines, ["x" * 20]), (lines, ["x", "y" * 10])]
-    assert split(tmp_path, [generated(w, n) for n, w in enumerate(windows)], ["1"] * 6) == 0
-    said = capsys.readouterr().out
+    code, said, _ = cli(*split(tmp_path, [generated(w, n) for n, w in enumerate(windows)], ["1"] * 6))
+    assert code == 0
     assert re.search(r"1 windows .* aligned by length: 1$", said, re.MULTILINE)
     assert re.search(r"1 windows may be shifted .*: 2$", said, re.MULTILINE)
     (tmp_path / "out.pieces").unlink()
     (tmp_path / "out.json").write_text("{}")
-    refused_by("documents", (split(tmp_path, BLOCKS, ["1", "1", "2"]), *capsys.readouterr()), "out.json exists")
+    refuses(*split(tmp_path, BLOCKS, ["1", "1", "2"]), words=["out.json exists"])
 
 
 # --------------------------------------------------------------------------------------------- score
@@ -305,19 +303,18 @@ def test_lines_that_a_reader_should_see_are_counted():
         ("counts.json", "{}", ["counts.json was not written"]),
     ],
 )
-def test_files_that_do_not_fit_are_refused(bible, capsys, name, content, words):
+def test_files_that_do_not_fit_are_refused(bible, refuses, name, content, words):
     (bible / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     files = [str(bible / name) for name in ("system.de", "train.de", "train.docs")]
     options = ["--counts", str(bible / name)] if name == "counts.json" else []
-    refused_by("documents", (main(["documents", "score", *files, *options]), *capsys.readouterr()), *words)
+    refuses("documents", "score", *files, *options, words=words)
 
 
-def test_line_ends_of_other_systems_do_not_change_scores(bible, capsys):
+def test_line_ends_of_other_systems_do_not_change_scores(bible, cli):
     files = [str(bible / name) for name in ("system.de", "train.de", "train.docs")]
-    assert main(["documents", "score", *files]) == 0
-    before = capsys.readouterr().out
+    code, before, _ = cli("documents", "score", *files)
+    assert code == 0
     for path in files:
         content = Path(path).read_text().replace(" ", "\u2028", 1).replace("\n", "\r\n").rstrip()
         Path(path).write_bytes(content.encode("utf-8-sig"))
-    assert main(["documents", "score", *files]) == 0
-    assert capsys.readouterr().out == before
+    assert cli("documents", "score", *files)[:2] == (0, before)

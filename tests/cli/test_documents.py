@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.cli.main import main
-from tests.helpers.commands import refused_by
 from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
 SPLITS, LANGUAGES = ("train", "valid", "test"), ("de", "en")
@@ -22,7 +21,7 @@ TEXTS = st.lists(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), min_
 
 
 def prepare(source, out, boundaries, *options):
-    return main(["prepare", "documents", str(out), str(source), "--boundaries", boundaries, *options])
+    return ["prepare", "documents", str(out), str(source), "--boundaries", boundaries, *options]
 
 
 def contents(folder):
@@ -76,7 +75,7 @@ def test_the_same_documents_in_any_format_give_the_same_files(splits, ends, betw
         places = write_formats(Path(folder), splits, ends, between)
         made = {}
         for name, place in places.items():
-            assert prepare(place, Path(folder) / f"{name}-out", name) == 0
+            assert main(prepare(place, Path(folder) / f"{name}-out", name)) == 0
             made[name] = contents(Path(folder) / f"{name}-out")
         assert made["ids"] == made["blank"] == made["wmt"]
         for split, documents in splits.items():
@@ -91,7 +90,7 @@ def bible(tmp_path):
     return small_bible(tmp_path / "bible")
 
 
-def test_whole_documents_are_held_out_of_one_text(tmp_path, capsys):
+def test_whole_documents_are_held_out_of_one_text(tmp_path, cli):
     source = tmp_path / "source"
     source.mkdir()
     documents = [[f"{number}.{line}" for line in range(number % 3 + 1)] for number in range(60)]
@@ -100,7 +99,8 @@ def test_whole_documents_are_held_out_of_one_text(tmp_path, capsys):
     held_out = set()
     for seed in (1, 1, 2):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        assert prepare(source, tmp_path / "out", "blank", f"--seed={seed}") == 0
+        code, said, _ = cli(*prepare(source, tmp_path / "out", "blank", f"--seed={seed}"))
+        assert code == 0
         found = [line for split in SPLITS for line in text(tmp_path / "out" / f"{split}.de")]
         assert sorted(found) == sorted(line for lines in documents for line in lines)
         ids = {split: text(tmp_path / "out" / f"{split}.docs") for split in SPLITS}
@@ -108,7 +108,6 @@ def test_whole_documents_are_held_out_of_one_text(tmp_path, capsys):
         assert not set(ids["train"]) & set(ids["test"])
         held_out.add(tuple(ids["test"]))
     assert len(held_out) == 2
-    said = capsys.readouterr().out
     assert "train: 54 documents, " in said
     assert "test shares 0 of its " in said
 
@@ -133,34 +132,32 @@ def changed(path, change):
         ("wmt", "", None, ["nothing"]),
     ],
 )
-def test_text_that_does_not_fit_is_refused_with_its_line(bible, tmp_path, capsys, boundaries, name, change, words):
+def test_text_that_does_not_fit_is_refused_with_its_line(bible, tmp_path, refuses, boundaries, name, change, words):
     write(bible / "train.docs", ["Gen 1"] * 31 + ["Gen 2"] * 69)
     if change:
         changed(bible / name, change)
     if boundaries == "blank":
         for path in bible.glob("*.docs"):
             path.unlink()
-    code = prepare(bible, tmp_path / "out", boundaries)
-    refused_by("prepare", (code, *capsys.readouterr()), *words)
-    assert not (tmp_path / "out").exists()
+    refuses(*prepare(bible, tmp_path / "out", boundaries), words=words)
 
 
-def test_another_encoding_is_refused_with_its_line(bible, tmp_path, capsys):
+def test_another_encoding_is_refused_with_its_line(bible, tmp_path, refuses):
     (bible / "train.en").write_bytes((bible / "train.en").read_bytes().replace(b"\n", b"\n\xe4", 1))
-    refused_by("prepare", (prepare(bible, tmp_path / "out", "ids"), *capsys.readouterr()), "line 2 ", "UTF-8")
+    refuses(*prepare(bible, tmp_path / "out", "ids"), words=["line 2 ", "UTF-8"])
 
 
-def test_a_segment_missing_in_one_language_is_refused(tmp_path, capsys):
+def test_a_segment_missing_in_one_language_is_refused(tmp_path, refuses):
     seg = "<seg>a</seg>"
     (tmp_path / "test.xml").write_text(f'<doc id="d"><src lang="de">{seg}{seg}</src><ref lang="en">{seg}</ref></doc>')
-    refused_by("prepare", (prepare(tmp_path, tmp_path / "out", "wmt"), *capsys.readouterr()), "segment 2 ", "'d'")
+    refuses(*prepare(tmp_path, tmp_path / "out", "wmt"), words=["segment 2 ", "'d'"])
 
 
-def test_a_document_of_wmt_that_returns_is_refused(tmp_path, capsys):
+def test_a_document_of_wmt_that_returns_is_refused(tmp_path, refuses):
     sides = '<src lang="de"><seg>{0}</seg></src><ref lang="en"><seg>{0}</seg></ref>'
     documents = (f'<doc id="{name}">{sides.format(number)}</doc>' for number, name in enumerate("aba"))
     (tmp_path / "test.xml").write_text("".join(documents))
-    refused_by("prepare", (prepare(tmp_path, tmp_path / "out", "wmt"), *capsys.readouterr()), "line 3 ", "'a'")
+    refuses(*prepare(tmp_path, tmp_path / "out", "wmt"), words=["line 3 ", "'a'"])
 
 
 def test_cleaning_removes_the_ids_of_the_same_pairs(tmp_path):

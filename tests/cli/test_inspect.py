@@ -10,9 +10,8 @@ from fairseq import checkpoint_utils
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 from mega_fairseq.cli.inspect import QUANTILES
-from mega_fairseq.cli.main import main
 from mega_fairseq.modules import EXAMPLES
-from tests.helpers.commands import MEGA_SIZES, refused_by
+from tests.helpers.commands import MEGA_SIZES
 from tests.helpers.small_models import mixer_of
 from tests.helpers.sweeps import language_checkpoint
 
@@ -22,21 +21,11 @@ DIM, ORDER, FEED_FORWARD = (MEGA_SIZES[f"encoder_{name}"] for name in ("embed_di
 
 
 @pytest.fixture
-def call(tmp_path, capsys):
-    """Runs the command in this process; returns exit code, stdout and stderr."""
-
-    def run_inspect(path, out=tmp_path / "out"):
-        return main(["inspect", str(path), f"--out={out}"]), *capsys.readouterr()
-
-    return run_inspect
-
-
-@pytest.fixture
-def inspect(call, tmp_path):
+def inspect(cli, tmp_path):
     """Runs the command; returns stdout and the content of PREFIX.json."""
 
     def run_inspect(path):
-        code, out, err = call(path)
+        code, out, err = cli("inspect", path, f"--out={tmp_path / 'out'}")
         assert (code, err) == (0, ""), err
         return out, json.loads((tmp_path / "out.json").read_text())
 
@@ -154,21 +143,21 @@ def test_every_mixer_is_inspected(name, sweep_folder, inspect, tmp_path):
 # --------------------------------------------------------------------------------------------- files
 
 
-def test_an_inspection_replaces_an_earlier_one_but_no_other_files(sweep_folder, call, tmp_path):
+def test_an_inspection_replaces_an_earlier_one_but_no_other_files(sweep_folder, inspect, refuses, tmp_path):
     path = sweep_folder / "rotary.pt"
     for _ in range(2):
-        assert call(path)[0] == 0
+        inspect(path)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json"]
     assert json.loads((tmp_path / "out.json").read_text())["checkpoint"] == str(path)
     for name, text in (("a.json", "precious"), ("b.json", "[1]")):
         (tmp_path / name).write_text(text)
-        refused_by("inspect", call(path, out=tmp_path / name[0]), tmp_path / name, "--out")
-        assert (tmp_path / name).read_text() == text
-    refused_by("inspect", call("none.pt", out="missing/out"), "missing")
+        refuses("inspect", path, f"--out={tmp_path / name[0]}", words=[tmp_path / name, "--out"])
+    refuses("inspect", "none.pt", "--out=missing/out", words=["missing"])
 
 
-def test_a_diverged_model_is_refused_with_the_name_of_a_tensor(sweep_folder, call, edited):
+def test_a_diverged_model_is_refused_with_the_name_of_a_tensor(sweep_folder, refuses, edited, tmp_path):
     def change(content):
         content["model"]["decoder.layers.1.mixer.ema.alpha"][0, 0, 0] = float("nan")
 
-    refused_by("inspect", call(edited(sweep_folder / "rotary.pt", change)), "decoder.layers.1.mixer.ema.alpha")
+    path = edited(sweep_folder / "rotary.pt", change)
+    refuses("inspect", path, f"--out={tmp_path / 'out'}", words=["decoder.layers.1.mixer.ema.alpha"])

@@ -6,9 +6,7 @@ from collections import Counter
 import numpy as np
 
 from mega_fairseq.cli import prepare as module
-from mega_fairseq.cli.main import main
 from mega_fairseq.cli.prepare import stratified
-from tests.helpers.commands import refused_by
 
 SPLITS = ("train", "valid", "test")
 
@@ -22,7 +20,7 @@ def rows(out):
 # ------------------------------------------------------------------------------------------- digits
 
 
-def test_digits_are_all_images_of_scikit_learn(tmp_path):
+def test_digits_are_all_images_of_scikit_learn(tmp_path, cli):
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -30,7 +28,7 @@ def test_digits_are_all_images_of_scikit_learn(tmp_path):
     held_out = []
     for seed in (1, 2):
         out = tmp_path / f"out{seed}"
-        assert main(["prepare", "digits", str(out), f"--seed={seed}"]) == 0
+        assert cli("prepare", "digits", out, f"--seed={seed}")[0] == 0
         assert [np.load(out / f"{split}.npy").shape for split in SPLITS] == [(1397, 64), (200, 64), (200, 64)]
         assert sorted((label, tuple(row.tolist())) for label, row in rows(out)) == expected
         assert max(Counter((out / "test.label").read_text().split()).values()) == 21
@@ -57,19 +55,17 @@ def test_splits_have_equal_shares_of_all_labels():
 # -------------------------------------------------------------------------------------------- files
 
 
-def test_a_result_over_other_files_is_refused(tmp_path, capsys):
+def test_a_result_over_other_files_is_refused(tmp_path, refuses):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/thesis.txt").write_text("precious")
     for out in ("thesis", "thesis/thesis.txt", "thesis/thesis.txt/out"):
-        refused_by("prepare", (main(["prepare", "digits", str(tmp_path / out)]), *capsys.readouterr()), tmp_path / out)
-    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "thesis.txt"]
-    assert (tmp_path / "thesis/thesis.txt").read_text() == "precious"
+        refuses("prepare", "digits", tmp_path / out, words=[tmp_path / out])
 
 
-def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, cli, monkeypatch):
     def interrupt(folder):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "draw_examples", interrupt)
-    assert main(["prepare", "digits", str(tmp_path / "out")]) == 130
+    assert cli("prepare", "digits", tmp_path / "out")[0] == 130
     assert os.listdir(tmp_path) == []

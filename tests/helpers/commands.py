@@ -235,6 +235,7 @@ def refused_by(command: str, result: Tuple[int, str, str], *words: Any) -> None:
     assert (code, out) == (1, ""), err
     assert err.startswith(f"mega-fairseq {command}: ")
     assert err.count("\n") == 1, err
+    assert err[:-1].isprintable(), err
     assert ";" in err, "no remedy"
     assert not [word for word in map(str, words) if word not in err], err
 

@@ -4,14 +4,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
 from mega_fairseq.cli.main import main
 from tests.helpers import golden_cases as golden
-from tests.helpers.commands import refused_by
 
 READS_SAFELY = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 NEEDS_TORCH = "convert needs torch 2.6"
@@ -118,20 +116,6 @@ def tied_bands(case: golden.Case, tie_proj: bool) -> Tuple[Dict[str, Any], Adapt
     kept = {name: tensor for name, tensor in content["model"].items() if "adaptive_softmax" not in name}
     stock = {f"decoder.adaptive_softmax.{name}": tensor for name, tensor in softmax.state_dict().items()}
     return {**content, "model": {**kept, **stock}}, softmax.eval()
-
-
-def refuse(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
-    """Same as `assert_refused`, for checkpoints of the released code."""
-    if not READS_SAFELY:
-        pytest.skip(NEEDS_TORCH)
-    assert_refused(capsys, *arguments, words=words)
-
-
-def assert_refused(capsys: Any, *arguments: Any, words: Sequence[Any]) -> None:
-    """Checks that `mega-fairseq convert`, in this process, fails with an error that contains these words."""
-    capsys.readouterr()  # discards the output of earlier conversions
-    code = main(["convert", *map(str, arguments)])
-    refused_by("convert", (code, *capsys.readouterr()), *words)
 
 
 def converter(folder: Path) -> Callable[[golden.Case], Path]:
