@@ -78,17 +78,17 @@ ENCODING = {"mega_encoder_base": (50_265, 124_329_561), "mega_encoder_small": (B
 NAME = "sentence_prediction"  # of fairseq's task and criterion
 
 
-def classifier_words(preset, *more):
-    return (f"--task={NAME}", f"--criterion={NAME}", "--num-classes=4", "--arch", preset, *more)
-
-
-def size(cfg, types, classes=None):
-    with torch.device("meta"):
-        model = build_model(cfg, task(types) if classes is None else classification(types))
-        assert type(model) is MODEL_REGISTRY[cfg._name]
-        if classes is not None:
-            model.register_classification_head("head", num_classes=classes)
-    return sum(parameter.numel() for parameter in model.parameters())
+def cases():
+    """Preset, fairseq's task and criterion, options, types of the dictionary, classes, and parameters."""
+    for preset, (types, parameters) in PARAMETERS.items():
+        if preset == "mega_transformer" or preset in TRANSLATION:
+            yield preset, "translation", "cross_entropy", {"share_all_embeddings": True}, types, None, parameters
+        else:
+            yield preset, "mega_language_modeling", "cross_entropy", {}, types, None, parameters
+    for preset, (types, classes, parameters) in CLASSIFICATION.items():
+        yield preset, NAME, NAME, {}, types, classes, parameters
+    for preset, (types, parameters) in ENCODING.items():
+        yield preset, "masked_lm", "masked_lm", {}, types, None, parameters
 
 
 def test_the_tables_list_every_preset():
@@ -100,34 +100,21 @@ def test_the_tables_list_every_preset():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PARAMETERS)
-def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(preset, caplog):
-    types, parameters = PARAMETERS[preset]
-    name, shared = "mega_language_modeling", {}
-    if preset in TRANSLATION or preset == "mega_transformer":
-        name, shared = "translation", {"share_all_embeddings": True}
-    command_line = parsed("--arch", preset, *as_words(shared))
-    assert plain(command_line) == plain(under_hydra(name, _name=preset, **shared))
-    assert size(command_line, types) == parameters
-    assert not [record for record in caplog.records if record.name.startswith("mega_fairseq")]
-
-
-@pytest.mark.parametrize("preset", CLASSIFICATION)
-def test_a_classifier_is_the_same_on_the_command_line_and_with_hydra(preset):
-    types, classes, parameters = CLASSIFICATION[preset]
-    command_line = parsed(*classifier_words(preset))
-    assert plain(command_line) == plain(under_hydra(NAME, NAME, _name=preset))
-    assert size(command_line, types, classes) == parameters
-    assert command_line.max_positions == command_line._get_parent().task.max_positions
-
-
-@pytest.mark.parametrize("preset", ENCODING)
-def test_an_encoder_is_the_same_on_the_command_line_and_with_hydra(preset):
-    types, parameters = ENCODING[preset]
-    command_line = parsed("--task=masked_lm", "--criterion=masked_lm", "--arch", preset)
-    assert plain(command_line) == plain(under_hydra("masked_lm", "masked_lm", _name=preset))
+@pytest.mark.parametrize(("preset", "name", "criterion", "options", "types", "classes", "parameters"), list(cases()))
+def test_a_preset_is_the_same_model_on_the_command_line_and_with_hydra(
+    preset, name, criterion, options, types, classes, parameters, caplog
+):
+    given = {"arch": preset, "task": name, "criterion": criterion, **options}
+    cfg = parsed(*as_words({**given, "num_classes": classes} if classes else given))
+    assert plain(cfg) == plain(under_hydra(name, criterion, _name=preset, **options))
     with torch.device("meta"):
-        assert sum(p.numel() for p in build_model(command_line, classification(types)).parameters()) == parameters
+        model = build_model(cfg, task(types) if criterion == "cross_entropy" else classification(types))
+        if classes:
+            assert cfg.max_positions == cfg._get_parent().task.max_positions
+            model.register_classification_head("head", num_classes=classes)
+    assert type(model) is MODEL_REGISTRY[cfg._name]
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert not [record for record in caplog.records if record.name.startswith("mega_fairseq")]
 
 
 @pytest.mark.parametrize("preset", [name for name in CLASSIFIERS if name.endswith("_chunk")])
