@@ -138,19 +138,6 @@ def test_each_epoch_has_new_masks_also_with_workers(model, tmp_path):
     assert losses(said) == losses(model.said)[:25]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sample_break_mode": "none", "shorten_method": "truncate"},
-        {"sample_break_mode": "complete_doc", "shorten_method": "random_crop", "mask_stdev": 1.0},
-    ],
-    ids=str,
-)
-def test_options_of_the_task_apply(model, options, tmp_path):
-    said = fairseq("train", model.text, *words_of(MASKED_LM, options, max_update=2, save_dir=tmp_path))
-    assert len(losses(said)) == 2
-
-
 def test_whole_words_are_masked(model):
     words = words_of(MASKED_LM, bpe_options(model.folder), {"mask_whole_words": True, "leave_unmasked_prob": 0})
     cfg = training(str(model.text), *map(str, words))
@@ -224,12 +211,6 @@ def test_another_training_starts_from_the_weights_of_a_checkpoint_with_other_hea
     equal = {name for name in first if name in started and torch.equal(first[name], started[name])}
     assert equal >= {name for name in first if name.startswith(("encoder.embed", "encoder.layers"))}
     assert (f"{HEAD}.out_proj.weight" in equal) == (not said or "lm_head" in options)
-
-
-def test_fine_tuning_resumes(model, finetuned, tmp_path):
-    shutil.copy(finetuned[0], tmp_path)
-    said = fairseq("train", model.classes, *words_of(FINE_TUNING, save_dir=tmp_path, max_update=FINE_UPDATES + 2))
-    assert len(losses(said)) == 2
 
 
 def test_pairs_are_joined(model, tmp_path):
