@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mega_fairseq.modules.mixer_state import select
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 
 
@@ -48,16 +47,3 @@ def test_a_state_of_another_stride_is_refused():
     _, state = made(stride=5, summary=1)(x)
     with pytest.raises(ValueError, match="state has another stride or summary"):
         made(stride=5, summary=2)(x, state)
-
-
-@pytest.mark.parametrize("lengths", [(4, 9), (6, 7), (9, 9)], ids=str)
-@torch.no_grad()
-def test_selected_rows_may_be_at_different_places(lengths):
-    module = made(stride=5, summary=2, combine="merged")
-    x, tail = torch.randn(3, 10, 16).double(), torch.randn(2, 3, 16).double()
-    mask = torch.arange(10) >= torch.tensor([*lengths, 2]).unsqueeze(1)
-    _, state = module(x, None, mask)
-    ours, _ = module(tail, select(state, torch.tensor([1, 0])))
-    for row, origin in enumerate((1, 0)):
-        _, alone = module(x[origin : origin + 1, : lengths[origin]])
-        torch.testing.assert_close(ours[row], module(tail[row : row + 1], alone)[0][0])
