@@ -228,6 +228,7 @@ HEADS, TABLES, NO_CHUNK = "--{}-attention-heads=5", "--{}-chunk-size=8", "--{}-c
         ("sparse", ["--{}-sparse-pattern=strided", "--{}-sparse-summary=4"], "--{}-sparse-pattern strided"),
         *((mixer, [], NO_CHUNK) for mixer in ("gmlp", "aft", "flash")),
         ("attention", ["--{}-time-weight=after"], NO_CHUNK),
+        ("attention", ["--{}-attention-heads=1", "--{}-talking-heads"], "--{}-talking-heads mixes heads"),
         ("aft", ["--{}-aft-form=local"], "--{}-aft-reach is -1"),
         ("aft", ["--{}-aft-form=local", "--{}-aft-reach=9", TABLES], "--{}-aft-form local"),
     ],

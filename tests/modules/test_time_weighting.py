@@ -1,4 +1,4 @@
-"""Attention and gMLP with tables over places: refused options, first values of the tables, learned curves."""
+"""Attention and gMLP with tables over places: first values of the tables, learned curves."""
 
 import pytest
 import torch
@@ -6,18 +6,6 @@ import torch
 from mega_fairseq.modules import MIXERS
 
 ATTENTION, GMLP = MIXERS["attention"], MIXERS["gmlp"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 1, "talking_heads": True}, "--decoder-talking-heads mixes heads and .* is 1; leave it"),
-        ({"gamma": True, "chunk_size": None}, "--decoder-chunk-size is -1 and this mixer learns tables"),
-    ],
-)
-def test_options_that_do_not_fit_attention_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ATTENTION(8, **{"heads": 2, "chunk_size": 4, "side": "decoder", **options})
 
 
 @pytest.mark.parametrize("options", [{"time_weight": "before"}, {"time_weight": "after"}])
