@@ -174,6 +174,14 @@ def fairseq(command: str, *arguments: Any, cwd: Optional[Path] = None) -> str:
     return output
 
 
+def interactive(data: Path, inputs: Sequence[str], *arguments: Any) -> str:
+    """Runs fairseq-interactive, which must succeed, on lines of text and returns its output."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("".join(f"{line}\n" for line in inputs))
+        file.flush()
+        return fairseq("interactive", data, "--input", file.name, *arguments)
+
+
 @functools.lru_cache(maxsize=None)
 def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "tempfile.TemporaryDirectory[str]":
     """A folder with the text of `write`, binarised in `bin`. Made once per test process and then copied."""

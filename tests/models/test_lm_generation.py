@@ -7,7 +7,7 @@ import pytest
 
 from mega_fairseq.models import MegaLanguageModel
 from tests.helpers import commands
-from tests.helpers.commands import LM, assert_same_translations, failure, fairseq, lines, translations
+from tests.helpers.commands import LM, assert_same_translations, failure, fairseq, interactive, lines, translations
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +33,9 @@ def generate(trained):
 
 
 @pytest.fixture
-def interact(trained, tmp_path):
-    """Runs fairseq-interactive on lines of text."""
-
-    def call(inputs, *options):
-        (tmp_path / "input").write_text("".join(f"{line}\n" for line in inputs))
-        words = [*LM, *BEAM, "--path", trained.last, "--input", tmp_path / "input", "--buffer-size=64", *options]
-        return fairseq("interactive", trained.data, *words)
-
-    return call
+def interact(trained):
+    words = [*LM, *BEAM, "--path", trained.last, "--buffer-size=64"]
+    return lambda inputs, *options: interactive(trained.data, inputs, *words, *options)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.helpers.commands import (
     failure,
     fairseq,
     fresh,
+    interactive,
     lines,
     on_each_side,
     records,
@@ -85,8 +86,8 @@ def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, mod
         assert [len(line.split()) for line in found] == list(map(len, text))
         assert_counts(sources, said)
         assert "after 3 tokens" not in said
-    (tmp_path / "input").write_text("".join(sources[number] + "\n" for number in sorted(sources)))
-    said = fairseq("interactive", data, *words, "--input", tmp_path / "input", "--buffer-size=3", "--batch-size=3")
+    typed = [sources[number] for number in sorted(sources)]
+    said = interactive(data, typed, *words, "--buffer-size=3", "--batch-size=3")
     assert_counts(sources, said)
     said = fairseq("generate", data, *words, "--sentence-counts=free", "--max-len-b=3")
     assert "after 3 tokens" in said

@@ -23,6 +23,7 @@ from tests.helpers.commands import (
     failure,
     fairseq,
     fresh,
+    interactive,
     lines,
     losses,
     preprocess_pairs,
@@ -82,15 +83,9 @@ def generate(corpus, trained):
 
 
 @pytest.fixture
-def interact(corpus, trained, tmp_path):
-    """Runs fairseq-interactive on lines of text."""
-
-    def call(sentences, *options):
-        (tmp_path / "input").write_text("".join(f"{sentence}\n" for sentence in sentences))
-        words = [*PLUGIN, "--cpu", *SEARCH, "--path", trained.last, "--input", tmp_path / "input", *options]
-        return fairseq("interactive", corpus, *words)
-
-    return call
+def interact(corpus, trained):
+    words = [*PLUGIN, "--cpu", *SEARCH, "--path", trained.last]
+    return lambda sentences, *options: interactive(corpus, sentences, *words, *options)
 
 
 def texts(said):
