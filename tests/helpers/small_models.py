@@ -164,21 +164,24 @@ def batch(rows: List[Tensor], width: int = 16) -> Tensor:
     return tokens
 
 
-def encoder(types: int = TYPES, **options: Any) -> MegaEncoderModel:
-    """With one classification head, called "head"."""
+def _with_head(model: Any, config: Any, types: Optional[int], options: Dict[str, Any]) -> Any:
+    """With one classification head, called "head"; without `types` its inputs are real numbers."""
     torch.manual_seed(0)
     sizes = _sizes("encoder", options.get("encoder_token_mixer", "mega"))
-    cfg = MegaEncoderConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
-    model = MegaEncoderModel.build_model(cfg, classification(types))
-    model.register_classification_head("head", num_classes=3)
-    return _perturbed(model, 0.2, 0.2)
+    cfg = config(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
+    made = model.build_model(cfg, classification(types))
+    made.register_classification_head("head", num_classes=3)
+    return _perturbed(made, 0.2, 0.2)
+
+
+def encoder(types: int = TYPES, **options: Any) -> MegaEncoderModel:
+    return _with_head(MegaEncoderModel, MegaEncoderConfig, types, options)
 
 
 def classifier(types: Optional[int] = TYPES, **options: Any) -> MegaClassifier:
-    """With one head, called "head"; without `types` its inputs are real numbers."""
-    torch.manual_seed(0)
-    sizes = _sizes("encoder", options.get("encoder_token_mixer", "mega"))
-    cfg = MegaClassifierConfig(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
-    model = MegaClassifier.build_model(cfg, classification(types))
-    model.register_classification_head("head", num_classes=3)
-    return _perturbed(model, 0.2, 0.2)
+    return _with_head(MegaClassifier, MegaClassifierConfig, types, options)
+
+
+def of_example(make: Any, mixer: str = "mega", **options: Any) -> Any:
+    """An `encoder` or `classifier` in double precision, with the mixers of EXAMPLES[mixer]."""
+    return make(**{"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder"), **options}).double()

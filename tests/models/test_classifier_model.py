@@ -1,5 +1,7 @@
 """Classifiers with every token mixer: batch independence, any length, pairs, real numbers, chunks, precision."""
 
+from functools import partial
+
 import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
@@ -8,21 +10,9 @@ from fairseq.models.ema import EMA
 from mega_fairseq.models import mega_classifier
 from mega_fairseq.modules.classification import pool
 from mega_fairseq.modules.normalization import SequenceNorm
-from tests.helpers.small_models import (
-    CHUNK,
-    FIRST,
-    LENGTHS,
-    batch,
-    classifier,
-    documents,
-    mixer_of,
-    mixer_options,
-)
+from tests.helpers.small_models import CHUNK, FIRST, LENGTHS, batch, classifier, documents, of_example
 
-
-def build(mixer, **options):
-    example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
-    return classifier(**{**example, **options}).double()
+build = partial(of_example, classifier)
 
 
 def scores(model, *inputs):

@@ -1,19 +1,19 @@
 """Encoders as masked language models: batch independence, heads, token types."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mega_fairseq.modules.classification import LM_HEADS
 from tests.helpers.golden_models import PAD
-from tests.helpers.small_models import CHUNK, FIRST, TYPES, batch, documents, encoder, mixer_of, mixer_options
+from tests.helpers.small_models import CHUNK, FIRST, TYPES, batch, documents, encoder, of_example
 
 HEADS = [kind for kind in LM_HEADS if kind != "none"]
 
 
-def build(mixer="mega", **options):
-    example = {"encoder_token_mixer": mixer_of(mixer), **mixer_options(mixer, "encoder")}
-    return encoder(**{**example, **options}).double()
+build = partial(of_example, encoder)
 
 
 def scores(model, tokens, **options):
