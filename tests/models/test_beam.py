@@ -208,18 +208,6 @@ def caches(search):
 
 
 @torch.no_grad()
-def test_new_tokens_of_a_prefix_can_be_decoded_together_or_one_by_one():
-    made, out = shared("chunks"), shared("chunks").encoder(sources())
-    tokens = torch.randint(4, TYPES, (SENTENCES, 11), generator=torch.Generator().manual_seed(3))
-    whole, _ = made.decoder(tokens, encoder_out=out)
-    state, seen = {}, 0
-    for count in (4, 1, 5, 1):
-        seen += count
-        logits, _ = made.decoder(tokens[:, :seen], encoder_out=out, incremental_state=state)
-        torch.testing.assert_close(logits, whole[:, seen - count : seen], atol=2e-5, rtol=1e-4)
-
-
-@torch.no_grad()
 def test_attention_of_whole_targets_is_in_the_order_of_the_given_source():
     made, tokens, source = model(dropout=0.0), torch.full((SENTENCES, 3), 5), sources()
     shifted = torch.stack([source[0], source[1].roll(-3), source[2]])  # the second sentence is padded on the right

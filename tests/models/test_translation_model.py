@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from tests.helpers.golden_models import dictionary
-from tests.helpers.small_models import TYPES, sources, targets
+from tests.helpers.small_models import IN_LINES, TYPES, sources, targets
 from tests.helpers.small_models import translation_model as model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
@@ -16,38 +16,40 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 @torch.no_grad()
 def logits(made):
-    return made(sources(), None, targets())[0]
+    return made(sources(), None, targets(11))[0]
 
 
-def steps(made):
-    """The same logits, token by token."""
-    out, state, target = made.encoder(sources()), {}, targets()
-    with torch.no_grad():
-        return torch.cat([made.decoder(target[:, :t], out, state)[0] for t in range(1, target.size(1) + 1)], 1)
+@torch.no_grad()
+def steps(made, stops):
+    """The same logits, from steps that end at these tokens."""
+    out, state = made.encoder(sources()), {}
+    return torch.cat([made.decoder(targets(11)[:, :stop], out, state)[0] for stop in stops], 1)
 
 
 OPTIONS = [
     {}, {"rel_pos_bias": "rotary", "encoder_chunk_size": 3, "decoder_chunk_size": 3}, {"rel_pos_bias": "t5"},
     {"encoder_embed_dim": 24}, {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}, {"no_scale_embedding": True},
     {"normalize_before": True, "normalize_embedding": True, "normalization_type": "rmsnorm"},
-    {"share_decoder_input_output_embed": True}, {"share_all_embeddings": True},
+    {"share_decoder_input_output_embed": True}, {"share_all_embeddings": True}, IN_LINES,
+    {**IN_LINES, "cross_attention_window": 0}, {**IN_LINES, "cross_attention_positions": "token"},
     {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2.0},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_any_options_give_the_same_logits_token_by_token(options):
+def test_any_options_give_the_same_logits_token_by_token_or_in_pieces(options):
     made = model(**options)
     tied = options.keys() & {"share_decoder_input_output_embed", "share_all_embeddings", "adaptive_softmax_cutoff"}
     assert (made.decoder.output_projection is None) == bool(tied)
     assert (made.encoder.embed_tokens is made.decoder.embed_tokens) == ("share_all_embeddings" in options)
-    torch.testing.assert_close(steps(made), logits(made), **CLOSE)
+    for stops in (range(1, 12), (4, 5, 10, 11)):
+        torch.testing.assert_close(steps(made, stops), logits(made), **CLOSE)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:-1], ids=str)
 def test_every_parameter_has_a_gradient(options):
     """pytorch_ddp, fairseq's default on GPUs, fails if a parameter has no gradient."""
-    made = model(**options).train()
+    made = model(**options, attention_dropout=0.1).train()
     made(sources(), None, targets())[0].sum().backward()
     assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
 
