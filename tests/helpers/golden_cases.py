@@ -36,29 +36,22 @@ VARIABLE = "MEGA_GOLDEN"  # folders to read instead of tests/golden, separated l
 # Prefix of a file name -> kind of case. The longest matching prefix applies, so mega_lm_ is not mega_.
 KINDS = {
     "activations": "activations",
-    "aft_": "mixer",
     "block_": "block",
     "cema_": "complex EMA",
     "case": "huggingface",  # read by tests/cli/test_convert_huggingface.py
     "cross_": "cross",
     "ema_": "ema",
-    "flash_": "mixer",
-    "gau_": "mixer",
-    "gmlp_": "mixer",
     "log_probs": "evaluation",
     "lra_": "classifier",
     "mega_": "mega",
     "mega_lm_": "language model",
     "mega_model_": "translation model",
-    "mha_": "mixer",
-    "mhatw_": "mixer",
-    "mixer_": "mixer",
     "nffn_": "nffn",
     "norm_": "timestep norm",
     "relbias_": "relbias",
     "sc_": "classifier",
     "seqnorm_": "seqnorm",
-    "sparse_": "mixer",
+    **dict.fromkeys(("aft_", "flash_", "gau_", "gmlp_", "mha_", "mhatw_", "mixer_", "sparse_"), "mixer"),
 }
 
 # Length-first in the files, batch-first here.

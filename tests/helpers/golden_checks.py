@@ -14,6 +14,7 @@ UNIT_ROUNDOFF = 2**-24  # of single precision
 INPUTS = ("x", "query", "key")
 
 Loss = Callable[..., Tensor]  # (module, inputs by name) -> scalar
+Check = Callable[[Tensor, Tensor, str, float], None]  # of ours and the released ones, with a name and a tolerance
 
 
 def each(*kinds: str, where: Callable[[Case], object] = lambda case: True):
@@ -46,24 +47,15 @@ def splits(case: Case, length: int) -> List[List[int]]:
 
 
 def in_pieces(
-    module: nn.Module, x: Tensor, padding: Optional[Tensor], sizes: Sequence[int]
+    module: Callable[..., Any], x: Tensor, padding: Optional[Tensor], sizes: Sequence[int], state: Any = None
 ) -> Tuple[Tensor, List[Any]]:
     """Runs a causal module over x in pieces: outputs (B, L, D) and the state after each piece."""
-    state, ys, states = None, [], []
+    ys, states = [], []
     for start, stop in pieces(x.size(1), sizes):
         y, state = module(x[:, start:stop], state, None if padding is None else padding[:, start:stop])
         ys.append(y)
         states.append(state)
     return torch.cat(ys, 1), states
-
-
-def cross_in_pieces(module: nn.Module, query: Tensor, state: Any, sizes: Sequence[int]) -> Tensor:
-    """Runs gated cross attention over the target in pieces, with an already projected source."""
-    ys = []
-    for start, stop in pieces(query.size(1), sizes):
-        y, state = module(query[:, start:stop], state=state)
-        ys.append(y)
-    return torch.cat(ys, 1)
 
 
 # -------------------------------------------------------------------------------------- right and wrong
@@ -146,6 +138,15 @@ def assert_released_gradients(case: Case, loss: Loss) -> None:
     for name, released in {**released_gradients(case), **case.input_gradients}.items():
         assert_outputs(exact[name], released.double(), f"gradient of {name}", GRADIENT_TOLERANCE)
     assert_single_precision(case, loss, exact)
+
+
+def assert_all_gradients(case: Case, model: nn.Module, check: Check = assert_outputs, **inputs: Tensor) -> None:
+    """Compares the gradients of all parameters of a model and of its inputs with the recorded ones."""
+    leaves = {**dict(model.named_parameters()), **inputs}
+    expected = {**released_gradients(case), **case.input_gradients}
+    assert leaves.keys() == expected.keys()
+    for name, leaf in leaves.items():
+        check(leaf.grad, expected[name].to(leaf.dtype), f"gradient of {name}", GRADIENT_TOLERANCE)
 
 
 def assert_single_precision(case: Case, loss: Loss, exact: Dict[str, Tensor]) -> None:

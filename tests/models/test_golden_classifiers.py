@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from mega_fairseq.cli.convert.names import HEAD
 from mega_fairseq.models import MegaClassifier
-from tests.helpers.golden_cases import Case, released_gradients, state_dict
-from tests.helpers.golden_checks import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, assert_outputs, each
+from tests.helpers.golden_cases import Case, state_dict
+from tests.helpers.golden_checks import OUTPUT_TOLERANCE, assert_all_gradients, assert_outputs, each
 from tests.helpers.golden_models import PAD
 from tests.helpers.golden_models import model as golden_model
 
@@ -89,12 +89,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     loss = cross_entropy(logits, case.inputs["target"], reduction="sum")
     assert_outputs(loss, case.outputs["loss_train" if training else "loss"], "loss")
     loss.backward()
-    released = released_gradients(case)
-    assert set(released) == {name for name, _ in model.named_parameters()}
-    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    ours.update({name: given[name].grad for name in case.input_gradients})
-    for name, expected in {**released, **case.input_gradients}.items():
-        assert_near(ours[name], expected, f"gradient of {name}", GRADIENT_TOLERANCE)
+    assert_all_gradients(case, model, assert_near, **{name: given[name] for name in case.input_gradients})
 
 
 @of_training

@@ -12,8 +12,8 @@ from torch import Tensor
 from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy
 from mega_fairseq.models import MegaLanguageModel
 from mega_fairseq.models.decoder import STATE, DecoderState
-from tests.helpers.golden_cases import Case, cases, released_gradients
-from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
+from tests.helpers.golden_cases import Case, cases
+from tests.helpers.golden_checks import assert_all_gradients, assert_outputs, each
 from tests.helpers.golden_models import PAD, dictionary
 from tests.helpers.golden_models import model as golden_model
 
@@ -140,10 +140,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     assert size == int(real(case).sum())
     torch.testing.assert_close(loss.squeeze(), case.outputs["loss"].to(loss.dtype), atol=1e-4, rtol=1e-6)
     loss.backward()
-    released = released_gradients(case)
-    assert set(released) == {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert_outputs(parameter.grad, released[name].double(), f"gradient of {name}", GRADIENT_TOLERANCE)
+    assert_all_gradients(case, model)
 
 
 @language

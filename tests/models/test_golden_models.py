@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.helpers.golden_cases import Case, released_gradients
-from tests.helpers.golden_checks import GRADIENT_TOLERANCE, assert_outputs, each
+from tests.helpers.golden_cases import Case
+from tests.helpers.golden_checks import assert_all_gradients, each
 from tests.helpers.golden_models import PAD, inputs, search
 from tests.helpers.golden_models import model as golden_model
 
@@ -76,10 +76,7 @@ def test_the_loss_and_all_gradients_equal_the_released_ones(case):
     loss = cross_entropy(logits.transpose(1, 2), case.inputs["target"], ignore_index=PAD, reduction="sum")
     torch.testing.assert_close(loss, case.outputs["loss"], atol=1e-4, rtol=1e-6)
     loss.backward()
-    released = released_gradients(case)
-    assert set(released) == {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert_outputs(parameter.grad, released[name], f"gradient of {name}", GRADIENT_TOLERANCE)
+    assert_all_gradients(case, model)
 
 
 @right_padded
