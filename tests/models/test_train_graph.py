@@ -5,6 +5,7 @@ import gc
 import logging
 import pickle
 import weakref
+from functools import partialmethod
 
 import pytest
 import torch
@@ -64,15 +65,20 @@ class Training:
         before[0, length - pads // 2 :] = 1
         return F.cross_entropy(self.model(source, None, before)[0].flatten(0, 1), target.flatten())
 
-    def update(self, *batches):
-        """One step for several batches, as with --update-freq; returns the losses."""
+    def update(self, *batches, together=False):
+        """One step for several batches, as with --update-freq, or as in criteria that compare forward passes."""
         losses = []
         for batch in batches:
             losses.append(self.loss(*batch))
-            losses[-1].backward()
+            if not together:
+                losses[-1].backward()
+        if together:
+            sum(losses).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return [loss.detach() for loss in losses]
+
+    forward_twice = partialmethod(update, together=True)
 
     @torch.no_grad()
     def validate(self, batch):
@@ -80,14 +86,6 @@ class Training:
         loss = self.loss(*batch)
         self.model.train()
         return [loss]
-
-    def forward_twice(self, *batches):
-        """Both forward passes come before both backward passes, as in criteria that compare two."""
-        losses = [self.loss(*batch) for batch in batches]
-        sum(losses).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return [loss.detach() for loss in losses]
 
     def forget(self, batch):
         """A forward pass without a backward pass."""
