@@ -6,17 +6,13 @@ reproducible. "fast" draws few examples, for `make test-fast`; "explore" draws m
 
 import functools
 import os
-import subprocess
-import sysconfig
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
 from tests.helpers import classifiers as classifiers_of
-from tests.helpers.commands import ON_CPUS, preprocess_text, trained
-from tests.helpers.forking import python
+from tests.helpers.commands import preprocess_text, trained
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
@@ -75,21 +71,3 @@ def edited(tmp_path):
         return tmp_path / "edited.pt"
 
     return make
-
-
-@pytest.fixture
-def torchrun():
-    """Starts processes as documented, but forked from one that has imported fairseq; their output is in `output`."""
-    scripts, started = Path(sysconfig.get_path("scripts")), []
-    environment = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
-
-    def begin(output, launch, *words):
-        command = [scripts / "torchrun", *launch, "--no-python", python(), "-m", "fairseq_cli.train", *words, *ON_CPUS]
-        with open(output, "w") as said:
-            started.append(subprocess.Popen([*map(str, command), *environment], stdout=said, stderr=said))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.terminate()
-        process.wait(60)

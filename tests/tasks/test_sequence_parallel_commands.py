@@ -2,7 +2,10 @@
 
 import functools
 import signal
+import subprocess
+import sysconfig
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +21,7 @@ from tests.helpers.commands import (
     LM_CHUNK,
     LM_HEADS,
     MEGA_LM,
+    ON_CPUS,
     as_words,
     fairseq,
     free_port,
@@ -26,6 +30,7 @@ from tests.helpers.commands import (
     succeed,
     train_in_processes,
 )
+from tests.helpers.forking import python
 from tests.helpers.processes import assert_same_course, course
 from tests.helpers.small_models import language_model
 
@@ -81,6 +86,24 @@ def test_shared_segments_train_like_one_process_with_whole_segments(run, process
     if groups > 1:
         tokens = [course(folder)[number].train["wpb"] for number in range(1, EPOCH + 1)]
         assert tokens[-1] <= TOKENS < min(tokens[:-1])  # a group had no batch
+
+
+@pytest.fixture
+def torchrun():
+    """Starts processes as documented, but forked from one that has imported fairseq; their output is in `output`."""
+    scripts, started = Path(sysconfig.get_path("scripts")), []
+    environment = ["--distributed-world-size=2", "--distributed-init-method=env://", "--distributed-rank=-1"]
+
+    def begin(output, launch, *words):
+        command = [scripts / "torchrun", *launch, "--no-python", python(), "-m", "fairseq_cli.train", *words, *ON_CPUS]
+        with open(output, "w") as said:
+            started.append(subprocess.Popen([*map(str, command), *environment], stdout=said, stderr=said))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.terminate()
+        process.wait(60)
 
 
 def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_path):
