@@ -19,6 +19,7 @@ from mega_fairseq.models import (
     MegaTransformerConfig,
     MegaTransformerModel,
 )
+from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import EXAMPLES, MIXERS
 from tests.helpers.golden_models import PAD, classification, task
 
@@ -94,6 +95,35 @@ def orders_of_beams(draw: Any) -> List[List[int]]:
         orders.append([s * BEAMS + draw(st.integers(0, BEAMS - 1)) for s in staying for _ in range(BEAMS)])
         sentences = len(staying)
     return orders
+
+
+class Search:
+    """A minimal generator: the tokens of each row, and `states` incremental states of a model to decode them with."""
+
+    def __init__(self, model: Any, seed: int = 0, states: int = 1):
+        self.model, self.random = model, torch.Generator().manual_seed(seed)
+        self.sentence, self.out = torch.arange(SENTENCES).repeat_interleave(BEAMS), None
+        if hasattr(model, "encoder"):
+            self.out = model.encoder.reorder_encoder_out(model.encoder(sources()), self.sentence)
+        self.tokens, self.states = torch.full((SENTENCES * BEAMS, 1), 2), [{} for _ in range(states)]
+
+    def decode(self, number: int = 0) -> Tensor:
+        return self.model.decoder(self.tokens, self.out, self.states[number])[0]
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Replaces the rows by the rows `order`, and appends a random word to each."""
+        rows = torch.tensor(order)
+        for state in self.states:
+            self.model.decoder.reorder_incremental_state_scripting(state, rows)
+        if self.out is not None:
+            self.out = self.model.encoder.reorder_encoder_out(self.out, rows)
+        self.sentence = self.sentence[rows]
+        words = torch.randint(4, 12, (len(rows), 1), generator=self.random)  # separators are among them
+        self.tokens = torch.cat([self.tokens[rows], words], 1)
+
+    def kept(self) -> Any:
+        """What the decoder keeps in the first state."""
+        return self.model.decoder.get_incremental_state(self.states[0], STATE)
 
 
 def stock_transformer() -> TransformerModel:

@@ -16,37 +16,17 @@ from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
+from tests.helpers import small_models
 from tests.helpers.golden_models import PAD
 from tests.helpers.small_models import BEAMS, IN_LINES, SENTENCES, TYPES, language_model, orders_of_beams, sources
 from tests.helpers.small_models import translation_model as model
 
 
-class Search:
-    """A minimal generator: the tokens and the sentence of each row, and the model's incremental state."""
-
-    def __init__(self, made, seed):
-        self.model, self.random = made, torch.Generator().manual_seed(seed)
-        self.sources, self.state = sources(), {}
-        self.sentence = torch.arange(SENTENCES).repeat_interleave(BEAMS)
-        self.out = made.encoder.reorder_encoder_out(made.encoder(self.sources), self.sentence)
-        self.history = torch.full((SENTENCES * BEAMS, 1), 2)
-
-    def decode(self):
-        return self.model.decoder(self.history, encoder_out=self.out, incremental_state=self.state)[0]
-
+class Search(small_models.Search):
     def step(self):
-        logits = self.decode()
-        fresh, _ = self.model.decoder(self.history, encoder_out=self.model.encoder(self.sources[self.sentence]))
+        logits, encoder = self.decode(), self.model.encoder
+        fresh, _ = self.model.decoder(self.tokens, encoder_out=encoder(sources()[self.sentence]))
         torch.testing.assert_close(logits[:, -1], fresh[:, -1], atol=2e-5, rtol=1e-4)
-
-    def follow(self, order):
-        """Replaces the rows by the rows `order`, and appends a random word to each."""
-        order = torch.tensor(order)
-        self.model.decoder.reorder_incremental_state_scripting(self.state, order)
-        self.out = self.model.encoder.reorder_encoder_out(self.out, order)
-        self.sentence = self.sentence[order]
-        words = torch.randint(4, 12, (len(order), 1), generator=self.random)  # separators are among them
-        self.history = torch.cat([self.history[order], words], 1)
 
 
 MODELS = {
@@ -106,7 +86,7 @@ def test_beams_of_a_sentence_share_one_projection_of_the_source():
 
 
 def source_keys(search):
-    return search.model.decoder.get_incremental_state(search.state, STATE).blocks[0].cross.keys
+    return search.kept().blocks[0].cross.keys
 
 
 @torch.no_grad()
@@ -203,7 +183,7 @@ def test_with_retained_dropout_the_whole_state_of_a_row_is_reordered():
 
 
 def caches(search):
-    state = search.model.decoder.get_incremental_state(search.state, STATE)
+    state = search.kept()
     return [block.mixer.cache for block in state.blocks]
 
 
@@ -359,12 +339,12 @@ def test_rows_with_a_pad_that_all_continue_one_without_take_the_fast_path_again(
     search = Search(model(**options), 0)
     search.step()
     search.follow(range(SENTENCES * BEAMS))
-    search.history[1::BEAMS, -1] = PAD
+    search.tokens[1::BEAMS, -1] = PAD
     search.decode()
     search.follow([row - row % BEAMS for row in range(SENTENCES * BEAMS)])
     for _ in range(4):
         search.step()
-        assert search.model.decoder.get_incremental_state(search.state, STATE).packed is not None
+        assert search.kept().packed is not None
         search.follow(range(SENTENCES * BEAMS))
 
 

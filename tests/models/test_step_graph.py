@@ -8,7 +8,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 
 from mega_fairseq.models import step_graph
-from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
@@ -17,6 +16,7 @@ from tests.helpers.small_models import (
     IN_LINES,
     SENTENCES,
     TYPES,
+    Search,
     language_model,
     orders_of_beams,
     sources,
@@ -51,42 +51,19 @@ def prepared(name):
     return model
 
 
-class Decoding:
-    """Rows of tokens, decoded with graphs and without."""
+class Decoding(Search):
+    """Decodes with graphs and without."""
 
     def __init__(self, model, seed=0):
-        self.decoder, self.random = model.decoder, torch.Generator().manual_seed(seed)
-        self.graphs, self.out, rows = model.decoder.graphs, None, SENTENCES * BEAMS
-        if hasattr(model, "encoder"):
-            self.encoder = model.encoder
-            sentences = torch.arange(SENTENCES).repeat_interleave(BEAMS)
-            self.out = model.encoder.reorder_encoder_out(model.encoder(sources()), sentences)
-        self.tokens, self.states = torch.full((rows, 1), 2), ({}, {})
+        super().__init__(model, seed, states=2)
+        self.graphs = model.decoder.graphs
 
     @torch.no_grad()
-    def scores(self):
-        both = []
-        for state, graphs in zip(self.states, (self.graphs, None)):
-            self.decoder.graphs = graphs
-            both.append(self.decoder(self.tokens, self.out, state)[0])
-        return both
-
     def assert_equal_scores(self):
-        torch.testing.assert_close(*self.scores(), atol=2e-6, rtol=1e-5)
-
-    def follow(self, order):
-        """Replaces the rows by the rows `order`, and appends a random word to each."""
-        order = torch.tensor(order)
-        for state in self.states:
-            self.decoder.reorder_incremental_state(state, order)
-        if self.out is not None:
-            self.out = self.encoder.reorder_encoder_out(self.out, order)
-        words = torch.randint(4, 12, (len(order), 1), generator=self.random)  # separators are among them
-        self.tokens = torch.cat([self.tokens[order], words], 1)
-
-    @property
-    def state(self):
-        return self.decoder.get_incremental_state(self.states[0], STATE)
+        found, decoder = [], self.model.decoder
+        for number, decoder.graphs in enumerate((self.graphs, None)):
+            found.append(self.decode(number))
+        torch.testing.assert_close(*found, atol=2e-6, rtol=1e-5)
 
 
 def check(name, orders):
@@ -95,7 +72,7 @@ def check(name, orders):
     for order in orders:
         decoding.follow(order)
         decoding.assert_equal_scores()
-    assert isinstance(decoding.state, GraphState)
+    assert isinstance(decoding.kept(), GraphState)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -120,15 +97,15 @@ def test_storage_of_an_earlier_search_has_no_effect():
         for order in [list(range(9))] * 5:
             decoding.follow(order)
             decoding.assert_equal_scores()
-        decoding.out = decoding.encoder.reorder_encoder_out(
-            decoding.encoder(sources()[:, :5]), torch.arange(SENTENCES).repeat_interleave(BEAMS)
+        decoding.out = decoding.model.encoder.reorder_encoder_out(
+            decoding.model.encoder(sources()[:, :5]), torch.arange(SENTENCES).repeat_interleave(BEAMS)
         )
     assert len(decoding.graphs.graphs) == 2  # of 4 and of 8 tokens
 
 
 def test_copies_of_a_state_and_searches_at_once_have_storage_of_their_own():
     first, second = (Decoding(prepared("language model"), seed) for seed in (0, 1))
-    second.decoder, second.graphs = first.decoder, first.graphs
+    second.model, second.graphs = first.model, first.graphs
     order = list(range(9))
     for decoding in (first, second) * 5:
         decoding.assert_equal_scores()
@@ -148,7 +125,7 @@ def test_a_forced_prefix_leaves_pads_in_rows_without_probability():
 
 def test_hooks_fire_at_every_step():
     decoding, calls = Decoding(prepared("language model")), []
-    decoding.decoder.layers[0].mixer.hidden.register_forward_hook(lambda *call: calls.append(call))
+    decoding.model.decoder.layers[0].mixer.hidden.register_forward_hook(lambda *call: calls.append(call))
     for _ in range(4):
         decoding.assert_equal_scores()
         decoding.follow(list(range(9)))
