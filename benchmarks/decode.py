@@ -8,7 +8,6 @@ search included. Weights in int8 are measured on CPUs with exact products of the
 
 import sys
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 from typing import Iterator, List, Tuple
 
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 
-from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, Step, main
 from benchmarks.models import built
 from mega_fairseq.ops.linear import INT8_WORKS
 
@@ -62,8 +61,9 @@ def search(task: FairseqTask, model: BaseFairseqModel, length: int, batch: int =
     return step
 
 
-def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
+def decode(meter: Meter) -> Iterator[Row]:
     """Beam search of one sentence, beam 5: milliseconds per token, by tokens"""
+    types, lengths = (1000, [16]) if meter.quick else (TYPES, [*LENGTHS, LONG])
     models = {name: build([*MODELS[name], *SMALL * meter.quick], types, max(lengths)) for name in SENTENCE}
     for length in lengths:
         steps = {name: search(*model, length) for name, model in models.items()}
@@ -71,23 +71,14 @@ def decode(types: int, lengths: List[int], meter: Meter) -> Iterator[Row]:
         yield length, {name: 1000 * time / length for name, time in times.items()}
 
 
-def batches(types: int, sizes: List[int], meter: Meter) -> Iterator[Row]:
+def batches(meter: Meter) -> Iterator[Row]:
     """Beam search of sentences of 30 tokens, beam 5: sentences per second, by sentences in a batch"""
+    types, sizes = (1000, [2]) if meter.quick else (TYPES, BATCHES)
     models = {name: build([*MODELS[name], *SMALL * meter.quick], types, SHORT) for name in BATCHED}
     for batch in sizes:
         steps = {name: search(*model, SHORT, batch) for name, model in models.items()}
         yield batch, {name: batch / time for name, time in meter.seconds(steps).items()}
 
 
-TABLES = ("decode", "batches")
-
-
-def main() -> None:
-    args = parser(__doc__, TABLES).parse_args()
-    prepare_process()
-    types, lengths, sizes = (1000, [16], [2]) if args.quick else (TYPES, [*LENGTHS, LONG], BATCHES)
-    run({"decode": partial(decode, types, lengths), "batches": partial(batches, types, sizes)}, args)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"decode": decode, "batches": batches})

@@ -7,15 +7,14 @@ at 8,192 tokens needs more than 23 GB.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, Step, main
 from benchmarks.models import from_args
 
 TYPES, LENGTHS = 8000, [512, 2048, 8192]
@@ -38,31 +37,22 @@ def step(arch: str, length: int, train: bool) -> Step:
     return step
 
 
-def compared(train: bool, lengths: List[int], meter: Meter) -> Iterator[Row]:
-    for length in lengths:
+def compared(train: bool, meter: Meter) -> Iterator[Row]:
+    for length in [32] if meter.quick else LENGTHS:
         fitting = [name for name in MODELS if not train or length <= TRAINED.get(name, length)]
         steps = {name: step(MODELS[name], length, train) for name in fitting}
         yield length, {name: length / time for name, time in meter.seconds(steps).items()}
 
 
-def forward(lengths: List[int], meter: Meter) -> Iterator[Row]:
+def forward(meter: Meter) -> Iterator[Row]:
     """Forward: tokens per CPU second, by tokens of the sequence"""
-    yield from compared(False, lengths, meter)
+    yield from compared(False, meter)
 
 
-def training(lengths: List[int], meter: Meter) -> Iterator[Row]:
+def training(meter: Meter) -> Iterator[Row]:
     """Forward and backward: tokens per CPU second, by tokens of the sequence"""
-    yield from compared(True, lengths, meter)
-
-
-TABLES = {"forward": forward, "training": training}
-
-
-def main() -> None:
-    args = parser(__doc__, TABLES).parse_args()
-    prepare_process()
-    run({name: partial(table, [32] if args.quick else LENGTHS) for name, table in TABLES.items()}, args)
+    yield from compared(True, meter)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"forward": forward, "training": training})

@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, ListDataset, LMContextWindowDataset, Monoli
 from fairseq_cli.eval_lm import eval_lm
 
 from benchmarks import quality_lm
-from benchmarks.measure import Meter, Row, parser, peak_mib, prepare_process, run
+from benchmarks.measure import Meter, Row, main, peak_mib
 from benchmarks.models import TRANSFORMERS, TYPES, from_args, like_words
 from mega_fairseq.data import Corpus, StreamDataset
 
@@ -100,14 +100,5 @@ def mixers(meter: Meter) -> Iterator[Row]:
     yield from compared("", models, TYPES["enwik8"], meter)
 
 
-TABLES = {"evaluation": evaluation, "mixers": mixers}
-
-
-def main() -> None:
-    args = parser(__doc__, TABLES).parse_args()
-    prepare_process()
-    run(TABLES, args)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"evaluation": evaluation, "mixers": mixers})

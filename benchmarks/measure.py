@@ -109,6 +109,13 @@ def parser(description: str, tables: Iterable[str]) -> ArgumentParser:
     return result
 
 
+def main(description: str, tables: Dict[str, Callable[[Meter], Iterator[Row]]]) -> None:
+    """Measures the tables that the command line names."""
+    args = parser(description, tables).parse_args()
+    prepare_process()
+    run(tables, args)
+
+
 def run(tables: Dict[str, Callable[[Meter], Iterator[Row]]], args: Namespace) -> None:
     """Measures the tables that `args` names."""
     print(" ".join(f"{name}={value}" for name, value in machine().items()), flush=True)

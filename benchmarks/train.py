@@ -97,9 +97,10 @@ def speed(table: Table, lengths: List[int], tokens: int, meter: Meter) -> Iterat
         yield length, {name: tokens // length * length / time for name, time in meter.seconds(steps).items()}
 
 
-def cost(table: Table, length: int, tokens: int, meter: Meter) -> Iterator[Row]:
+def cost(table: Table, lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
     """Training steps of language models with each mixer: tokens per second and peak MiB"""
-    _, speeds = next(speed(table, [length], tokens, meter))
+    (length,) = lengths
+    _, speeds = next(speed(table, lengths, tokens, meter))
     yield "tokens per second", speeds
     step, warm_up = ((table.types, length, count) for count in (tokens, length))
     mib = {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in table.models.items()}
@@ -121,8 +122,7 @@ def main() -> None:
     tables = {}
     for name, table in TABLES.items():
         lengths, tokens = (table.lengths[:1], table.lengths[0]) if args.quick else (table.lengths, table.tokens)
-        tables[name] = partial(speed, table, lengths, tokens)
-    tables["mixers"] = partial(cost, TABLES["mixers"], lengths[0], tokens)
+        tables[name] = partial(cost if name == "mixers" else speed, table, lengths, tokens)
     run(tables, args)
 
 
