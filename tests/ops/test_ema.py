@@ -129,9 +129,8 @@ def test_the_operator_of_blocks_passes_the_checks_of_torch():
     """Shapes of fake tensors, gradients when traced, no aliases."""
     x, state, within = (noise(*shape, grad=True) for shape in ((BATCH, 6, DIM), (BATCH, DIM, NDIM), (DIM, 3, 3)))
     tables = [noise(*s, seed=i, grad=True) for i, s in enumerate(((DIM, 3, NDIM), (DIM, NDIM, 3), (1, DIM, NDIM)))]
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(block_scan.block_scan, (x, state, within, *tables), test_utils=tests)
-    torch.library.opcheck(block_scan.block_scan, (x[:, :3], None, within, None, None, None), test_utils=tests)
+    torch.library.opcheck(block_scan.block_scan, (x, state, within, *tables))
+    torch.library.opcheck(block_scan.block_scan, (x[:, :3], None, within, None, None, None))
 
 
 # ------------------------------------------------------------------------------ kernels, cost
