@@ -125,18 +125,6 @@ def test_the_operator_of_gated_projections_passes_the_checks_of_torch():
     torch.library.opcheck(_gated_projection, (*gated_inputs(6).values(), "gelu"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_keeps_the_dtypes_of_gradients_of_gated_projections(dtype):
-    exact = gated_inputs(9)
-    tensors = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
-    with torch.autocast("cpu", torch.bfloat16):
-        y = of_gated(gated_projection)(**tensors)
-    assert y.dtype == torch.bfloat16
-    assert relative_error(y, of_gated(gated_projection_naive)(**exact)) < 0.02
-    gradients = torch.autograd.grad(y.float().sum(), list(tensors.values()))
-    assert all(g.dtype == dtype and g.isfinite().all() for g in gradients)
-
-
 def test_a_gated_projection_saves_the_gate_once():
     tensors, rows = gated_inputs(4000), 4000
     saved = {form: sum(kept_for_backward(lambda f=form: of_gated(f)(**tensors))) for form in FORMS}
@@ -147,14 +135,16 @@ def test_a_gated_projection_saves_the_gate_once():
 # ------------------------------------------------------------------------------- precision, memory
 
 
+@pytest.mark.parametrize("projection", [False, True], ids=["gates", "gated projection"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_keeps_the_dtypes_of_residual_and_gradients(dtype):
-    exact, options = inputs(2, 9), {"keep": mask(2, 9, DIM), "scale": 1.5}
+def test_autocast_keeps_the_dtypes_of_residual_and_gradients(dtype, projection):
+    exact, options = gated_inputs(9) if projection else inputs(2, 9), {"keep": mask(2, 9, DIM), "scale": 1.5}
+    ours, truth = map(of_gated, FORMS) if projection else (fused(**options), definition(**options))
     tensors = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
     with torch.autocast("cpu", torch.bfloat16):
-        y = fused(**options)(**tensors)
-    assert y.dtype == dtype
-    assert relative_error(y, definition(**options)(**exact)) < 0.02
+        y = ours(**tensors)
+    assert y.dtype == (torch.bfloat16 if projection else dtype)
+    assert relative_error(y, truth(**exact)) < 0.02
     gradients = torch.autograd.grad(y.float().sum(), list(tensors.values()))
     assert all(g.dtype == dtype and g.isfinite().all() for g in gradients)
 

@@ -5,31 +5,28 @@ import torch
 
 from mega_fairseq.ops import linear_attention
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_naive, whole_memory
+from tests.ops.helpers import assert_same, noise, with_gradients
 
 BATCH, WIDTH, VALUES, CHUNK = 3, 4, 5, 4
 
 
-def inputs(total, new, seed=0):
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=random, dtype=torch.float64).requires_grad_()
-
+def inputs(total, new):
     tokens = torch.tensor([0, CHUNK, 5 * CHUNK])
-    memory = (draw(BATCH, WIDTH, VALUES) * (tokens > 0).view(-1, 1, 1)).detach().requires_grad_()
-    return draw(BATCH, new, WIDTH), draw(BATCH, total, WIDTH), draw(BATCH, total, VALUES), memory, tokens
+    memory = noise(BATCH, WIDTH, VALUES, seed=3) * (tokens > 0).view(-1, 1, 1)
+    q, k, v = (noise(BATCH, *shape, seed=i) for i, shape in enumerate(((new, WIDTH), (total, WIDTH), (total, VALUES))))
+    tensors = {name: t.requires_grad_() for name, t in (("q", q), ("k", k), ("v", v), ("memory", memory))}
+    return {**tensors, "tokens": tokens, "lengths": torch.full((BATCH,), total)}
 
 
-def run(form, leaves, tokens, lengths):
-    """Outputs at real tokens and the next memory, with gradients of all inputs."""
-    q, k, v, memory = leaves
-    out, after = form(q, k, v, CHUNK, Memory(memory, tokens), lengths)
-    place = torch.arange(k.size(1) - q.size(1), k.size(1))
-    out = out * (place < lengths.unsqueeze(1)).unsqueeze(-1)
-    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view_as(out)
-    loss = (out * weights).sum() + after.sum.square().sum()
-    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    return [out, after.sum, *gradients], after.tokens
+def of(form):
+    """Outputs at real tokens and the next memory."""
+
+    def outputs(q, k, v, memory, tokens, lengths):
+        out, after = form(q, k, v, CHUNK, Memory(memory, tokens), lengths)
+        place = torch.arange(k.size(1) - q.size(1), k.size(1))
+        return out * (place < lengths.unsqueeze(1)).unsqueeze(-1), after.sum, after.tokens
+
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -37,26 +34,21 @@ def run(form, leaves, tokens, lengths):
 )
 @pytest.mark.parametrize("ragged", [False, True])
 def test_chunks_give_the_values_and_gradients_of_the_definition(total, new, ragged):
-    *leaves, tokens = inputs(total, new)
-    lengths = torch.tensor([total, max(1, total - 3), max(1, total // 2)]) if ragged else torch.full((BATCH,), total)
-    expected, finished = run(chunk_memory_naive, leaves, tokens, lengths)
-    actual, ours = run(chunk_memory, leaves, tokens, lengths)
-    for found, wanted in zip(actual, expected):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
-    assert ours.tolist() == finished.tolist()
+    tensors = inputs(total, new)
+    if ragged:
+        tensors["lengths"] = torch.tensor([total, max(1, total - 3), max(1, total // 2)])
+    assert_same(with_gradients(of(chunk_memory), tensors), with_gradients(of(chunk_memory_naive), tensors))
 
 
 def test_everything_at_once_gives_the_same_as_tiles(monkeypatch):
-    *leaves, tokens = inputs(13, 11)
-    lengths = torch.tensor([13, 8, 3])
-    together, _ = run(chunk_memory, leaves, tokens, lengths)
+    tensors = {**inputs(13, 11), "lengths": torch.tensor([13, 8, 3])}
+    together = with_gradients(of(chunk_memory), tensors)
     monkeypatch.setattr(linear_attention, "TILE_TOKENS", CHUNK)
-    for found, wanted in zip(run(chunk_memory, leaves, tokens, lengths)[0], together):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+    assert_same(with_gradients(of(chunk_memory), tensors), together)
 
 
 def test_both_directions_divide_the_sum_over_real_tokens_by_their_number():
-    q, k, v, *_ = inputs(7, 7)
+    q, k, v, *_ = inputs(7, 7).values()
     padding = torch.arange(7) >= torch.tensor([7, 4, 1]).unsqueeze(1)
     out = whole_memory(q, k, v, padding)
     for row, count in enumerate((7, 4, 1)):

@@ -32,20 +32,13 @@ def with_direction(form, causal):
 
 
 @every_direction
-@pytest.mark.parametrize("parts", PARTS, ids=", ".join)
-def test_products_equal_the_definition_in_values_and_all_gradients(parts, causal):
-    for queries, keys in SHAPES:
-        inputs = inputs_of(queries, keys, parts)
-        ours = with_gradients(with_direction(toeplitz, causal), inputs)
-        assert_same(ours, with_gradients(with_direction(toeplitz_naive, causal), inputs))
-
-
-@every_direction
-@pytest.mark.parametrize("rows", [1, 4, 16, 1000])
-def test_blocks_of_any_size_give_the_values_and_gradients_of_whole_matrices(monkeypatch, rows, causal):
+@pytest.mark.parametrize(
+    ("parts", "rows"), [*((parts, ops.BLOCK_ROWS) for parts in PARTS), *((PARTS[-1], n) for n in (1, 4, 16, 1000))]
+)
+def test_products_in_blocks_of_any_size_equal_the_definition_in_values_and_gradients(monkeypatch, parts, rows, causal):
     monkeypatch.setattr(ops, "BLOCK_ROWS", rows)
     for queries, keys in SHAPES:
-        inputs = inputs_of(queries, keys)
+        inputs = inputs_of(queries, keys, parts)
         ours = with_gradients(with_direction(toeplitz, causal), inputs)
         assert_same(ours, with_gradients(with_direction(toeplitz_naive, causal), inputs))
 
