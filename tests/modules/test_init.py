@@ -1,4 +1,4 @@
-"""Weight initialisation: at the released scale by default, at the scale of the width with `scaled`."""
+"""First values: projections at the released scale or, with `scaled`, at that of their width; tables of AFT."""
 
 import pytest
 import torch
@@ -55,3 +55,33 @@ def test_megalodon_starts_with_queries_and_keys_of_length_1(init):
         torch.testing.assert_close(rows.unflatten(-1, (2, -1)).norm(dim=-1), torch.ones(3, 9, 2), rtol=0.0, atol=1e-4)
     scale = DIM**-0.5 if init == "scaled" else (3 * DIM) ** -0.5
     assert made.shared.weight.std().item() == pytest.approx(scale, rel=0.05)
+
+
+def test_sparse_attention_starts_with_the_released_deviations_or_the_papers():
+    for init, std, output_std in (("released", 0.02, 0.02), ("scaled", 0.125 / 16, 0.125 / 16 / 12**0.5)):
+        made = MIXERS["sparse"](256, init=init, layers=6).build()
+        for layer in (made.query, made.key, made.value):
+            assert layer.weight.std().item() == pytest.approx(std, rel=0.05)
+            assert not layer.bias.any()
+        assert made.output.weight.std().item() == pytest.approx(output_std, rel=0.05)
+        assert not made.output.bias.any()
+
+
+@torch.no_grad()
+def test_tables_of_aft_start_as_curves_from_local_to_uniform():
+    weight = MIXERS["aft"](8, form="window", heads=4, chunk_size=27).build().log_weight
+    distances = torch.arange(27.0)
+    for head, slope in enumerate((1 / 3, 1 / 9, 1 / 27, 0.0)):
+        torch.testing.assert_close(weight[head], -slope * distances)
+    made = MIXERS["aft"](8, form="window", chunk_size=5, beta=True, gamma=True).build()
+    assert not made.log_beta.any()
+    assert bool((made.gamma == 1).all())
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@torch.no_grad()
+def test_tables_of_local_aft_start_above_the_weight_of_older_tokens_and_end_at_it(causal):
+    weight = MIXERS["aft"](8, form="local", heads=2, reach=4, causal=causal).build().log_weight
+    distances = torch.arange(4) if causal else torch.arange(-3, 4).abs()
+    torch.testing.assert_close(weight[0], (3 - distances) / 4)
+    assert not weight[1].any()

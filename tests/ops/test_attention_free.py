@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mega_fairseq.ops.aft import Sums, aft, aft_naive, no_sums, tiles, with_tokens
+from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, TILE, SMALL_TILE = 4, 8, 4
@@ -167,3 +168,11 @@ def test_memory_grows_with_the_number_of_tokens(reach, monkeypatch):
     assert recorder.largest <= max(2 * length * dim, 4 * 32 * length)
     kept = kept_for_backward(lambda: aft(k, v, weight))
     assert sum(kept) <= 4 * length * dim + 2 * (reach + 128)  # k, v, o, the denominators and the table
+
+
+def test_slowness_on_a_gpu_is_logged_once(caplog):
+    tiles._log_slowness.cache_clear()
+    with PretendedDevice():
+        for _ in range(2):
+            tiles._forward(*(moved(torch.ones(shape)) for shape in ((1, 7, 8), (1, 7, 8), (2, 5))), None, True)
+    assert caplog.text.count("aft is slow on a GPU") == 1
