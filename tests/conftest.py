@@ -1,25 +1,15 @@
-"""Profiles of hypothesis, and fixtures for several files: data, models and commands.
-
-HYPOTHESIS_PROFILE chooses a profile. The default draws the same examples in every run, so that failures are
-reproducible. "fast" draws few examples, for `make test-fast`; "explore" draws more and new ones.
-"""
+"""Fixtures for several files: data, models and commands."""
 
 import functools
-import os
 
 import pytest
 import torch
-from hypothesis import settings
 
+import tests.helpers.profiles  # noqa: F401 - loads the profile of hypothesis
 from tests.helpers import classifiers as classifiers_of
 from tests.helpers.commands import preprocess_text, trained
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
-
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=12, database=None)
-settings.register_profile("fast", settings.get_profile("repeatable"), max_examples=3)
-settings.register_profile("explore", deadline=None, max_examples=300, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")

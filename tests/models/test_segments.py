@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.models import MegaTransformerConfig, MegaTransformerModel
 from mega_fairseq.models import decoder as decoders
 from mega_fairseq.ops.attention.segments import Segments, places
 from tests.helpers.golden_models import task
+from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS, SEPARATORS, TYPES, padded, translation_model
 
 BIASES = ("simple", "rotary", "rope", "alibi", "t5", "none")
@@ -51,7 +52,7 @@ def logits(made, source, target):
 
 @pytest.mark.parametrize("bias", BIASES)
 @given(sources=texts(2), targets=texts(2))
-@settings(max_examples=4, deadline=None)
+@examples(4)
 def test_positions_in_the_only_line_equal_those_in_the_text(bias, sources, targets):
     options = {"rel_pos_bias": bias, "decoder_chunk_size": 3}
     original = model(**options)
@@ -62,7 +63,7 @@ def test_positions_in_the_only_line_equal_those_in_the_text(bias, sources, targe
 
 @pytest.mark.parametrize("positions", ["token", "sentence"])
 @given(sources=texts(), targets=texts(6))
-@settings(max_examples=5, deadline=None)
+@examples(5)
 def test_a_window_of_all_lines_equals_none(positions, sources, targets):
     window, whole = model(positions, len(sources) - 1), model(positions)
     torch.testing.assert_close(
@@ -104,7 +105,7 @@ def check_band(window, sources, targets):
 
 
 @given(window=st.integers(0, 2), sources=texts(), targets=texts(6))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_tokens_attend_to_lines_in_the_window_only_whatever_the_number_of_lines(window, sources, targets):
     check_band(window, sources, targets)
 
@@ -127,7 +128,7 @@ def test_places_of_other_lines_are_detected(monkeypatch):
 
 
 @given(sources=texts(), targets=texts(6), data=st.data())
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_later_tokens_and_separators_change_nothing_before_them(sources, targets, data):
     made, x = model(window=1, decoder_chunk_size=3), target(targets)
     cut = data.draw(st.integers(1, x.size(1)))
@@ -149,7 +150,7 @@ def check_pieces(sources, targets, others, stops):
 
 
 @given(sources=texts(), targets=texts(6), others=texts(), stops=st.sets(st.integers(1, 8)))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_pieces_with_pads_equal_the_whole_text_alone(sources, targets, others, stops):
     check_pieces(sources, targets, others, stops)
 

@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
-from hypothesis import given, settings
+from hypothesis import given
 
 from mega_fairseq.models import step_graph
 from mega_fairseq.models.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
+from tests.helpers.profiles import examples
 from tests.helpers.small_models import (
     BEAMS,
     IN_LINES,
@@ -77,7 +78,7 @@ def check(name, orders):
 
 @pytest.mark.parametrize("name", MODELS)
 @given(orders=orders_of_beams())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_scores_equal_those_of_eager_steps(name, orders):
     check(name, orders)
 

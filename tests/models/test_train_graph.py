@@ -10,12 +10,13 @@ from functools import partialmethod
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
+from tests.helpers.profiles import examples
 from tests.helpers.recorder import Operations, recorded
 from tests.helpers.small_models import IN_LINES, TYPES, classifier, encoder, language_model, translation_model
 
@@ -131,7 +132,7 @@ def events(draw):
 
 @pytest.mark.parametrize("name", ["translation", "language model", "classifier", "masked language model"])
 @given(happening=st.lists(events(), min_size=4, max_size=10))
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_any_order_of_passes_equals_eager_ones(name, happening):
     assert_equal_training(name, happening, 1e-5)
 

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.profiles import examples
 from tests.properties.layers import BIDIRECTIONAL, CAUSAL, DIM, recipes, seeds
 
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
-@settings(max_examples=10)
+@examples(10)
 @given(data=st.data(), seed=seeds)
 def test_second_derivatives_are_right_or_refused(kind, data, seed):
     layer = data.draw(recipes(kind)).layer()

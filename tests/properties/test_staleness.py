@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.profiles import examples
 from tests.properties.contracts import assert_close, check_nothing_is_stale
 from tests.properties.layers import BIDIRECTIONAL, CAUSAL, DIM, random_input, recipes, seeds
 
@@ -15,7 +16,7 @@ KINDS = [*CAUSAL, *BIDIRECTIONAL]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=min(4, settings.default.max_examples))  # each builds several modules
+@examples(4)  # each builds several modules
 @given(data=st.data(), length=st.sampled_from((1, 4, 9)), seed=seeds)
 def test_after_any_change_a_module_equals_a_fresh_one_with_its_parameters(kind, data, length, seed):
     recipe, number = data.draw(recipes(kind)), count(seed)
@@ -27,7 +28,7 @@ def test_after_any_change_a_module_equals_a_fresh_one_with_its_parameters(kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5)
+@examples(5)
 @given(data=st.data(), seed=seeds)
 def test_two_graphs_of_one_module_do_not_disturb_each_other(kind, data, seed):
     recipe = data.draw(recipes(kind))

@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
@@ -17,6 +17,7 @@ from tests.helpers import commands
 from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines
 from tests.helpers.golden_models import PAD, task
 from tests.helpers.pretended_device import PretendedDevice, moved
+from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS, TYPES, language_model, stock_transformer, translation_model
 
 WORDS = task(TYPES).target_dictionary
@@ -85,7 +86,7 @@ def searches(draw):
 
 @pytest.mark.parametrize("name", MODELS)
 @given(search=searches())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_hypotheses_and_scores_are_those_of_fairseq(name, search):
     batch, options = search
     assert_equal(*both(name, batch, **options), exact=True)
@@ -109,7 +110,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_hypotheses_and_scores_are_those_of_fairseq_in_graphs(name, graphs):
     @given(search=searches())
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     def check(search):
         batch, options = search
         assert_equal(*both(name, batch, **options), exact=False)
