@@ -1,14 +1,15 @@
 """Translation with Mega in place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Dict, Tuple
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II
+from torch import Tensor
 
-from mega_fairseq.fairseq_options import option
+from mega_fairseq.fairseq_options import option, typed
 from mega_fairseq.models.adaptive import adaptive_softmax
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
@@ -93,6 +94,18 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
             )
         check_start(model, cfg)
         return model
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Fits a checkpoint to this model; refuses longer sources or targets than position bias simple has learned."""
+        limited = self.decoder.layers[0].cross_attention.longest is not None
+        table = state_dict.get("decoder.layers.0.cross_attention.position_bias.weight") if limited else None
+        for limit in ("max_source_positions", "max_target_positions") if table is not None else ():
+            if getattr(self.cfg, limit) > (table.numel() + 1) // 2:
+                raise ValueError(
+                    f"{typed(limit)} is {getattr(self.cfg, limit)} and the position bias 'simple' of this model "
+                    f"reaches {(table.numel() + 1) // 2} tokens; allow no more, or train with --rel-pos-bias rotary"
+                )
+        super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> Tuple[int, int]:
         return min(self.encoder.max_positions(), self.decoder.max_source_positions()), self.decoder.max_positions()

@@ -176,13 +176,11 @@ class GatedCrossAttention(Layer):
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for other limits of sources and targets."""
         c = self.config
-        limit = "the larger of --max-source-positions and --max-target-positions" if c.side else "max_positions"
 
         def beyond(learned: int) -> str:
-            bias = c.name("position_bias")
             return (
-                f"{limit} is {c.max_positions} and {bias} 'simple' of these weights reaches {learned} tokens; allow no "
-                f"more, or train with {bias} 'rotary'"
+                f"max_positions is {c.max_positions} and position_bias 'simple' of these weights reaches {learned} "
+                "tokens; allow no more, or train with position_bias 'rotary'"
             )
 
         self.position_bias.adapt(stored, f"{prefix}position_bias.", beyond)

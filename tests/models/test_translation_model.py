@@ -91,8 +91,9 @@ def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_
     shorter.load_state_dict(whole.state_dict())
     assert shorter.max_positions() == (50, 50)
     torch.testing.assert_close(logits(shorter), logits(whole), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="--max-target-positions is 500 .* 400 tokens"):
-        longer.load_state_dict(whole.state_dict())
+    for refused in (longer, model(max_source_positions=500, max_target_positions=500)):  # chunks would not help
+        with pytest.raises(ValueError, match="--max-source-positions is 500 .* 400 tokens"):
+            refused.load_state_dict(whole.state_dict())
 
 
 def test_only_the_simple_bias_limits_the_length():
