@@ -13,7 +13,6 @@ import time
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
@@ -50,7 +49,7 @@ class Meter:
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
         """The result of a function in a new process, which `quick` saves."""
-        return (function if self.quick else partial(in_new_process, function))(*arguments)
+        return function(*arguments) if self.quick else in_new_process(function, *arguments)
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:

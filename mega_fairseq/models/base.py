@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Tuple, Type, Union
 
 from fairseq import hub_utils
 from fairseq.dataclass import FairseqDataclass
-from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
@@ -60,7 +59,7 @@ class MegaModel(BaseFairseqModel):
         checkpoint_file: Union[str, os.PathLike] = "model.pt",
         data_name_or_path: Union[str, os.PathLike] = ".",
         **options: Any,
-    ) -> GeneratorHubInterface:
+    ) -> hub_utils.GeneratorHubInterface:
         """Loads a trained model with its task, to translate, continue or score text; see fairseq's documentation.
 
         It refuses unknown `options`, and those of the model that must be as in training.
@@ -78,12 +77,12 @@ class MegaModel(BaseFairseqModel):
         return cls.interface(loaded["args"], loaded["task"], loaded["models"])
 
     @classmethod
-    def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> GeneratorHubInterface:
+    def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> hub_utils.GeneratorHubInterface:
         """What `from_pretrained` returns."""
         return MegaHub(cfg, task, models)
 
 
-class MegaHub(GeneratorHubInterface):
+class MegaHub(hub_utils.GeneratorHubInterface):
     """fairseq's interface, which also checks the size of the beam and translates documents."""
 
     def generate(self, tokenized_sentences: Any, beam: int = 5, *args: Any, **kwargs: Any) -> Any:
