@@ -156,7 +156,6 @@ TRANSLATORS = {
     "Transformer": decode.MODELS["Transformer"],
     "Mega": MEGA,
     "Mega, --task mega_translation": [*MEGA, "--task=mega_translation"],
-    "Mega, graphs off": [*MEGA, OFF],
 }
 
 
@@ -171,10 +170,9 @@ def sentence(device: torch.device, quick: bool) -> Iterator[Contender]:
     lengths = [8] if quick else SENTENCES
     for name in TRANSLATORS:
         for length in lengths:
-            if length < SENTENCES[-1] or "graphs off" not in name:
-                build = partial(translation, name, device, quick, lengths[-1], length, 1)
-                repeats = 3 if length < SENTENCES[-1] else 1
-                yield Contender(f"{length:,} tokens", name, build, length, repeats, profiled=False)
+            build = partial(translation, name, device, quick, lengths[-1], length, 1)
+            repeats = 3 if length < SENTENCES[-1] else 1
+            yield Contender(f"{length:,} tokens", name, build, length, repeats, profiled=False)
 
 
 @lru_cache(maxsize=1)
