@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mega_fairseq.modules import (
-    DampedEMA,
-)
+from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
 from mega_fairseq.ops.ema import triton as ema_triton
@@ -100,12 +98,14 @@ def test_gradients_of_the_outputs_alone_need_none_of_the_state():
     def first(function):
         return lambda **tensors: function(**tensors)[0]
 
-    ours, truth = (with_gradients(first(function), inputs("segments")) for function in (kernels, definition))
+    ours, truth = (
+        with_gradients(first(function), inputs("a segment of one step")) for function in (kernels, definition)
+    )
     assert_same(ours, truth)
 
 
 def test_a_skip_in_half_precision_has_a_gradient_in_its_dtype():
-    tensors = {**inputs("segments"), "skip": noise(DIM, seed=12).half().requires_grad_()}
+    tensors = {**inputs("one segment"), "skip": noise(DIM, seed=12).half().requires_grad_()}
     ours, truth = (with_gradients(function, tensors)["gradient of skip"] for function in (kernels, definition))
     assert ours.dtype == torch.float16
     torch.testing.assert_close(ours, truth, rtol=2**-10, atol=0)
@@ -115,7 +115,7 @@ def test_a_gradient_that_does_not_cross_segments_is_detected(monkeypatch):
     gradients = ema_triton._coefficient_gradients
     monkeypatch.setattr(ema_triton, "_coefficient_gradients", lambda *a, BACK: gradients(*a[:5], None, a[6], BACK=BACK))
     with pytest.raises(AssertionError, match="gradient of"):
-        test_kernels_equal_the_definition_in_values_and_gradients("segments")
+        test_kernels_equal_the_definition_in_values_and_gradients("a segment of one step")
 
 
 def test_the_length_of_a_segment_does_not_depend_on_the_batch():
