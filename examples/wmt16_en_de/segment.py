@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Callable, List
 
 import lines
@@ -71,10 +72,10 @@ def learn_bpe(size: int, files: List[str]) -> List[str]:
     return codes.getvalue().splitlines()
 
 
-def learn(kind: str, model: str, size: str, coverage: str, *files: str) -> None:
+def learn(kind: str, model: str, size: int, coverage: float, files: List[str]) -> None:
     if kind == "sentencepiece":
-        return learn_sentencepiece(model, int(size), float(coverage), list(files))
-    header, *merges = learn_bpe(int(size), list(files))
+        return learn_sentencepiece(model, size, coverage, files)
+    header, *merges = learn_bpe(size, files)
     # fastBPE expects no header and a count after each merge, of which it only uses the order.
     codes = [f"{merge} 1" for merge in merges] if kind == "fastbpe" else [header, *merges]
     with lines.open_text(model, "w") as file:
@@ -87,7 +88,10 @@ def applier(kind: str, model: str) -> Callable[[str], str]:
     if kind == "sentencepiece":
         import sentencepiece
 
-        processor = sentencepiece.SentencePieceProcessor(model_file=model)
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_file=model)
+        except RuntimeError:
+            sys.exit(f"error: {model} is not a model of sentencepiece")
         return lambda line: " ".join(processor.encode(line, out_type=str))
     if kind == "fastbpe":
         import fastBPE
@@ -106,15 +110,24 @@ def undo(kind: str, line: str) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) < 3 or "--help" in sys.argv:
-        sys.exit(__doc__)
-    action, kind, *rest = sys.argv[1:]
-    if action == "learn":
-        learn(kind, *rest)
-    elif action == "apply":
-        lines.write(map(applier(kind, *rest), lines.stdin()))
-    elif action == "undo":
-        lines.write(undo(kind, line) for line in lines.stdin())
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for action in ("learn", "apply", "undo"):
+        arguments = actions.add_parser(action)
+        arguments.add_argument("kind", choices=("sentencepiece", "subword-nmt", "fastbpe"))
+        if action != "undo":
+            arguments.add_argument("model")
+    learned = actions.choices["learn"]
+    learned.add_argument("size", type=int)
+    learned.add_argument("coverage", type=float)
+    learned.add_argument("files", nargs="+")
+    args = parser.parse_args()
+    if args.action == "learn":
+        learn(args.kind, args.model, args.size, args.coverage, args.files)
+    elif args.action == "apply":
+        lines.write(map(applier(args.kind, args.model), lines.stdin()))
+    else:
+        lines.write(undo(args.kind, line) for line in lines.stdin())
 
 
 if __name__ == "__main__":

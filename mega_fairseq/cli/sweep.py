@@ -165,7 +165,7 @@ def load_split(data: str, subset: str) -> Split:
         dictionary = Dictionary.load(path)
     except Exception as error:  # fairseq raises anything for damaged files
         raise UserError(
-            f"{path} cannot be read ({type(error).__name__}); give a folder that fairseq-preprocess --only-source wrote"
+            f"{path} cannot be read ({error}); give a folder that fairseq-preprocess --only-source wrote"
         ) from None
     corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode())

@@ -218,6 +218,8 @@ def test_missing_damaged_or_other_data_is_refused(sweep_folder, sweep, tmp_path)
     for name in ("test.idx", "dict.txt"):
         (tmp_path / name).write_bytes(b"\xff\xfe damaged")
         refused(sweep("--chunks=8", data=tmp_path), tmp_path, name)
+    (tmp_path / "dict.txt").write_text("twice 2\ntwice 1\n")
+    refused(sweep("--chunks=8", data=tmp_path), tmp_path, "'twice'")
 
 
 def test_a_checkpoint_of_another_model_or_task_is_refused(sweep_folder, sweep, translation, edited):
