@@ -66,7 +66,7 @@ def check_file(path: str) -> None:
     folder, name = os.path.split(path)
     if not path:
         raise UserError("the path of the output is empty; give the name of a file")
-    if os.path.isdir(path):
+    if not name or os.path.isdir(path):
         raise UserError(f"{path} is a folder; give the name of a file")
     if folder and not os.path.isdir(folder):
         raise UserError(f"the folder {folder} of {name} does not exist; create it or choose another")

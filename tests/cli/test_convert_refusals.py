@@ -97,6 +97,17 @@ def test_unsupported_and_damaged_checkpoints_are_refused(reason, tmp_path, refus
     refuses("convert", source, tmp_path / "ours.pt", words=[f"convert: {source} ", words])
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_one_file_of_a_folder_leads_to_the_folder(name, tmp_path, refuses):
+    (tmp_path / name).write_text("{}")
+    refuses("convert", tmp_path / name, tmp_path / "ours.pt", words=[name, f"folder, {tmp_path}"])
+
+
+def test_an_output_that_is_a_folder_is_refused(tmp_path, refuses):
+    source = save(translation(), tmp_path / "any.pt")
+    refuses("convert", source, f"{tmp_path}/new/", words=[f"{tmp_path}/new/ is a folder"])
+
+
 @pytest.mark.parametrize(
     ("make", "content", "words"),
     [

@@ -99,10 +99,11 @@ def test_the_dictionary_of_robertas_recipe_becomes_its_vocabulary(folder, tmp_pa
     assert numbers["<mask>"] == ROWS - 1
 
 
-def test_whole_words_are_the_words_of_the_dictionary(folder, tmp_path):
+def test_whole_words_are_the_words_of_the_dictionary(folder, tmp_path, capsys):
     words = [*FIRST, *(f"w{number}" for number in range(ROWS - 5)), "<mask>"]
     (tmp_path / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
     convert(folder, tmp_path / "ours.pt", "--tokenizer", tmp_path / "vocab.json")
+    assert "no merges.txt" in capsys.readouterr().out
     assert Dictionary.load(str(tmp_path / "dict.txt")).symbols == words
     convert(tmp_path / "ours.pt", tmp_path / "back", "--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
     assert list(json.loads((tmp_path / "back" / "vocab.json").read_text())) == words

@@ -82,6 +82,8 @@ def _dictionary_files(
         if vocab not in files:
             vocab, merges = tokenizer, os.path.join(os.path.dirname(tokenizer), vocabulary.MERGES)
         summary.append(f"text is encoded by --bpe gpt2 --gpt2-encoder-json {vocab} --gpt2-vocab-bpe {merges}")
+    elif not found.in_one_file:
+        summary.append(f"its types are words, since there is no {vocabulary.MERGES} beside {tokenizer}")
     return files
 
 
@@ -93,6 +95,8 @@ def read(path: str) -> Tuple[Dict[str, Any], Dict[str, Tensor]]:
     """The options and tensors of the released checkpoint, or the folder of Hugging Face's, at `path`."""
     if os.path.isdir(path):
         return huggingface.read(path)
+    if os.path.basename(path) in (huggingface.CONFIG, huggingface.SAFE, huggingface.PICKLED):
+        raise UserError(f"is one file of a folder of Hugging Face's; give the folder, {os.path.dirname(path) or '.'}")
     if not takes_names():  # numpy has renamed modules since the released checkpoints were written
         raise UserError(
             f"cannot be read by torch {torch.__version__} without executing code in it; convert it with torch 2.6 or "
