@@ -97,14 +97,15 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model; refuses longer sources or targets than position bias simple has learned."""
-        limited = self.decoder.layers[0].cross_attention.longest is not None
-        table = state_dict.get("decoder.layers.0.cross_attention.position_bias.weight") if limited else None
-        for limit in ("max_source_positions", "max_target_positions") if table is not None else ():
-            if getattr(self.cfg, limit) > (table.numel() + 1) // 2:
-                raise ValueError(
-                    f"{typed(limit)} is {getattr(self.cfg, limit)} and the position bias 'simple' of this model "
-                    f"reaches {(table.numel() + 1) // 2} tokens; allow no more, or train with --rel-pos-bias rotary"
-                )
+        table = state_dict.get("decoder.layers.0.cross_attention.position_bias.weight")
+        if self.decoder.layers[0].cross_attention.longest is not None and table is not None:
+            learned = (table.numel() + 1) // 2
+            for limit in ("max_source_positions", "max_target_positions"):
+                if (allowed := getattr(self.cfg, limit)) > learned:
+                    raise ValueError(
+                        f"{typed(limit)} is {allowed} and the position bias 'simple' of this model reaches {learned} "
+                        "tokens; allow no more, or train with --rel-pos-bias rotary"
+                    )
         super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> Tuple[int, int]:
