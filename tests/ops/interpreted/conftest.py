@@ -5,7 +5,7 @@ import pytest
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops.ema import triton as ema_triton
 
-SHORT = 3  # steps of a segment
+SHORT = 4  # steps of a segment
 
 
 @pytest.fixture(autouse=True)
