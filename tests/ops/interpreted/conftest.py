@@ -1,6 +1,9 @@
 """All forms by kernels, with several segments and parts in short sequences."""
 
+import functools
+
 import pytest
+from triton.runtime import interpreter
 
 from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops.ema import triton as ema_triton
@@ -17,3 +20,18 @@ def kernels_everywhere(monkeypatch):
     backend._choose.cache_clear()
     yield
     backend._choose.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def calls_replace_the_language_once():
+    """Triton's interpreter replaces the functions of triton.language when a kernel starts, and again in each call of a
+    function from a kernel, which would be half of the time of these tests."""
+    replace = functools.lru_cache(maxsize=None)(interpreter._patch_lang)
+
+    def call(self, *arguments, **options):
+        replace(self.fn)
+        return getattr(self, "rewrite", lambda: self.fn)()(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
