@@ -70,7 +70,7 @@ def peak_mib(step: Step) -> float:
         reset.write("5")  # resets the high-water mark
     before = _status("VmRSS")
     step()
-    return _status("VmHWM") - before
+    return max(0.0, _status("VmHWM") - before)  # the counts are rough, and a step may only use memory freed before
 
 
 def _status(field: str) -> float:
