@@ -74,11 +74,21 @@ def test_the_dictionary_gives_each_piece_the_row_of_its_embedding(file, folder, 
     assert bpe.encode(" the") == [PIECES.index("Ġthe")]
 
 
-def test_the_dictionary_leads_back_to_the_same_vocabulary(folder, tmp_path):
-    convert(folder, tmp_path / "ours.pt", "--tokenizer", folder / "tokenizer.json")
+@pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json", "added_tokens.json"])
+def test_the_dictionary_leads_back_to_the_same_vocabulary(form, folder, tmp_path):
+    tokenizer, wanted = folder / form, json.loads((folder / "vocab.json").read_text())
+    if form == "added_tokens.json":  # of a tokenizer that was trained without <mask>
+        (tmp_path / "given").mkdir()
+        (tmp_path / "given" / form).write_text(json.dumps({"<mask>": wanted["<mask>"]}))
+        tokenizer = tmp_path / "given/vocab.json"
+        tokenizer.write_text(json.dumps({token: wanted[token] for token in PIECES[:-1]}))
+        shutil.copy(folder / "merges.txt", tmp_path / "given")
+    convert(folder, tmp_path / "ours.pt", "--tokenizer", tokenizer)
+    for name in ("vocab.json", "merges.txt") if form == "vocab.json" else ():  # written for the other two
+        shutil.copy(folder / name, tmp_path)
     convert(tmp_path / "ours.pt", tmp_path / "back", "--to-huggingface", "--tokenizer", tmp_path / "dict.txt")
-    before, after = (json.loads((path / "vocab.json").read_text()) for path in (folder, tmp_path / "back"))
-    assert {token: number for token, number in after.items() if "madeup" not in token} == before
+    after = json.loads((tmp_path / "back" / "vocab.json").read_text())
+    assert {token: number for token, number in after.items() if "madeup" not in token} == wanted
     assert sorted(after.values()) == list(range(ROWS))
     assert (tmp_path / "back" / "merges.txt").read_text() == (folder / "merges.txt").read_text()
 

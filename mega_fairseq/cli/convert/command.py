@@ -82,7 +82,7 @@ def _dictionary_files(
         if vocab not in files:
             vocab, merges = tokenizer, os.path.join(os.path.dirname(tokenizer), vocabulary.MERGES)
         summary.append(f"text is encoded by --bpe gpt2 --gpt2-encoder-json {vocab} --gpt2-vocab-bpe {merges}")
-    elif not found.in_one_file:
+    elif not found.elsewhere:
         summary.append(f"its types are words, since there is no {vocabulary.MERGES} beside {tokenizer}")
     return files
 

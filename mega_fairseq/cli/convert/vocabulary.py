@@ -17,6 +17,8 @@ from mega_fairseq.cli import UserError
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionary
 MASK = "<mask>"
 DICT, VOCAB, MERGES, TOKENIZER = "dict.txt", "vocab.json", "merges.txt", "tokenizer.json"
+ADDED = "added_tokens.json"  # types that a vocab.json lacks
+FILLER = "madeupword"  # and its number: fairseq's name of a row without a type
 BPE_FILES = ((VOCAB, MERGES), ("encoder.json", "vocab.bpe"))  # Hugging Face's and fairseq's names
 
 
@@ -25,17 +27,20 @@ class Vocabulary(NamedTuple):
 
     types: List[str]
     merges: Optional[List[str]]  # of byte-level BPE, as lines of merges.txt; None if types are words
-    in_one_file: bool = False  # so that fairseq's --bpe cannot read it
+    elsewhere: bool = False  # not all types are in a vocab.json, which fairseq's --bpe reads
 
 
 def read(path: str, rows: int) -> Vocabulary:
-    """The vocabulary in a vocab.json, with the merges.txt beside it if there is one, or in a tokenizer.json."""
-    content = _json(path)
-    in_one_file = isinstance(content, dict) and isinstance(content.get("model"), dict)
+    """The vocabulary in a tokenizer.json, or in a vocab.json with the merges.txt and added_tokens.json beside it."""
+    numbers, folder = _json(path), os.path.dirname(path)
+    in_one_file = isinstance(numbers, dict) and isinstance(numbers.get("model"), dict)
+    added = {} if in_one_file else _beside(folder, ADDED)
     if in_one_file:
-        numbers, merges = _tokenizer(content)
+        numbers, merges = _tokenizer(numbers)
     else:
-        numbers, merges = content, _merges(os.path.join(os.path.dirname(path), MERGES))
+        merges = _merges(os.path.join(folder, MERGES))
+    if isinstance(numbers, dict):
+        numbers = {**numbers, **added}
     fits = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
     if not fits or len(set(numbers.values())) < len(numbers) or any(not 0 <= n < rows for n in numbers.values()):
         raise UserError(
@@ -53,7 +58,8 @@ def read(path: str, rows: int) -> Vocabulary:
         raise UserError(
             f"has types with spaces, which {DICT} cannot contain; give a {VOCAB} with its {MERGES}, or words"
         )
-    return Vocabulary([types.get(number, f"madeupword{number:04d}") for number in range(rows)], merges, in_one_file)
+    tokens = [types.get(number, f"{FILLER}{number:04d}") for number in range(rows)]
+    return Vocabulary(tokens, merges, in_one_file or bool(added))
 
 
 def _tokenizer(content: Dict[str, Any]) -> tuple:
@@ -102,10 +108,11 @@ def _merges(path: str) -> Optional[List[str]]:
 
 def fairseq_files(vocabulary: Vocabulary) -> Dict[str, bytes]:
     """The dictionary, and the two files that fairseq's --bpe reads unless the user has them."""
-    types, merges, in_one_file = vocabulary
-    words = [token if merges is None or token == MASK else str(number) for number, token in enumerate(types)]
+    types, merges, elsewhere = vocabulary
+    named = [merges is None or token == MASK or token.startswith(FILLER) for token in types]
+    words = [token if keep else str(number) for number, (token, keep) in enumerate(zip(types, named))]
     files = {DICT: "".join(f"{word} 1\n" for word in words[len(FIRST) :]).encode()}
-    return {**files, **(huggingface_files(vocabulary) if in_one_file and merges is not None else {})}
+    return {**files, **(huggingface_files(vocabulary) if elsewhere and merges is not None else {})}
 
 
 # ------------------------------------------------------------------------------------------- the other direction
@@ -125,7 +132,7 @@ def read_dictionary(path: str, rows: int) -> Vocabulary:
     for vocab, merges in BPE_FILES:
         found = _merges(os.path.join(folder, merges))
         if found is not None and os.path.isfile(os.path.join(folder, vocab)):
-            tokens = _beside(os.path.join(folder, vocab))
+            tokens = {str(number): token for token, number in _beside(folder, vocab).items()}
             if all(piece in tokens for piece in pieces):
                 return Vocabulary([tokens.get(word, word) for word in words], found)
     if len(pieces) > len(words) / 2:
@@ -136,15 +143,16 @@ def read_dictionary(path: str, rows: int) -> Vocabulary:
     return Vocabulary(list(words), None)
 
 
-def _beside(path: str) -> Dict[str, str]:
-    """The token of each number in a vocab.json beside a dictionary."""
+def _beside(folder: str, name: str) -> Dict[str, Any]:
+    """The number of each token in a file of the folder; empty if there is no such file."""
+    path = os.path.join(folder, name)
     try:
-        content = _json(path)
+        content = _json(path) if os.path.lexists(path) else {}
     except UserError:
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"has a {os.path.basename(path)} beside it that is not a vocabulary; copy or download it again")
-    return {str(number): token for token, number in content.items()}
+        raise UserError(f"has a {name} beside it that is not a vocabulary; copy or download it again")
+    return content
 
 
 def huggingface_files(vocabulary: Vocabulary) -> Dict[str, bytes]:
