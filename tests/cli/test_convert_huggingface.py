@@ -255,6 +255,9 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (PLAIN, "vocab_size", 40),
         (PLAIN, "dropout_prob", 2.0),
         (POSTNORM, "chunk_size", 25),
+        (CLASSES, "problem_type", "regression"),
+        (CLASSES, "problem_type", "multi_label_classification"),
+        (CLASSES, "id2label", {"0": "LABEL_0"}),
     ],
 )
 def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path, refuses):

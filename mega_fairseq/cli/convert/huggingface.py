@@ -175,6 +175,11 @@ def _check(options: Options) -> None:
             raise _refusal(name, options[name], f"a {arch} is converted with {needed} only")
     if causal and options["normalization_type"] == "batchnorm":
         raise _refusal("normalization_type", "batchnorm", "in a causal model, batchnorm would see the future")
+    problem, labels = options.get("problem_type"), options.get("id2label")
+    if problem not in (None, "single_label_classification"):
+        raise _refusal("problem_type", problem, "a classifier has one class for each input")
+    if arch == "MegaForSequenceClassification" and isinstance(labels, dict) and len(labels) == 1:
+        raise _refusal("id2label", labels, "with one label, it is a regression")
     if options["truncation"] is not None and not (type(options["truncation"]) is int and options["truncation"] > 0):
         raise _refusal("truncation", options["truncation"], "it must be a positive number or null")
     if options["chunk_size"] == 0 or (options["use_chunking"] and options["chunk_size"] < 0):
