@@ -3,7 +3,7 @@
 import os
 from argparse import Namespace
 from functools import cached_property
-from typing import Any, Dict, List, Tuple, Type, Union
+from typing import Any, Dict, Iterable, List, Tuple, Type, Union
 
 from fairseq import hub_utils
 from fairseq.dataclass import FairseqDataclass
@@ -89,7 +89,7 @@ class MegaHub(hub_utils.GeneratorHubInterface):
         check_positive(beam=beam)
         return super().generate(tokenized_sentences, beam, *args, **kwargs)
 
-    def translate_documents(self, documents: List[List[str]], beam: int = 5, **options: Any) -> List[List[str]]:
+    def translate_documents(self, documents: Iterable[Iterable[str]], beam: int = 5, **options: Any) -> List[List[str]]:
         """Translates documents of any length, by windows as in tests; each has as many lines as before.
 
         `options` are those of `translate`. Blank lines stay blank.
@@ -99,7 +99,8 @@ class MegaHub(hub_utils.GeneratorHubInterface):
                 "translate_documents is for models of --task mega_document_translation with --sentence-counts exact; "
                 "call translate, or train such a model"
             )
-        if isinstance(documents, str) or any(isinstance(document, str) for document in documents):
+        documents = [documents] if isinstance(documents, str) else list(documents)
+        if any(isinstance(document, str) for document in documents):
             raise TypeError("a document is a single text; give a list of documents, each a list of lines")
         encoded = [[self.encode(line) for line in document] for document in documents]
         windows = self.task.windows([[line for line in document if len(line) > 1] for document in encoded])

@@ -108,7 +108,7 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_pa
     expected = [line for number in sorted(windows) for line in windows[number].split("\t")[1].split(" <sep> ")]
     documents, translated = ([part[:3], part[3:]] for part in (text, expected))
     hub = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data))
-    assert hub.translate_documents(documents) == translated
+    assert hub.translate_documents(iter(document) for document in documents) == translated
     documents[0].insert(1, " ")
     translated[0].insert(1, "")
     assert hub.translate_documents([*documents[:1], [], ["", ""]]) == [*translated[:1], [], ["", ""]]
