@@ -263,9 +263,9 @@ def test_documents_joined_without_a_blank_are_noticed(monkeypatch):
 
 
 def spreads():
-    """The intervals that the paired bootstrap prints for five copies of a document."""
-    reference = [f"{word} a b c d e f" for word in "uvwxyz"] * 5
-    borders = range(0, 31, 6)
+    """The intervals that the paired bootstrap prints for six copies of a document."""
+    reference = [f"{word} a b c d e f" for word in "uvwxyz"] * 6
+    borders = range(0, 37, 6)
     systems = ([line.replace("b", word) if "w" in line else line for line in reference] for word in "bh")
     said = metrics.compare(*(metrics.join(side, borders) for side in (*systems, reference)))
     return re.findall("± ([0-9.]+)", said)
@@ -277,9 +277,9 @@ def test_the_bootstrap_draws_documents(monkeypatch):
     assert spreads() != ["0.00"] * 4
 
 
-def test_a_single_document_or_system_has_no_bootstrap():
-    assert "one document" in metrics.compare(["a b"], ["a c"], ["a b"])
-    assert "equal" in metrics.compare(["a", "b"], ["a", "b"], ["a", "c"])
+def test_few_documents_or_a_single_system_have_no_bootstrap():
+    assert "there are 5" in metrics.compare(["a b"] * 5, ["a c"] * 5, ["a b"] * 5)
+    assert "equal" in metrics.compare(["a"] * 6, ["a"] * 6, ["b"] * 6)
 
 
 def test_lines_that_a_reader_should_see_are_counted():
@@ -291,6 +291,12 @@ def test_lines_that_a_reader_should_see_are_counted():
     assert metrics.measure(["x"] * 5, repeated, repeated, [0, 5], {})["repeated lines"] == 0
 
 
+NO_COUNTS = [
+    *["{}", "[" * 100_000, '{"source_lines": [1e400], "translated_lines": [1]}'],
+    *(f'{{"source_lines": {lines}, "translated_lines": [100]}}' for lines in ("[100.7]", "[-100, 200]", '"1"')),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -300,7 +306,7 @@ def test_lines_that_a_reader_should_see_are_counted():
         ("train.docs", "a\n" * 50 + "b\n" + "a\n" * 49, ["line 52 ", "'a'"]),
         ("system.de", b"\xe4\n" * 100, ["line 1 ", "UTF-8"]),
         ("system.json", '{"source_lines": [9], "translated_lines": [9]}', ["system.json have 9", "--counts"]),
-        ("counts.json", "{}", ["counts.json was not written"]),
+        *[("counts.json", content, ["counts.json was not written"]) for content in NO_COUNTS],
     ],
 )
 def test_files_that_do_not_fit_are_refused(bible, refuses, name, content, words):

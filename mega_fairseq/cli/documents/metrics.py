@@ -20,6 +20,7 @@ SUBWORDS = re.compile("\u2581|@@( |$)")
 PLACES = {1: "1", 2: "2", 3: "3-4", 5: "5-8", 9: "9-16", 17: "17+"}  # of a line in its window, by the first
 Groups = Dict[str, Dict[str, List[int]]]  # numbers of lines, by title and label
 
+FEWEST = 6  # documents of a bootstrap, which gives a system that is better in each of them p = 0.001 for any number
 METRICS = {"BLEU": BLEU(), "chrF": CHRF()}
 
 
@@ -69,8 +70,10 @@ def read_counts(given: Optional[str], hypothesis: str, lines: int) -> List[Tuple
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-        counts = list(zip(*(map(int, content[key]) for key in KEYS)))
-    except (OSError, KeyError, TypeError, ValueError):
+        counts = list(zip(*(content[key] for key in KEYS)))
+        if any(type(number) is not int or number < 0 for pair in counts for number in pair):
+            raise ValueError
+    except (OSError, KeyError, RecursionError, TypeError, ValueError):
         if given is None:
             return []
         raise UserError(f"{path} was not written by mega-fairseq documents split; give its PREFIX.json") from None
@@ -133,8 +136,8 @@ def measure(
 
 def compare(system: List[str], baseline: List[str], reference: List[str]) -> str:
     """A paired bootstrap over documents."""
-    if len(reference) == 1:
-        return "no paired bootstrap: there is one document"
+    if len(reference) < FEWEST:
+        return f"no paired bootstrap: it needs {FEWEST} documents, and there are {len(reference)}"
     if system == baseline:
         return "no paired bootstrap: translations are equal"
     test = PairedTest([("baseline", baseline), ("system", system)], METRICS, [reference], test_type="bs")
