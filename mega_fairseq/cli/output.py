@@ -82,7 +82,7 @@ def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = Fa
     try:
         with open(f"{prefix}.json") as file:
             replaceable = key in json.load(file)
-    except (OSError, TypeError, ValueError):
+    except (OSError, RecursionError, TypeError, ValueError):
         replaceable = False
     for path in (prefix + ending for ending in endings):
         check_file(path)

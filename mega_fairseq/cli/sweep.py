@@ -4,7 +4,6 @@ PREFIX.json has the evaluated points, from which an interrupted sweep resumes, a
 """
 
 import argparse
-import contextlib
 import csv
 import hashlib
 import io
@@ -79,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     measured = partial(measure, model, split, limits=(arguments.max_tokens, arguments.batch_size))
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
-    _sweep(record, plan, measured, len(split.corpus))
+    _sweep(record, plan, measured, len(split.corpus), arguments.force)
     unit = split.origin["unit"]
     drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
@@ -102,7 +101,7 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
     return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
-def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int) -> None:
+def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int, force: bool) -> None:
     """Measure the points of the plan that the record lacks."""
     missing = [point for point in plan if not record.contains(*point)]
     if len(missing) < len(plan):
@@ -118,7 +117,8 @@ def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tok
                 text = point.refused or f"{point.bits:.4f} bits, perplexity {point.perplexity:.2f}"
                 bar.write(f"{title}: {text}", file=sys.stderr)
     except KeyboardInterrupt:
-        raise UserError(f"interrupted; the same command continues from {record.prefix}.json") from None
+        command = f"the same command{' without --force' * force}"
+        raise UserError(f"interrupted; {command} continues from {record.prefix}.json") from None
     if not any(record.contains(*point) for point in plan):
         raise UserError(f"no point could be evaluated; the last one: {point.refused}")
 
@@ -271,11 +271,8 @@ class Record:
     """Points of one checkpoint on one split: those in PREFIX.json, and new ones, which `add` writes at once."""
 
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
-        self.prefix, self.origin = prefix, origin
-        if force:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(f"{prefix}.json")
-        self._points = self._read()
+        self.prefix, self.origin, self.force = prefix, origin, force
+        self._points = {} if force else self._read()
 
     def _read(self) -> Dict[Tuple[int, str], Point]:
         path = f"{self.prefix}.json"
@@ -287,7 +284,7 @@ class Record:
             points = [Point(**point) for point in content["points"]]
             other = [part for part in OTHER if content[part]["fingerprint"] != self.origin[part]["fingerprint"]]
             places = [content[part]["path"] for part in other]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, RecursionError, TypeError, ValueError):
             raise UserError(f"{path} was not written by a sweep; give another --out, or --force") from None
         if other:
             raise UserError(
@@ -306,7 +303,9 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        self._points[point.chunk, point.cut] = point
+        others = {} if self.force else self._read()  # of a sweep that runs at the same time
+        self.force = False
+        self._points = {**others, **self._points, (point.chunk, point.cut): point}
         write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
         rows = io.StringIO()
         csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])

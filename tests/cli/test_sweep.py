@@ -163,12 +163,33 @@ def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
     assert {name: (tmp_path / name).read_bytes() for name in files_before} == files_before
 
 
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def test_two_sweeps_at_a_time_write_the_points_of_both(sweep, tmp_path, monkeypatch):
+    measure = module.measure
+
+    def beside_another(*arguments, **options):
+        monkeypatch.setattr(module, "measure", measure)
+        assert sweep("--chunks=8")[0] == 0
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(module, "measure", beside_another)
+    assert sweep("--chunks=4")[0] == 0
+    assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (8, "splits:1")]
+
+
 @pytest.mark.parametrize("other", ["--subset=valid", "simple.pt"])
-def test_results_of_another_sweep_are_kept_unless_forced(sweep, tmp_path, other):
+def test_results_of_another_sweep_are_kept_until_forced_ones_replace_them(sweep, tmp_path, monkeypatch, other):
     sweep("--chunks=8")
     before = (tmp_path / "out.json").read_bytes()
     words, how = ([other], {}) if other.startswith("--") else ([], {"model": other})
     refused(sweep("--chunks=8", *words, **how), "--force")
+    assert (tmp_path / "out.json").read_bytes() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "measure", interrupt)
+        refused(sweep("--chunks=4", *words, "--force", **how), "without --force")
     assert (tmp_path / "out.json").read_bytes() == before
     assert sweep("--chunks=4", *words, "--force", **how)[0] == 0
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
@@ -203,7 +224,7 @@ def test_wrong_options_are_refused_before_any_work(sweep, tmp_path, arguments, w
 
 
 def test_other_files_are_not_overwritten(sweep, tmp_path):
-    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]")):
+    for name, content in (("out.csv", "precious"), ("out.json", "[1, 2]"), ("out.json", "[" * 100_000)):
         (tmp_path / name).write_text(content)
         refused(sweep("--chunks=8"), name, "--out")
         assert (tmp_path / name).read_text() == content
