@@ -76,13 +76,15 @@ def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
         raise UserError(f"was trained with --task {stored['_name']}; give one of {' or '.join(TASKS)}")
     options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
     options.update({"seed": 1} if data is None else {"seed": 1, "data": data})
-    task = MegaClassificationTask.setup_task(MegaClassificationConfig(**options), from_checkpoint=data is None)
     try:
+        task = MegaClassificationTask.setup_task(MegaClassificationConfig(**options), from_checkpoint=data is None)
         (model,), _, _ = load_model_ensemble_and_task([path], task=task, state=state)
     except RuntimeError as error:
         raise UserError(
             f"does not fit ({textwrap.shorten(str(error), 160)}); give the folder of its training as DATA"
         ) from None
+    except TypeError as error:
+        raise UserError(f"has a value of the wrong type among its task's ({error}); get the file again") from None
     if not isinstance(model, HeadedEncoder):
         raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier or mega_encoder")
     if not "".join(task.classes).isprintable():

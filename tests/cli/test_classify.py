@@ -12,7 +12,7 @@ import torch
 
 from mega_fairseq.cli.classify import Scores, load, saliency
 from tests.helpers.classifiers import LABELS, OPTIONS
-from tests.helpers.commands import records
+from tests.helpers.commands import records, refused_by
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +176,11 @@ def test_a_checkpoint_without_the_names_of_its_classes_needs_its_data(classifier
     code, _, said = classify(moved, "-", typed=lines_of(trained))
     assert code == 1
     assert "no names of classes" in said
+
+
+def test_a_checkpoint_with_a_value_of_a_wrong_type_is_refused(classifiers, classify, edited):
+    path = edited(classifiers("values").last, lambda content: content["cfg"]["task"].update(values_mean=None))
+    refused_by("classify", classify(path, "-", typed=b"0.5 0.1"), path, "wrong type")
 
 
 def test_a_model_of_another_task_is_refused(classifiers, classify, edited):
