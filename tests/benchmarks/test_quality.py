@@ -48,13 +48,13 @@ def test_documents_are_translated_in_windows_and_asked_for_what_they_said(tmp_pa
     monkeypatch.setattr(sys, "executable", python())
     monkeypatch.setattr(sys, "argv", ["quality_documents.py", *map(str, words), "--tasks=continued"])
     monkeypatch.setattr(quality_documents, "EXAMPLES", quality_documents.BATCH)
-    monkeypatch.setattr(quality_documents, "WINDOWS", (0, 1024))
+    monkeypatch.setattr(quality_documents, "WINDOWS", (0, 128))
     quality_documents.Documents().main("")
     log = (folder / "continued-transformer-4e-3-1/train.log").read_text()
     assert "lines-transformer-4e-3-1/checkpoint_last.pt" in log
     assert "s-BLEU / d-BLEU" in benchmark("quality_documents.py", data, folder, "--collect", out)
     scores = results(out)["continued-transformer-4e-3-1"]["scores"]
-    assert {f"{kind}-BLEU, windows of 1,024" for kind in "sd"} < set(scores)
+    assert {f"{kind}-BLEU, windows of 128" for kind in "sd"} < set(scores)
     assert {f"{form}, 1" for form in quality_documents.FORMS} < set(scores)
 
 
