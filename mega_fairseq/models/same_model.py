@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 FREE = re.compile(
     r"\w*(drop|dropout|_embed_path|_activations)|init|piece_tokens|generation_weights|cuda_graphs|compile|_name"
 )
-LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}  # may change if no weight has another shape
+# May change; in a resumed training, if no weight has another shape, or the optimizer's state would not fit.
+LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}
 CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
 TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on
 LAST = "checkpoint_last.pt"  # the default of --restore-file
@@ -86,7 +87,10 @@ def _compare(
                 changed[name] = f"{typed(name)} is {ours} and was {theirs[name]}"
     listed = ", ".join(sorted(changed.values()))
     remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
-    if resumes and changed.keys() - LIMITS:
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    weights = (state.get("model") or {}).items()
+    reshaped = any(shapes.get(name, tensor.shape) != tensor.shape for name, tensor in weights)
+    if resumes and changed and (changed.keys() - LIMITS or reshaped):
         raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
     stored = state.get("task_state") or {}
     for name in stored.keys() & task_state.keys() if resumes else ():
