@@ -311,26 +311,23 @@ def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Te
     cfg = {name: value.value if isinstance(value, Enum) else value for name, value in vars(model.cfg).items()}
     arch = _arch(model)
 
-    def required(option: str, value: Any, fits: bool) -> None:
-        if not fits:
-            raise UserError(
-                f"has {value!r} for {typed(option)}, which Hugging Face's Mega does not have; give another model"
-            )
-
     counterparts = {ours for _, ours, *_ in (*SAME.values(), *WORDS.values())} | OURS
     counterparts = {ours.format(side=side) for ours in counterparts}
-    for field in fields(model.OPTIONS):
-        if field.name not in counterparts and not FREE.fullmatch(field.name):
-            required(field.name, cfg[field.name], cfg[field.name] == field.default)
-    required("no_scale_embedding", False, cfg.get("no_scale_embedding", True))
-    required("no_final_norm", False, not cfg["normalize_before"] or cfg["no_final_norm"])
+    others = [f for f in fields(model.OPTIONS) if f.name not in counterparts and not FREE.fullmatch(f.name)]
+    fits = {field.name: cfg[field.name] == field.default for field in others}
+    fits["no_scale_embedding"] = cfg.get("no_scale_embedding", True)
+    fits["no_final_norm"] = not cfg["normalize_before"] or cfg["no_final_norm"]
+    fits.update({ours: cfg[ours] in words.values() for _, ours, words in WORDS.values()})
+    if arch == "MegaForMaskedLM":
+        fits.update(lm_head=cfg["lm_head"] in ("tanh", "linear"), pooling=True)  # without a head, nothing is pooled
+    wrong = [f"{cfg[name]!r} for {typed(name)}" for name, fit in fits.items() if not fit]
+    if wrong:
+        raise UserError(
+            f"has {', '.join(wrong)}, which Hugging Face's Mega does not have; give a model trained with other values"
+        )
     options = {name: cfg[ours.format(side=side)] for name, (_, ours) in SAME.items()}
     for name, (_, ours, words) in WORDS.items():
-        value = cfg[ours]
-        required(ours, value, value in words.values())
-        options[name] = next(theirs for theirs, word in words.items() if word == value)
-    if arch == "MegaForMaskedLM":
-        required("lm_head", cfg["lm_head"], cfg["lm_head"] in ("tanh", "linear"))
+        options[name] = next(theirs for theirs, word in words.items() if word == cfg[ours])
     dense, tied = cfg.get("lm_head") == "tanh", not cfg.get("untie_lm_head")
     if side == "decoder":
         dense, tied = cfg["output_dense"], cfg["share_decoder_input_output_embed"]
