@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.inputs import InMemory
 from mega_fairseq.data.classification.labels import classes_of
+from mega_fairseq.modules.config import check_positive
 from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, MegaClassificationTask
 
 
@@ -58,6 +59,7 @@ class Classifier(nn.Module):
     @torch.no_grad()
     def probabilities(self, examples: ExampleDataset, batch_size: int) -> Iterator[Tuple[List[int], Tensor]]:
         """Numbers of examples (B,) and the probabilities of their classes (B, classes), batch by batch."""
+        check_positive(batch_size=batch_size)
         order = np.argsort(-examples.sizes, kind="stable")  # inputs of similar length need few pads
         device = next(self.parameters()).device
         for start in range(0, len(order), batch_size):

@@ -194,5 +194,7 @@ def test_inputs_that_a_model_does_not_take_are_refused(classifiers, kind, inputs
     trained = classifiers(kind)
     classifier = predictor(trained.last, kind, trained.data)
     assert classifier.predict([]) == []
+    with pytest.raises(ValueError, match="batch_size is -1"):
+        classifier.predict([], batch_size=-1)
     with pytest.raises((TypeError, ValueError), match=said):
         classifier.predict(inputs)
