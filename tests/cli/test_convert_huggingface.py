@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from mega_fairseq.cli.checkpoint import safetensors, trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill
-from mega_fairseq.cli.convert import huggingface
+from mega_fairseq.cli.convert import command, huggingface
 from mega_fairseq.cli.main import main
 from mega_fairseq.tasks.mega_classification import HEAD
 from tests.helpers import golden_cases as golden
@@ -187,6 +187,23 @@ def test_a_folder_that_is_written_back_has_the_same_tensors_and_options(name, co
     assert all(torch.equal(second.tensors[key], tensor) for key, tensor in first.tensors.items())
 
 
+def test_a_folder_that_is_not_completely_overwritten_has_no_options(converted, tmp_path, monkeypatch):
+    words, write = (
+        ["convert", "--to-huggingface", "--force", str(converted(PLAIN)), str(tmp_path / "back")],
+        command.write,
+    )
+    assert main(words) == 0
+
+    def full(path, content):
+        if path.endswith(huggingface.SAFE):
+            raise huggingface.UserError(f"{path} was not written")
+        write(path, content)
+
+    monkeypatch.setattr(command, "write", full)
+    assert main(words) == 1
+    assert [path.name for path in (tmp_path / "back").iterdir()] == [huggingface.SAFE]
+
+
 def test_names_of_classes_are_kept(tmp_path):
     shutil.copytree(FOLDERS[CLASSES], tmp_path / "named")
     names = {"0": "neutral", "1": "good", "2": "bad"}
@@ -237,6 +254,7 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (PLAIN, "model_type", "bert"),
         (PLAIN, "architectures", ["MegaForTokenClassification"]),
         (PLAIN, "architectures", None),
+        (PLAIN, "architectures", "MegaForMaskedLM"),
         (PLAIN, "norm_affine", False),
         (PLAIN, "add_cross_attention", True),
         (PLAIN, "pad_token_id", 0),
@@ -248,12 +266,14 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (PLAIN, "activation", ["silu"]),
         (PLAIN, "relative_positional_bias", "alibi"),
         (PLAIN, "truncation", 0),
+        (PLAIN, "truncation", 10**30),
         (PLAIN, "use_chunking", True),
         (PLAIN, "hidden_size", "16"),
         (PLAIN, "hidden_size", 17),
         (PLAIN, "num_hidden_layers", 10**9),
         (PLAIN, "vocab_size", 40),
         (PLAIN, "dropout_prob", 2.0),
+        (PLAIN, "dropout_prob", 10**400),
         (POSTNORM, "chunk_size", 25),
         (CLASSES, "problem_type", "regression"),
         (CLASSES, "problem_type", "multi_label_classification"),

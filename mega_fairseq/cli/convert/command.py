@@ -6,6 +6,7 @@ the model.
 """
 
 import argparse
+import contextlib
 import io
 import os
 import reprlib
@@ -182,6 +183,8 @@ def write_folder(arguments: argparse.Namespace) -> None:
             found = vocabulary.read_dictionary(arguments.tokenizer, _rows(checkpoint.tensors))
         files = {**vocabulary.huggingface_files(found), **files}
     os.makedirs(target, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # until all other files are new
+        os.remove(os.path.join(target, huggingface.CONFIG))
     for name, content in files.items():
         write(os.path.join(target, name), content)
     print(f"{target}:", *summary, sep="\n  ")
@@ -201,7 +204,7 @@ def configuration(options: Options, family: Family, tensors: Mapping[str, Tensor
         task = _plain(family.task_options(options, tensors))
         cfg.model, cfg.task = config(**chosen), TASK_DATACLASS_REGISTRY[family.task](**task)
         cfg.criterion = CRITERION_DATACLASS_REGISTRY[criterion["_name"]](**criterion)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise invalid_options(error) from None
     cfg.model._name, cfg.task._name = family.model, family.task
     family.settle(cfg.model, cfg.task, options)

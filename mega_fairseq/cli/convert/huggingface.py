@@ -29,6 +29,7 @@ from mega_fairseq.tasks.mega_classification import HEAD
 
 WRITER = "save_pretrained"
 CONFIG, SAFE, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+LONGEST = 2**31  # steps of a truncation, which torch could not count
 POOLER = "pooler"  # the head that stands for MegaModel's pooler: its own layer and tanh, then an identity
 
 # Options of the same meaning: Hugging Face's, its default, and ours.
@@ -156,7 +157,7 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
 def _check(options: Options) -> None:
     """Refuses options that have no counterpart."""
     archs = options.get("architectures")
-    arch = archs[0] if isinstance(archs, list) and len(archs) == 1 else archs
+    arch = archs[0] if isinstance(archs, list) and len(archs) == 1 else None
     if not isinstance(arch, str) or arch not in KINDS:
         raise _refusal("architectures", archs, f"give a {', '.join(KINDS)}")
     for name, default in DEFAULTS.items():
@@ -180,8 +181,9 @@ def _check(options: Options) -> None:
         raise _refusal("problem_type", problem, "a classifier has one class for each input")
     if arch == "MegaForSequenceClassification" and isinstance(labels, dict) and len(labels) == 1:
         raise _refusal("id2label", labels, "with one label, it is a regression")
-    if options["truncation"] is not None and not (type(options["truncation"]) is int and options["truncation"] > 0):
-        raise _refusal("truncation", options["truncation"], "it must be a positive number or null")
+    truncation = options["truncation"]
+    if truncation is not None and not (type(truncation) is int and 0 < truncation < LONGEST):
+        raise _refusal("truncation", truncation, f"it must be null or a number from 1 to {LONGEST - 1:,}")
     if options["chunk_size"] == 0 or (options["use_chunking"] and options["chunk_size"] < 0):
         raise _refusal("chunk_size", options["chunk_size"], "it must be positive for use_chunking")
 
