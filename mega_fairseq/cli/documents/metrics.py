@@ -157,9 +157,10 @@ def figure(groups: Groups, scores: Dict[str, Dict[str, Any]]) -> Any:
     drawing = Figure(figsize=(5 * len(shown_groups), 4), layout="constrained")
     axes = drawing.subplots(1, len(shown_groups), sharey=True, squeeze=False)[0]
     for axis, (title, labels) in zip(axes, shown_groups.items()):
+        ticks = [label.partition(" of ")[0].replace(" (", "\n") for label in labels]
         for path, values in scores.items():
-            axis.plot(labels, [values[f"s-BLEU, {title} {label}"] for label in labels], marker=".", label=plain(path))
-        axis.set(xlabel=title)
+            axis.plot(ticks, [values[f"s-BLEU, {title} {label}"] for label in labels], marker=".", label=plain(path))
+        axis.set(xlabel=f"{title}, and number of lines")
         axis.grid(alpha=0.3)
     axes[0].set(ylabel="s-BLEU")
     axes[0].legend(fontsize=7)
