@@ -213,7 +213,7 @@ def test_names_of_classes_are_kept(tmp_path):
     assert options_of(tmp_path / "back")["id2label"] == names
 
 
-def test_labels_name_the_classes_only_of_a_folder_without_names(tmp_path, refuses):
+def test_labels_name_the_classes_only_of_models_without_names(tmp_path, refuses, cli):
     words, options = tmp_path / "dict.txt", ("--labels", str(tmp_path / "dict.txt"))
     words.write_text("a 1\nb 1\nc 1\n")
     assert main(["convert", str(FOLDERS[CLASSES]), str(tmp_path / "ours.pt"), *options]) == 0
@@ -221,6 +221,13 @@ def test_labels_name_the_classes_only_of_a_folder_without_names(tmp_path, refuse
     named = folder_with(tmp_path, CLASSES, id2label={"0": "x", "1": "y", "2": "z"})
     refuses("convert", named, tmp_path / "no.pt", *options, words=["--labels"])
     refuses("convert", FOLDERS[PLAIN], tmp_path / "no.pt", *options, words=["--labels"])
+    refuses("convert", "--to-huggingface", tmp_path / "ours.pt", tmp_path / "no", *options, words=["--labels"])
+    unnamed = tmp_path / "unnamed.pt"
+    assert main(["convert", str(FOLDERS[CLASSES]), str(unnamed)]) == 0
+    code, said, _ = cli("convert", "--to-huggingface", unnamed, tmp_path / "numbers")
+    assert (code, "LABEL_0, LABEL_1, LABEL_2: --labels" in said) == (0, True)
+    assert main(["convert", "--to-huggingface", str(unnamed), str(tmp_path / "back"), *options]) == 0
+    assert options_of(tmp_path / "back")["id2label"] == {"0": "a", "1": "b", "2": "c"}
     words.write_text("a 1\n")
     refuses("convert", FOLDERS[CLASSES], tmp_path / "no.pt", *options, words=["--labels names 1"])
 

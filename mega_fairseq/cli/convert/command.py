@@ -168,15 +168,12 @@ def convert(
 def write_folder(arguments: argparse.Namespace) -> None:
     """Write a trained model as a folder that Hugging Face's transformers loads."""
     source, target = arguments.source, arguments.target
-    if arguments.labels is not None:
-        raise UserError(
-            "--labels has no effect with --to-huggingface, which takes the names in the checkpoint; leave it out"
-        )
+    labels = None if arguments.labels is None else read_labels(arguments.labels)
     if os.path.lexists(target) and not (os.path.isdir(target) and (arguments.force or not os.listdir(target))):
         raise UserError(f"{target} exists; give the name of a new folder, or add --force to write into a folder")
     with errors_of(source):
         checkpoint = trained.read(source)
-        options, tensors, summary = huggingface.to_huggingface(checkpoint)
+        options, tensors, summary = huggingface.to_huggingface(checkpoint, labels)
     files = huggingface.content(options, tensors)
     if arguments.tokenizer is not None:
         with errors_of(arguments.tokenizer):

@@ -299,8 +299,10 @@ class HuggingFace(Family):
 # ------------------------------------------------------------------------------------------- writing
 
 
-def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Tensor], List[str]]:
-    """The options and tensors of a folder that transformers loads, and remarks."""
+def to_huggingface(
+    checkpoint: Checkpoint, labels: Optional[Sequence[str]] = None
+) -> Tuple[Dict[str, Any], Dict[str, Tensor], List[str]]:
+    """The options and tensors of a folder that transformers loads, and remarks. `labels` are names of classes."""
     model = empty_model(checkpoint)
     parameters = sum(parameter.numel() for parameter in model.parameters())  # tied ones are two once filled
     fill(model, checkpoint.tensors)
@@ -347,14 +349,20 @@ def to_huggingface(checkpoint: Checkpoint) -> Tuple[Dict[str, Any], Dict[str, Te
         "add_lm_hidden_dense_layer": dense, "classifier_dropout": cfg.get("pooler_dropout"),
         "model_type": "mega", "architectures": [arch], "bos_token_id": 0, "eos_token_id": 2,
     }  # fmt: skip
+    remarks, unnamed = [f"{arch}, {parameters:,} parameters"], False
     if arch == "MegaForSequenceClassification":
         (head,) = model.classification_heads.values()
-        names = checkpoint.task_state.get("classes") or [
-            f"LABEL_{number}" for number in range(head.out_proj.out_features)
-        ]
+        numbers = [f"LABEL_{number}" for number in range(head.out_proj.out_features)]
+        names = list(checkpoint.task_state.get("classes") or numbers)
+        unnamed = names == numbers
+        if unnamed and labels is not None:
+            names = class_names(labels, len(numbers))
+        elif unnamed:
+            remarks.append(f"its classes are {', '.join(names)}: --labels gives their names")
         options["id2label"] = dict(enumerate(map(str, names)))
         options["label2id"] = {name: number for number, name in options["id2label"].items()}
-    remarks = [f"{arch}, {parameters:,} parameters"]
+    if labels is not None and not unnamed:
+        raise UserError("has no classes without names; leave --labels out")
     if side == "encoder" and arch != "MegaForMaskedLM" and model.encoder.lm_head is not None:
         remarks.append(f"the language model head is left out, since {arch} has none")
     return options, _tensors(options, arch, checkpoint.tensors), remarks
