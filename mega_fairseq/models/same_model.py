@@ -22,6 +22,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
+from torch import Tensor
 
 from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_command, typed
 
@@ -87,10 +88,7 @@ def _compare(
                 changed[name] = f"{typed(name)} is {ours} and was {theirs[name]}"
     listed = ", ".join(sorted(changed.values()))
     remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    weights = (state.get("model") or {}).items()
-    reshaped = any(shapes.get(name, tensor.shape) != tensor.shape for name, tensor in weights)
-    if resumes and changed and (changed.keys() - LIMITS or reshaped):
+    if resumes and changed and (changed.keys() - LIMITS or _reshaped(model, state.get("model") or {})):
         raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
     stored = state.get("task_state") or {}
     for name in stored.keys() & task_state.keys() if resumes else ():
@@ -101,6 +99,12 @@ def _compare(
     if changed:
         start = "resuming from" if resumes else "starting a new training from"
         logger.warning(f"{start} {path} with other options: {listed}")
+
+
+def _reshaped(model: BaseFairseqModel, stored: Mapping[str, Tensor]) -> bool:
+    """Whether a weight of the model has another shape than in the checkpoint."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    return any(shapes.get(name, tensor.shape) != tensor.shape for name, tensor in stored.items())
 
 
 def _section(state: Dict[str, Any], name: str) -> Mapping[str, Any]:
