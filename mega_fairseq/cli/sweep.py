@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     measured = partial(measure, model, split, limits=(arguments.max_tokens, arguments.batch_size))
     record = Record(arguments.out, {"checkpoint": origin, "data": split.origin}, arguments.force)
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
-    _sweep(record, plan, measured, len(split.corpus), arguments.force)
+    _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
     drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
@@ -101,7 +101,7 @@ def _cuts(arguments: argparse.Namespace) -> List[str]:
     return [f"splits:{streams}" for streams in numbers("--streams", arguments.streams)]
 
 
-def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int, force: bool) -> None:
+def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tokens: int) -> None:
     """Measure the points of the plan that the record lacks."""
     missing = [point for point in plan if not record.contains(*point)]
     if len(missing) < len(plan):
@@ -117,7 +117,7 @@ def _sweep(record: "Record", plan: Sequence[Tuple[int, str]], measured: Any, tok
                 text = point.refused or f"{point.bits:.4f} bits, perplexity {point.perplexity:.2f}"
                 bar.write(f"{title}: {text}", file=sys.stderr)
     except KeyboardInterrupt:
-        command = f"the same command{' without --force' * force}"
+        command = f"the same command{' without --force' * record.force}"
         raise UserError(f"interrupted; {command} continues from {record.prefix}.json") from None
     if not any(record.contains(*point) for point in plan):
         raise UserError(f"no point could be evaluated; the last one: {point.refused}")
@@ -303,8 +303,8 @@ class Record:
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
     def add(self, point: Point) -> None:
-        others = {} if self.force else self._read()  # of a sweep that runs at the same time
-        self.force = False
+        replaces = self.force and not self._points
+        others = {} if replaces else self._read()  # of a sweep that runs at the same time
         self._points = {**others, **self._points, (point.chunk, point.cut): point}
         write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
         rows = io.StringIO()
