@@ -188,10 +188,8 @@ def test_a_folder_that_is_written_back_has_the_same_tensors_and_options(name, co
 
 
 def test_a_folder_that_is_not_completely_overwritten_has_no_options(converted, tmp_path, monkeypatch):
-    words, write = (
-        ["convert", "--to-huggingface", "--force", str(converted(PLAIN)), str(tmp_path / "back")],
-        command.write,
-    )
+    words = ["convert", "--to-huggingface", "--force", str(converted(PLAIN)), str(tmp_path / "back")]
+    write = command.write
     assert main(words) == 0
 
     def full(path, content):

@@ -34,11 +34,10 @@ def read(path: str, rows: int) -> Vocabulary:
     """The vocabulary in a tokenizer.json, or in a vocab.json with the merges.txt and added_tokens.json beside it."""
     numbers, folder = _json(path), os.path.dirname(path)
     in_one_file = isinstance(numbers, dict) and isinstance(numbers.get("model"), dict)
-    added = {} if in_one_file else _beside(folder, ADDED)
     if in_one_file:
-        numbers, merges = _tokenizer(numbers)
+        (numbers, merges), added = _tokenizer(numbers), {}
     else:
-        merges = _merges(os.path.join(folder, MERGES))
+        merges, added = _merges(os.path.join(folder, MERGES)), _beside(folder, ADDED)
     if isinstance(numbers, dict):
         numbers = {**numbers, **added}
     fits = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())

@@ -153,11 +153,11 @@ def figure(groups: Groups, scores: Dict[str, Dict[str, Any]]) -> Any:
     """s-BLEU by place, with a line for each system."""
     from matplotlib.figure import Figure
 
-    shown_groups = {title: list(parts) for title, parts in groups.items() if parts}
+    shown_groups = {title: parts for title, parts in groups.items() if parts}
     drawing = Figure(figsize=(5 * len(shown_groups), 4), layout="constrained")
     axes = drawing.subplots(1, len(shown_groups), sharey=True, squeeze=False)[0]
     for axis, (title, labels) in zip(axes, shown_groups.items()):
-        ticks = [label.partition(" of ")[0].replace(" (", "\n") for label in labels]
+        ticks = [f"{label.split()[0]}\n{len(lines):,}" for label, lines in labels.items()]
         for path, values in scores.items():
             axis.plot(ticks, [values[f"s-BLEU, {title} {label}"] for label in labels], marker=".", label=plain(path))
         axis.set(xlabel=f"{title}, and number of lines")
