@@ -165,9 +165,10 @@ def test_files_of_the_bpe_that_cannot_be_read_are_refused(folder, tmp_path, refu
     (tmp_path / "vocab.json").write_text("[1]")
     refuses("convert", *back, words=[tmp_path / "dict.txt", "vocab.json beside it"])
     shutil.copy(folder / "vocab.json", tmp_path)
-    (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff a\n")
     options = (tmp_path / "again.pt", "--tokenizer", tmp_path / "vocab.json")
-    refuses("convert", folder, *options, words=[tmp_path / "vocab.json", "merges.txt beside it"])
+    for merges in (b"#version: 0.2\n\xff a\n", b"<html>\n"):
+        (tmp_path / "merges.txt").write_bytes(merges)
+        refuses("convert", folder, *options, words=[tmp_path / "vocab.json", "merges.txt beside it"])
 
 
 def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, refuses):

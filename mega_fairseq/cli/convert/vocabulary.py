@@ -102,7 +102,10 @@ def _merges(path: str) -> Optional[List[str]]:
         raise UserError(
             f"has a {os.path.basename(path)} beside it that cannot be read ({error}); get it again"
         ) from None
-    return [line for line in lines[lines[0].startswith("#version") :] if line]
+    merges = [line for line in lines[lines[0].startswith("#version") :] if line]
+    if any(len(line.split(" ")) != 2 for line in merges):
+        raise UserError(f"has a {os.path.basename(path)} beside it with lines that are not pairs; get it again")
+    return merges
 
 
 def fairseq_files(vocabulary: Vocabulary) -> Dict[str, bytes]:
