@@ -1,6 +1,7 @@
 """All forms by kernels, with several segments and parts in short sequences."""
 
 import functools
+from dataclasses import fields, replace
 
 import pytest
 from triton.runtime import interpreter
@@ -23,15 +24,19 @@ def kernels_everywhere(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def calls_replace_the_language_once():
+def faster_interpreter():
     """Triton's interpreter replaces the functions of triton.language when a kernel starts, and again in each call of a
-    function from a kernel, which would be half of the time of these tests."""
-    replace = functools.lru_cache(maxsize=None)(interpreter._patch_lang)
+    function from a kernel, and the newest repeats integer arithmetic in 64 bits to find overflows: two thirds of the
+    time of these tests."""
+    replace_language = functools.lru_cache(maxsize=None)(interpreter._patch_lang)
 
     def call(self, *arguments, **options):
-        replace(self.fn)
+        replace_language(self.fn)
         return getattr(self, "rewrite", lambda: self.fn)()(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        options = interpreter.interpreter_builder.options
+        checks = {f.name: False for f in fields(options) if f.name == "sanitize_overflow"}
+        patch.setattr(interpreter.interpreter_builder, "options", replace(options, **checks))
         yield
