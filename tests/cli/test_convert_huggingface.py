@@ -202,11 +202,12 @@ def test_a_folder_that_is_not_completely_overwritten_has_no_options(converted, t
     assert [path.name for path in (tmp_path / "back").iterdir()] == [huggingface.SAFE]
 
 
-def test_names_of_classes_are_kept(tmp_path):
+def test_names_of_classes_are_kept(tmp_path, cli):
     shutil.copytree(FOLDERS[CLASSES], tmp_path / "named")
     names = {"0": "neutral", "1": "good", "2": "bad"}
     (tmp_path / "named" / "config.json").write_text(json.dumps({**options_of(FOLDERS[CLASSES]), "id2label": names}))
-    assert main(["convert", str(tmp_path / "named"), str(tmp_path / "ours.pt")]) == 0
+    code, said, _ = cli("convert", tmp_path / "named", tmp_path / "ours.pt")
+    assert (code, "neutral, good, bad" in said) == (0, True)
     assert main(["convert", "--to-huggingface", str(tmp_path / "ours.pt"), str(tmp_path / "back")]) == 0
     assert options_of(tmp_path / "back")["id2label"] == names
 
@@ -283,6 +284,9 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (CLASSES, "problem_type", "regression"),
         (CLASSES, "problem_type", "multi_label_classification"),
         (CLASSES, "id2label", {"0": "LABEL_0"}),
+        (CLASSES, "id2label", {"0": "a", "1": "b", "3": "c"}),
+        (CLASSES, "id2label", {"0": "a", "1": "b", "2": "b"}),
+        (CLASSES, "id2label", ["a", "b", "c"]),
     ],
 )
 def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path, refuses):

@@ -245,8 +245,11 @@ class HuggingFace(Family):
 
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
         names, classes = self.labels, task.get("num_classes", 0)
-        fits = isinstance(names, dict) and sorted(names) == sorted(map(str, range(classes)))
-        stored = [str(names[str(number)]) for number in range(classes)] if fits else []
+        numbers, stored = list(map(str, range(classes))), []
+        if classes and names is not None:
+            stored = [str(names.get(number)) for number in numbers] if isinstance(names, dict) else []
+            if sorted(names) != sorted(numbers) or len({*stored}) < classes:
+                raise _refusal("id2label", names, f"it must give each of the {classes} classes its own name")
         if labels is not None:
             if stored not in ([], [f"LABEL_{number}" for number in range(classes)]):  # as transformers fills it in
                 raise UserError(f"has the names of its classes in {CONFIG}; leave --labels out")
@@ -254,7 +257,9 @@ class HuggingFace(Family):
         return {"classes": stored} if stored else {}
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
-        return self.remarks
+        ordered = ", ".join(task_state.get("classes", ()))
+        order = f"classes in order: {ordered}; --task sentence_prediction has the order of the labels' dict.txt"
+        return [*self.remarks, *[order] * bool(ordered)]
 
     def remark(self, model: Options) -> str:
         words = [f"--arch={self.model}"]
