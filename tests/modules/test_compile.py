@@ -9,7 +9,6 @@ import torch
 
 from mega_fairseq.modules import (
     EXAMPLES,
-    POSITION_BIASES,
     Block,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -32,14 +31,20 @@ def attends(**options):
     )
 
 
-WIDE = {"value_dim": 8}  # as wide as queries and keys with the columns of a rotary bias
 CROSS = GatedCrossAttentionConfig(DIM, shared_dim=2, max_positions=32)
 BLOCKS = {
     **{name: (example,) for name, example in EXAMPLES.items()},
-    **{b: (attends(position_bias=b, **(WIDE if b == "rotary" else {})),) for b in POSITION_BIASES},
-    "relu2, both directions": (attends(attention="relu2", causal=False), FeedForwardConfig(DIM, norm="scalenorm")),
-    "truncated, both directions": (attends(truncation=3, chunk_size=None, causal=False),),
-    "laplace, without chunks": (attends(attention="laplace", chunk_size=None), FeedForwardConfig(DIM, norm="rmsnorm")),
+    # As wide as queries and keys with the columns of a rotary bias.
+    "rotary": (attends(position_bias="rotary", value_dim=8),),
+    "relu2, both directions, alibi": (
+        attends(attention="relu2", causal=False, position_bias="alibi"),
+        FeedForwardConfig(DIM, norm="scalenorm"),
+    ),
+    "truncated, both directions, rope": (attends(truncation=3, chunk_size=None, causal=False, position_bias="rope"),),
+    "laplace, without chunks, simple": (
+        attends(attention="laplace", chunk_size=None, position_bias="simple"),
+        FeedForwardConfig(DIM, norm="rmsnorm"),
+    ),
     "cross attention": (attends(), FeedForwardConfig(DIM, activation="geglu"), CROSS),
 }
 
