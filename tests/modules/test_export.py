@@ -51,8 +51,7 @@ NEW_TORCH = pytest.mark.skipif(not READS_SAFELY, reason="needs torch 2.6")
     ("make", "options"),
     [
         (translation_model, {"rel_pos_bias": "rotary", "encoder_chunk_size": 4, "attention_activation_fn": "laplace"}),
-        (language_model, {"decoder_chunk_size": -1, "truncation_length": 3}),
-        (language_model, {"decoder_chunk_size": -1, "adaptive_softmax_cutoff": "10,20"}),
+        (language_model, {"decoder_chunk_size": -1, "truncation_length": 3, "adaptive_softmax_cutoff": "10,20"}),
         (language_model, {**AFT, "decoder_aft_reach": 3}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "megalodon"}),
         (language_model, {"decoder_chunk_size": -1, "token_mixer": "attention", "decoder_attention_heads": 2}),
