@@ -202,9 +202,9 @@ def test_fairseq_validates_and_trains_a_converted_model(folder, tmp_path, capsys
         "preprocess", "--only-source", "--srcdict", tmp_path / "dict.txt", *prefixes, "--destdir", tmp_path / "bin"
     )
     assert "0.0% replaced" in said
-    common = [tmp_path / "bin", *PLUGIN, "--task=masked_lm", "--criterion=masked_lm", "--cpu", "--batch-size=4"]
-    common.append("--required-batch-size-multiple=1")
-    validated = fairseq("validate", *common, "--path", path, "--valid-subset=valid")
+    common = [tmp_path / "bin", *PLUGIN, "--cpu", "--batch-size=4", "--required-batch-size-multiple=1"]
+    task = ["--task=masked_lm", "--criterion=masked_lm"]
+    validated = fairseq("validate", *common, *task, "--path", path, "--valid-subset=valid")
     loss = float(re.search(r"\| loss ([\d.]+)", validated)[1])
     trained_here = fairseq(
         "train", *common, *options.split(), "--restore-file", path,

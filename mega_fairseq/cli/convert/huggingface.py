@@ -211,6 +211,7 @@ class HuggingFace(Family):
         self.model, self.task, self.criterion_name = self.kind.model, self.kind.task, self.kind.criterion
         self.labels = options.get("id2label")
         self.remarks: List[str] = []
+        self.classes = 0  # of a classifier, known from its tensors
 
     def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
         side, prenorm = self.kind.side, options["normalize_before_mega"]
@@ -238,8 +239,8 @@ class HuggingFace(Family):
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
         if self.task == "sentence_prediction":
-            classes = len(tensors.get(f"classification_heads.{HEAD}.out_proj.weight", ()))
-            return {"data": "data", "num_classes": classes, "init_token": 0, "max_positions": _longest(options)}
+            self.classes = len(tensors.get(f"classification_heads.{HEAD}.out_proj.weight", ()))
+            return {"data": "data", "num_classes": self.classes, "init_token": 0, "max_positions": _longest(options)}
         chunked = self.kind.side == "decoder" and options["use_chunking"]  # segments are then multiples of the chunk
         return {"data": "data", "tokens_per_sample": 0 if chunked else _longest(options)}
 
@@ -262,7 +263,8 @@ class HuggingFace(Family):
         return [*self.remarks, *[order] * bool(ordered)]
 
     def remark(self, model: Options) -> str:
-        words = [f"--arch={self.model}"]
+        words = [f"--task={self.task}", f"--criterion={self.criterion_name}", f"--arch={self.model}"]
+        words += [f"--num-classes={self.classes}", "--init-token=0"] * bool(self.classes)
         for field in fields(MODEL_DATACLASS_REGISTRY[self.model]):
             value = model[field.name]
             if field.name != "_name" and str(value) != str(field.default):
