@@ -163,7 +163,7 @@ def test_own_pairs_are_translated_and_scored(place):
     assert '"verbose_score"' in output
 
 
-def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits(tmp_path, monkeypatch, capsys):
+def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transparent(tmp_path, monkeypatch, capsys):
     image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
     grey = np.random.default_rng(1).integers(0, 256, (28, 28), np.uint8)
     for label in ("cat", "dog"):
@@ -172,10 +172,12 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits(tmp_path, 
         for number in range(5):
             image.fromarray(grey).save(tmp_path / f"pictures/{label}/{number}-8.png")
             image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / f"pictures/{label}/{number}-16.png")
+            ink = np.dstack([np.zeros((28, 28, 3), np.uint8), 255 - grey])  # black, on no background
+            image.fromarray(ink).save(tmp_path / f"pictures/{label}/{number}-ink.png")
     monkeypatch.chdir(tmp_path)
     program = next(block for block in blocks(DOCS / "own-data.md", "python") if "def square" in block)
     exec(program, {})
-    for split, count in (("train", 16), ("valid", 2), ("test", 2)):
+    for split, count in (("train", 24), ("valid", 3), ("test", 3)):
         assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
         assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
     assert "--values-mean" in capsys.readouterr().out
