@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
     _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
-    drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
+    drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print("wrote", ", ".join([f"{arguments.out}.json", f"{arguments.out}.csv", *drawn]))
 
 
