@@ -111,7 +111,13 @@ def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     for inputs in examples.inputs:
         if inputs.cut:
             print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
+    _tell_of_other_lengths(task.length, sum(size != task.length for size in examples.inputs[0].inputs.sizes))
     return examples
+
+
+def _tell_of_other_lengths(length: Optional[int], count: int) -> None:
+    if length is not None and count:
+        print(f"more or fewer numbers than the {length:,} of training examples: {count:,} inputs", file=sys.stderr)
 
 
 def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int) -> Tensor:
@@ -138,7 +144,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
                 parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
                 examples = classifier.examples([parsed]).inputs
                 cut += any(one.cut for one in examples)
-                other += length not in (None, examples[0].inputs.sizes[0])
+                other += length != examples[0].inputs.sizes[0]
                 inputs.append(parsed)
             except ValueError as error:
                 refused = f"in line {number}: {error}"
@@ -149,8 +155,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
             raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
         if refused:
             raise UserError(refused)
-    if other:
-        print(f"more or fewer numbers than the {length:,} of training examples: {other:,} lines", file=sys.stderr)
+    _tell_of_other_lengths(length, other)
     if cut:
         longest = classifier.task.longest
         print(f"longer than {longest:,} positions and cut, as in the training: {cut:,} lines", file=sys.stderr)

@@ -98,6 +98,7 @@ def test_inputs_that_are_cut_are_counted(classifiers, classify, edited, tmp_path
     code, said, told = classify(path, tmp_path, "--subset=new")
     assert code == 0
     assert told.startswith("3 of 3 inputs ")
+    assert told.endswith("than the 17 of training examples: 3 inputs\n")
     lines = [" ".join(map(str, row)) for row in rows]
     code, typed, told = classify(path, "-", typed=f"{lines[0]} 0\n{lines[1]} 0\n{lines[2]}\n".encode())
     assert (code, told.endswith("2 lines\n")) == (0, True)
@@ -109,7 +110,7 @@ def test_lines_of_another_length_than_in_the_training_are_counted(classifiers, c
     line = lines_of(trained).splitlines(keepends=True)[0]
     code, said, told = classify(trained.last, "-", typed=line + b"1 2 3\n" + line + b"0 " + line)
     assert (code, said.count("\n")) == (0, 4)
-    assert told == "more or fewer numbers than the 17 of training examples: 2 lines\n"
+    assert told == "more or fewer numbers than the 17 of training examples: 2 inputs\n"
     assert classify(trained.last, "-", typed=line)[2] == ""
 
 

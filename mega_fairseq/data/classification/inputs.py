@@ -3,6 +3,7 @@
 import math
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Dict, List, Optional, Sequence
 
 import numpy as np
@@ -170,7 +171,7 @@ def array(path: Path) -> np.ndarray:
     """The array in a .npy file, memory-mapped."""
     try:
         content = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:  # does not name the file
+    except (EOFError, ValueError) as error:  # does not name the file
         raise ValueError(f"{path} is not a complete array of numbers ({error})") from None
     if not isinstance(content, np.ndarray):
         raise ValueError(f"{path} is an archive of arrays; give one array")
@@ -202,4 +203,7 @@ def released_images(path: Path) -> np.ndarray:
 
 
 def _tensor(path: Path) -> Tensor:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
+        raise ValueError(f"{path} is not a complete tensor ({type(error).__name__}); copy it again") from None
