@@ -288,7 +288,7 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (CLASSES, "id2label", {"0": "LABEL_0"}),
         (CLASSES, "id2label", {"0": "a", "1": "b", "3": "c"}),
         (CLASSES, "id2label", {"0": "a", "1": "b", "2": "b"}),
-        (CLASSES, "id2label", ["a", "b", "c"]),
+        (CLASSES, "id2label", ["a", 1, None]),
     ],
 )
 def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path, refuses):

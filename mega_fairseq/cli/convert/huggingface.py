@@ -246,10 +246,12 @@ class HuggingFace(Family):
 
     def task_state(self, model: nn.Module, task: DictConfig, labels: Optional[Sequence[str]]) -> Dict[str, Any]:
         names, classes = self.labels, task.get("num_classes", 0)
-        numbers, stored = list(map(str, range(classes))), []
+        stored: List[str] = []
         if classes and names is not None:
-            stored = [str(names.get(number)) for number in numbers] if isinstance(names, dict) else []
-            if sorted(names) != sorted(numbers) or len({*stored}) < classes:
+            numbers = list(map(str, range(classes)))
+            if isinstance(names, dict) and sorted(names) == sorted(numbers):
+                stored = [str(names[number]) for number in numbers]
+            if len({*stored}) < classes:
                 raise _refusal("id2label", names, f"it must give each of the {classes} classes its own name")
         if labels is not None:
             if stored not in ([], [f"LABEL_{number}" for number in range(classes)]):  # as transformers fills it in
