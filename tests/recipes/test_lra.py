@@ -32,6 +32,7 @@ SMALL = {
 SIZES = {"layers": 1, "embed-dim": 8, "hidden-dim": 16, "ffn-embed-dim": 16, "z-dim": 4, "chunk-size": 16}
 NARROW = [f"--encoder-{name}={size}" for name, size in SIZES.items()]
 CUT = ["--max-positions=48", "--shorten-method=truncate"]
+SHORT = {"UPDATES": 2, "WARMUP": 1, "BATCH": 2}
 
 
 @pytest.fixture
@@ -138,12 +139,12 @@ def test_several_gpus_share_a_batch(command_of):
 @pytest.mark.parametrize("name", SMALL)
 def test_the_small_size_goes_from_data_to_scores(name, prepared):
     recipe, (arguments, count) = prepared(name), SMALL[name]
-    cut = [] if name == "lra/pathx" else CUT
-    recipe.run("train.sh", *NARROW, *cut, "--max-update=1", UPDATES=2, WARMUP=1, BATCH=2)
+    words = [*NARROW, *([] if name == "lra/pathx" else CUT), "--batch-size-valid=100"]
+    recipe.run("train.sh", *words, "--max-update=1", **SHORT)
     if name == "lra/listops":
         assert "--seed=2" in recipe.refusal("prepare.sh", *arguments, "--seed=2")
         assert "making" not in recipe.run("prepare.sh", *arguments)
-        said = recipe.run("train.sh", *NARROW, *cut, UPDATES=2, WARMUP=1, BATCH=2)
+        said = recipe.run("train.sh", *words, **SHORT)
         assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
         assert "num_updates: 2 >= max_update: 2" in said
 
