@@ -261,7 +261,7 @@ class HuggingFace(Family):
 
     def changes(self, options: Options, task_state: Mapping[str, Any]) -> List[str]:
         ordered = ", ".join(task_state.get("classes", ()))
-        order = f"classes in order: {ordered}; --task sentence_prediction has the order of the labels' dict.txt"
+        order = f"classes in order: {ordered}; give --task sentence_prediction a dict.txt of labels in this order"
         return [*self.remarks, *[order] * bool(ordered)]
 
     def remark(self, model: Options) -> str:
