@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
     print(results(record.points, unit))
+    record.write_csv()  # an earlier run may have ended before
     drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print("wrote", ", ".join([f"{arguments.out}.json", f"{arguments.out}.csv", *drawn]))
 
@@ -307,6 +308,9 @@ class Record:
         others = {} if replaces else self._read()  # of a sweep that runs at the same time
         self._points = {**others, **self._points, (point.chunk, point.cut): point}
         write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+        self.write_csv()
+
+    def write_csv(self) -> None:
         rows = io.StringIO()
         csv.writer(rows, lineterminator="\n").writerows([Point._fields, *self.points])
         write(f"{self.prefix}.csv", rows.getvalue().encode())

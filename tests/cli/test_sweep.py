@@ -139,6 +139,10 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
         assert point["perplexity"] == 2 ** point["bits"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    written = (tmp_path / "out.csv").read_text()
+    (tmp_path / "out.csv").unlink()  # as after a full disk
+    assert sweep("--chunks=4,8", "--streams=1,3")[0] == 0
+    assert (tmp_path / "out.csv").read_text() == written
 
 
 # -------------------------------------------------------------------------------------------- resuming
