@@ -132,7 +132,7 @@ def test_pre_training_resumed_within_an_epoch_ends_with_the_same_model(model, tm
 
 
 def test_each_epoch_has_new_masks_also_with_workers(model, tmp_path):
-    options = {"num_workers": 1, "max_update": 25, "save_dir": tmp_path}
+    options = {"num_workers": 1, "max_update": 25, "save_dir": tmp_path, "disable_validation": True}
     said = fairseq("train", model.text, *words_of(MASKED_LM, bpe_options(model.folder), options))
     assert records(said, "train_inner")[-1]["epoch"] > 1
     assert losses(said) == losses(model.said)[:25]
