@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 
 from mega_fairseq.cli.checkpoint import safetensors, trained
+from mega_fairseq.cli.convert import command
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaEncoderModel
 from tests.helpers import golden_cases as golden
@@ -176,6 +178,13 @@ def test_an_existing_dictionary_is_only_replaced_on_request(folder, tmp_path, re
     options = ("--tokenizer", folder / "vocab.json")
     refuses("convert", folder, tmp_path / "ours.pt", *options, words=[tmp_path / "dict.txt", "--force"])
     convert(folder, tmp_path / "ours.pt", *options, "--force")
+
+
+def test_a_checkpoint_is_written_after_its_dictionary(folder, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(command, "write", lambda path, content: written.append(Path(path).name))
+    convert(folder, tmp_path / "ours.pt", "--tokenizer", folder / "vocab.json")
+    assert written == ["dict.txt", "ours.pt"]
 
 
 # -------------------------------------------------------------------------------------- fairseq

@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     files = {} if arguments.tokenizer is None else _dictionary_files(arguments, state["model"], summary)
     buffer = io.BytesIO()  # torch.save into a file hides the reason for a failed write
     torch.save(state, buffer)
-    write(target, buffer.getbuffer())
-    for path, content in files.items():
+    for path, content in {**files, target: buffer.getbuffer()}.items():  # the checkpoint when its dictionary is there
         write(path, content)
     print(f"{target}:", *summary, sep="\n  ")
 
