@@ -63,7 +63,7 @@ GROUPS, QUERIES, KEYS, HEADS = 4, 5, 7, 2
 FUNCTIONS = ["softmax", "relu2", "laplace", "relu2, outer"]
 LAST_KEYS_PADDED = torch.arange(KEYS) >= torch.tensor([[KEYS], [3], [0], [1]])
 ALL = {"bias", "multiplier", "padding", "keep", "rows", "causal"}
-OPTIONS = [set(), {"bias", "causal"}, {"padding", "keep"}, {"multiplier", "rows"}, ALL]
+OPTIONS = [set(), {"bias", "causal"}, {"padding", "keep"}, {"multiplier", "rows", "causal"}, ALL - {"causal"}, ALL]
 
 
 def attended(options, function, dtype=torch.float64):
