@@ -111,7 +111,7 @@ def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     for inputs in examples.inputs:
         if inputs.cut:
             print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
-    _tell_of_other_lengths(task.length, sum(size != task.length for size in examples.inputs[0].inputs.sizes))
+    _tell_of_other_lengths(task.length, np.count_nonzero(examples.inputs[0].inputs.sizes != task.length))
     return examples
 
 

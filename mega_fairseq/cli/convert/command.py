@@ -161,7 +161,7 @@ def convert(
         "last_optimizer_state": None,
     }
     summary = f"{options['arch']}, {parameters:,} parameters, stored as {dtypes.most_common(1)[0][0]}"
-    return state, [summary, *family.changes(options, task_state), family.remark(plain["model"])]
+    return state, [summary, *family.changes(options, task_state), family.remark(plain)]
 
 
 def write_folder(arguments: argparse.Namespace) -> None:

@@ -76,8 +76,8 @@ class Family:
         """Where the converted model differs from the released one."""
         return []
 
-    def remark(self, model: Options) -> str:
-        """What a user who trains the model needs to know. `model` are its options here."""
+    def remark(self, cfg: Options) -> str:
+        """What a user who trains the model needs to know. `cfg` is its configuration here."""
         return (
             "the optimizer's state and counters are dropped, since they belong to the released tensors: continue "
             "training with --finetune-from-model or --restore-file and these model options"

@@ -202,6 +202,11 @@ def _longest(options: Options) -> int:
     return _reach(options) if bounded else options["max_positions"]
 
 
+def _numbered(classes: int) -> List[str]:
+    """The names of classes without names, as transformers fills them in."""
+    return [f"LABEL_{number}" for number in range(classes)]
+
+
 class HuggingFace(Family):
     """A class of Hugging Face's; its options are those that `read` returns."""
 
@@ -211,7 +216,6 @@ class HuggingFace(Family):
         self.model, self.task, self.criterion_name = self.kind.model, self.kind.task, self.kind.criterion
         self.labels = options.get("id2label")
         self.remarks: List[str] = []
-        self.classes = 0  # of a classifier, known from its tensors
 
     def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
         side, prenorm = self.kind.side, options["normalize_before_mega"]
@@ -239,8 +243,8 @@ class HuggingFace(Family):
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
         if self.task == "sentence_prediction":
-            self.classes = len(tensors.get(f"classification_heads.{HEAD}.out_proj.weight", ()))
-            return {"data": "data", "num_classes": self.classes, "init_token": 0, "max_positions": _longest(options)}
+            classes = len(tensors.get(f"classification_heads.{HEAD}.out_proj.weight", ()))
+            return {"data": "data", "num_classes": classes, "init_token": 0, "max_positions": _longest(options)}
         chunked = self.kind.side == "decoder" and options["use_chunking"]  # segments are then multiples of the chunk
         return {"data": "data", "tokens_per_sample": 0 if chunked else _longest(options)}
 
@@ -254,7 +258,7 @@ class HuggingFace(Family):
             if len({*stored}) < classes:
                 raise _refusal("id2label", names, f"it must give each of the {classes} classes its own name")
         if labels is not None:
-            if stored not in ([], [f"LABEL_{number}" for number in range(classes)]):  # as transformers fills it in
+            if stored not in ([], _numbered(classes)):
                 raise UserError(f"has the names of its classes in {CONFIG}; leave --labels out")
             stored = class_names(labels, classes)
         return {"classes": stored} if stored else {}
@@ -264,11 +268,12 @@ class HuggingFace(Family):
         order = f"classes in order: {ordered}; give --task sentence_prediction a dict.txt of labels in this order"
         return [*self.remarks, *[order] * bool(ordered)]
 
-    def remark(self, model: Options) -> str:
+    def remark(self, cfg: Options) -> str:
         words = [f"--task={self.task}", f"--criterion={self.criterion_name}", f"--arch={self.model}"]
-        words += [f"--num-classes={self.classes}", "--init-token=0"] * bool(self.classes)
+        given = [name for name in ("num_classes", "init_token") if name in cfg["task"]]
+        words += [f"{typed(name)}={cfg['task'][name]}" for name in given]
         for field in fields(MODEL_DATACLASS_REGISTRY[self.model]):
-            value = model[field.name]
+            value = cfg["model"][field.name]
             if field.name != "_name" and str(value) != str(field.default):
                 words.append(typed(field.name) if value is True else f"{typed(field.name)}={value}")
         further = "--required-batch-size-multiple 1 --restore-file OUT --reset-optimizer"
@@ -361,7 +366,7 @@ def to_huggingface(
     remarks, unnamed = [f"{arch}, {parameters:,} parameters"], False
     if arch == "MegaForSequenceClassification":
         (head,) = model.classification_heads.values()
-        numbers = [f"LABEL_{number}" for number in range(head.out_proj.out_features)]
+        numbers = _numbered(head.out_proj.out_features)
         names = list(checkpoint.task_state.get("classes") or numbers)
         unnamed = names == numbers
         if unnamed and labels is not None:
