@@ -248,13 +248,14 @@ def figure(classifier: Classifier, examples: ExampleDataset, scores: Scores) -> 
         confident = torch.where(wrong, scores.probabilities.max(1).values, torch.tensor(-1.0)).argsort(descending=True)
         mistakes = confident[: min(SHOWN, int(wrong.sum()))].tolist()
         rows = {"first": list(range(min(SHOWN, len(wrong)))), "mistakes": mistakes}
-    drawing = Figure(figsize=(4.5 + (SHOWN if rows else 0), 4.5), layout="constrained")
-    grid = drawing.add_gridspec(4, 4 + SHOWN if rows else 4)
-    _confusion(drawing.add_subplot(grid[:, :4]), scores)
+    widths = [4.5, SHOWN] if rows else [4.5]
+    drawing = Figure(figsize=(sum(widths), 4.5), layout="constrained")
+    parts = drawing.subfigures(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    _confusion(parts[0].subplots(), scores)
     for place, (title, numbers) in enumerate(rows.items()):
         for column, number in enumerate(numbers):
             x = examples[number]["inputs"][0]
-            above, below = (drawing.add_subplot(grid[2 * place + i, 4 + column]) for i in (0, 1))
+            above, below = (parts[1].add_subplot(4, SHOWN, (2 * place + i) * SHOWN + column + 1) for i in (0, 1))
             _example(above, x.numpy(), "gray")
             _example(below, saliency(classifier, x), "magma")
             _title(above, scores, number)
