@@ -4,16 +4,17 @@
     python benchmarks/layer.py --contenders mixers --json docs/mixers.json   all token mixers beside its causal form
     python benchmarks/layer.py --plot docs/layer.json                        draws docs/layer.png
 
-Steps have 8,192 tokens, or one sequence if it is longer. Everything is compared with itself token by token before it is
-timed. All tables take about 40 minutes.
+Steps have 8,192 tokens, or one sequence if it is longer; in the table `flat`, 65,536. Everything is compared with
+itself token by token before it is timed. All tables take about 50 minutes.
 """
 
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Iterable, Iterator, List, Tuple
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
@@ -40,9 +41,8 @@ def check(names: List[str]) -> None:
         x, outputs = torch.randn(1, 140, c.DIM, dtype=torch.float64), []
         states = [None] * len(module.blocks)
         for token in x.split(1, 1):
-            for i, block in enumerate(module.blocks):
-                token, states[i] = block(token, states[i])
-            outputs.append(token)
+            y, states = through(module.blocks, token, states)
+            outputs.append(y)
         torch.testing.assert_close(module(x), torch.cat(outputs, 1), rtol=0, atol=1e-9)
     print("correct: whole sequences = token by token, equal parameters")
 
@@ -55,7 +55,7 @@ def speed(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> It
     for length in lengths:
         steps = {name: c.layer_step(name, length, tokens) for name in c.fitting(names, length)}
         count = max(tokens, length)
-        times = meter.seconds(steps) if count == tokens else meter.seconds(steps, 1, warm_up=0)  # long ones are stable
+        times = meter.seconds(steps) if count <= TOKENS else meter.seconds(steps, 1, warm_up=0)  # long ones are stable
         yield length, {name: count / time for name, time in times.items()}
 
 
@@ -76,23 +76,32 @@ def decode(names: List[str], lengths: List[int], meter: Meter) -> Iterator[Row]:
 
 @torch.no_grad()
 def single_tokens(name: str, length: int) -> Step:
-    """Passes SINGLE_TOKENS tokens through a causal layer one by one, always from the same state."""
-    block = c.layer(name).blocks[0].eval()
-    _, reached = block(torch.randn(BEAM, length - SINGLE_TOKENS, c.DIM))
-    x, single = torch.randn(BEAM, 1, c.DIM), block.step()
+    """Passes SINGLE_TOKENS tokens through a causal layer one by one, always from the same states."""
+    blocks = c.layer(name).blocks.eval()
+    _, reached = through(blocks, torch.randn(BEAM, length - SINGLE_TOKENS, c.DIM), [None] * len(blocks))
+    x, single = torch.randn(BEAM, 1, c.DIM), [block.step() for block in blocks]
 
     @torch.no_grad()
     def step() -> None:
-        state = reached
+        states = reached
         for _ in range(SINGLE_TOKENS):
-            _, state = single(x, state)
+            _, states = through(single, x, states)
 
     return step
 
 
+def through(blocks: Iterable[Any], x: Tensor, states: List[Any]) -> Tuple[Tensor, List[Any]]:
+    """Passes tokens through the blocks of a layer, after `states`."""
+    after = []
+    for block, state in zip(blocks, states):
+        x, state = block(x, state)
+        after.append(state)
+    return x, after
+
+
 # ------------------------------------------------------------------------------------------- main
 
-TABLES = ("speed", "memory", "decode")
+TABLES = ("speed", "memory", "flat", "decode")
 
 
 def main() -> None:
@@ -108,9 +117,11 @@ def main() -> None:
     layers = [reference, *(name for name in others if args.only in name)]
     check(layers)
     lengths, decoded, tokens = ([512], [64], 512) if args.quick else (LENGTHS, DECODED, TOKENS)
+    ends = lengths[-1:] if args.quick else [1024, lengths[-1]]
     tables = {
         "speed": partial(speed, layers, lengths, tokens),
         "memory": partial(memory, layers, [length for length in lengths if length <= TOKENS], tokens),
+        "flat": partial(speed, c.fitting(layers, ends[-1]), ends, ends[-1]),
         "decode": partial(decode, layers, decoded),
     }
     run(tables, args)
