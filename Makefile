@@ -24,7 +24,7 @@ help: ## show this list
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) $(TRITON) ## run all tests: 15 minutes on two cores
+test: $(READY) $(TRITON) ## run all tests: 13 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(READY) $(TRITON) ## run the fast tests, with fewer examples of each property: 2 minutes on two cores
