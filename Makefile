@@ -35,7 +35,7 @@ coverage: $(READY) $(TRITON) ## run all tests and require 95% of the branches in
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
-demo: $(READY) ## train a translator, a language model and a classifier next to Transformers: 12 minutes on two cores
+demo: $(READY) ## train a translator, a language model and a classifier next to Transformers: 14 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
 
 bench: $(READY) ## check the layers against naive implementations, then time them: 40 minutes
