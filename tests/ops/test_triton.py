@@ -38,12 +38,8 @@ INTERPRETED = sorted(map(str, Path(__file__).with_name("interpreted").glob("*_ke
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_kernels_are_right_in_the_interpreter(version):
-    """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own.
-
-    With the oldest, long sums and broken kernels are left out: NumPy adds for each interpreter.
-    """
-    chosen = ["-k", "not (drift or digits or detected)"] if version == "oldest" else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *INTERPRETED, *chosen]
+    """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *INTERPRETED]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": VERSIONS[version]}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
