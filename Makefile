@@ -27,7 +27,7 @@ install: $(READY) ## create .venv with all packages in the tested versions: 4 mi
 test: $(READY) $(TRITON) ## run all tests: 13 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(READY) $(TRITON) ## run the fast tests, with fewer examples of each property: 2 minutes on two cores
+test-fast: $(READY) $(TRITON) ## run the fast tests, with fewer examples of each property: 3 minutes on two cores
 	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
