@@ -19,6 +19,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -129,11 +131,9 @@ class Running:
         self, command: str, *arguments: Any, cwd: Optional[Path] = None, fault: Optional[Callable[[], None]] = None
     ):
         output, self.output = tempfile.mkstemp()
-        os.close(output)
         module = "mega_fairseq.cli" if command == "mega-fairseq" else f"fairseq_cli.{command.replace('-', '_')}"
-        words, streams = ["-m", module, *map(str, arguments)], [os.devnull, self.output, self.output]
-        self.process = FORKS.Process(target=run_forked, args=(words, str(cwd or _scratch().name), streams, fault))
-        self.process.start()
+        words, streams = ["-m", module, *map(str, arguments)], [os.open(os.devnull, os.O_RDWR), output, os.dup(output)]
+        self.process = start_forked(run_forked, streams, words, str(cwd or _scratch().name), fault)
 
     def wait(self) -> Tuple[Optional[int], str]:
         """Waits for the process; returns its exit code, and its stdout and stderr together."""
@@ -146,10 +146,25 @@ class Running:
         return self.process.exitcode, output
 
 
-def run_forked(words: List[str], folder: str, streams: List[str], fault: Optional[Callable[[], None]] = None) -> None:
+def start_forked(target: Callable[..., None], streams: List[int], *arguments: Any) -> BaseProcess:
+    """Calls a function in a forked process with these descriptors, which are closed here, as its standard streams."""
+    passed = [Connection(number) for number in streams]  # which multiprocessing can pass on, for any descriptor
+    process = FORKS.Process(target=_with_streams, args=(target, passed, arguments))
+    process.start()
+    for stream in passed:
+        stream.close()
+    return process
+
+
+def _with_streams(target: Callable[..., None], streams: List[Connection], arguments: Tuple[Any, ...]) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    target(*arguments)
+
+
+def run_forked(words: List[str], folder: str, fault: Optional[Callable[[], None]] = None) -> None:
     """Runs a Python program, as `python WORDS` does, in this process, which was forked for it."""
-    for number, (stream, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND] * 2))):
-        os.dup2(os.open(stream, flags), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
     os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # data loaders start their workers as usual

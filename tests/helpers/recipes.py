@@ -4,6 +4,7 @@ import importlib
 import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
 from tests.helpers.commands import ROOT
-from tests.helpers.forking import python
+from tests.helpers.forking import python, write_script
 
 EXAMPLES = ROOT / "examples"
 
@@ -96,14 +97,13 @@ def bible_recipe(place: Path, corpus: Path) -> Recipe:
 def fake_python(place: Path, condition: str, action: str) -> Path:
     """A Python that runs a shell command instead if its arguments meet a shell condition."""
     wrapper = place / "python"
-    wrapper.write_text(f"#!/bin/sh\nif {condition}; then {action}; else exec '{python()}' \"$@\"; fi\n")
-    wrapper.chmod(0o755)
+    write_script(wrapper, f'if {condition}; then {action}; else exec {shlex.quote(python())} "$@"; fi')
     return wrapper
 
 
 def answering(place: Path, tool: str) -> Path:
     """A Python whose fairseq command `tool` only prints the file `answers`."""
-    return fake_python(place, f'[ "$2" = fairseq_cli.{tool} ]', f"cat '{place}/answers'")
+    return fake_python(place, f'[ "$2" = fairseq_cli.{tool} ]', f"cat {shlex.quote(str(place))}/answers")
 
 
 def text(path: Path) -> List[str]:

@@ -55,7 +55,7 @@ def shell(tmp_path):
     def run(program, **variables):
         settings = {"PYTHON": sys.executable, "DATA": tmp_path / "data", "HERE": EXAMPLES, **variables}
         environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
-        return call("bash", "-euc", f"source {EXAMPLES}/common.sh; {program}", env=environment)
+        return call("bash", "-euc", f'source "$HERE/common.sh"; {program}', env=environment)
 
     return run
 
@@ -95,7 +95,7 @@ def test_recipes_choose_bf16_on_cpus_that_multiply_it_fast(expected, settings, c
 
 def test_two_preparations_of_one_folder_do_not_write_at_once(tmp_path):
     make = 'make() { echo half >"$1"; touch started; until [ -e go ]; do sleep 0.01; done; echo whole >"$1"; }'
-    words = ["bash", "-euc", f'source {EXAMPLES}/common.sh; {make}; step "$DATA/text" make']
+    words = ["bash", "-euc", f'source "$HERE/common.sh"; {make}; step "$DATA/text" make']
     environment = {**os.environ, "PYTHON": sys.executable, "DATA": str(tmp_path / "it's data"), "HERE": str(EXAMPLES)}
     for killed in (True, False):
         with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as first:
@@ -123,7 +123,7 @@ def test_a_variable_that_is_no_whole_number_is_refused(shell):
 
 def test_results_made_with_other_settings_are_refused_even_if_removed(shell, tmp_path):
     def prepare(settings):
-        return shell(f'make() {{ echo {settings} >"$1"; }}; remember $DATA/raw {settings}; step $DATA/raw make')
+        return shell(f'make() {{ echo {settings} >"$1"; }}; remember "$DATA/raw" {settings}; step "$DATA/raw" make')
 
     assert prepare("one")[0] == prepare("one")[0] == 0
     for _ in range(2):
