@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import FORKS, ROOT, fresh
-from tests.helpers.forking import python
+from tests.helpers.forking import python, write_script
 from tests.helpers.released import READS_SAFELY
 
 DOCS = ROOT / "docs"
@@ -72,10 +71,11 @@ def test_options_in_documents_exist(document, options):
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def run(block, place):
-    """Runs shell commands with `place` instead of /tmp."""
-    environment = f"PATH={shlex.quote(str(place))}/bin:$PATH PYTHON={python()} OMP_NUM_THREADS=1 CORPUS={place}/corpus"
-    return fresh("bash", "-euc", f"export {environment}\n{block.replace('/tmp/', f'{place}/')}", cwd=ROOT)
+def run(block, place, cwd=ROOT):
+    """Runs shell commands as they stand in a page, but with `place` instead of /tmp."""
+    path = f"PATH={place / 'bin'}:{os.environ['PATH']}"
+    settings = [path, f"PYTHON={python()}", "OMP_NUM_THREADS=1", f"CORPUS={place / 'corpus'}", f"REPO={ROOT}"]
+    return fresh("env", *settings, f"PLACE={place}", "bash", "-euc", block.replace("/tmp/", '"$PLACE"/'), cwd=cwd)
 
 
 def commands(page, word):
@@ -100,12 +100,12 @@ def place(tmp_path_factory):
     tools = ("preprocess", "train", "generate", "interactive", "eval-lm")
     modules = {f"fairseq-{tool}": f"fairseq_cli.{tool}" for tool in tools}
     for command, module in {**modules, "mega-fairseq": "mega_fairseq.cli", "sacrebleu": "sacrebleu"}.items():
-        script = f'exec {python()} -m {module.replace("-", "_")} "$@"'
+        script = f'exec "$PYTHON" -m {module.replace("-", "_")} "$@"'
         if command == "fairseq-train":
             layers = "--encoder-layers 1 --decoder-layers 1"
             script = f'case "$*" in *mega_transformer*) set -- "$@" {layers} ;; esac\n{script} {SMALL}'
-        (place / "bin" / command).write_text(f"#!/bin/sh\n{script}\n")
-        (place / "bin" / command).chmod(0o755)
+        write_script(place / "bin" / command, script)
+    (place / "bin/python").symlink_to(python())
     return place
 
 
@@ -155,8 +155,7 @@ def test_own_pairs_are_translated_and_scored(place):
         (place / f"own/corpus.{language}").write_text("".join(lines[:300]))
         (place / f"own/new.{language}").write_text("".join(lines[300:303]))
     steps = "".join(blocks(DOCS / "own-data.md", "bash")[1:7]).replace("--beam 5", "--beam 5 --max-len-b 9")
-    steps = steps.replace("python ", f"{sys.executable} ")
-    output = run(f"cd /tmp/own\nREPO={ROOT}\n{steps}", place)
+    output = run(steps, place, cwd=place / "own")
     assert "Translated 15 sentences" in output
     assert re.search(r"BLEU = [\d.]+", output)
     assert len((place / "own/new.out").read_text().splitlines()) == 3
