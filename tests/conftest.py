@@ -12,6 +12,15 @@ from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
+    """Skips files that import Triton where it is missing: torch brings it only with CUDA, and pip not everywhere."""
+    report = (yield).get_result()
+    error = report.call.excinfo and report.call.excinfo.value.__cause__
+    if isinstance(error, ModuleNotFoundError) and error.name.partition(".")[0] == "triton":
+        report.outcome, report.longrepr = "skipped", (str(collector.path), None, "Skipped: Triton is not installed")
+
+
 @pytest.fixture(scope="session")
 def sweep_folder(tmp_path_factory):
     """The data and models of tests/helpers/sweeps.py."""

@@ -77,6 +77,16 @@ def test_lower_layers_do_not_import_fairseq_and_none_needs_triton():
     subprocess.run([sys.executable, "-c", f"{program}; import mega_fairseq.models"], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
+def test_without_triton_only_tests_of_its_kernels_are_skipped():
+    program = "import sys; sys.modules['triton'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "tests/ops", "tests/modules"]
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    skipped = re.findall(r"^SKIPPED .* tests/(.*): Triton is not installed$", done.stdout, re.MULTILINE)
+    assert sorted(skipped) == ["modules/test_launches.py", "ops/test_triton.py"]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_only_import_lower_layers(layer):

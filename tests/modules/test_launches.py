@@ -19,17 +19,13 @@ from mega_fairseq.modules import (
     MegaBlock,
     NormalizedFeedForward,
 )
-from mega_fairseq.ops import backend
-from tests.helpers.pretended_device import PretendedDevice, moved
-
-pytest.importorskip("triton", reason="pip has no Triton for this platform")
-
-from mega_fairseq.ops import rows
+from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops.attention import tile_kernels
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.fixed import triton as fixed
 from mega_fairseq.ops.ema import triton as ema
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm
+from tests.helpers.pretended_device import PretendedDevice, moved
 
 BATCH, CHUNK, DIM, SHARED, VALUES = 2, 8, 16, 4, 32
 IN_FUSED_ATTENTION = (1, 3)  # kernels of cuDNN, forward and backward

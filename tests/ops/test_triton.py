@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from mega_fairseq.ops import backend, rows
-from mega_fairseq.ops.dense import triton as dense
-
-triton = pytest.importorskip("triton", minversion="3.6", reason="pip has no such Triton for this platform")
-tl = pytest.importorskip("triton.language")
-
+import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mega_fairseq.ops import backend, rows
 from mega_fairseq.ops.attention import rotary_kernels, tile_kernels
 from mega_fairseq.ops.attention.fixed.triton import attend_kernel
+from mega_fairseq.ops.dense import triton as dense
 from mega_fairseq.ops.ema import coefficient_kernels
 from mega_fairseq.ops.ema import kernels as ema_kernels
 from mega_fairseq.ops.ema.kernels import channels, load
@@ -29,6 +26,8 @@ from mega_fairseq.ops.gates import triton as gates
 from mega_fairseq.ops.norm import triton as norm
 from mega_fairseq.ops.queries_keys import triton as queries_keys
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm
+
+pytest.importorskip("triton", minversion="3.6", reason="older ones have another compiler")
 
 OLDEST = Path(sys.prefix) / "triton-oldest"  # what torch 2.4 brings, and a NumPy that its interpreter needs
 VERSIONS = {"newest": "", **({"oldest": str(OLDEST)} if OLDEST.exists() else {})}

@@ -4,10 +4,8 @@ import functools
 from dataclasses import fields, replace
 
 import pytest
-from triton.runtime import interpreter
 
-from mega_fairseq.ops import backend, rows
-from mega_fairseq.ops.ema import triton as ema_triton
+from mega_fairseq.ops import backend
 
 SHORT = 4  # steps of a segment
 
@@ -15,9 +13,9 @@ SHORT = 4  # steps of a segment
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch):
     monkeypatch.setenv("MEGA_BACKEND", "triton")
-    monkeypatch.setattr(ema_triton, "SEGMENT", SHORT)
-    monkeypatch.setattr(ema_triton, "PARTS", 4)
-    monkeypatch.setattr(rows, "PARTS", 3)
+    monkeypatch.setattr("mega_fairseq.ops.ema.triton.SEGMENT", SHORT)
+    monkeypatch.setattr("mega_fairseq.ops.ema.triton.PARTS", 4)
+    monkeypatch.setattr("mega_fairseq.ops.rows.PARTS", 3)
     backend._choose.cache_clear()
     yield
     backend._choose.cache_clear()
@@ -28,6 +26,8 @@ def faster_interpreter():
     """Triton's interpreter replaces the functions of triton.language when a kernel starts, and again in each call of a
     function from a kernel, and the newest repeats integer arithmetic in 64 bits to find overflows: two thirds of the
     time of these tests."""
+    from triton.runtime import interpreter  # here, since pytest also loads this file where Triton is missing
+
     replace_language = functools.lru_cache(maxsize=None)(interpreter._patch_lang)
 
     def call(self, *arguments, **options):
