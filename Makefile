@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes: a number, or auto for one per core.
 WORKERS ?= auto
+# One more index where pip looks for torch.
+TORCH_INDEX ?=
 # More arguments: make test ARGS="-k ema", make bench ARGS=--quick
 ARGS ?=
 
@@ -15,6 +17,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRITON := $(VENV)/.triton
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
+TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 
 .PHONY: help install test test-fast coverage demo bench gpu lint format clean
 .DEFAULT_GOAL := help
@@ -61,6 +64,8 @@ clean: ## remove caches and build output, but not .venv
 # since files of its torch extensions are missing, so there the build is isolated.
 ISOLATION := $$($(BIN)/python -c 'import sys; print("--no-build-isolation" * (sys.version_info >= (3, 11)))')
 
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
 # fastBPE is optional, so its build may fail. It contains C++ code generated for old Pythons, and only generates it
 # again if Cython is already installed, so its build is not isolated either.
 FASTBPE_LOG := $(VENV)/fastBPE.log
@@ -73,7 +78,10 @@ $(READY): setup.py pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel
-	$(PIP) Cython numpy torch
+	@nvidia-smi >/dev/null 2>&1 || ! $(TORCH) --dry-run --quiet --report - 2>/dev/null | grep '"name": "nvidia-' >/dev/null || \
+	  echo "pip's torch contains CUDA, 2.8 GB to download and 5.3 GB installed, but here is no NVIDIA GPU: for one without" \
+	  "CUDA, 1.5 GB installed, interrupt this and add TORCH_INDEX=$(CPU_INDEX) to your make command" >&2
+	$(TORCH)
 	$(PIP) $(ISOLATION) --editable '.[dev,plot]'
 	@echo "installing fastBPE"
 	@$(PIP) --no-deps --no-build-isolation fastBPE >$(FASTBPE_LOG) 2>&1 || echo \

@@ -213,6 +213,6 @@ def test_make_clean_keeps_the_environment_and_the_sources(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (".venv/lib/__pycache__", "mega_fairseq/__pycache__", "build", ".pytest_cache"):
         (tmp_path / name).mkdir(parents=True)
-    fresh("env", "--unset=MAKEFLAGS", "make", "clean", cwd=tmp_path)
+    fresh("env", "-u", "MAKEFLAGS", "make", "clean", cwd=tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"Makefile", "mega_fairseq", ".venv", ".venv/lib", ".venv/lib/__pycache__"}

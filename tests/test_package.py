@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import mega_fairseq
+from tests.helpers.commands import fresh
+from tests.helpers.forking import write_script
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "mega-fairseq"
@@ -157,23 +159,42 @@ def test_every_dependency_accepts_its_pinned_version(extra):
     assert not [str(r) for r in used if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"))]
 
 
+@pytest.fixture
+def install(tmp_path):
+    """Runs `make install` with a fake pip, which installs nothing, on a machine with or without an NVIDIA GPU."""
+
+    def run(pip, *words, gpu=False):
+        for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, tmp_path)
+        (tmp_path / "venv/bin").mkdir(parents=True)
+        (tmp_path / "venv/bin/python").symlink_to(sys.executable)
+        for name, commands in {"pip": pip, "nvidia-smi": str(gpu).lower()}.items():
+            write_script(tmp_path / name, commands)
+        environment = ["-u", "MAKEFLAGS", f"PATH={tmp_path}:{os.environ['PATH']}"]
+        command = ["make", "install", "PYTHON=true", "CXX=true", "VENV=venv", "PIP=pip", *words]
+        return fresh("env", *environment, *command, cwd=tmp_path)
+
+    return run
+
+
 @pytest.mark.parametrize("builds", [True, False])
-def test_installing_continues_if_fastbpe_does_not_build(builds, tmp_path):
-    """Uses the Makefile with a fake pip that installs nothing and may fail to build fastBPE."""
-    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    pip = tmp_path / "pip"
-    pip.write_text(f"#!/bin/sh\necho longintrepr.h\ncase $* in *fastBPE*) {str(builds).lower()} ;; esac\n")
-    pip.chmod(0o755)
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    (tmp_path / "venv/bin/python").symlink_to(sys.executable)
-    words = ["make", "install", "PYTHON=true", "CXX=true", "VENV=venv", f"PIP={pip}"]
-    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
-    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert ("fastBPE does not build here" in result.stderr) == (not builds)
+def test_installing_continues_if_fastbpe_does_not_build(builds, install, tmp_path):
+    said = install(f"echo longintrepr.h; case $* in *fastBPE*) {str(builds).lower()} ;; esac")
+    assert ("fastBPE does not build here" in said) == (not builds)
     assert (tmp_path / "venv/fastBPE.log").read_text() == "longintrepr.h\n"
     assert (tmp_path / "venv/.ready").exists()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("needed", ["nvidia-cublas", "sympy"])
+def test_installing_says_beforehand_that_torch_contains_cuda_without_need(needed, gpu, install):
+    said = install(f"""case $* in *--dry-run*) echo '"name": "{needed}"' ;; esac""", gpu=gpu)
+    before, _ = said.split("pip Cython numpy torch\n")
+    assert ("TORCH_INDEX=https://" in before) == (needed != "sympy" and not gpu)
+
+
+def test_torch_comes_from_the_index_that_was_chosen(install):
+    assert "pip --extra-index-url file:///builds Cython numpy torch\n" in install("", "TORCH_INDEX=file:///builds")
 
 
 def test_no_file_names_a_registry_or_a_local_folder():
