@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.helpers.forking import write_script
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "mega-fairseq"
+CITATION = ROOT / "CITATION.cff"
 # The packages that the files of a layer may import, besides the standard library.
 LAYERS = {
     "ops": ("torch", "triton", "mega_fairseq.ops"),
@@ -143,9 +146,11 @@ def test_test_files_do_not_import_each_other():
 # ------------------------------------------------------------------------------------------------ packaging
 
 
-def test_the_version_is_the_same_everywhere():
-    assert importlib.metadata.version(DISTRIBUTION) == mega_fairseq.__version__
-    assert f"## [{mega_fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_version_and_its_date_are_the_same_everywhere():
+    version = re.escape(mega_fairseq.__version__)
+    assert re.fullmatch(version, importlib.metadata.version(DISTRIBUTION))
+    date = re.search(rf"^## \[{version}\] - (\d{{4}}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^version: {version}\ndate-released: {date.group(1)}$", CITATION.read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have ranges, not pins")
@@ -197,11 +202,57 @@ def test_torch_comes_from_the_index_that_was_chosen(install):
     assert "pip --extra-index-url file:///builds Cython numpy torch\n" in install("", "TORCH_INDEX=file:///builds")
 
 
-def test_no_file_names_a_registry_or_a_local_folder():
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
-    )
+# ------------------------------------------------------------------------------------------------ publishing
+
+
+@pytest.fixture
+def files():
+    """Paths of all files of the repository."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True)
     if listing.returncode:
         pytest.skip("not a git checkout")
-    files = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
-    assert not [str(path) for path in files if path.is_file() and PRIVATE.search(path.read_bytes())]
+    return [name for name in listing.stdout.decode().split("\0") if (ROOT / name).is_file()]
+
+
+def build(folder, names, step):
+    """Calls a function of setuptools in a copy of these files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "made").mkdir()
+    fresh(sys.executable, "-c", f"from setuptools import build_meta; build_meta.{step}('made')", cwd=folder)
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_all_files(files, tmp_path):
+    files = [name for name in files if not name.startswith(".")]  # settings of git and of services
+    build(tmp_path, files, "build_sdist")
+    (packed,) = tmp_path.glob("made/*.tar.gz")
+    with tarfile.open(packed) as archive:
+        assert set(files) <= {name.partition("/")[2] for name in archive.getnames()}
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_package_with_its_types_only(files, tmp_path):
+    build(tmp_path, [name for name in files if not name.startswith((".", "tests/golden/"))], "build_wheel")
+    (packed,) = tmp_path.glob("made/*.whl")
+    with zipfile.ZipFile(packed) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == {name for name in files if name.startswith("mega_fairseq/")}
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/mega_fairseq"])
+def test_links_of_the_package_page_are_absolute(address, tmp_path):
+    setup = (ROOT / "setup.py").read_text()
+    (tmp_path / "setup.py").write_text(re.sub('(?m)^REPOSITORY = ".*"', f'REPOSITORY = "{address}"', setup))
+    build(tmp_path, ["pyproject.toml", "README.md", "mega_fairseq/__init__.py"], "prepare_metadata_for_build_wheel")
+    (metadata,) = (path.read_text() for path in tmp_path.glob("made/*.dist-info/METADATA"))
+    assert not re.search(r"\]\((?!https://)", metadata)
+    targets = re.findall(rf"\]\({address}/blob/v{mega_fairseq.__version__}/([^)#]*)", metadata)
+    assert ("docs/install.md" in targets) == bool(address)
+    assert all((ROOT / target).exists() for target in targets)
+
+
+def test_no_file_names_a_registry_or_a_local_folder(files):
+    assert not [name for name in files if PRIVATE.search((ROOT / name).read_bytes())]
