@@ -7,11 +7,14 @@ log-probability of each target from only the head and the target's own cluster.
 from typing import List, Optional, Sequence
 
 from fairseq.modules import AdaptiveSoftmax
+from fairseq.modules.adaptive_softmax import TiedHeadModule, TiedLinear
 from torch import Tensor, nn
 
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.modules.adaptive_input import AdaptiveInput
-from mega_fairseq.ops.log_probs import target_log_probs
+from mega_fairseq.modules.projection import projected_log_probs
+
+TABLES = (nn.Linear, TiedLinear)  # what contains the weights of types; a TiedLinear those of the input
 
 
 def cutoffs(name: str, given: str, types: int) -> List[int]:
@@ -68,10 +71,10 @@ def adaptive_log_probs(softmax: AdaptiveSoftmax, x: Tensor, targets: Tensor) -> 
         rows = ((targets >= start) & (targets < end)).nonzero().squeeze(1)
         in_head[rows] = softmax.cutoff[0] + i  # the head has one score for each cluster
         narrow = dropout(project(x[rows]))  # (rows, D) -> (rows, D / factor**i)
-        found.append((rows, target_log_probs(narrow, [table.weight], targets[rows] - start)))
+        found.append((rows, projected_log_probs([table], narrow, targets[rows] - start, TABLES)))
     head = softmax.head  # types and then clusters: one table, or the table of the input and a separate one
-    tables = [head.weight] if isinstance(head, nn.Linear) else [head.word_proj.weight, head.class_proj.weight]
-    log_probs = target_log_probs(x, tables, in_head)
+    tables = [head.word_proj, head.class_proj] if isinstance(head, TiedHeadModule) else [head]
+    log_probs = projected_log_probs(tables, x, in_head, TABLES)
     for rows, in_cluster in found:
         log_probs = log_probs.index_add(0, rows, in_cluster)
     return log_probs

@@ -9,12 +9,14 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mega_fairseq.models.cuda_graph import capture_on, try_capture
 from mega_fairseq.modules import BlockState, BlockStep
 from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.linear import Projection
+from mega_fairseq.ops.operators import is_plain
 
 
 class PackedWeights(NamedTuple):
@@ -37,8 +39,10 @@ class PackedWeightsCache:
         self.made: Optional[Tuple[List[Any], Callable[[], Tensor], Tensor, PackedWeights]] = None
 
     def get(self, decoder: nn.Module, pack: Callable[[], PackedWeights]) -> PackedWeights:
-        tensors = [*decoder.parameters(), *decoder.buffers()]
-        key = [(m, type(m), [*m._forward_hooks, *m._forward_pre_hooks]) for m in decoder.modules()]
+        # Tensors that are not plain are not packed.
+        tensors = [t for t in (*decoder.parameters(), *decoder.buffers()) if is_plain(t)]
+        key = [bool(_has_any_global_hook())]
+        key += [(m, type(m), [*m._forward_hooks, *m._forward_pre_hooks]) for m in decoder.modules()]
         key += [(id(t), t.data_ptr(), t.dtype, None if t.is_inference() else t._version) for t in tensors]
         made = self.made
         if made is None or made[0] != key or not torch.equal(made[1](), made[2]):

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.beam import DecoderState, PackedWeights, PackedWeightsCache, reorder
-from mega_fairseq.models.embedding import TokenEmbedding
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.models.step_graph import GraphState, StepGraphs
 from mega_fairseq.models.train_graph import TrainGraphs
 from mega_fairseq.modules import Block, BlockState
+from mega_fairseq.modules.adaptive_input import TokenEmbedding
 from mega_fairseq.modules.projection import packed
 from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in

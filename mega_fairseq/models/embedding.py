@@ -7,14 +7,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from mega_fairseq.ops.lookup import lookup
-
-
-class TokenEmbedding(nn.Embedding):
-    """torch's, with exact gradients in half precision."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return lookup(tokens, self.weight, self.padding_idx)
+from mega_fairseq.modules.adaptive_input import TokenEmbedding
 
 
 def token_embedding(dictionary: Dictionary, dim: int, path: Optional[str] = None) -> nn.Embedding:

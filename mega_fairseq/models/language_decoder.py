@@ -2,12 +2,11 @@
 
 from typing import Any, Dict, Optional, Tuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
 from mega_fairseq.models.decoder import NO_SOURCE, Extra, MegaDecoder, check_numbers
-from mega_fairseq.modules.projection import is_plain
+from mega_fairseq.modules.projection import projected_log_probs
 from mega_fairseq.modules.sequence_parallel import SequenceParallelState, share_sequences
 from mega_fairseq.ops.log_probs import target_log_probs
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
@@ -109,10 +108,8 @@ class MegaLanguageDecoder(MegaDecoder):
         x, projection = self.before_projection(x), self.output_projection
         if projection is None:
             log_probs = target_log_probs(x, [self.embed_tokens.weight], wanted, self.output_bias)
-        elif is_plain(projection):
-            log_probs = target_log_probs(x, [projection.weight], wanted, projection.bias)
         else:
-            log_probs = -F.cross_entropy(projection(x).float(), wanted, reduction="none")
+            log_probs = projected_log_probs([projection], x, wanted)
         return log_probs.view(target.shape)
 
     def get_normalized_probs(

@@ -68,7 +68,8 @@ class Stack:
         if not getattr(self.cfg, "no_scale_embedding", True):  # models without a decoder never scale
             x = x * math.sqrt(x.size(-1))
         if self.embed_types is not None:
-            x = x + (self.embed_types.weight[0] if token_types is None else self.embed_types(token_types))
+            first = torch.zeros((), dtype=torch.long, device=x.device)
+            x = x + self.embed_types(first if token_types is None else token_types)
         if self.embed_norm is not None:
             x = self.embed_norm(x, padding_mask)
         return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)

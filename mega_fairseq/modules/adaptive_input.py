@@ -1,4 +1,4 @@
-"""Adaptive input embeddings: the rarer a type, the narrower its embedding (Baevski and Auli 2019)."""
+"""Embeddings of tokens, and adaptive ones: the rarer a type, the narrower its embedding (Baevski and Auli 2019)."""
 
 from typing import Sequence, Tuple
 
@@ -6,6 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.ops.lookup import lookup
+
+
+class TokenEmbedding(nn.Embedding):
+    """torch's, with exact gradients in half precision."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return lookup(tokens, self.weight, self.padding_idx)
 
 
 class AdaptiveInput(nn.Module):
@@ -18,7 +25,7 @@ class AdaptiveInput(nn.Module):
         bands = []
         for i, (start, end) in enumerate(zip(self.starts, ends)):
             width = int(dim // factor**i)
-            table, project = nn.Embedding(end - start, width), nn.Linear(width, out_dim, bias=False)
+            table, project = TokenEmbedding(end - start, width), nn.Linear(width, out_dim, bias=False)
             nn.init.normal_(table.weight, std=width**-0.5)
             nn.init.xavier_uniform_(project.weight)
             bands.append(nn.Sequential(table, project))
@@ -33,7 +40,7 @@ class AdaptiveInput(nn.Module):
         for start, (table, project) in zip(self.starts, self.embeddings):
             local = tokens - start
             other = (local < 0) | (local >= table.num_embeddings) | (tokens == self.padding_idx)
-            narrow = lookup(local.masked_fill(other, 0), table.weight).masked_fill(other.unsqueeze(-1), 0.0)
+            narrow = table(local.masked_fill(other, 0)).masked_fill(other.unsqueeze(-1), 0.0)
             band = project(narrow).to(narrow.dtype)  # (B, L, width) -> (B, L, D); under autocast, residuals in float32
             x = band if x is None else x + band
         return x

@@ -1,19 +1,25 @@
 """Projections: their initialisation, and the fused and packed forms, which read weights instead of calling modules.
 
-Such a form runs only where a projection is torch's own `nn.Linear`. A hook, a parametrisation, an adapter or a
-quantised layer in its place always takes effect: then the same formula calls the module.
+Such a form runs only where a projection is torch's own `nn.Linear` with plain weights. A hook, a parametrisation, an
+adapter, a quantised layer in its place or quantised weights in it always take effect: then the same formula calls the
+module.
 """
 
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.dense import dense, dense_twice
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
-from mega_fairseq.ops.gates.projection import gated_projection
+from mega_fairseq.ops.gates.projection import Weights, gated_projection
 from mega_fairseq.ops.linear import Projection, ready_linear
+from mega_fairseq.ops.log_probs import target_log_probs
+from mega_fairseq.ops.operators import is_plain
+from mega_fairseq.ops.precision import at_least_float32
 
 # N(0, 0.02) for all, including kappa, as in the release; or N(0, 1/in) with kappa = 1, so that scores start at order 1.
 # The released scale is for widths of at least 512 and hundreds of thousands of updates: docs/results.md shows its
@@ -30,50 +36,74 @@ def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
     return layer
 
 
-def is_plain(*modules: nn.Module) -> bool:
-    """Whether all are `nn.Linear` without hooks, parametrisations or another forward, so that weights may be read."""
-    return all(
-        type(m) is nn.Linear
-        and not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
-        and "forward" not in m.__dict__
-        for m in modules
-    )
+def plain_weights(layer: nn.Module, kinds: Tuple[type, ...] = (nn.Linear,), biased: bool = False) -> Optional[Weights]:
+    """The weight and bias of a projection if they may be read instead of calling it, otherwise None.
 
-
-def _weights(layer: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
-    return layer.weight, layer.bias
+    A call is needed for other classes than `kinds` (adapters, quantised layers, parametrisations), hooks, also those of
+    all modules, another `forward`, and weights that are not plain tensors (quantised or sharded ones). `biased`: None
+    without a bias.
+    """
+    if (
+        type(layer) not in kinds
+        or _has_any_global_hook()
+        or (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        or "forward" in layer.__dict__
+    ):
+        return None
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    return (weight, bias) if is_plain(weight) and not (biased and bias is None) else None
 
 
 def project(layer: nn.Module, x: Tensor, activation: str = "linear") -> Tensor:
     """The activation of layer(x): (..., in) -> (..., out)."""
-    if is_plain(layer) and layer.bias is not None:
-        return dense(x, *_weights(layer), activation)
+    weights = plain_weights(layer, biased=True)
+    if weights is not None:
+        return dense(x, *weights, activation)
     return ACTIVATIONS[activation].forward(layer(x))
 
 
 def project_twice(first: nn.Module, second: nn.Module, x: Tensor, activation: str) -> Tensor:
     """second(f(first(x))) for an activation f."""
-    if is_plain(first, second) and first.bias is not None and second.bias is not None:
-        return dense_twice(x, _weights(first), _weights(second), activation)
+    weights = plain_weights(first, biased=True), plain_weights(second, biased=True)
+    if all(weights):
+        return dense_twice(x, *weights, activation)
     return project(second, project(first, x, activation))
 
 
 def project_gated(gate: nn.Module, output: nn.Module, x: Tensor, values: Tensor, activation: str) -> Tensor:
     """output(f(gate(x)) * values) for an activation f."""
-    if is_plain(gate, output) and gate.bias is not None:
-        return gated_projection(x, values, _weights(gate), _weights(output), activation)
+    weights = plain_weights(gate, biased=True), plain_weights(output)
+    if all(weights):
+        return gated_projection(x, values, *weights, activation)
     return project(output, project(gate, x, activation) * values)
 
 
 def packed(*layers: nn.Module) -> Projection:
     """Layers of the same input side by side, (R, in) -> (R, all outputs): one product, packed for a few rows."""
-    if not is_plain(*layers):
+    found = [plain_weights(layer) for layer in layers]
+    if not all(found):
         return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
     if len(layers) == 1:
-        return ready_linear(*_weights(layers[0]))
-    weight = torch.cat([layer.weight for layer in layers])
-    biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
-    return ready_linear(weight, torch.cat(biases))
+        return ready_linear(*found[0])
+    return ready_linear(torch.cat([weight for weight, _ in found]), _biases(found))
+
+
+def projected_log_probs(
+    layers: Sequence[nn.Module], x: Tensor, targets: Tensor, kinds: Tuple[type, ...] = (nn.Linear,)
+) -> Tensor:
+    """log softmax of the outputs of layers side by side, at the targets: x (T, D), targets (T,) -> (T,) in float32."""
+    found = [plain_weights(layer, kinds) for layer in layers]
+    if all(found):
+        return target_log_probs(x, [weight for weight, _ in found], targets, _biases(found))
+    scores = torch.cat([layer(x) for layer in layers], -1)
+    return -F.cross_entropy(scores.to(at_least_float32(scores.dtype)), targets, reduction="none")
+
+
+def _biases(found: Sequence[Weights]) -> Optional[Tensor]:
+    """The biases side by side, with zeros for missing ones."""
+    if all(bias is None for _, bias in found):
+        return None
+    return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in found])
 
 
 def gated_residual(
@@ -87,6 +117,7 @@ def gated_residual(
     scale: float,
 ) -> Tensor:
     """`gated_output` (eq. 12-15), with gates of x: x, residual (B, L, D), O (B, L, v) -> (B, L, D)."""
-    if is_plain(gates, hidden) and gates.bias is not None and hidden.bias is not None:
-        return gated_output(x, attended, residual, _weights(gates), _weights(hidden), activation, keep, scale)
+    weights = plain_weights(gates, biased=True), plain_weights(hidden, biased=True)
+    if all(weights):
+        return gated_output(x, attended, residual, *weights, activation, keep, scale)
     return gated_output_naive(x, attended, residual, gates, hidden, activation, keep, scale)

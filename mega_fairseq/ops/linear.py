@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.operators import is_plain
+
 Projection = Callable[[Tensor], Tensor]  # (R, in) -> (R, out)
 FORMATS = ("float32", "int8")
 _format = ContextVar("format", default="float32")
@@ -33,6 +35,8 @@ def weights_in(number_format: str) -> Iterator[None]:
 
 def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
     """Returns the fastest function x -> x W^T + b for a few rows x, without gradients."""
+    if not is_plain(weight):
+        return lambda x: F.linear(x, weight, bias)
     if _format.get() == "int8":
         _check_int8(weight)
         return _int8_linear(weight, bias)

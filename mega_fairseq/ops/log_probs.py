@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.ops.linear import ready_linear
+from mega_fairseq.ops.operators import is_plain
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype
 
 # Scores in memory at once. On a CPU, 16 MB are enough for products at full speed and small enough for the allocator to
@@ -32,11 +33,15 @@ def naive_target_log_probs(
 
 def target_log_probs(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """The same in float32 or better, with only the scores of some rows or some types in memory at once."""
-    return (_by_rows if torch.is_grad_enabled() else _by_types)(x, weights, targets, bias)
+    in_rows = torch.is_grad_enabled() or not all(map(is_plain, weights))
+    return (_by_rows if in_rows else _by_types)(x, weights, targets, bias)
 
 
 def _by_rows(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """With gradients: the scores of a slice are recomputed in backward instead of being kept."""
+    """With gradients: the scores of a slice are recomputed in backward instead of being kept.
+
+    Also for weights that only take whole products, such as quantised ones.
+    """
     rows = max(1, _scores_at_once(x) // sum(weight.size(0) for weight in weights))
     if x.size(0) <= rows:
         return _log_probs(x, targets, bias, *weights)

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.operators import is_plain, operator
 from mega_fairseq.ops.precision import at_least_float32, sums_in_half
 
 
 def lookup(indices: Tensor, table: Tensor, padding_idx: Optional[int] = None) -> Tensor:
     """Rows of `table` (V, D), as F.embedding. The gradients of equal rows are added in float32 or better."""
-    return (_lookup if sums_in_half(table) else F.embedding)(indices, table, padding_idx)
+    return (_lookup if sums_in_half(table) and is_plain(table) else F.embedding)(indices, table, padding_idx)
 
 
 def _backward(grads, _, indices: Tensor, table: Tensor, padding_idx: Optional[int]) -> List[Tensor]:

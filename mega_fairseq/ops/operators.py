@@ -1,14 +1,25 @@
-"""Operators with a backward pass of their own."""
+"""Operators with a backward pass of their own, and which tensors they take."""
 
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mega_fairseq.ops.precision import without_autocast
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether operators may read the numbers of this tensor, which may also be a fake one.
+
+    Otherwise its class gives operations another meaning or consists of other tensors, as quantised and sharded ones do.
+    """
+    kind = type(tensor)
+    if kind is nn.Parameter or kind is Tensor:
+        return True
+    return kind.__torch_function__ is torch._C._disabled_torch_function_impl and not hasattr(kind, "__tensor_flatten__")
 
 
 def operator(

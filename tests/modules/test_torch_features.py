@@ -1,9 +1,13 @@
 """Hooks, adapters, quantisation and functional_call take effect on every block (contract 12)."""
 
+import sys
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules import module as of_all_modules
 
 from mega_fairseq.modules import EXAMPLES, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
 
@@ -76,6 +80,28 @@ def test_a_forward_hook_on_every_projection_fires_in_sequences_and_in_single_tok
     assert calls == set(projections(made)) - OF_SOURCE
 
 
+@every_block
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_all_modules_see_every_projection_in_sequences_and_in_single_tokens(name, kind):
+    made, calls = block(name), set()
+    expected = outputs(made)
+    _, state = made(inputs(4), start(made))
+    handle = getattr(of_all_modules, f"register_module_{kind}_hook")(lambda module, *_: calls.add(module))
+    try:
+        y = outputs(made)
+        y.sum().backward()
+        seen = set(calls)
+        calls.clear()
+        with torch.no_grad():
+            made.step()(inputs(1), state)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(y, expected)
+    assert {path for path, module in projections(made).items() if module not in seen} == set()
+    missed = {path for path, module in projections(made).items() if module not in calls}
+    assert missed == (set(projections(made)) if "backward" in kind else OF_SOURCE & set(projections(made)))
+
+
 class LowRank(nn.Module):
     """An adapter in the place of a projection, which holds it."""
 
@@ -114,8 +140,35 @@ def parametrise(made):
     return [module.parametrizations.weight[0].scale for module in modules]
 
 
+def add_lora(made):
+    """Puts PEFT's adapters into the places of all projections."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torchaudio", None)  # which transformers imports, though it may not fit this torch
+        peft = pytest.importorskip("peft", reason="peft is not installed: with transformers, it is 185 MB")
+    config = peft.LoraConfig(r=1, target_modules=list(projections(made)), init_lora_weights=False)
+    peft.inject_adapter_in_model(config, made)
+    return [parameter for name, parameter in made.named_parameters() if "lora_" in name]
+
+
+class Larger(Tensor):
+    """A weight that counts one and a half times, as a subclass of torch's tensors."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, 1.5 * weight.as_subclass(Tensor), *bias)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def subclass(made):
+    for module in projections(made).values():
+        module.weight = nn.Parameter(module.weight.detach().as_subclass(Larger))
+    return [module.weight for module in projections(made).values()]
+
+
 @every_block
-@pytest.mark.parametrize("change", [adapt, parametrise])
+@pytest.mark.parametrize("change", [adapt, parametrise, subclass, pytest.param(add_lora, marks=pytest.mark.slow)])
 def test_changes_of_all_projections_change_outputs_and_get_gradients(name, change):
     made = block(name)
     before, added = generated(made), change(made)
@@ -151,6 +204,28 @@ def test_dynamic_quantisation_of_projections_takes_effect(name):
     for run in (outputs, generated):
         error = (run(quantised) - run(made)).abs().max()
         assert 1e-6 < error < 0.3 * run(made).abs().max()
+
+
+QUANTISED = {
+    "int8": lambda q: q.Int8WeightOnlyConfig(),
+    "int8, dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+    "int4": lambda q: q.IntxWeightOnlyConfig(torch.int4, q.PerAxis(0)),  # Int4WeightOnlyConfig has no form for CPUs
+}
+
+
+@every_block
+@pytest.mark.slow  # importing torchao
+@pytest.mark.parametrize("config", QUANTISED)
+@torch.no_grad()
+def test_weights_that_torchao_quantises_take_effect(name, config):
+    quantization = pytest.importorskip("torchao.quantization")
+    made, quantised = block(name), block(name)
+    quantization.quantize_(quantised, QUANTISED[config](quantization))
+    assert all(type(module.weight) not in (Tensor, nn.Parameter) for module in projections(quantised).values())
+    for run in (outputs, generated):
+        error = (run(quantised) - run(made)).abs().max()
+        assert 1e-6 < error < 0.3 * run(made).abs().max()
+    torch.testing.assert_close(generated(quantised), outputs(quantised)[:, 4:], atol=0.05, rtol=0.05)
 
 
 @every_block
