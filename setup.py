@@ -31,6 +31,7 @@ SPDX = int(setuptools.__version__.partition(".")[0]) >= 77  # has the new form, 
 # Python 3.11 and newer: the Makefile and docs/install.md can.
 EXAMPLES = ["sacremoses", "subword-nmt"]
 TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist", "scikit-learn"]
+TEST += ['torchao; python_version >= "3.11"']  # PEFT, 185 MB with transformers, is not here: its test is then skipped
 
 setuptools.setup(
     name="mega-fairseq",
