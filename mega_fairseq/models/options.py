@@ -223,15 +223,17 @@ def layer_configs(
 ) -> List[tuple]:
     """The module configs of each layer of the "encoder" or "decoder", as Block takes them."""
     layers = getattr(cfg, f"{side}_layers")
-    known = {"causal": side == "decoder", "max_positions": max_positions, "source_dim": source_dim, "layers": layers}
+    mixer, causal = mixer_of(cfg, side), side == "decoder"
+    mixer.check_direction(causal, side)
+    known = {"causal": causal, "max_positions": max_positions, "source_dim": source_dim, "layers": layers}
     feed_forward = cross = None
     if getattr(cfg, f"{side}_ffn_embed_dim"):
         feed_forward = from_options(FeedForwardConfig, cfg, side)
         feed_forward = replace(feed_forward, prenorm=feed_forward.prenorm != cfg.opposite_ffn_norm)
     if source_dim is not None:
         cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
-    mixers = (from_options(mixer_of(cfg, side), cfg, side, **known, layer=layer) for layer in range(layers))
-    return [(mixer, feed_forward, cross) for mixer in mixers]
+    mixers = (from_options(mixer, cfg, side, **known, layer=layer) for layer in range(layers))
+    return [(each, feed_forward, cross) for each in mixers]
 
 
 def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:

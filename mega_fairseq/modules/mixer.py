@@ -39,11 +39,15 @@ class MixerConfig(ModuleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_direction(self.causal, self.side)
         if self.causal:
             self.check_causal_norm()
-        elif self.causal_only:
-            name, other = type(self).__name__[: -len("Config")], "token mixer"
-            other = f"--{self.side}-token-mixer" if self.side else other
+
+    @classmethod
+    def check_direction(cls, causal: bool, side: str) -> None:
+        """Refuses to be bidirectional if there is no such form, before values are read from options of that side."""
+        if cls.causal_only and not causal:
+            name, other = cls.__name__[: -len("Config")], f"--{side}-token-mixer" if side else "token mixer"
             raise ValueError(f"{name} only uses the past, and an encoder uses both directions; choose another {other}")
 
     def final_norm(self, affine: bool) -> Optional["MixerConfig"]:

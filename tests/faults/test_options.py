@@ -26,6 +26,7 @@ from mega_fairseq.models import (
     MegaTransformerConfig,
     MegaTransformerModel,
 )
+from mega_fairseq.modules import MIXERS
 from mega_fairseq.tasks import (
     MegaClassificationConfig,
     MegaClassificationTask,
@@ -110,6 +111,13 @@ def test_a_number_is_refused_outside_the_range_of_its_module(name):
 
 BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
 TIES = "--share-decoder-input-output-embed"
+
+
+@pytest.mark.parametrize("config", [config for config in MODELS if hasattr(config, "encoder_token_mixer")])
+@pytest.mark.parametrize("mixer", [name for name, config in MIXERS.items() if config.causal_only])
+def test_a_mixer_of_the_past_alone_is_refused_in_an_encoder(config, mixer):
+    with pytest.raises(ValueError, match="only uses the past.* choose another --encoder-token-mixer"):
+        build(config, encoder_token_mixer=mixer)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +215,7 @@ OF_LANGUAGE_MODEL = [
 OF_TRANSLATION = [
     (["--encoder-embed-dim=64"], "--encoder-embed-dim"),
     (["--decoder-embed-path={}/narrow"], "--encoder-embed-path"),
+    (["--encoder-token-mixer=megalodon"], "another --encoder-token-mixer"),
 ]
 
 
