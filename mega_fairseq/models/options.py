@@ -115,6 +115,7 @@ class EncoderOptions(StackOptions):
     encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
     encoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
     encoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
+    encoder_ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
     # of other token mixers
     encoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
     encoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
@@ -155,6 +156,7 @@ class DecoderOptions(StackOptions):
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
     decoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
     decoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
+    decoder_ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
     # of other token mixers
     decoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
     decoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
@@ -226,14 +228,17 @@ def layer_configs(
     mixer, causal = mixer_of(cfg, side), side == "decoder"
     mixer.check_direction(causal, side)
     known = {"causal": causal, "max_positions": max_positions, "source_dim": source_dim, "layers": layers}
-    feed_forward = cross = None
-    if getattr(cfg, f"{side}_ffn_embed_dim"):
-        feed_forward = from_options(FeedForwardConfig, cfg, side)
-        feed_forward = replace(feed_forward, prenorm=feed_forward.prenorm != cfg.opposite_ffn_norm)
-    if source_dim is not None:
-        cross = from_options(GatedCrossAttentionConfig, cfg, side, **known)
-    mixers = (from_options(mixer, cfg, side, **known, layer=layer) for layer in range(layers))
-    return [(each, feed_forward, cross) for each in mixers]
+    cross = None if source_dim is None else from_options(GatedCrossAttentionConfig, cfg, side, **known)
+
+    def feed_forward(layer: int) -> Optional[FeedForwardConfig]:
+        if not getattr(cfg, f"{side}_ffn_embed_dim"):
+            return None
+        config = from_options(FeedForwardConfig, cfg, side, layer=layer)
+        return replace(config, prenorm=config.prenorm != cfg.opposite_ffn_norm)
+
+    return [
+        (from_options(mixer, cfg, side, **known, layer=layer), feed_forward(layer), cross) for layer in range(layers)
+    ]
 
 
 def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:

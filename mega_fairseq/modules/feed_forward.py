@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Callable, Optional, Tuple, Union
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
@@ -13,6 +14,7 @@ from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
 
 GATED = {"geglu": "gelu", "swiglu": "silu"}  # W_2 (gelu(W_1 X) * W_3 X) (Shazeer 2020)
+RESCALE = 0.1  # first value of `rescale` in the first layer; in each later one half of that before (Megalodon's code)
 FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, *GATED)
 
 
@@ -35,6 +37,10 @@ class FeedForwardConfig(ModuleConfig):
     two_hop: bool = setting(
         False, "add the output of feed-forward layers to the input of the token mixer before them", "{side}_two_hop"
     )
+    rescale: bool = setting(
+        False, "learned scale of each channel of the output of feed-forward layers", "{side}_ffn_rescale"
+    )
+    layer: int = setting(0, "number of this layer, from 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +60,8 @@ class NormalizedFeedForward(Layer):
         self.expand = linear(config.dim, config.hidden_dim, config.init)
         self.gate = linear(config.dim, config.hidden_dim, config.init) if config.activation in GATED else None
         self.contract = linear(config.hidden_dim, config.dim, config.init)
+        first = RESCALE * 0.5**config.layer
+        self.rescale = nn.Parameter(torch.full((config.dim,), first)) if config.rescale else None
 
     def forward(
         self,
@@ -85,7 +93,8 @@ class NormalizedFeedForward(Layer):
         else:
             values = self.drop(project(self.gate, x), c.activation_dropout)  # (B, L, H)
             x = project_gated(self.expand, self.contract, x, values, activation)
-        x = residual + self.drop(x, c.dropout)
+        x = self.drop(x, c.dropout)
+        x = residual + (x if self.rescale is None else self.rescale * x)
         if not c.prenorm:
             x = self.norm(x, padding)
         if padding is not None:
@@ -99,7 +108,7 @@ class NormalizedFeedForward(Layer):
         c, norm = self.config, self.norm
         activation = ACTIVATIONS[GATED.get(c.activation, c.activation)].forward
         expand, contract = packed(self.expand), packed(self.contract)
-        gate = None if self.gate is None else packed(self.gate)
+        gate, rescale = None if self.gate is None else packed(self.gate), self.rescale
 
         def step(
             x: Tensor, padding_mask: None = None, last: Optional[Tensor] = None, residual: Optional[Tensor] = None
@@ -111,7 +120,8 @@ class NormalizedFeedForward(Layer):
             hidden = activation(expand(x))
             if gate is not None:
                 hidden = hidden * gate(x)
-            x = residual + contract(hidden)
+            x = contract(hidden)
+            x = residual + (x if rescale is None else rescale * x)
             x = (x if c.prenorm else norm(x)).unsqueeze(1)
             return (x, last) if c.token_shift else x
 

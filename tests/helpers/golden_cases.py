@@ -176,7 +176,7 @@ def state_dict(case: Case) -> Dict[str, Tensor]:
     if case.kind == "block":
         tensors["feed_forward.norm.norm.weight"] = tensors["feed_forward.norm.norm.weight"] + 1.0
         for name, weight in list(tensors.items()):
-            if name.startswith("feed_forward.") and ".norm." not in name:
+            if name.startswith("feed_forward.") and name.endswith(".weight") and ".norm." not in name:
                 tensors[name.replace("weight", "bias")] = torch.zeros_like(weight[:, 0])
     return tensors
 
@@ -262,7 +262,8 @@ def _mega(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
 def _block(config: Dict[str, Any], changes: Dict[str, Any]) -> nn.Module:
     activation = "swiglu" if config["swiglu"] else "silu"
     sizes = {"dim": config["dim"], "hidden_dim": config["ffn_dim"]}
-    feed_forward = FeedForwardConfig(**sizes, activation=activation, two_hop=config["two_hop"])
+    switches = {name: config[name] for name in ("two_hop", "rescale")}
+    feed_forward = FeedForwardConfig(**sizes, activation=activation, **switches)
     return Block(_mixer(config, changes).config, feed_forward).double()
 
 

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from mega_fairseq.modules import MIXERS, FeedForwardConfig, GatedAttentionConfig, GatedCrossAttentionConfig, MegaBlock
+from mega_fairseq.models import MegaLMConfig
+from mega_fairseq.models.options import layer_configs
+from mega_fairseq.modules import (
+    MIXERS,
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedCrossAttentionConfig,
+    MegaBlock,
+    NormalizedFeedForward,
+)
 from mega_fairseq.modules.projection import INITS
 
 DIM, WIDE = 256, 1024
@@ -55,6 +64,12 @@ def test_megalodon_starts_with_queries_and_keys_of_length_1(init):
         torch.testing.assert_close(rows.unflatten(-1, (2, -1)).norm(dim=-1), torch.ones(3, 9, 2), rtol=0.0, atol=1e-4)
     scale = DIM**-0.5 if init == "scaled" else (3 * DIM) ** -0.5
     assert made.shared.weight.std().item() == pytest.approx(scale, rel=0.05)
+
+
+def test_the_scale_of_feed_forward_layers_starts_with_half_of_that_of_the_layer_before():
+    configs = layer_configs(MegaLMConfig(decoder_layers=3, decoder_ffn_rescale=True), "decoder", max_positions=9)
+    scales = [NormalizedFeedForward(feed_forward).rescale for _, feed_forward, _ in configs]
+    assert [scale.unique().tolist() for scale in scales] == [pytest.approx([0.1 * 0.5**layer]) for layer in range(3)]
 
 
 def test_sparse_attention_starts_with_the_released_deviations_or_the_papers():

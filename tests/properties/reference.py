@@ -220,5 +220,6 @@ def feed_forward(module: NormalizedFeedForward, x: Tensor) -> Tensor:
         hidden = gate(project(module.expand, normed)) * project(module.gate, normed)
     else:
         hidden = ACTIVATIONS[c.activation](project(module.expand, normed))
-    y = x + project(module.contract, hidden)
+    y = project(module.contract, hidden)
+    y = x + (y if module.rescale is None else module.rescale * y)
     return y if c.prenorm else norm(module.norm, y)

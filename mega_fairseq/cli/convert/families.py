@@ -22,7 +22,7 @@ NEW = {
     *("token_mixer", "ffn_activation_fn", "generation_weights", "cuda_graphs", "compile"),
     *("no_final_norm", "opposite_ffn_norm", "output_bias", "output_dense", "token_types"),
     *("cross_attention_positions", "cross_attention_window"),
-    *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop")),
+    *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "ffn_rescale")),
     *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", "two_hop", *(OF_MIXERS - RELEASED))),
 }
 
