@@ -75,6 +75,7 @@ class StackOptions(FairseqDataclass):
         "layernorm", "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega"
     )
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
+    no_affine_norm: bool = option(False, "no learned scale and offset in the norms of layers")
     no_final_norm: bool = option(False, "with --normalize-before, do not normalise the output of the last layer")
     opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
     normalize_embedding: bool = option(False, "normalise embeddings")
@@ -228,12 +229,13 @@ def layer_configs(
     mixer, causal = mixer_of(cfg, side), side == "decoder"
     mixer.check_direction(causal, side)
     known = {"causal": causal, "max_positions": max_positions, "source_dim": source_dim, "layers": layers}
+    known["norm_affine"] = not cfg.no_affine_norm
     cross = None if source_dim is None else from_options(GatedCrossAttentionConfig, cfg, side, **known)
 
     def feed_forward(layer: int) -> Optional[FeedForwardConfig]:
         if not getattr(cfg, f"{side}_ffn_embed_dim"):
             return None
-        config = from_options(FeedForwardConfig, cfg, side, layer=layer)
+        config = from_options(FeedForwardConfig, cfg, side, **known, layer=layer)
         return replace(config, prenorm=config.prenorm != cfg.opposite_ffn_norm)
 
     return [

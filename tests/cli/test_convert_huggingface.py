@@ -263,7 +263,6 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (PLAIN, "architectures", ["MegaForTokenClassification"]),
         (PLAIN, "architectures", None),
         (PLAIN, "architectures", "MegaForMaskedLM"),
-        (PLAIN, "norm_affine", False),
         (PLAIN, "add_cross_attention", True),
         (PLAIN, "pad_token_id", 0),
         (PLAIN, "is_decoder", True),
@@ -429,15 +428,21 @@ def test_a_pooler_is_written_as_one_until_it_is_another_head(trained_on, convert
 # Logits that transformers 4.40.2 (torch 2.13) computes for tokens 4 .. 11 with the folder that is written: those of
 # types 4 and 5 at the first and the last position.
 RECORDED = {
-    "masked": [-0.0676539, 0.2079650, -0.0685853, 0.2141388],
-    "causal": [-0.4203249, 0.3627615, -0.2212348, 0.1839707],
+    "masked": (masked, {}, [-0.0676539, 0.2079650, -0.0685853, 0.2141388]),
+    "causal": (causal, {}, [-0.4203249, 0.3627615, -0.2212348, 0.1839707]),
+    "plain norms": (masked, {"no_affine_norm": True}, [0.4611692, -0.2665388, 0.4345879, -0.2370916]),
+    "no norms": (
+        *(causal, {"no_affine_norm": True, "normalization_type": "hf_rmsnorm"}),
+        [0.4636567, 0.1643837, 0.4680933, 0.0996108],
+    ),
 }
 
 
-@pytest.mark.parametrize("make", [masked, causal])
-def test_transformers_gives_the_logits_of_a_model_that_was_trained_here(make, tmp_path):
+@pytest.mark.parametrize("name", RECORDED)
+def test_transformers_gives_the_logits_of_a_model_that_was_trained_here(name, tmp_path):
     """And the folder leads back to the same model."""
-    path = make(tmp_path)
+    make, options, expected = RECORDED[name]
+    path = make(tmp_path, **options)
     assert main(["convert", "--to-huggingface", str(path), str(tmp_path / "folder")]) == 0
     assert main(["convert", str(tmp_path / "folder"), str(tmp_path / "back.pt")]) == 0
     for each_path in (path, tmp_path / "back.pt"):
@@ -445,4 +450,4 @@ def test_transformers_gives_the_logits_of_a_model_that_was_trained_here(make, tm
         with torch.no_grad():
             y = fill(empty_model(checkpoint), checkpoint.tensors).eval()(torch.arange(4, 12)[None])[0][0]
         found = [*y[0, 4:6].tolist(), *y[-1, 4:6].tolist()]
-        assert found == pytest.approx(RECORDED[make.__name__], abs=1e-5)
+        assert found == pytest.approx(expected, abs=1e-5)

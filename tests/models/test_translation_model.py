@@ -96,6 +96,12 @@ def test_cross_attention_takes_learned_scores_for_shorter_sequences_and_refuses_
             refused.load_state_dict(whole.state_dict())
 
 
+def test_the_norms_of_all_parts_of_a_layer_may_have_no_weights():
+    names = [[name for name, _ in model(no_affine_norm=switch).named_parameters()] for switch in (False, True)]
+    assert {*names[0]} - {*names[1]} == {name for name in names[0] if ".norm.norm." in name}
+    assert sum(".norm.norm." in name for name in names[0]) == 2 * (2 * 2 + 3 * 2)  # layers, parts, weight and bias
+
+
 def test_only_the_simple_bias_limits_the_length():
     longest = {"max_source_positions": 50, "max_target_positions": 60}
     simple, chunked = model(**longest), model(**longest, encoder_chunk_size=8, decoder_chunk_size=8)

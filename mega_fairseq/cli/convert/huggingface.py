@@ -56,7 +56,7 @@ WORDS = {
     "relative_positional_bias": ("rotary", "rel_pos_bias", {n: n for n in ("rotary", "simple")}),
     "normalization_type": ("scalenorm", "normalization_type", NORMS),
 }
-# All options with their defaults. The last three have a counterpart with this value only.
+# All options with their defaults. The last two have a counterpart with this value only.
 DEFAULTS = {
     **{name: default for name, (default, *_) in {**SAME, **WORDS}.items()},
     "use_normalized_ffn": True, "nffn_hidden_size": 256, "normalize_before_ffn": True,
@@ -65,12 +65,12 @@ DEFAULTS = {
     "tie_word_embeddings": True, "add_lm_hidden_dense_layer": True, "classifier_dropout": None,
     "norm_affine": True, "add_cross_attention": False, "pad_token_id": 1,
 }  # fmt: skip
-FIXED = ("norm_affine", "add_cross_attention", "pad_token_id")
+FIXED = ("add_cross_attention", "pad_token_id")
 # Options of ours that the other direction reads besides these; it refuses other values than the default of the rest.
 OURS = {
     *(f"{{side}}_{name}" for name in ("ffn_embed_dim", "chunk_size", "truncation_length")),
-    *("truncation_length", "opposite_ffn_norm", "no_final_norm", "no_affine_final_norm", "token_types"),
-    *("max_positions", "max_target_positions", "lm_head", "untie_lm_head", "pooler_dropout"),
+    *("truncation_length", "opposite_ffn_norm", "no_final_norm", "no_affine_norm", "no_affine_final_norm"),
+    *("token_types", "max_positions", "max_target_positions", "lm_head", "untie_lm_head", "pooler_dropout"),
     *("share_decoder_input_output_embed", "output_bias", "output_dense", "no_scale_embedding"),
 }
 
@@ -228,7 +228,7 @@ class HuggingFace(Family):
             f"{side}_chunk_size": options["chunk_size"] if options["use_chunking"] else -1,
             "truncation_length": options["truncation"] or 0,
             "opposite_ffn_norm": ffn and options["normalize_before_ffn"] != prenorm,
-            "no_final_norm": prenorm,
+            "no_final_norm": prenorm, "no_affine_norm": not options["norm_affine"],
             "token_types": options["type_vocab_size"] if options["add_token_type_embeddings"] else 0,
         })  # fmt: skip
         if side == "decoder":
@@ -356,6 +356,7 @@ def to_huggingface(
         **DEFAULTS, **options,
         "use_normalized_ffn": bool(width), "nffn_hidden_size": width or DEFAULTS["nffn_hidden_size"],
         "normalize_before_ffn": cfg["normalize_before"] != cfg["opposite_ffn_norm"],
+        "norm_affine": not cfg["no_affine_norm"],
         "bidirectional": side == "encoder", "is_decoder": side == "decoder",
         "use_chunking": chunk > 0, "chunk_size": chunk, "truncation": taps or None, "max_positions": reach,
         "add_token_type_embeddings": cfg["token_types"] > 0, "type_vocab_size": cfg["token_types"] or 2,
