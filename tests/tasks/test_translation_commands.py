@@ -15,6 +15,7 @@ from tests.helpers.commands import (
     GENERATION,
     PLUGIN,
     SEARCH,
+    SIZES,
     STOCK,
     SYLLABLES,
     TRAINING,
@@ -36,6 +37,10 @@ pytestmark = pytest.mark.slow
 UPDATES, HALF_WAY = 150, 90
 # Avoids the fast path of fairseq 0.12.2's Transformer, which fails under torch 2.
 SLOW_PATH = ["--model-overrides={'checkpoint_activations': True}"]
+BY_BLEU = [
+    "--eval-bleu", "--eval-bleu-remove-bpe", '--eval-bleu-args={"beam": 4, "max_len_a": 0, "max_len_b": 30}',
+    "--best-checkpoint-metric=bleu", "--maximize-best-checkpoint-metric",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ shared fixtures
@@ -210,11 +215,7 @@ def test_bfloat16_trains_and_resumes_on_the_cpu(corpus, trained, tmp_path):
 
 
 def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus, trained, tmp_path):
-    options = [
-        "--finetune-from-model", trained.last, "--lr=1e-5", "--eval-bleu", "--eval-bleu-remove-bpe",
-        '--eval-bleu-args={"beam": 4, "max_len_a": 0, "max_len_b": 30}', "--best-checkpoint-metric=bleu",
-        "--maximize-best-checkpoint-metric",
-    ]  # fmt: skip
+    options = ["--finetune-from-model", trained.last, "--lr=1e-5", *BY_BLEU]
     first = records(train(corpus, tmp_path, *options, updates=2), "valid")[-1]
     assert first["valid_bleu"] > 30
     best = torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)  # it has arrays of BLEU
@@ -225,6 +226,16 @@ def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus,
     assert last["valid_num_updates"] == 4
     assert last["valid_best_bleu"] == max(first["valid_bleu"], last["valid_bleu"])
     fresh(sys.executable, "-c", LIBRARY, tmp_path, "checkpoint_last.pt", corpus, cwd=tmp_path)
+
+
+def test_a_stock_transformer_with_its_best_checkpoint_chosen_by_bleu_resumes_and_translates(corpus, tmp_path):
+    words = [corpus, *PLUGIN, *STOCK, *TRAINING, *BY_BLEU, "--save-dir", tmp_path]
+    first = records(fairseq("train", *words, "--max-update=2"), "valid")[-1]
+    said = fairseq("train", *words, "--max-update=4")
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 2 updates\)", said)
+    assert records(said, "valid")[-1]["valid_best_bleu"] >= first["valid_bleu"]
+    path = tmp_path / "checkpoint_best.pt"
+    assert len(texts(fairseq("generate", corpus, *GENERATION, "--path", path, *SLOW_PATH))) == SIZES["test"]
 
 
 LIBRARY = """

@@ -1,20 +1,18 @@
 """Load files of torch.save without executing code in them: a checkpoint may come from anybody."""
 
 import argparse
-import codecs
 import contextlib
 import pickle
 import re
 import reprlib
 import zipfile
-from typing import Any, BinaryIO, Dict, Iterator, List, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, List
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.models.checkpoints import DTYPES, numpy_functions, takes_names
+from mega_fairseq.models.checkpoints import of_numpy
 
 # Types of a model's numbers: not complex, and none that torch only stores, such as float8.
 NUMBERS = (
@@ -27,7 +25,6 @@ NUMBERS = (
     torch.uint8,
     torch.bool,
 )
-Global = Union[type, Tuple[Any, str]]
 
 
 def load(path: str, writer: str) -> Any:
@@ -105,7 +102,7 @@ def check_finite(tensors: Dict[str, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _allow_only(allowed: List[Global]) -> Iterator[None]:
+def _allow_only(allowed: List[Any]) -> Iterator[None]:
     """Let torch.load create only these types, whatever else the process has added to torch's allow-list."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
@@ -118,8 +115,7 @@ def _allow_only(allowed: List[Global]) -> Iterator[None]:
 
 
 class _Ignored:
-    """Replaces numpy arrays. They are BLEU counts in the training log, which no command reads, and a forged pickle
-    could make numpy interpret arbitrary bytes as objects."""
+    """Replaces numpy arrays, of any type: BLEU counts in the training log, which no command reads."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -128,11 +124,6 @@ class _Ignored:
         pass
 
 
-def _plain_containers() -> List[Global]:
+def _plain_containers() -> List[Any]:
     """Types that fairseq-train saves besides torch's: arrays, and a Namespace of options without a dataclass."""
-    if not takes_names():
-        dtypes = [type(np.dtype(name)) for name in DTYPES]
-        functions = [function for function, _ in numpy_functions()]
-        return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions, codecs.encode]  # how pickle stores bytes
-    names = ["numpy.ndarray", "numpy.dtype", *(name for _, name in numpy_functions())]
-    return [argparse.Namespace, *((_Ignored, name) for name in names)]
+    return [argparse.Namespace, *of_numpy(_Ignored, _Ignored, _Ignored)]
