@@ -12,15 +12,17 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from torch import Tensor
 from tqdm import tqdm
 
 from mega_fairseq.cli import UserError, errors_of
+from mega_fairseq.cli.checkpoint import trained
+from mega_fairseq.cli.checkpoint.build import empty_model, fill
+from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.output import check_prefix, plain, write_figure, write_json
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.labels import class_numbers
-from mega_fairseq.models.mega_encoder import HeadedEncoder
+from mega_fairseq.models.mega_encoder import CLASSES, HeadedEncoder
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
@@ -64,33 +66,36 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
     """The model with its task, on a GPU if there is one; `data` is None for inputs that are not in a folder."""
-    try:
-        state = load_checkpoint_to_cpu(path)
-        stored = state["cfg"]["task"]
-        stored = vars(stored) if isinstance(stored, argparse.Namespace) else stored  # of tasks without a dataclass
-    except Exception as error:  # of many types
-        raise UserError(
-            f"cannot be read ({type(error).__name__}); give a checkpoint of fairseq-train or mega-fairseq convert"
-        ) from None
-    if stored["_name"] not in TASKS:
-        raise UserError(f"was trained with --task {stored['_name']}; give one of {' or '.join(TASKS)}")
+    checkpoint = trained.read(path)
+    if checkpoint.word("task") not in TASKS:
+        raise UserError(f"was trained with --task {checkpoint.word('task')}; give one of {' or '.join(TASKS)}")
+    model = fill(empty_model(checkpoint), checkpoint.tensors)
+    if not isinstance(model, HeadedEncoder):
+        raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier or mega_encoder")
+    stored = checkpoint.cfg["task"]
     options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
     options.update({"seed": 1} if data is None else {"seed": 1, "data": data})
     try:
         task = MegaClassificationTask.setup_task(MegaClassificationConfig(**options), from_checkpoint=data is None)
-        (model,), _, _ = load_model_ensemble_and_task([path], task=task, state=state)
-    except RuntimeError as error:
-        raise UserError(
-            f"does not fit ({textwrap.shorten(str(error), 160)}); give the folder of its training as DATA"
-        ) from None
-    except TypeError as error:
+        task.load_state_dict(checkpoint.task_state)
+        task.check_classes()
+        if not "".join(task.classes).isprintable():
+            raise UserError("has names of classes with characters that are not printable; get the file again")
+    except (AttributeError, LookupError, TypeError) as error:
         raise UserError(f"has a value of the wrong type among its task's ({error}); get the file again") from None
-    if not isinstance(model, HeadedEncoder):
-        raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier or mega_encoder")
-    if not "".join(task.classes).isprintable():
-        raise UserError("has names of classes with characters that are not printable; get the file again")
+    _check_fit(model, task, checkpoint)
     classifier = Classifier(task, [model.float()])
     return classifier if cpu or not torch.cuda.is_available() else classifier.cuda()
+
+
+def _check_fit(model: HeadedEncoder, task: MegaClassificationTask, checkpoint: Checkpoint) -> None:
+    heads = [tensor.size(0) for name, tensor in checkpoint.tensors.items() if CLASSES.fullmatch(name)]
+    if len(heads) != 1:
+        raise UserError(f"has {len(heads)} classification heads; give one that was trained with {' or '.join(TASKS)}")
+    types = (len(dictionary or ()) for dictionary in (model.encoder.dictionary, task.dictionary))
+    for what, (own, known) in {"types of tokens": types, "classes": (heads[0], len(task.classes))}.items():
+        if own != known:
+            raise UserError(f"has {own} {what} and its task {known}; give the folder of its training as DATA")
 
 
 # ----------------------------------------------------------------------------------------------- inputs

@@ -136,6 +136,18 @@ class MegaClassificationTask(FairseqTask):
         if self.cfg.max_positions:
             cfg.max_positions = self.cfg.max_positions
         self.longest = cfg.max_positions
+        self.check_classes()
+        model = super().build_model(cfg, from_checkpoint)
+        # fairseq's own classifiers take tokens, and ignore a second input.
+        unfit = not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs()
+        if unfit and not getattr(model, "takes_values_and_pairs", False):
+            raise ValueError(f"{type(model).__name__} is not a classifier, or does not take values or pairs; {CHOOSE}")
+        head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
+        model.register_classification_head(head, num_classes=len(self.classes))
+        return model
+
+    def check_classes(self) -> None:
+        """Check that classes and tokens are known, from data or from a checkpoint."""
         if isinstance(self.folder, NoData):  # a converted checkpoint may lack what the release left in the data
             lacking = [
                 *["names of classes"] * (not self.classes),
@@ -153,14 +165,6 @@ class MegaClassificationTask(FairseqTask):
                 f"the labels of training examples in {self.cfg.data} have {len(self.classes)} different values; give "
                 "at least 2, or list all of them in labels.txt"
             )
-        model = super().build_model(cfg, from_checkpoint)
-        # fairseq's own classifiers take tokens, and ignore a second input.
-        unfit = not hasattr(model, "register_classification_head") or self.dictionary is None or self.folder.pairs()
-        if unfit and not getattr(model, "takes_values_and_pairs", False):
-            raise ValueError(f"{type(model).__name__} is not a classifier, or does not take values or pairs; {CHOOSE}")
-        head = option_of_command(cfg, "criterion.classification_head_name", HEAD)
-        model.register_classification_head(head, num_classes=len(self.classes))
-        return model
 
     def build_criterion(self, cfg: FairseqDataclass, **options: Any) -> FairseqCriterion:
         if getattr(cfg, "_name", None) != "sentence_prediction" or cfg.regression_target:

@@ -186,6 +186,20 @@ def test_a_checkpoint_with_a_value_of_a_wrong_type_is_refused(classifiers, class
     refused_by("classify", classify(path, "-", typed=b"0.5 0.1"), path, "wrong type")
 
 
+def test_a_checkpoint_that_does_not_fit_its_data_is_refused(classifiers, classify, edited):
+    tokens, values = classifiers("tokens"), classifiers("values")
+    head = "classification_heads.sentence_classification_head.out.weight"
+    path = edited(tokens.last, lambda content: content["model"].update({head: content["model"][head].repeat(2, 1)}))
+    refused_by("classify", classify(path, tokens.data, "--subset=valid"), path, "4 classes", "DATA")
+    path = edited(tokens.last, lambda content: content["model"].update({head + "s": torch.ones(1)}))
+    refused_by("classify", classify(path, tokens.data, "--subset=valid"), path, "damaged")
+    path = edited(values.last, lambda content: content["cfg"]["task"].update(input_kind="tokens"))
+    refused_by("classify", classify(path, tokens.data, "--subset=valid"), path, "types of tokens", "DATA")
+    headless = {name: tensor for name, tensor in torch.load(values.last)["model"].items() if "heads" not in name}
+    path = edited(values.last, lambda content: content.update(model=headless))
+    refused_by("classify", classify(path, values.data, "--subset=valid"), path, "0 classification heads")
+
+
 def test_a_model_of_another_task_is_refused(classifiers, classify, edited):
     task = argparse.Namespace(_name="sentence_ranking")
     path = edited(classifiers("values").last, lambda content: content["cfg"].update(task=task))

@@ -1,4 +1,4 @@
-"""`inspect`, `sweep` and `convert` read untrusted checkpoints without executing code in them.
+"""`inspect`, `sweep`, `convert` and `classify` read untrusted checkpoints without executing code in them.
 
 fairseq's own commands do so too, with the plugin and torch 2.6 or newer.
 """
@@ -66,14 +66,16 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(content, inspect_refus
     assert (tmp_path / "trap").exists(), "this checkpoint contains no code that would be executed"
 
 
-def test_code_is_refused_even_if_process_and_environment_trust_it(content, inspect_refuses, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["inspect", "classify"])
+def test_code_is_refused_even_if_process_and_environment_trust_it(content, refuses, tmp_path, monkeypatch, command):
     path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     trusted = torch.serialization.get_safe_globals()
     torch.serialization.add_safe_globals([open])
     try:
         during = set(torch.serialization.get_safe_globals())
-        inspect_refuses(path, "open", "not executed")
+        rest = {"inspect": [f"--out={tmp_path / 'out'}"], "classify": ["-"]}[command]
+        refuses(command, path, *rest, words=["open", "not executed"])
         assert set(torch.serialization.get_safe_globals()) == during
     finally:
         torch.serialization.clear_safe_globals()
@@ -89,11 +91,11 @@ def test_fairseqs_commands_refuse_code_with_this_torch(content, sweep_folder, tm
     assert not (tmp_path / "trap").exists()
 
 
-@pytest.mark.parametrize("command", ["inspect", "sweep", "convert"])
+@pytest.mark.parametrize("command", ["inspect", "sweep", "convert", "classify"])
 def test_code_is_refused_by_real_commands(content, sweep_folder, tmp_path, command):
     path = save({**content, "extra_state": Hostile(tmp_path / "trap")}, tmp_path / "hostile.pt")
-    rest = {"sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"], "convert": ["ours.pt"]}.get(command, [])
-    code, output = Running("mega-fairseq", command, path, *rest, cwd=tmp_path).wait()
+    rest = {"sweep": [str(sweep_folder / "data"), "--chunks=8", "--cpu"], "convert": ["ours.pt"], "classify": ["-"]}
+    code, output = Running("mega-fairseq", command, path, *rest.get(command, []), cwd=tmp_path).wait()
     refused_by(command, (code, "", output), path)
     assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
 
