@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.beam import DecoderState, PackedWeights, PackedWeightsCache, reorder
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
+from mega_fairseq.models.finite import check_numbers
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.models.step_graph import GraphState, StepGraphs
@@ -29,11 +30,11 @@ from mega_fairseq.ops.padding import Alignment, Padding
 
 Blocks = Tuple[BlockState, ...]
 Source = Tuple[Optional[Tensor], Optional[Padding]]  # of aligned_source, for layers that project it themselves
-Extra = Dict[str, List[Optional[Tensor]]]
+Extra = Dict[str, List[Any]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
-UNCHECKED = "unchecked"  # key of `extra` if get_normalized_probs need not wait for the GPU to check these scores
-STEPS_BETWEEN_CHECKS = 8  # NaN stays in the state, so a later check finds it
+IN_GRAPH = "in_graph"  # key of `extra` if scores are from a graph: whether get_normalized_probs waits to check them
+STEPS_BETWEEN_CHECKS = 8
 
 
 class MegaDecoder(Stack, FairseqIncrementalDecoder):
@@ -84,12 +85,12 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         if self.graphs is not None and incremental_state is not None and not features_only:
-            state = self.get_incremental_state(incremental_state, STATE)
-            scores, state = self.graphs.step(self, prev_output_tokens, state)
+            before = self.get_incremental_state(incremental_state, STATE)
+            scores, state = self.graphs.step(self, prev_output_tokens, before)
             if scores is not None:
                 self.set_incremental_state(incremental_state, STATE, state)
-                extra = {"attn": [None], UNCHECKED: []} if state.length % STEPS_BETWEEN_CHECKS else {"attn": [None]}
-                return scores.unsqueeze(1), extra
+                due = state is not before or state.length % STEPS_BETWEEN_CHECKS == 0
+                return scores.unsqueeze(1), {"attn": [None], IN_GRAPH: [due]}
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
         if features_only:
             return x, extra
@@ -278,7 +279,11 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         probs = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-        if not self.training and UNCHECKED not in (net_output[1] or ()):  # in training, fairseq checks gradients
+        in_graph = (net_output[1] or {}).get(IN_GRAPH)
+        if in_graph is not None:
+            if in_graph[0]:
+                self.graphs.check()
+        elif not self.training:  # in training, fairseq checks gradients
             check_numbers(probs.amin(-1))  # NaN if any score of the row is NaN
         return probs
 
@@ -305,12 +310,3 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         super().make_generation_fast_(**options)
         self.cache = PackedWeightsCache()
         self.graphs = StepGraphs() if self.cfg.cuda_graphs == "auto" else None
-
-
-def check_numbers(log_probs: Tensor) -> None:
-    """Raises an error where fairseq would report NaN or infinity as the loss, or ignore the tokens that cause it."""
-    if not log_probs.sum(dtype=torch.float32).isfinite():
-        raise FloatingPointError(
-            "the model gives probabilities that are not finite (NaN or infinity): its training has diverged; take an "
-            "earlier checkpoint, and train with a smaller --lr"
-        )

@@ -5,7 +5,8 @@ from typing import Any, Dict, Optional, Tuple
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
-from mega_fairseq.models.decoder import NO_SOURCE, Extra, MegaDecoder, check_numbers
+from mega_fairseq.models.decoder import NO_SOURCE, Extra, MegaDecoder
+from mega_fairseq.models.finite import check_numbers
 from mega_fairseq.modules.projection import projected_log_probs
 from mega_fairseq.modules.sequence_parallel import SequenceParallelState, share_sequences
 from mega_fairseq.ops.log_probs import target_log_probs

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mega_fairseq.models.beam import DecoderState, PackedWeights
 from mega_fairseq.models.cuda_graph import Capture, capture_on, try_capture
+from mega_fairseq.models.finite import DIVERGED, are_finite, check_numbers
 from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -247,7 +248,9 @@ class GraphState:
         self.graph.tokens.index_copy_(0, self.slots, tokens)
         self.advance()
         self.moved = False
-        return self.graph.scores.index_select(0, self.slots)
+        scores = self.graph.scores.index_select(0, self.slots)
+        self.graphs.add(scores)
+        return scores
 
     def advance(self) -> None:
         """A step after the tokens and in the order that are in the storage of the graph."""
@@ -288,6 +291,26 @@ class StepGraphs:
         self.graphs: List[StepGraph] = []  # the last one used is last
         self.logged: Set[str] = set()
         self.failure: Optional[str] = None  # why a step could not be captured
+        self.sum: Optional[Tensor] = None  # of the scores since the last check
+
+    def add(self, scores: Tensor) -> None:
+        """Takes note of numbers that are not finite, without waiting for the GPU: fairseq's search ignores them."""
+        total = scores.sum(dtype=torch.float32)
+        self.sum = total if self.sum is None else self.sum + total
+
+    def check(self) -> None:
+        """Raises an error if the scores of a step since the last check are not finite; waits for the GPU."""
+        total, self.sum = self.sum, None
+        if total is not None:
+            check_numbers(total)
+
+    def end(self) -> None:
+        """Called when a search has ended and its state is deleted, where an error could not be raised.
+
+        The next search, or the generator of our tasks, raises it.
+        """
+        if self.sum is not None and not are_finite(self.sum):
+            logger.error(DIVERGED)
 
     def step(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:
         """The scores (R, V) after one more token of each row, or None if no graph can compute them; the next state.
@@ -313,6 +336,7 @@ class StepGraphs:
         try:
             if isinstance(state, DecoderState):
                 state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
+                weakref.finalize(state, self.end)
             if state.length == state.longest:  # without graphs, this is an error
                 return None
             state.ensure_capacity()

@@ -14,7 +14,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from mega_fairseq.models.cuda_graph import try_capture
-from mega_fairseq.models.decoder import STATE, MegaDecoder, check_numbers
+from mega_fairseq.models.decoder import STATE, MegaDecoder
+from mega_fairseq.models.finite import check_numbers
 from mega_fairseq.models.step_graph import GraphState, StepGraph
 from mega_fairseq.tasks.beam_search import BeamSearch, Rules
 from mega_fairseq.tasks.line_counts import LineSearch
@@ -53,7 +54,12 @@ class MegaGenerator(SequenceGenerator):
             if option not in logged:
                 logger.info("generating with fairseq's search, since the faster one does not support %s", option)
                 logged.add(option)
-            return super()._generate(sample, prefix_tokens, constraints, bos_token)
+            found = super()._generate(sample, prefix_tokens, constraints, bos_token)
+            for model in self.model.models:
+                graphs = getattr(getattr(model, "decoder", None), "graphs", None)
+                if graphs is not None:
+                    graphs.check()
+            return found
 
         source = sample["net_input"]["src_tokens"]
         longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
+from mega_fairseq.models.step_graph import GraphState
 from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, generator
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
@@ -220,6 +221,50 @@ def test_a_diverged_model_is_reported(in_graphs, request, monkeypatch):
     with pytest.raises(FloatingPointError, match="--lr"):
         searching.generate([model], BATCH)
     assert len(calls) < 12
+
+
+@pytest.fixture
+def overflow(graphs, monkeypatch):
+    """Makes one score NaN in one step of a search in graphs, and in no other step."""
+    monkeypatch.setattr(generator, "steps_between_looks", lambda device: 8)
+    advance = GraphState.advance
+
+    def at(number):
+        def advance_once(self):
+            advance(self)
+            if self.length == number:
+                self.graph.scores[0, 7] = float("nan")
+
+        monkeypatch.setattr(GraphState, "advance", advance_once)
+
+    return at
+
+
+SHORT = {"beam_size": 2, "max_len_b": 5, "min_len": 5}
+
+
+@pytest.mark.parametrize("step", [2, 3, 6])  # the first step in a graph, another, and the last of six
+@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 9}], ids=["ours", "theirs"])
+def test_scores_that_are_nan_in_one_step_are_reported_at_the_end_of_a_short_search(overflow, options, step):
+    searching = MegaGenerator([prepared("full")], WORDS, **SHORT, **options)
+    overflow(step)
+    with pytest.raises(FloatingPointError, match="--lr"):
+        searching.generate([prepared("full")], BATCH)
+    overflow(None)
+    searching.generate([prepared("full")], BATCH)
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_stock_search_logs_scores_that_were_nan_and_the_next_one_raises_an_error(overflow, caplog, step):
+    searching = SequenceGenerator([prepared("full")], WORDS, **SHORT)
+    overflow(step)
+    searching.generate([prepared("full")], BATCH)
+    assert caplog.text.count("--lr") == 1
+    overflow(None)
+    with pytest.raises(FloatingPointError, match="--lr"):
+        searching.generate([prepared("full")], BATCH)
+    searching.generate([prepared("full")], BATCH)
+    assert caplog.text.count("--lr") == 1
 
 
 @pytest.mark.slow
