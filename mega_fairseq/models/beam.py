@@ -5,6 +5,7 @@ tokens from before they diverged, so only later tokens are copied, in place. All
 projection of its source.
 """
 
+import logging
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -17,6 +18,8 @@ from mega_fairseq.modules.mixer_state import batch_size
 from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.linear import Projection
 from mega_fairseq.ops.operators import is_plain
+
+logger = logging.getLogger(__name__)
 
 
 class PackedWeights(NamedTuple):
@@ -68,8 +71,9 @@ def _sums_of(tensors: List[Tensor]) -> Callable[[], Tensor]:
     def store() -> None:
         out[:] = [sums()]
 
-    replays, _ = try_capture(lambda: capture([store]))
+    replays, reason = try_capture(lambda: capture([store]))
     if replays is None:
+        logger.warning("comparing weights without a CUDA graph, which is slower: %s", reason)
         return sums
 
     def replayed() -> Tensor:

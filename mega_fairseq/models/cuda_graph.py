@@ -43,9 +43,11 @@ def capture_on(device: torch.device) -> Optional[Capture]:
 
 
 def try_capture(make: Callable[[], Captured]) -> Tuple[Optional[Captured], str]:
-    """What `make` captures, or None and why it cannot: too little memory, or an operation that waits for the GPU."""
+    """What `make` captures, or None and why it cannot, such as an operation that waits for the GPU."""
     try:
         with torch.inference_mode(False), torch.no_grad():
             return make(), ""
+    except torch.cuda.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         return None, f"{type(error).__name__}: {error}"

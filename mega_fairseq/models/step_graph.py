@@ -330,7 +330,8 @@ class StepGraphs:
             reason = self.failure or self._obstacle(decoder, state)
             if reason is not None:
                 if reason not in self.logged:
-                    logger.info("decoding without CUDA graphs: %s", reason)
+                    level = logging.WARNING if self.failure else logging.INFO
+                    logger.log(level, "decoding without CUDA graphs, which is slower: %s", reason)
                     self.logged.add(reason)
                 return None
         try:

@@ -163,7 +163,7 @@ class TrainGraphs:
         parameters = list(dict.fromkeys(p for m in modules for p in m._parameters.values() if p is not None))
         reason = obstacle(stack, modules, parameters)
         if reason is not None:
-            self._log(reason)
+            self._log(reason, logging.INFO)
         if reason is not None or self.use() is not None:
             return False
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -188,31 +188,37 @@ class TrainGraphs:
         if self.failure is None and sum(graph is not None for graph in self.graphs.values()) == MOST_GRAPHS:
             self.failure = f"batches have more than {MOST_GRAPHS} shapes; --required-seq-len-multiple makes them fewer"
         if self.failure is not None:
-            self._log(self.failure)
+            self._log(self.failure, logging.WARNING)
             return None
         device, values = inputs[0].device, [t.clone() for t in self.buffers]
         gpus = [device] if device.type == "cuda" else []
         before = share_of_memory(device)
         if gpus and self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        with torch.random.fork_rng(gpus):
-            capture = partial(capture_on(device), pool=self.pool)
-            graph, reason = try_capture(partial(TrainGraph, function, inputs, self.parameters, self.storage, capture))
+        try:
+            with torch.random.fork_rng(gpus):
+                capture = partial(capture_on(device), pool=self.pool)
+                make = partial(TrainGraph, function, inputs, self.parameters, self.storage, capture)
+                graph, reason = try_capture(make)
+        except torch.cuda.OutOfMemoryError:
+            self.failure = "the GPU ran out of memory"  # fairseq leaves out this batch, but the next one may fit
+            raise
+        finally:  # running statistics, which the run before the capture changed
+            with torch.no_grad():
+                for t, value in zip(self.buffers, values):
+                    t.copy_(value)
         if graph is None:
             self.failure = reason
-            self._log(reason)
-        with torch.no_grad():
-            for t, value in zip(self.buffers, values):  # running statistics, which the run before the capture changed
-                t.copy_(value)
+            self._log(reason, logging.WARNING)
         self.memory += share_of_memory(device) - before
         if self.memory > MOST_MEMORY:
             self.failure = f"graphs of these batches need more than {MOST_MEMORY:.0%} of the GPU's memory"
             self.graphs, graph = {}, None
         return graph
 
-    def _log(self, reason: str) -> None:
+    def _log(self, reason: str, level: int) -> None:
         if reason not in self.logged:
-            logger.info("training without CUDA graphs: %s", reason)
+            logger.log(level, "training without CUDA graphs, which is slower: %s", reason)
             self.logged.add(reason)
 
     def __reduce__(self) -> Tuple:

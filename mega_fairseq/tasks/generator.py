@@ -187,7 +187,7 @@ class Steps:
         steps = [partial(choose, True), choose]
         replays, reason = try_capture(lambda: graph.capture(steps))
         if replays is None:
-            logger.info("searching without CUDA graphs: %s", reason)
+            logger.warning("searching without CUDA graphs, which is slower: %s", reason)
         graph.order.copy_(graph.rows)  # capturing runs the step
         graph.search = (key, stored, *(replays or steps))
         return graph.search[1:]

@@ -180,12 +180,13 @@ def assert_eager(reason, caplog, name="language model", repeats=4, change=lambda
         for _ in range(repeats):
             training.update((2, 8))
     assert not training.graphs()
-    assert sum(reason in each for each in caplog.messages) == 1
+    (record,) = (record for record in caplog.records if reason in record.message)
+    return record.levelname
 
 
 @pytest.mark.parametrize("option", [{"decoder_layerdrop": 0.5}, {"checkpoint_activations": True}])
 def test_options_that_change_the_passes_train_without_graphs(option, caplog):
-    assert_eager(next(iter(option)).replace("_", "-"), caplog, **option)
+    assert assert_eager(next(iter(option)).replace("_", "-"), caplog, **option) == "INFO"
 
 
 HOOKED = {
@@ -207,7 +208,25 @@ def test_an_operation_that_waits_for_the_gpu_trains_without_graphs(caplog):
         norm = model.decoder.layers[0].mixer.norm
         norm.forward, plain = (lambda x, *rest: plain(x * x.abs().amax().item() ** 0, *rest)), norm.forward
 
-    assert_eager("_local_scalar_dense", caplog, change=change)
+    assert assert_eager("_local_scalar_dense", caplog, change=change) == "WARNING"
+
+
+def test_a_capture_that_runs_out_of_memory_is_an_error_of_that_batch_alone(monkeypatch, caplog):
+    """fairseq reports the error and goes on with the next batch."""
+
+    def full(steps, pool=None):
+        recorded(steps)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train_graph, "capture_on", lambda device: full)
+    training = Training("classifier", True, normalization_type="batchnorm")
+    training.update((2, 8))
+    before = copy.deepcopy(training.model.state_dict())
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        training.update((2, 8))
+    assert all(torch.equal(before[name], tensor) for name, tensor in training.model.state_dict().items())
+    training.update((2, 8))
+    assert caplog.text.count("out of memory") == 1
 
 
 def test_weights_that_belong_to_other_modules_get_gradients(caplog):
