@@ -42,11 +42,15 @@ class MegaAdam(FairseqAdam):
 
     def multiply_grads(self, c: Union[float, Tensor]) -> None:
         """In one operation also with fairseq 0.12.2."""
-        torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], c)
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, c)
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable] = None) -> Tensor:
         gradients = [p.grad for p in self.params if p.grad is not None]
+        if not gradients:
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)

@@ -104,6 +104,18 @@ def test_updates_of_several_parameter_groups_equal_those_of_fairseq(precision):
     assert_updates_equal_those_of_fairseq(precision, False, groups=[0.01, 0.1])
 
 
+@pytest.mark.parametrize("precision", HALF)
+def test_clipping_without_gradients_returns_what_fairseq_returns(precision):
+    found, weights = [], [nn.Parameter(torch.ones(3, dtype=HALF[precision]))]
+    for name in ("adam", "mega_adam"):
+        optimizer = optim.build_optimizer(training(*OPTIONS, f"--optimizer={name}").optimizer, weights)
+        optimizer.multiply_grads(0.5)
+        found.append(optimizer.clip_grad_norm(0.5))
+        optimizer.step()
+    assert found[0] == found[1] == 0
+    assert (found[0].dtype, found[0].device) == (found[1].dtype, found[1].device)
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_groups_that_fairseq_cannot_resume_are_refused(precision):
     with pytest.raises(ValueError, match="composite .* --memory-efficient"):
