@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mega_fairseq.cli import UserError, errors_of
+from mega_fairseq.cli import UserError, errors_of, is_for_user
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
@@ -152,11 +152,15 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
                 other += length != examples[0].inputs.sizes[0]
                 inputs.append(parsed)
             except ValueError as error:
+                if not is_for_user(error):
+                    raise
                 refused = f"in line {number}: {error}"
                 break
         try:
             yield from map(shown, classifier.predict(inputs, batch_size))
         except ValueError as error:
+            if not is_for_user(error):
+                raise
             raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
         if refused:
             raise UserError(refused)
@@ -168,7 +172,7 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
 
 def _parsed(classifier: Classifier, line: bytes) -> Any:
     """The input of a line, or both inputs of a pair, which a tab separates."""
-    parsers = {"bytes": bytes, "tokens": bytes.decode, "values": partial(_numbers, classifier.task.number_type)}
+    parsers = {"bytes": bytes, "tokens": _text, "values": partial(_numbers, classifier.task.number_type)}
     parse = parsers[str(classifier.task.cfg.input_kind)]
     if not classifier.models[0].pairs:
         return parse(line)
@@ -176,6 +180,13 @@ def _parsed(classifier: Classifier, line: bytes) -> Any:
     if len(parts) != 2:
         raise ValueError(f"the number of tabs is {len(parts) - 1}; give two inputs with one tab between them")
     return tuple(map(parse, parts))
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("the text is not UTF-8; convert it, with iconv for instance") from None
 
 
 def _numbers(number_type: Optional[str], line: bytes) -> np.ndarray:

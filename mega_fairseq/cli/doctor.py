@@ -54,7 +54,6 @@ class Row(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    sys.stdout.reconfigure(errors="backslashreplace")
     with quiet_output(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = examine(INSTALLED)

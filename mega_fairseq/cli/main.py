@@ -8,19 +8,21 @@ import sys
 from typing import Optional, Sequence
 
 import mega_fairseq
-from mega_fairseq.cli import UserError
+from mega_fairseq.cli import UserError, is_for_user
 from mega_fairseq.cli.output import quiet_logging
 from mega_fairseq.documents import SEPARATOR
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run one subcommand and return its exit code; errors of the user are printed on stderr."""
+    """Run one subcommand and return its exit code; errors for the user are printed on stderr."""
     open_streams()
     args = parser().parse_args(arguments)
     try:
         args.run(args)
         sys.stdout.flush()
     except (UserError, ValueError) as error:
+        if not is_for_user(error):
+            raise
         text = "".join(c if c.isprintable() else "?" for c in str(error))  # a checkpoint may contain any name
         print(f"mega-fairseq {args.command}: {text}", file=sys.stderr)
         return 1
@@ -36,14 +38,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def open_streams() -> None:
-    """Replace streams that are closed or can lose data, and let a stdout that is not UTF-8 take any label."""
+    """Replace streams that are closed or can lose data, and let stdout take any label and any name of a file."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
         # PYTHONUNBUFFERED: if a full disk cuts a write short, Python would not notice.
         sys.stdout = open(1, "w", 1, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115 - until the end
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

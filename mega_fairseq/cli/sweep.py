@@ -28,7 +28,7 @@ from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
 from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
-from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.corpus import Corpus, load_dictionary
 from mega_fairseq.data.streams import StreamDataset, stream_bounds
 from mega_fairseq.models.mega_lm import MegaLanguageModel
 
@@ -161,13 +161,7 @@ class Split(NamedTuple):
 
 def load_split(data: str, subset: str) -> Split:
     folder = utils.split_paths(data)[0]
-    path = os.path.join(folder, "dict.txt")
-    try:
-        dictionary = Dictionary.load(path)
-    except Exception as error:  # fairseq raises anything for damaged files
-        raise UserError(
-            f"{path} cannot be read ({error}); give a folder that fairseq-preprocess --only-source wrote"
-        ) from None
+    dictionary = load_dictionary(os.path.join(folder, "dict.txt"))
     corpus = Corpus.load(os.path.join(folder, subset), dictionary, combine=subset == "train")  # as in training
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode())
     for numbers in (*corpus.parts, corpus.lines):

@@ -76,6 +76,13 @@ class Corpus:
         return np.unique(np.concatenate([[0], ends[last], [len(self)]]))
 
 
+def load_dictionary(path: str) -> Dictionary:
+    try:
+        return Dictionary.load(path)
+    except Exception as error:  # fairseq raises anything for damaged files
+        raise ValueError(f"{path} cannot be read ({error}); give a folder that fairseq-preprocess wrote") from None
+
+
 def _check_types(name: str, tokens: np.ndarray, dictionary: Dictionary) -> None:
     """Refuse types that the dictionary does not have, and the padding symbol."""
     pad, largest = dictionary.pad(), 0

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -157,6 +158,15 @@ def test_bad_inputs_are_refused_in_one_sentence(classifiers, classify, data, opt
     code, _, err = classify(trained.last, data.format(data=trained.data), *options, typed=typed)
     assert (code, err.count("\n")) == (1, 1)
     assert not [word for word in words if word not in err], err
+
+
+def test_text_and_dictionaries_that_cannot_be_read_are_refused_in_one_sentence(classifiers, classify, tmp_path):
+    trained = classifiers("tokens")
+    refused_by("classify", classify(trained.last, "-", typed=b"\xff\n"), "line 1", "UTF-8")
+    shutil.copytree(trained.data, tmp_path / "data")
+    for place, word in (("label", "names"), ("input0", "types")):
+        (tmp_path / f"data/{place}/dict.txt").write_text(f"{word}\n")
+        refused_by("classify", classify(trained.last, tmp_path / "data"), f"data/{place}/dict.txt")
 
 
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):

@@ -16,6 +16,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
+from mega_fairseq.cli.prepare import stratified
 from mega_fairseq.models import presets as data
 from tests.helpers.commands import ROOT, Running, fresh, refused_by
 from tests.helpers.faults import killed_while_writing, no_space
@@ -53,6 +54,22 @@ def write_to(path):
     """Redirects stdout to a file on a full disk."""
     os.dup2(os.open(path, os.O_WRONLY), 1)
     no_space(1000)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [(lambda: int("x"), "invalid literal"), (lambda: stratified([0], (2, 0, 0), "seed"), "shape mismatch")],
+)
+def test_a_mistake_in_the_program_shows_its_traceback(mistake, message, cli, monkeypatch):
+    monkeypatch.setattr("mega_fairseq.cli.main.print_user_dir", lambda arguments: mistake())
+    with pytest.raises(ValueError, match=message):
+        cli("user-dir")
+
+
+def test_an_error_of_the_library_is_one_sentence(refuses, tmp_path):
+    (tmp_path / "a.docs").write_bytes(b"\xff\n")
+    refuses("documents", "score", *3 * [tmp_path / "a.docs"], words=["line 1", "UTF-8"])
+    refuses("documents", "split", tmp_path, tmp_path, "--out=x", "--separator=a b", words=["--separator is 'a b'"])
 
 
 # ---------------------------------------------------------------------------------------- options

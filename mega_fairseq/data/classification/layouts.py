@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 
 from mega_fairseq.data.classification import inputs, labels
 from mega_fairseq.data.classification.inputs import Inputs, Scaling
+from mega_fairseq.data.corpus import load_dictionary
 
 
 class Layout(NamedTuple):
@@ -58,7 +59,7 @@ class DataFolder:
             return inputs.byte_dictionary()
         if not self.binarised:
             return None
-        dictionary = Dictionary.load(str(self._dictionary_file(self.layout.inputs)))
+        dictionary = load_dictionary(str(self._dictionary_file(self.layout.inputs)))
         dictionary.add_symbol("<mask>")  # as fairseq's task has it
         return dictionary
 
@@ -68,7 +69,7 @@ class DataFolder:
         if not self.binarised:
             return [self._read(path) for path in paths]
         dictionaries = [path.with_name("dict.txt") for path in paths]
-        first, *second = (Dictionary.load(str(path)).symbols for path in dictionaries if path.exists())
+        first, *second = (load_dictionary(str(path)).symbols for path in dictionaries if path.exists())
         if second not in ([], [first]):
             raise ValueError(
                 f"{' and '.join(map(str, dictionaries))} differ; give fairseq-preprocess the dictionary of the first "
@@ -126,7 +127,7 @@ class DataFolder:
                 f"there is no {path}; run fairseq-preprocess --only-source on the labels, one in a line, "
                 f"with --destdir {path.parent}"
             )
-        return Dictionary.load(str(path))
+        return load_dictionary(str(path))
 
     # ------------------------------------------------------------------------------------------- files
 
