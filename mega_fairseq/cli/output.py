@@ -31,12 +31,14 @@ def write(path: str, content: Union[bytes, memoryview, Iterable[bytes]]) -> None
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(
-            f"{path} was not written ({error.strerror}); free some space, or choose another folder"
-        ) from None
+        raise not_written(path, error) from None
     finally:
         with contextlib.suppress(OSError):
             os.remove(temporary)
+
+
+def not_written(path: str, error: OSError) -> UserError:
+    return UserError(f"{path} was not written ({error.strerror}); free some space, or choose another folder")
 
 
 def write_json(prefix: str, content: Dict[str, Any]) -> None:

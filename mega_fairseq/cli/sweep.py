@@ -4,6 +4,7 @@ PREFIX.json has the evaluated points, from which an interrupted sweep resumes, a
 """
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import io
@@ -14,7 +15,7 @@ import re
 import sys
 import time
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
+from mega_fairseq.cli.lock import locked
 from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
 from mega_fairseq.data.corpus import Corpus, load_dictionary
 from mega_fairseq.data.streams import StreamDataset, stream_bounds
@@ -80,9 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
     _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
+    with record.shared():  # with the points of a sweep that has run at the same time
+        record.write_csv()  # an earlier run may have ended before
+        drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
-    record.write_csv()  # an earlier run may have ended before
-    drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print("wrote", ", ".join([f"{arguments.out}.json", f"{arguments.out}.csv", *drawn]))
 
 
@@ -267,7 +270,19 @@ class Record:
 
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
         self.prefix, self.origin, self.force = prefix, origin, force
-        self._points = {} if force else self._read()
+        self._points: Dict[Tuple[int, str], Point] = {}
+        before = self._known()
+        self._discarded = set(before.values()) if force else set()
+        self._points = {} if force else before
+
+    def _known(self) -> Dict[Tuple[int, str], Point]:
+        """The points in PREFIX.json; none in a file that the first point is to replace."""
+        try:
+            return self._read()
+        except UserError:
+            if self.force and not self._points:
+                return {}
+            raise
 
     def _read(self) -> Dict[Tuple[int, str], Point]:
         path = f"{self.prefix}.json"
@@ -297,12 +312,19 @@ class Record:
         """Whether this point was evaluated; a point that could not be evaluated is tried again."""
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Add the points that others have written since; they wait meanwhile."""
+        with locked(f"{self.prefix}.lock"):
+            others = {key: point for key, point in self._known().items() if point not in self._discarded}
+            self._points = {**others, **self._points}
+            yield
+
     def add(self, point: Point) -> None:
-        replaces = self.force and not self._points
-        others = {} if replaces else self._read()  # of a sweep that runs at the same time
-        self._points = {**others, **self._points, (point.chunk, point.cut): point}
-        write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
-        self.write_csv()
+        with self.shared():
+            self._points[point.chunk, point.cut] = point
+            write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+            self.write_csv()
 
     def write_csv(self) -> None:
         rows = io.StringIO()

@@ -12,7 +12,7 @@ import torch
 from mega_fairseq.cli import sweep as module
 from mega_fairseq.data import StreamDataset
 from tests.helpers.commands import Running, fairseq, refused_by
-from tests.helpers.faults import killed_after_a_point, killed_while_writing
+from tests.helpers.faults import killed_after_a_point, killed_while_writing, together
 from tests.helpers.sweeps import CHUNK, TASK, language_checkpoint, points
 
 pytestmark = pytest.mark.slow
@@ -165,23 +165,25 @@ def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
     process = Running("mega-fairseq", "sweep", *files, "--chunks=16", fault=killed_while_writing)
     assert process.wait()[0] == -signal.SIGKILL
     assert {name: (tmp_path / name).read_bytes() for name in files_before} == files_before
+    assert sweep("--chunks=16")[0] == 0  # a killed process locks nothing
+    assert files_before.keys() == {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
 
 
 def interrupt(*arguments, **options):
     raise KeyboardInterrupt
 
 
-def test_two_sweeps_at_a_time_write_the_points_of_both(sweep, tmp_path, monkeypatch):
-    measure = module.measure
-
-    def beside_another(*arguments, **options):
-        monkeypatch.setattr(module, "measure", measure)
-        assert sweep("--chunks=8")[0] == 0
-        return measure(*arguments, **options)
-
-    monkeypatch.setattr(module, "measure", beside_another)
-    assert sweep("--chunks=4")[0] == 0
-    assert list(points(tmp_path / "out.json")) == [(4, "splits:1"), (8, "splits:1")]
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_sweeps_at_the_same_time_write_the_points_of_all(sweep_folder, sweep, tmp_path, tmp_path_factory, force):
+    sweep("--chunks=2")  # which --force discards
+    words = ["sweep", sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", *force]
+    fault = partial(together, tmp_path_factory.mktemp("begun"), 2)
+    running = [Running("mega-fairseq", *words, each, fault=fault) for each in ("--chunks=4,5,6", "--chunks=7,8,9")]
+    assert [process.wait()[0] for process in running] == [0, 0]
+    expected = [*([] if force else [2]), *range(4, 10)]
+    assert [chunk for chunk, _ in points(tmp_path / "out.json")] == expected
+    rows = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))
+    assert [int(row["chunk"]) for row in rows] == expected
 
 
 @pytest.mark.parametrize("other", ["--subset=valid", "simple.pt"])
