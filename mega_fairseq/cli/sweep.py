@@ -324,6 +324,8 @@ class Record:
         with self.shared():
             self._points[point.chunk, point.cut] = point
             write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(f"{self.prefix}.png")  # of other points, until the sweep ends
             self.write_csv()
 
     def write_csv(self) -> None:

@@ -201,6 +201,14 @@ def test_results_of_another_sweep_are_kept_until_forced_ones_replace_them(sweep,
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
 
 
+def test_a_killed_sweep_leaves_no_figure_of_other_points(sweep_folder, sweep, tmp_path):
+    sweep("--chunks=8")
+    words = ["sweep", sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", "--force"]
+    process = Running("mega-fairseq", *words, "--chunks=4,2", fault=killed_after_a_point)
+    assert process.wait()[0] == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
+
+
 def test_later_sweeps_of_copies_add_to_the_same_files(sweep_folder, sweep, edited, tmp_path):
     sweep("--chunks=4")
     copy = edited(sweep_folder / "rotary.pt", lambda content: content.update(last_optimizer_state=None))
