@@ -1,0 +1,105 @@
+"""Classifiers of text, bytes or rows of numbers, alone or in pairs."""
+
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+
+import numpy as np
+
+from mega_runtime.folder import Folder
+from mega_runtime.text import Types
+from mega_runtime.translator import padded
+
+SCALES = {"uint8": 255.0, "int16": 32768.0, "float": 1.0}  # numbers of a file are divided by it
+
+
+class Prediction(NamedTuple):
+    label: str  # of the most probable class
+    probability: float
+    probabilities: Dict[str, float]  # of all classes by label
+
+
+class Classifier:
+    """An exported classifier."""
+
+    kind = "classifier"
+
+    def __init__(self, folder: Union[str, Path], threads: int = 1, exact_products: Optional[bool] = None):
+        self.folder = Folder(folder, self.kind, threads, exact_products)
+        self.config = self.folder.config
+        self.labels: List[str] = self.config["classes"]
+        self.inputs: Dict[str, Any] = self.config["inputs"]
+        self.types: Optional[Types] = None
+        if self.inputs["kind"] != "values":
+            self.types = Types(self.folder.types("source.txt"), self.config["special"]["unk"])
+        self.encoder = self.folder.session("encoder.onnx")
+
+    def predict(self, inputs: Iterable[Any], batch_size: int = 16) -> List[Prediction]:
+        """Classifies inputs: text, bytes, or arrays of numbers as in the files of the training; pairs are tuples."""
+        if isinstance(inputs, (str, bytes)):
+            raise TypeError("inputs is a single text; give a list of inputs")
+        rows = [self._encoded(given, f"input {number}") for number, given in enumerate(inputs, 1)]
+        order = sorted(range(len(rows)), key=lambda row: max(map(len, rows[row])))
+        found: List[Prediction] = [None] * len(rows)  # type: ignore[list-item]
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            for row, probabilities in zip(batch, self._probabilities([rows[row] for row in batch])):
+                best = int(probabilities.argmax())
+                by_label = dict(zip(self.labels, probabilities.tolist()))
+                found[row] = Prediction(self.labels[best], float(probabilities[best]), by_label)
+        return found
+
+    def _probabilities(self, rows: List[List[np.ndarray]]) -> np.ndarray:
+        """Inputs of a batch, one or two each -> probabilities (S, classes)."""
+        parts = [row[part] for part in range(len(rows[0])) for row in rows]  # all first ones, then all second ones
+        inputs, real = padded(parts, 0.0 if self.types is None else self.config["special"]["pad"], parts[0].dtype)
+        (scores,) = self.encoder.run(["scores"], {"inputs": inputs, "real": real.astype(np.float32)})
+        if not np.isfinite(scores).all():
+            raise FloatingPointError("the probabilities are not numbers; the values of an input are too large")
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        return weights / weights.sum(1, keepdims=True)
+
+    def _encoded(self, given: Any, name: str) -> List[np.ndarray]:
+        """The model's inputs for one example, of two parts if it classifies pairs."""
+        parts = [given]
+        if self.inputs["pairs"]:
+            if not (isinstance(given, (list, tuple)) and len(given) == 2):
+                raise ValueError(f"{name} is not a pair, which this model classifies; give a tuple of two inputs")
+            parts = list(given)
+        encoded = [self._values(part, name) if self.types is None else self._tokens(part, name) for part in parts]
+        longest = self.inputs["longest"]
+        for row in encoded:
+            if len(row) > longest and not self.inputs["cut"]:
+                raise ValueError(f"{name} has {len(row):,} positions and the model reads {longest:,}; shorten it")
+        return [row[:longest] for row in encoded]
+
+    def _tokens(self, given: Any, name: str) -> np.ndarray:
+        of_bytes = self.inputs["kind"] == "bytes"
+        if not isinstance(given, (str, bytes) if of_bytes else str):
+            raise TypeError(f"{name} is of type {type(given).__name__}; give str{' or bytes' * of_bytes}")
+        if of_bytes:
+            words = [str(number) for number in (given.encode() if isinstance(given, str) else given)]
+        else:
+            words = given.split()
+        if not words:
+            raise ValueError(f"{name} is empty; leave it out")
+        first = [] if self.inputs["first"] is None else [self.inputs["first"]]
+        return np.array([*first, *self.types.encode(words), self.config["special"]["eos"]], np.int64)
+
+    def _values(self, given: Any, name: str) -> np.ndarray:
+        """A row of numbers of the type of the training, scaled as there."""
+        numbers, expected = np.asarray(given), self.inputs["number_type"]
+        found = "float" if numbers.dtype.kind == "f" else numbers.dtype.name
+        if found != expected and numbers.dtype.kind in "iu" and expected in ("uint8", "int16"):
+            limits = np.iinfo(expected)  # such as a list of Python's integers
+            found = expected if numbers.size and limits.min <= numbers.min() and numbers.max() <= limits.max else found
+        if numbers.ndim != 1 or not numbers.size or found != expected:
+            raise ValueError(
+                f"{name} has the shape {numbers.shape} and type {numbers.dtype}; give one row of numbers of type "
+                f"{expected}, as in the training"
+            )
+        if self.inputs["length"] is not None and len(numbers) != self.inputs["length"]:
+            raise ValueError(
+                f"{name} has {len(numbers):,} numbers and those of the training {self.inputs['length']:,}; give as many"
+            )
+        scaled = numbers.astype(np.float32) / np.float32(SCALES[expected]) - np.float32(self.inputs["mean"])
+        return scaled / np.float32(self.inputs["deviation"])

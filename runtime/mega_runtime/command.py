@@ -1,0 +1,199 @@
+"""The command `mega-runtime`: text from standard input, or a file, to standard output."""
+
+import argparse
+import sys
+import time
+from itertools import groupby
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, TextIO
+
+import mega_runtime
+from mega_runtime.classifier import Classifier
+from mega_runtime.language_model import LanguageModel
+from mega_runtime.translator import Line, Translator
+
+
+class Progress:
+    """Counts on stderr, on one line of a terminal that it writes again; a file gets nothing but the last count."""
+
+    def __init__(self, unit: str, stream: TextIO):
+        self.unit, self.stream, self.start, self.shown, self.count = unit, stream, time.monotonic(), 0.0, 0
+
+    def add(self) -> None:
+        self.count += 1
+        now = time.monotonic()
+        if self.stream.isatty() and now - self.shown > 0.2:
+            self.shown = now
+            self.stream.write(f"\r{self._text(now)}")
+            self.stream.flush()
+
+    def end(self) -> None:
+        self.stream.write("\r" * self.stream.isatty() + self._text(time.monotonic()) + "\n")
+
+    def _text(self, now: float) -> str:
+        return f"{self.count:,} {self.unit} in {now - self.start:.1f} s"
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    args = parser().parse_args(arguments)
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "strict")):
+        stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except (ValueError, OSError, FloatingPointError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
+            sys.stderr.close()
+            return 1
+        if isinstance(error, UnicodeDecodeError):
+            error = ValueError("the input is not UTF-8; convert it, with iconv for instance")
+        sys.stdout.flush()
+        print(f"mega-runtime {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="mega-runtime", description="Runs models that mega-fairseq export wrote.")
+    top.add_argument("--version", action="version", version=mega_runtime.__version__)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, about: str, run: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        command.add_argument("folder", metavar="FOLDER", help="folder that mega-fairseq export wrote")
+        command.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+        command.add_argument("--input", metavar="FILE", help="read this file (default: standard input)")
+        command.set_defaults(run=run)
+        return command
+
+    translate = add("translate", "translate each line", run_translate)
+    units = translate.add_mutually_exclusive_group()
+    units.add_argument(
+        "--paragraphs", action="store_true", help="cut lines into sentences, and join their translations"
+    )
+    units.add_argument("--documents", action="store_true", help="blank lines separate documents, translated as a whole")
+    for name, kind, about in (
+        ("beam", int, "hypotheses that are followed at once"),
+        ("lenpen", float, "above 1 favours longer translations"),
+        ("max-len-a", float, "a translation has at most a n + b tokens for n of the source"),
+        ("max-len-b", int, "see --max-len-a"),
+        ("min-len", int, "a translation has at least so many tokens"),
+    ):
+        translate.add_argument(f"--{name}", type=kind, metavar="N", help=f"{about} (default: that of the folder)")
+    translate.add_argument("--nbest", type=int, default=1, metavar="N", help="hypotheses of each line (default: 1)")
+    translate.add_argument("--scores", action="store_true", help="write the score and a tab before each translation")
+    translate.add_argument("--pieces", action="store_true", help="input and output are segmented")
+    translate.add_argument("--batch-tokens", type=int, default=1024, metavar="N", help="(default: %(default)s)")
+    translate.add_argument(
+        "--buffer-size", type=int, metavar="N", help="lines read at once (default: 1000, and 1 from a terminal)"
+    )
+
+    write = add("continue", "continue the text of the input", run_continue)
+    write.add_argument("--max-tokens", type=int, default=200, metavar="N", help="(default: %(default)s)")
+    write.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 for the likeliest tokens")
+    write.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens; 0 for all")
+    write.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens of this probability together")
+    write.add_argument("--seed", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    write.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+
+    add("score", "write the bits per token and the number of tokens of each line", run_score)
+    add("classify", "write the class of each line, and its probability", run_classify)
+    return top
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def run_translate(args: argparse.Namespace) -> None:
+    given = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "min_len")}
+    options = {name: value for name, value in given.items() if value is not None}
+    buffer_size = args.buffer_size or (1 if args.input is None and sys.stdin.isatty() else 1000)
+    translator = Translator(args.folder, args.threads, args.batch_tokens, buffer_size, args.pieces, **options)
+    if not 1 <= args.nbest <= translator.options.beam:
+        raise ValueError(f"--nbest is {args.nbest}; give a number from 1 to --beam, {translator.options.beam}")
+    if (args.paragraphs or args.documents) and (args.nbest > 1 or args.scores):
+        raise ValueError("--nbest and --scores are for lines; leave them out, or --paragraphs and --documents")
+    progress, lines = Progress("lines", sys.stderr), read_lines(args.input)
+    if args.documents:
+        written: Iterable[str] = _documents(translator, lines)
+    elif args.paragraphs:
+        written = (translator.translate_paragraphs([line])[0] for line in lines)
+    else:
+        written = _lines(translator, lines, args)
+    for text in written:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        progress.add()
+    progress.end()
+
+
+def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespace) -> Iterator[str]:
+    """Translations in the order of the lines, as soon as all before them are there."""
+    for line in in_order(translator.stream(lines)):
+        best = line.hypotheses[: args.nbest]
+        texts = (" ".join(each.pieces) if args.pieces else each.text for each in best)
+        yield "\n".join(f"{each.score:.4f}\t{text}" if args.scores else text for each, text in zip(best, texts))
+
+
+def in_order(lines: Iterable[Line]) -> Iterator[Line]:
+    waiting, number = {}, 0
+    for line in lines:
+        waiting[line.number] = line
+        while number in waiting:
+            yield waiting.pop(number)
+            number += 1
+
+
+def _documents(translator: Translator, lines: Iterator[str]) -> Iterator[str]:
+    for blank, group in groupby(lines, key=lambda line: not line.strip()):
+        document = list(group)
+        yield from ([""] * len(document) if blank else translator.translate_documents([document])[0])
+
+
+def run_continue(args: argparse.Namespace) -> None:
+    model = LanguageModel(args.folder, args.threads)
+    text = "\n".join(read_lines(args.input))
+    sys.stdout.write(text)
+    options = (args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.stop)
+    for part in model.stream(text, *options):
+        sys.stdout.write(part)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def run_score(args: argparse.Namespace) -> None:
+    model = LanguageModel(args.folder, args.threads)
+    for line in read_lines(args.input):
+        score = model.score(line)
+        print(f"{score.bits:.4f}\t{len(score.pieces)}")
+
+
+def run_classify(args: argparse.Namespace) -> None:
+    model = Classifier(args.folder, args.threads)
+    for number, line in enumerate(read_lines(args.input), 1):
+        try:
+            (prediction,) = model.predict([parsed(model, line)])
+        except ValueError as error:
+            raise ValueError(f"line {number:,}: {error}") from None
+        print(f"{prediction.label}\t{prediction.probability:.4f}", flush=True)
+
+
+def parsed(model: Classifier, line: str) -> Any:
+    """The input of a line, or both of a pair, which a tab separates."""
+    parts: List[Any] = line.split("\t") if model.inputs["pairs"] else [line]
+    if model.inputs["kind"] == "values":
+        whole = model.inputs["number_type"] != "float"
+        parts = [[int(word) if whole else float(word) for word in part.split()] for part in parts]
+    return tuple(parts) if model.inputs["pairs"] else parts[0]
+
+
+def read_lines(path: Optional[str]) -> Iterator[str]:
+    """Lines without their ends."""
+    with open(path, encoding="utf-8", newline="\n") if path else _stdin() as file:
+        for line in file:
+            yield line[:-1] if line.endswith("\n") else line
+
+
+def _stdin() -> Any:
+    return open(0, encoding="utf-8", newline="\n", closefd=False)

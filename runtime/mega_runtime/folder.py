@@ -1,0 +1,78 @@
+"""Reading what `mega-fairseq export` wrote: config.json, the graphs, their weights and the types."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
+
+import numpy as np
+import onnxruntime
+
+FORMAT = 1  # the newest format of a folder that this version reads
+PROBE = "probe.onnx"  # one product of numbers in 8 bits, of the largest values
+
+
+class FolderError(ValueError):
+    """A folder that cannot be used: one sentence with what to do."""
+
+
+class Folder:
+    """An exported model. `exact_products` forces the form of products in 8 bits; by default a product is tried."""
+
+    def __init__(self, path: Union[str, Path], kind: str, threads: int = 1, exact_products: Optional[bool] = None):
+        self.path, self.threads = Path(path), threads
+        self.config = self._read_config(kind)
+        self._check_files()
+        self.slower_products = False
+        if self.config["number_format"] == "int8":
+            self.slower_products = not self._products_are_exact() if exact_products is None else exact_products
+
+    def _read_config(self, kind: str) -> Dict[str, Any]:
+        path = self.path / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            number, found = int(config["format"]), str(config["kind"])
+        except OSError as error:
+            raise FolderError(
+                f"{path} cannot be read ({error.strerror}); give a folder that mega-fairseq export wrote"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise FolderError(f"{path} is damaged; copy the folder again") from None
+        if number > FORMAT:
+            raise FolderError(
+                f"{self.path} has format {number} and this mega_runtime reads {FORMAT}; install a newer mega_runtime"
+            )
+        if found != kind:
+            raise FolderError(f"{self.path} contains a {found}; this command is for a {kind}")
+        return config
+
+    def _check_files(self) -> None:
+        for name, expected in self.config["files"].items():
+            path, digest = self.path / name, hashlib.sha256()
+            try:
+                with open(path, "rb") as file:
+                    for block in iter(lambda: file.read(1 << 20), b""):
+                        digest.update(block)
+            except OSError as error:
+                raise FolderError(f"{path} cannot be read ({error.strerror}); copy the folder again") from None
+            if digest.hexdigest() != expected:
+                raise FolderError(f"{path} is incomplete or was changed; copy the folder again")
+
+    def types(self, name: str) -> List[str]:
+        """The types of a dictionary, by number."""
+        return (self.path / name).read_text(encoding="utf-8").split("\n")[:-1]
+
+    def session(self, name: str, slower_products: Optional[bool] = None) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
+        options.log_severity_level = 3
+        if self.slower_products if slower_products is None else slower_products:
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        return onnxruntime.InferenceSession(str(self.path / name), options, providers=["CPUExecutionProvider"])
+
+    def _products_are_exact(self) -> bool:
+        """CPUs with AVX2 but without VNNI add pairs of products in 16 bits, where large ones saturate."""
+        session = self.session(PROBE, slower_products=False)
+        row = np.ones((1, session.get_inputs()[0].shape[1]), np.float32)  # rounded to 127, times weights of 127
+        (y,) = session.run(None, {"x": row})
+        return bool(np.allclose(y, row.shape[1], rtol=1e-3))

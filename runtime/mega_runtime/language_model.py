@@ -1,0 +1,184 @@
+"""Language models: the probability of texts, and texts that continue them."""
+
+from pathlib import Path
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import onnxruntime
+
+from mega_runtime.decoder import Decoder, TextState
+from mega_runtime.folder import Folder
+from mega_runtime.search import Special
+from mega_runtime.text import Types, segmenter
+
+PIECE = 1024  # tokens that are read at once
+
+
+class Score(NamedTuple):
+    """The log-probability (natural logarithm) of each token of a text."""
+
+    pieces: List[str]
+    log_probs: np.ndarray  # (n,)
+
+    @property
+    def bits(self) -> float:
+        """Bits per token."""
+        return float(-self.log_probs.sum(dtype=np.float64) / np.log(2) / max(1, len(self.log_probs)))
+
+
+class Reader:
+    """The graph that reads pieces of a text."""
+
+    def __init__(self, session: onnxruntime.InferenceSession):
+        self.session = session
+        shapes = {x.name: x.shape for x in session.get_inputs()}
+        self.layers = sum(name.startswith("ema") for name in shapes)
+        self.states = [[shapes[f"{kind}{layer}"] for layer in range(self.layers)] for kind in ("ema", "keys", "values")]
+
+    def start(self) -> TextState:
+        """Before the first token."""
+        ema, *caches = self.states
+        empty = ([np.zeros((1, 0, shape[2]), np.float32) for shape in kind] for kind in caches)
+        return TextState(0, [np.zeros(shape, np.float32) for shape in ema], *empty)
+
+    def read(self, state: TextState, tokens: Sequence[int], targets: Sequence[int]) -> Tuple[TextState, np.ndarray]:
+        """Tokens after a state -> the next state, and the log-probabilities (n,) of the targets behind the tokens.
+
+        `targets` may be fewer: those behind the last tokens.
+        """
+        found, skipped = [], len(tokens) - len(targets)
+        for start in range(0, len(tokens), PIECE):
+            piece = np.array([tokens[start : start + PIECE]], np.int64)
+            wanted = np.arange(max(0, skipped - start), piece.shape[1])
+            of_piece = np.array(targets[max(0, start - skipped) :][: len(wanted)], np.int64)
+            inputs = {"tokens": piece, "wanted": wanted, "targets": of_piece}
+            for kind, arrays in zip(("ema", "keys", "values"), state[1:]):
+                inputs.update({f"{kind}{layer}": array for layer, array in enumerate(arrays)})
+            names = [f"new_{kind}{layer}" for kind in ("ema", "keys", "values") for layer in range(self.layers)]
+            log_probs, *after = self.session.run(["target_log_probs", *names], inputs)
+            parts = (after[i * self.layers : (i + 1) * self.layers] for i in range(3))
+            state = TextState(state.position + piece.shape[1], *parts)
+            found.append(log_probs)
+        return state, np.concatenate(found) if found else np.zeros(0, np.float32)
+
+
+class LanguageModel:
+    """An exported language model. With `pieces`, texts are segmented already."""
+
+    kind = "language model"
+
+    def __init__(
+        self, folder: Union[str, Path], threads: int = 1, pieces: bool = False, exact_products: Optional[bool] = None
+    ):
+        self.folder = Folder(folder, self.kind, threads, exact_products)
+        self.config = self.folder.config
+        self.special = Special(**self.config["special"])
+        self.segmented = segmenter(self.folder, pieces)
+        self.types = Types(self.folder.types(self.config["text"]["target"]), self.special.unk)
+        self.reader = Reader(self.folder.session("text.onnx"))
+        self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
+
+    def encode(self, text: str) -> List[int]:
+        return self.types.encode(self.segmented.split(text))
+
+    def score(self, text: str) -> Score:
+        """The probability of a text, from its start; its end is not scored."""
+        tokens = self.encode(text)
+        return Score(self.types.decode(tokens), self.score_tokens(tokens))
+
+    def score_tokens(self, tokens: Sequence[int]) -> np.ndarray:
+        """The log-probability (n,) of each token of a stream."""
+        self._check_length(len(tokens))
+        return self.reader.read(self.reader.start(), [self.special.eos, *tokens[:-1]], tokens)[1]
+
+    def score_in_steps(self, tokens: Sequence[int]) -> np.ndarray:
+        """`score_tokens`, token by token, as texts are continued."""
+        self.decoder.start(1, 1, 1, all_types=True)
+        found = []
+        for before, token in zip([self.special.eos, *tokens], tokens):
+            self.decoder.step(np.array([[before]]), np.zeros((1, 1), int))
+            found.append(self.decoder.log_probs[0, token])
+        return np.array(found, np.float32)
+
+    def continue_text(self, text: str, max_tokens: int = 200, **options: Any) -> str:
+        """The text with what follows it; see `stream` for the options."""
+        return text + "".join(self.stream(text, max_tokens, **options))
+
+    def stream(
+        self,
+        text: str,
+        max_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 1,
+        stop: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """Parts of what follows a text, as they are found.
+
+        `temperature` 0 takes the likeliest token each time. `top_k` leaves that many of the likeliest tokens, and
+        `top_p` as many as have this probability together; 0 and 1 leave all. The text ends after `max_tokens`, before
+        one of the `stop` strings, or where a text of the training would.
+        """
+        given, written, shown = self.encode(text), [], 0
+        ends = max(map(len, stop), default=0)
+        for token in self.sample(given, max_tokens, temperature, top_k, top_p, seed):
+            if token == self.special.eos:
+                break
+            written.append(token)
+            whole = self._text([*given, *written])[len(self._text(given)) :]
+            found = [place for place in (whole.find(each) for each in stop) if place >= 0]
+            if found:
+                yield whole[shown : min(found)]
+                return
+            # What may still change: the beginning of a stop string, and bytes of an unfinished character.
+            safe = max(shown, len(whole.rstrip("\ufffd")) - max(0, ends - 1))
+            yield whole[shown:safe]
+            shown = safe
+        yield self._text([*given, *written])[len(self._text(given)) + shown :]
+
+    def sample(
+        self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+    ) -> Iterator[int]:
+        """Tokens that follow others, with eos at the end if the text ends."""
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ValueError(
+                f"temperature is {temperature}, top_k {top_k} and top_p {top_p}; give at least 0, 0 and a probability"
+            )
+        self._check_length(len(tokens) + max_tokens)
+        state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
+        newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)
+        self.decoder.start(1, 1, 1, all_types=True)
+        self.decoder.go_on(state)
+        for _ in range(max_tokens):
+            self.decoder.step(np.array([[newest]]), np.zeros((1, 1), int))
+            newest = chosen(self.decoder.log_probs[0], self.special.pad, temperature, top_k, top_p, random)
+            yield newest
+            if newest == self.special.eos:
+                return
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.segmented.join(self.types.decode(tokens))
+
+    def _check_length(self, length: int) -> None:
+        longest = self.config["limits"]["target"]
+        if self.config["decoder_chunk"] is None and length + 1 > longest:
+            raise ValueError(f"the text would have {length + 1:,} tokens and the model reads {longest:,}; shorten it")
+
+
+def chosen(
+    log_probs: np.ndarray, pad: int, temperature: float, top_k: int, top_p: float, random: np.random.Generator
+) -> int:
+    """A token drawn from log-probabilities (V,)."""
+    if not np.isfinite(log_probs).all():
+        raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+    scores = log_probs.astype(np.float64)
+    scores[pad] = -np.inf
+    if temperature == 0:
+        return int(scores.argmax())
+    order = np.argsort(-scores, kind="stable")[: top_k or None]
+    weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+    weights /= weights.sum()
+    before = weights.cumsum() - weights
+    weights[before >= top_p] = 0.0
+    return int(order[random.choice(len(order), p=weights / weights.sum())])

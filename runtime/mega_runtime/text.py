@@ -1,0 +1,95 @@
+"""Text to the numbers of types, and back."""
+
+import re
+from pathlib import Path
+from typing import Any, List, NamedTuple, Sequence
+
+from mega_runtime.folder import Folder
+
+SPACE = "\u2581"  # SentencePiece's
+
+
+class Words:
+    """Text that is segmented already: types separated by blanks."""
+
+    def split(self, text: str) -> List[str]:
+        return text.split()
+
+    def join(self, types: Sequence[str]) -> str:
+        return " ".join(types)
+
+
+class Pieces:
+    """Pieces of a SentencePiece model, as fairseq's --bpe sentencepiece makes them."""
+
+    def __init__(self, path: Path):
+        import sentencepiece  # here, since models of other texts do not need it
+
+        self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def split(self, text: str) -> List[str]:
+        return " ".join(self.model.encode(text, out_type=str)).split()
+
+    def join(self, types: Sequence[str]) -> str:
+        return "".join(types).replace(SPACE, " ").strip()
+
+
+class Bytes:
+    """The numbers of UTF-8 bytes, as mega_fairseq's --bpe byte_numbers makes them."""
+
+    def split(self, text: str) -> List[str]:
+        return [str(number) for number in text.encode()]
+
+    def join(self, types: Sequence[str]) -> str:
+        """Types that are not numbers and bytes that are not UTF-8 become replacement characters."""
+        return bytes(int(n) if n.isdigit() else 0xFF for n in types).decode(errors="replace")
+
+
+def segmenter(folder: Folder, segmented: bool) -> Any:
+    """How a model's text becomes types; with `segmented`, it consists of types already."""
+    kind = "words" if segmented else folder.config["text"]["kind"]
+    if kind == "pieces":
+        return Pieces(folder.path / "pieces.model")
+    return {"words": Words, "bytes": Bytes}[kind]()
+
+
+class Types:
+    """The types of a dictionary, by number."""
+
+    def __init__(self, types: Sequence[str], unk: int):
+        self.types, self.unk = list(types), unk
+        self.numbers = {name: number for number, name in enumerate(self.types)}
+
+    def encode(self, types: Sequence[str]) -> List[int]:
+        return [self.numbers.get(name, self.unk) for name in types]
+
+    def decode(self, numbers: Sequence[int]) -> List[str]:
+        return [self.types[number] for number in numbers]
+
+
+# ------------------------------------------------------------------------------------------- sentences
+
+
+# An end of a sentence: punctuation with closing quotes or brackets, before blanks and what may begin the next one.
+END = re.compile(
+    r"""([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=['"\u2018\u201c\u201e\u00ab(\[]*[^\W_a-z])"""
+)
+BEFORE_NAMES = re.compile(
+    r"(?:^|\W)(?:[^\W\d_]|[Mm]rs?|[Mm]s|[Dd]r|[Pp]rof|[Ss]t|[Nn]o|[Nn]r|[Vv]gl|[Bb]zw|[Cc]a|vs|etc|e\.g|i\.e|z\.B|d\.h)\.$"
+)
+
+
+class Sentence(NamedTuple):
+    text: str
+    after: str  # the white space behind it
+
+
+def sentences(paragraph: str) -> List[Sentence]:
+    """Cuts a paragraph behind the ends of its sentences; joined again, they are the paragraph."""
+    found, start = [], 0
+    for end in END.finditer(paragraph):
+        if end.group(1) == "." and BEFORE_NAMES.search(paragraph[start : end.end(1)]):
+            continue  # an abbreviation, or the initial of a name
+        found.append(Sentence(paragraph[start : end.end(1)], end.group(2)))
+        start = end.end()
+    return [*found, Sentence(paragraph[start:], "")] if start < len(paragraph) or not found else found

@@ -1,0 +1,258 @@
+"""Translation of lines and of documents."""
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from mega_runtime.decoder import MASKED, Decoder
+from mega_runtime.folder import Folder
+from mega_runtime.lines import LineRules, Places, split
+from mega_runtime.search import Hypothesis, Options, Search, Special
+from mega_runtime.text import Types, segmenter, sentences
+
+BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
+LEAVING = 8  # sentences that are done leave a batch when they are more than one in so many
+
+
+class Translation(NamedTuple):
+    """One hypothesis for a line."""
+
+    text: str
+    score: float
+    pieces: List[str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A translated line: its number, from 0, and its hypotheses, the best first."""
+
+    number: int
+    hypotheses: List[Translation]
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+    @property
+    def score(self) -> float:
+        return self.hypotheses[0].score
+
+    @property
+    def pieces(self) -> List[str]:
+        return self.hypotheses[0].pieces
+
+
+class Translator:
+    """An exported translation model. Use one from one thread at a time; several may have the same folder.
+
+    `options` are those of `search.Options`, by default the folder's. With `pieces`, texts are segmented already.
+    `buffer_size` texts are read before the first is translated, and batches of at most `batch_tokens` made of them.
+    """
+
+    kind = "translation model"
+
+    def __init__(
+        self,
+        folder: Union[str, Path],
+        threads: int = 1,
+        batch_tokens: int = 1024,
+        buffer_size: int = 1000,
+        pieces: bool = False,
+        exact_products: Optional[bool] = None,
+        **options: Any,
+    ):
+        self.folder = Folder(folder, self.kind, threads, exact_products)
+        self.config, self.batch_tokens, self.buffer_size = self.folder.config, batch_tokens, buffer_size
+        self.options = Options(**{**self.config["search"], **options})
+        self.special = Special(**self.config["special"])
+        self.segmented, names = segmenter(self.folder, pieces), self.config["text"]
+        self.source, self.target = (
+            Types(self.folder.types(names[side]), self.special.unk) for side in ("source", "target")
+        )
+        self.encoder = self.folder.session("encoder.onnx")
+        self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
+
+    # ---------------------------------------------------------------------------------------- lines
+
+    def translate(self, texts: Iterable[str], **options: Any) -> List[Line]:
+        """Translates texts, each alone, and returns them in their order. Blank ones stay blank."""
+        return sorted(self.stream(texts, **options), key=lambda line: line.number)
+
+    def stream(self, texts: Iterable[str], **options: Any) -> Iterator[Line]:
+        """The same, in the order in which they are finished: some are there while others are not read yet."""
+        if isinstance(texts, str):
+            raise TypeError("texts is a single text; give a list of texts")
+
+        def sources() -> Iterator[Tuple[int, List[int]]]:
+            for number, text in enumerate(texts):
+                yield number, self.encode(text, f"line {number + 1:,}")
+
+        for number, hypotheses in self._in_batches(sources(), options):
+            yield Line(number, [self.decode(each) for each in hypotheses])
+
+    def translate_paragraphs(self, paragraphs: Iterable[str], **options: Any) -> List[str]:
+        """Translates the sentences of each paragraph alone, and joins them with the same white space."""
+        cut = [sentences(paragraph) for paragraph in paragraphs]
+        found = iter(self.translate([sentence.text for each in cut for sentence in each], **options))
+        return ["".join(next(found).text + sentence.after for sentence in each) for each in cut]
+
+    # ---------------------------------------------------------------------------------------- documents
+
+    def translate_documents(self, documents: Iterable[Sequence[str]], **options: Any) -> List[List[str]]:
+        """Translates documents, lists of lines; each has as many lines as before, and blank ones stay blank."""
+        documents = list(documents)
+        if any(isinstance(document, str) for document in documents):
+            raise TypeError("a document is a single text; give a list of documents, each a list of lines")
+        found = [[""] * len(document) for document in documents]
+        for number, line, text in self.stream_documents(documents, **options):
+            found[number][line] = text
+        return found
+
+    def stream_documents(self, documents: Iterable[Sequence[str]], **options: Any) -> Iterator[Tuple[int, int, str]]:
+        """Number of a document, number of a line in it, and its translation, window by window."""
+        settings = self.config["documents"]
+        if settings is None:
+            raise ValueError("the model translates single lines; give one of --task mega_document_translation")
+
+        def sources() -> Iterator[Tuple[Tuple[int, List[int]], List[int]]]:
+            line = 0  # in all documents, for errors
+            for number, document in enumerate(documents):
+                encoded = [self.encode(text, f"line {line + n:,}") for n, text in enumerate(document, 1)]
+                line += len(document)
+                filled = [n for n, tokens in enumerate(encoded) if len(tokens) > 1]
+                for window in windows([encoded[n] for n in filled], settings["window_tokens"]):
+                    places, filled = filled[: len(window)], filled[len(window) :]
+                    joined = [token for tokens in window for token in (*tokens[:-1], self.source_separator)]
+                    yield (number, places), [*joined[:-1], self.special.eos]
+
+        for (number, places), hypotheses in self._in_batches(sources(), options):
+            lines = split(hypotheses[0].tokens[:-1], self.special.separator)
+            yield from ((number, n, self.segmented.join(self.target.decode(line))) for n, line in zip(places, lines))
+
+    @property
+    def source_separator(self) -> int:
+        """The separator of lines in the source."""
+        return self.config["documents"]["source_separator"]
+
+    # ---------------------------------------------------------------------------------------- text and tokens
+
+    def encode(self, text: str, name: str = "the text") -> List[int]:
+        """The tokens of a text, with eos; only eos if it is blank."""
+        tokens = [*self.source.encode(self.segmented.split(text)), self.special.eos]
+        longest = self.config["limits"]["source"]
+        if len(tokens) > longest:
+            raise ValueError(
+                f"{name} has {len(tokens):,} tokens and the model reads {longest:,}; cut it into sentences, as "
+                "--paragraphs does"
+            )
+        if self.config["documents"] is not None and self.source_separator in tokens:
+            raise ValueError(
+                f"{name} has {self.config['documents']['separator']}, which stands between lines; remove it"
+            )
+        return tokens
+
+    def decode(self, hypothesis: Hypothesis) -> Translation:
+        pieces = self.target.decode(hypothesis.tokens[:-1])
+        return Translation(self.segmented.join(pieces), hypothesis.score, pieces)
+
+    # ---------------------------------------------------------------------------------------- search
+
+    def _in_batches(
+        self, sources: Iterable[Tuple[Any, List[int]]], options: Dict[str, Any]
+    ) -> Iterator[Tuple[Any, List[Hypothesis]]]:
+        """The hypotheses of each source, with its key, in the order in which they are found.
+
+        Of `buffer_size` sources at once, those of similar length are a batch, of at most `batch_tokens` with pads.
+        """
+        for window in iter(lambda: list(islice(sources, self.buffer_size)), []):
+            window.sort(key=lambda each: len(each[1]))
+            start = 0
+            while start < len(window):
+                stop = start + 1
+                while stop < len(window) and (stop + 1 - start) * len(window[stop][1]) <= self.batch_tokens:
+                    stop += 1
+                keys, batch = zip(*window[start:stop])
+                filled = [n for n, tokens in enumerate(batch) if len(tokens) > 1]
+                found = dict(zip(filled, self.search([batch[n] for n in filled], **options))) if filled else {}
+                yield from ((key, found.get(n, BLANK)) for n, key in enumerate(keys))
+                start = stop
+
+    def search(self, sources: Sequence[Sequence[int]], **options: Any) -> List[List[Hypothesis]]:
+        """Translates a batch of sources, tokens with eos; for models of documents, into as many lines as each has."""
+        chosen, limit = replace(self.options, **options), self.config["limits"]["target"] - 1
+        settings, lines = self.config["documents"], None
+        if settings is None:
+            longest = np.array([min(int(chosen.max_len_a * len(each) + chosen.max_len_b), limit) for each in sources])
+        else:
+            of_lines = settings["line_length_a"], settings["line_length_b"]
+            lines = LineRules(sources, self.source_separator, self.special.separator, *of_lines, limit, chosen.beam)
+            longest = lines.limit
+        if chosen.min_len > longest.min():
+            raise ValueError(
+                f"min_len is {chosen.min_len} and a translation has at most {longest.min()} tokens; lower it"
+            )
+        return self._search(sources, chosen, longest, lines)
+
+    def _search(
+        self, sources: Sequence[Sequence[int]], options: Options, longest: np.ndarray, lines: Optional[LineRules]
+    ) -> List[List[Hypothesis]]:
+        search = Search(longest, options, self.special, lines)
+        inputs, places = self._sources(sources, options.beam)
+        decoder = self.decoder
+        decoder.start(len(sources), options.beam, search.candidates, inputs)
+        while True:
+            if places is not None:
+                places.advance(search.tokens, search.parents, decoder.sources["source_places"])
+            going = search.step(decoder.step(search.tokens, search.parents))
+            if not going.any():
+                return [search.hypotheses(sentence) for sentence in range(len(sources))]
+            if LEAVING * (~going).sum() > len(going):
+                staying = going.nonzero()[0]
+                for each in (search, decoder, *([] if places is None else [places])):
+                    each.keep(staying)
+
+    def score_tokens(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
+        """The log-probability (n,) of each token of a given translation, both with eos."""
+        inputs, places = self._sources([source], 1)
+        self.decoder.start(1, 1, 1, inputs, all_types=True)
+        parents, found = np.zeros((1, 1), int), []
+        for before, token in zip([self.special.eos, *target], target):
+            if places is not None:
+                places.advance(np.array([[before]]), parents, self.decoder.sources["source_places"])
+            self.decoder.step(np.array([[before]]), parents)
+            found.append(self.decoder.log_probs[0, token])
+        return np.array(found, np.float32)
+
+    def _sources(self, sources: Sequence[Sequence[int]], beams: int) -> Tuple[Dict[str, np.ndarray], Optional[Places]]:
+        """What all steps read of their sources, and what changes it for models that attend by line."""
+        tokens, real = padded(sources, self.special.pad)
+        names = [y.name for y in self.encoder.get_outputs()]
+        inputs = dict(zip(names, self.encoder.run(names, {"tokens": tokens, "real": real.astype(np.float32)})))
+        if self.config["places"] is None:
+            return {**inputs, "source_mask": np.where(real, np.float32(0.0), MASKED)[:, None]}, None
+        numbers = np.zeros((len(tokens), beams, tokens.shape[1]), np.int64)
+        return {**inputs, "source_places": numbers}, Places(tokens, real, self.config["places"], beams)
+
+
+def padded(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any = np.int64) -> Tuple[np.ndarray, np.ndarray]:
+    """Rows as one array (S, m), and which of its numbers are real."""
+    lengths = np.array([len(row) for row in rows])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    tokens = np.full(real.shape, pad, dtype)
+    tokens[real] = np.concatenate([np.asarray(row, dtype) for row in rows])
+    return tokens, real
+
+
+def windows(lines: List[List[int]], most: int) -> Iterator[List[List[int]]]:
+    """Consecutive lines with at most `most` tokens together; a longer line is a window of its own."""
+    start = 0
+    while start < len(lines):
+        stop, length = start + 1, len(lines[start])
+        while stop < len(lines) and length + len(lines[stop]) <= most:
+            length += len(lines[stop])
+            stop += 1
+        yield lines[start:stop]
+        start = stop
