@@ -70,7 +70,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 # again if Cython is already installed, so its build is not isolated either.
 FASTBPE_LOG := $(VENV)/fastBPE.log
 
-$(READY): setup.py pyproject.toml constraints.txt
+$(READY): setup.py pyproject.toml constraints.txt runtime/setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || { echo \
 	  "'$(PYTHON)' does not run or is older than Python 3.8: choose another one with make PYTHON=..." >&2; exit 1; }
 	@command -v $(CXX) >/dev/null || { echo \
@@ -82,7 +82,7 @@ $(READY): setup.py pyproject.toml constraints.txt
 	  echo "pip's torch contains CUDA, 2.8 GB to download and 5.3 GB installed, but here is no NVIDIA GPU: for one without" \
 	  "CUDA, 1.5 GB installed, interrupt this and add TORCH_INDEX=$(CPU_INDEX) to your make command" >&2
 	$(TORCH)
-	$(PIP) $(ISOLATION) --editable '.[dev,plot]'
+	$(PIP) $(ISOLATION) --editable '.[dev,plot]' --editable ./runtime
 	@echo "installing fastBPE"
 	@$(PIP) --no-deps --no-build-isolation fastBPE >$(FASTBPE_LOG) 2>&1 || echo \
 	  "fastBPE does not build here: BPE=fastbpe and --bpe fastbpe are not available; see $(FASTBPE_LOG)" >&2

@@ -30,7 +30,9 @@ SPDX = int(setuptools.__version__.partition(".")[0]) >= 77  # has the new form, 
 # For the recipes' segmentations other than sentencepiece. fastBPE is not here, because pip alone cannot build it on
 # Python 3.11 and newer: the Makefile and docs/install.md can.
 EXAMPLES = ["sacremoses", "subword-nmt"]
+EXPORT = ["onnx"]  # and mega_runtime, in runtime/
 TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist", "scikit-learn"]
+TEST += [*EXPORT, "onnxruntime"]
 TEST += ['torchao; python_version >= "3.11"']  # PEFT, 185 MB with transformers, is not here: its test is then skipped
 
 setuptools.setup(
@@ -71,6 +73,7 @@ setuptools.setup(
     extras_require={
         "dev": [*TEST, "pre-commit", "ruff"],
         "examples": EXAMPLES,
+        "export": EXPORT,
         "plot": ["matplotlib", "tensorboardX"],
         "test": TEST,
     },

@@ -171,6 +171,7 @@ def install(tmp_path):
     def run(pip, *words, gpu=False):
         for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, tmp_path)
+        shutil.copytree(ROOT / "runtime", tmp_path / "runtime")
         (tmp_path / "venv/bin").mkdir(parents=True)
         (tmp_path / "venv/bin/python").symlink_to(sys.executable)
         for name, commands in {"pip": pip, "nvidia-smi": str(gpu).lower()}.items():

@@ -144,6 +144,18 @@ def parser() -> argparse.ArgumentParser:
     )
     classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
+    export = add("export", "write a trained model as a folder that mega_runtime runs without PyTorch and fairseq")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
+    export.add_argument("folder", metavar="FOLDER", help="a new folder")
+    export.add_argument(
+        "--format", choices=["float32", "int8"], default="int8", help="numbers of the weights (default: %(default)s)"
+    )
+    export.add_argument("--data", metavar="DATA", help="folder with the dictionaries (default: that of the training)")
+    text = export.add_mutually_exclusive_group()
+    text.add_argument("--sentencepiece-model", metavar="FILE", help="that segmented the text of the training")
+    text.add_argument("--bytes", action="store_true", help="the tokens of a language model are the numbers of bytes")
+    export.add_argument("--force", action="store_true", help="replace an exported FOLDER")
+
     prepare = add("prepare", "make the data set of a task")
     data = prepare.add_subparsers(dest="data", metavar="DATA", required=True)
     digits = data.add_parser("digits", help="handwritten digits of 8 x 8 pixels (scikit-learn), in .npy files")
