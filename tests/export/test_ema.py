@@ -1,0 +1,153 @@
+"""The EMA in a graph is that of its definition: with fewer poles, in blocks, in both directions, token by token."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.export import ema as exported
+from mega_fairseq.export.ema import BLOCK, Poles, ema_both_directions, ema_of_past, ema_token, poles, reduced
+from mega_fairseq.modules import DampedEMA
+from mega_fairseq.ops.ema.naive import EMACoefficients, ema_naive
+from tests.helpers.exported import assert_near, random, run
+from tests.helpers.profiles import examples
+
+DIM = 6
+LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 67, 4 * BLOCK]
+
+
+def ema(both=False, ndim=16, spread=0.3, seed=0):
+    """With poles and weights that a training moved away from their first values by `spread`."""
+    torch.manual_seed(seed)
+    module = DampedEMA(DIM, ndim, both)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+    return module
+
+
+def definition(module, x, lengths=None, truncation=None):
+    """Step by step in double precision, (B, L, D)."""
+    coefficients = EMACoefficients(*(t.double() for t in module.coefficients()))
+    lengths = None if lengths is None else torch.tensor(lengths)
+    y, _ = ema_naive(torch.tensor(x).double(), coefficients, None, module.omega.double(), truncation, lengths)
+    return F.silu(y).detach()
+
+
+# ------------------------------------------------------------------------------------------- fewer poles
+
+
+def full_poles(module):
+    log_decay, expand, project = (t.detach().double().numpy()[0] for t in module.coefficients())
+    return Poles(np.exp(log_decay), expand * project)
+
+
+def check_reduced(ndim, spread, seed):
+    full = full_poles(ema(ndim=ndim, spread=spread, seed=seed))
+    lags = np.concatenate([np.arange(200), np.random.default_rng(seed).integers(200, 8193, 200)])
+    few, kernel = reduced(full), full.kernel(lags)
+    assert few.states <= full.states
+    assert (np.abs(few.kernel(lags) - kernel).max(1) <= 2e-6 * np.abs(kernel).max(1)).all()
+    assert np.abs(few.weights).sum() <= 4 * np.abs(full.weights).sum()
+    for row, decays in enumerate(few.decays):
+        assert set(decays) <= set(full.decays[row])
+    return few.states
+
+
+@given(st.integers(1, 16), st.sampled_from([0.0, 0.1, 0.3, 1.0, 4.0]), st.integers(0, 99))
+@examples(40)
+def test_fewer_poles_have_the_same_kernels_at_all_lags_and_small_weights(ndim, spread, seed):
+    check_reduced(ndim, spread, seed)
+
+
+def test_half_of_the_poles_are_enough_near_the_first_values():
+    assert check_reduced(16, 0.0, 0) <= 8
+
+
+def test_weights_that_cancel_each_other_are_detected(monkeypatch):
+    def neighbours(columns):
+        return np.abs(columns).sum(1).argsort(1)
+
+    monkeypatch.setattr(exported, "_farthest_first", neighbours)
+    monkeypatch.setattr(exported, "CUT_OFF", 0.0)
+    with pytest.raises(AssertionError):
+        check_reduced(16, 0.0, 0)
+
+
+# ------------------------------------------------------------------------------------------- both directions
+
+
+def check_both(length, truncation, **options):
+    module, lengths = ema(both=True, **options), [length, max(1, length - 5), 1]
+    x = random(3, length, DIM) * (np.arange(length) < np.array(lengths)[:, None])[..., None].astype(np.float32)
+    (y,) = run(lambda g, x: ema_both_directions(g, x, *poles(module), module.omega, truncation), x)
+    expected = definition(module, x, lengths, truncation)
+    for row, real in enumerate(lengths):
+        assert_near(y[row, :real], expected[row, :real])
+
+
+@pytest.mark.parametrize("truncation", [None, 1, 4, BLOCK - 1, BLOCK, BLOCK + 8, 200])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_both_directions_of_padded_rows(length, truncation):
+    check_both(length, truncation)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0, 20.0])
+@pytest.mark.parametrize("ndim", [1, 4, 16])
+def test_both_directions_with_any_poles(ndim, spread):
+    check_both(67, None, ndim=ndim, spread=spread)
+    check_both(67, 4, ndim=ndim, spread=spread)
+
+
+@pytest.mark.parametrize("truncation", [None, 4])
+def test_the_same_kernel_in_both_directions_is_detected(truncation):
+    module, x = ema(both=True), random(1, 40, DIM)
+    forward, _ = poles(module)
+    (y,) = run(lambda g, x: ema_both_directions(g, x, forward, forward, module.omega, truncation), x)
+    with pytest.raises(AssertionError):
+        assert_near(y, definition(module, x, truncation=truncation))
+
+
+# ------------------------------------------------------------------------------------------- after a state
+
+
+def test_tokens_that_continue_any_rows():
+    """Three rows of four states, in another order at each step."""
+    module, draw = ema(), np.random.default_rng(1)
+    (kernel,) = poles(module)
+    state, texts = np.zeros((3, kernel.states, DIM), np.float32), np.zeros((3, 0, DIM), np.float32)
+    for step in range(40):
+        order, x = draw.integers(0, 3, 3), random(3, DIM, seed=step)
+        texts = np.concatenate([texts[order], x[:, None]], 1)
+        y, state = run(lambda g, *given: ema_token(g, *given, kernel, module.omega), x, state, order)
+        assert_near(y, definition(module, texts)[:, -1])
+
+
+def pieces_of(draw, length):
+    cuts = sorted(draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True))) if length > 1 else []
+    return list(zip([0, *cuts], [*cuts, length]))
+
+
+def check_pieces(length, pieces, carry, **options):
+    module, x = ema(**options), random(1, length, DIM)
+    (kernel,) = poles(module)
+    state, found = np.zeros((kernel.states, DIM), np.float32), []
+    for start, stop in pieces:
+        y, after = run(lambda g, *given: ema_of_past(g, *given, kernel, module.omega), x[:, start:stop], state)
+        state, found = carry(state, after), [*found, y]
+    assert_near(np.concatenate(found, 1), definition(module, x))
+
+
+@given(st.data(), st.sampled_from([*LENGTHS, 5, 90]), st.sampled_from([1, 16]), st.sampled_from([0.3, 3.0]))
+@examples(25)
+def test_any_pieces_of_a_text(data, length, ndim, spread):
+    check_pieces(length, pieces_of(data.draw, length), lambda _, after: after, ndim=ndim, spread=spread)
+
+
+@pytest.mark.parametrize("stop", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_a_state_that_is_not_carried_from_piece_to_piece_is_detected(stop):
+    check_pieces(50, [(0, stop), (stop, 50)], lambda _, after: after)
+    with pytest.raises(AssertionError):
+        check_pieces(50, [(0, stop), (stop, 50)], lambda before, _: before)

@@ -1,0 +1,160 @@
+"""Small models as exported folders, parts of them as graphs of their own, and how to compare hypotheses."""
+
+import tempfile
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import onnxruntime
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+from onnx import TensorProto, helper
+from torch import Tensor, nn
+
+from mega_fairseq.export.folder import write_language_model, write_translation
+from mega_fairseq.export.graph import Graph, Weights
+from mega_fairseq.tasks.generator import MegaGenerator
+from mega_runtime import LanguageModel, Translator
+from tests.helpers.small_models import EOS, TYPES, language_model, padded, translation_model
+
+NUMBERS = count()
+
+
+@lru_cache(maxsize=None)
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory()
+
+
+def new_folder() -> Path:
+    """A path at which nothing is yet."""
+    return Path(_scratch().name) / str(next(NUMBERS))
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def run(build: Callable[..., Any], *inputs: Any, number_format: str = "float32") -> List[np.ndarray]:
+    """The values that `build(graph, *inputs)` returns, one or several, in a graph with these inputs."""
+    folder = new_folder()
+    folder.mkdir()
+    arrays = {f"x{n}": np.asarray(x) for n, x in enumerate(inputs)}
+    graph = Graph(Weights(folder / "weights.bin"), number_format)
+    shapes = {name: [f"{name}.{axis}" for axis in range(array.ndim)] for name, array in arrays.items()}
+    built = build(graph, *(graph.input(name, array.dtype, *shapes[name]) for name, array in arrays.items()))
+    values = built if isinstance(built, (list, tuple)) else [built]
+    for number, value in enumerate(values):
+        graph.output(f"y{number}", graph.op("Identity", value), np.float32)
+        graph.outputs[-1] = helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None)  # of any shape
+    graph.save(folder / "part.onnx")
+    graph.weights.close()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(str(folder / "part.onnx"), options, providers=["CPUExecutionProvider"])
+    return session.run(None, arrays)
+
+
+def randomised(module: nn.Module, scale: float = 0.3) -> nn.Module:
+    """The module in eval mode, with parameters and statistics that differ from their first values."""
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_floating_point():
+                noise = scale * torch.randn_like(tensor)
+                tensor.mul_(noise.exp()) if name.endswith("running_var") else tensor.add_(noise)
+    return module.eval()
+
+
+def random(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def assert_near(found: np.ndarray, expected: Any, tolerance: float = 1e-5) -> None:
+    """Up to a tolerance, relative to the largest expected number."""
+    expected = expected.detach().double().numpy() if isinstance(expected, Tensor) else np.asarray(expected)
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    gap = float(np.abs(found - expected).max(initial=0.0))
+    assert gap <= tolerance * float(np.abs(expected).max(initial=0.1)), gap
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+CHUNK = 8
+CHUNKS = {"encoder_chunk_size": CHUNK, "decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True}
+LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
+
+
+def sharpened(model: nn.Module, ends: float = 2.0) -> nn.Module:
+    """The model with larger differences between probabilities, and sentences that end after some tokens."""
+    decoder = model.decoder
+    with torch.no_grad():
+        weight = (decoder.output_projection or decoder.embed_tokens).weight
+        weight.mul_(1.5)
+        weight[EOS].mul_(ends)
+    return model
+
+
+@lru_cache(maxsize=None)
+def translation(number_format: str = "float32", ends: float = 2.0, **options: Any) -> Tuple[nn.Module, Translator]:
+    """A model ready for fairseq's search, and the same one exported."""
+    model, folder = sharpened(translation_model(**options), ends), new_folder()
+    write_translation(folder, model, number_format)
+    model.make_generation_fast_()
+    return model, Translator(folder)
+
+
+@lru_cache(maxsize=None)
+def language(number_format: str = "float32", **options: Any) -> Tuple[nn.Module, LanguageModel]:
+    model, folder = sharpened(language_model(**options)), new_folder()
+    write_language_model(folder, model, number_format)
+    return model, LanguageModel(folder)
+
+
+def sources(*lengths: int, seed: int = 0) -> List[List[int]]:
+    """Random sources of these lengths, with eos."""
+    draw = np.random.default_rng(seed)
+    return [[*draw.integers(4, TYPES, length - 1).tolist(), EOS] for length in lengths]
+
+
+def net_input(rows: Sequence[Sequence[int]], left: bool = True) -> Dict[str, Tensor]:
+    tokens = padded([torch.tensor(row) for row in rows], left)
+    return {"src_tokens": tokens, "src_lengths": torch.tensor(list(map(len, rows)))}
+
+
+# ------------------------------------------------------------------------------------------------ hypotheses
+
+FAIRSEQ_NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}
+Found = List[List[Tuple[List[int], float]]]
+
+
+def searched(kind: type, model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
+    """Tokens and scores that fairseq's search, or the project's, finds for a batch; options by the runtime's names."""
+    options = {"beam": 5, "max_len_a": 0, "max_len_b": 200, "min_len": 1, **options}
+    words = {FAIRSEQ_NAMES.get(name, name): value for name, value in options.items()}
+    found = kind([model], model.decoder.dictionary, **words).generate([model], {"net_input": net_input(rows)})
+    return [[(h["tokens"].tolist(), float(h["score"])) for h in each] for each in found]
+
+
+def theirs(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
+    return searched(SequenceGenerator, model, rows, **options)
+
+
+def projects(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
+    return searched(MegaGenerator, model, rows, **options)
+
+
+def ours(translator: Translator, rows: Sequence[Sequence[int]], **options: Any) -> Found:
+    return [[(h.tokens, h.score) for h in each] for each in translator.search(rows, **options)]
+
+
+def assert_same(found: Found, expected: Found, tolerance: float = 1e-4, tie: float = 1e-5) -> None:
+    """The same tokens and, within the tolerance, scores; hypotheses whose scores differ by less than `tie` may swap."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert len(one) == len(other)
+        np.testing.assert_allclose([s for _, s in one], [s for _, s in other], atol=tolerance, rtol=0)
+        for tokens, score in one:
+            assert any(tokens == same and abs(score - near) < tolerance for same, near in other)
+        for (tokens, _), (same, score) in zip(one, other):
+            assert tokens == same or sum(abs(score - near) < tie for _, near in other) > 1
