@@ -83,22 +83,30 @@ def assert_near(found: np.ndarray, expected: Any, tolerance: float = 1e-5) -> No
 CHUNK = 8
 CHUNKS = {"encoder_chunk_size": CHUNK, "decoder_chunk_size": CHUNK, "rel_pos_bias": "rotary", "normalize_before": True}
 LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
+SEARCHED = {  # models whose hypotheses have many lengths, but for the last one, whose hypotheses end where they must
+    "whole": {"factor": 1.0, "ends": 0.7, "normalize_before": True, "encoder_n_dim": 16, "decoder_n_dim": 16},
+    "one table": {"factor": 3.0, "ends": 5.0, "normalize_before": True, "share_all_embeddings": True},
+    "laplace": {"factor": 3.0, "ends": 4.0, "attention_activation_fn": "laplace"},
+    "chunks": CHUNKS,
+    "no ends": {"ends": -50.0, **CHUNKS},
+}
 
 
-def sharpened(model: nn.Module, ends: float = 2.0) -> nn.Module:
-    """The model with larger differences between probabilities, and sentences that end after some tokens."""
+def sharpened(model: nn.Module, factor: float, ends: float) -> nn.Module:
+    """The model with larger differences between scores, and `ends` added to that of the end."""
     decoder = model.decoder
     with torch.no_grad():
-        weight = (decoder.output_projection or decoder.embed_tokens).weight
-        weight.mul_(1.5)
-        weight[EOS].mul_(ends)
+        (decoder.output_projection or decoder.embed_tokens).weight.mul_(factor)
+        (decoder.output_bias if decoder.output_projection is None else decoder.output_projection.bias)[EOS] += ends
     return model
 
 
 @lru_cache(maxsize=None)
-def translation(number_format: str = "float32", ends: float = 2.0, **options: Any) -> Tuple[nn.Module, Translator]:
+def translation(
+    number_format: str = "float32", factor: float = 2.0, ends: float = 1.0, **options: Any
+) -> Tuple[nn.Module, Translator]:
     """A model ready for fairseq's search, and the same one exported."""
-    model, folder = sharpened(translation_model(**options), ends), new_folder()
+    model, folder = sharpened(translation_model(output_bias=True, **options), factor, ends), new_folder()
     write_translation(folder, model, number_format)
     model.make_generation_fast_()
     return model, Translator(folder)
@@ -106,7 +114,7 @@ def translation(number_format: str = "float32", ends: float = 2.0, **options: An
 
 @lru_cache(maxsize=None)
 def language(number_format: str = "float32", **options: Any) -> Tuple[nn.Module, LanguageModel]:
-    model, folder = sharpened(language_model(**options)), new_folder()
+    model, folder = language_model(**options), new_folder()
     write_language_model(folder, model, number_format)
     return model, LanguageModel(folder)
 

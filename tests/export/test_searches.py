@@ -1,0 +1,170 @@
+"""The runtime finds the hypotheses of fairseq's search and of the project's, with their scores."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_runtime.search import Search
+from tests.helpers.exported import (
+    CHUNK,
+    SEARCHED,
+    assert_same,
+    net_input,
+    ours,
+    projects,
+    sources,
+    theirs,
+    translation,
+)
+from tests.helpers.golden_models import PAD
+from tests.helpers.profiles import examples
+from tests.helpers.small_models import EOS
+
+each = pytest.mark.parametrize("name", SEARCHED)
+LENGTHS = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 31]
+
+
+@st.composite
+def searches(draw):
+    """The lengths of a batch, and options. Only the runtime limits each sentence by its own length, so a is 0."""
+    options = {
+        "beam": draw(st.integers(1, 6)),
+        "max_len_b": draw(st.sampled_from([1, 3, CHUNK - 1, CHUNK, 2 * CHUNK + 1])),
+        "min_len": draw(st.integers(0, 4)),
+        "lenpen": draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
+        "unkpen": draw(st.sampled_from([0.0, -3.0, 2.0])),
+    }
+    options["min_len"] = min(options["min_len"], options["max_len_b"])
+    lengths = draw(st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=5))
+    return sources(*lengths, seed=draw(st.integers(0, 99))), options
+
+
+@each
+@given(case=searches())
+@examples(20)
+def test_hypotheses_and_scores_are_those_of_fairseqs_search(name, case):
+    (rows, options), (model, translator) = case, translation(**SEARCHED[name])
+    found = ours(translator, rows, **options)
+    assert all(len(tokens) <= options["max_len_b"] + 1 and tokens[-1] == EOS for each in found for tokens, _ in each)
+    assert_same(found, theirs(model, rows, **options))
+
+
+@each
+@given(case=searches())
+@examples(10)
+def test_hypotheses_and_scores_are_those_of_the_projects_search(name, case):
+    (rows, options), (model, translator) = case, translation(**SEARCHED[name])
+    assert_same(ours(translator, rows, **options), projects(model, rows, **options))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_length_of_a_sentence_limits_its_own_translation(length):
+    """Also among longer ones, where fairseq takes the longest source of the batch."""
+    model, translator = translation(**SEARCHED["no ends"])
+    rows = sources(length, 30, 3)
+    options = {"beam": 3, "max_len_a": 0.7, "max_len_b": 2}
+    found = ours(translator, rows, **options)
+    for row, alone in zip(rows, found):
+        assert_same([alone], theirs(model, [row], **options))
+
+
+@each
+def test_a_search_of_one_beam_takes_the_likeliest_token_each_time(name):
+    model, translator = translation(**SEARCHED[name])
+    for row in sources(5, 20):
+        found, total = [], 0.0
+        while EOS not in found:
+            with torch.no_grad():
+                scores = model(**net_input([row]), prev_output_tokens=torch.tensor([[EOS, *found]]))
+                log_probs = model.get_normalized_probs(scores, log_probs=True)[0, -1]
+            log_probs[[PAD, *([] if found else [EOS])]] = -torch.inf  # at least one token
+            found.append(int(log_probs.argmax()) if len(found) < 20 else EOS)
+            total += float(log_probs[found[-1]])
+        ((tokens, score),) = ours(translator, [row], beam=1, max_len_b=20)[0]
+        assert tokens == found
+        assert score == pytest.approx(total / len(found), abs=1e-5)
+
+
+@each
+def test_these_models_end_their_hypotheses_early_and_late(name):
+    found = ours(translation(**SEARCHED[name])[1], sources(*LENGTHS), max_len_b=40)
+    lengths = {len(tokens) for each in found for tokens, _ in each}
+    assert lengths == {41} if name == "no ends" else len(lengths) > 7
+
+
+@pytest.mark.parametrize("beam", [12, 17])
+def test_wide_beams(beam):
+    """Up to more than half of the dictionary."""
+    model, translator = translation(**SEARCHED["whole"])
+    options, rows = {"beam": beam, "max_len_b": 5}, sources(4, 9)
+    assert_same(ours(translator, rows, **options), theirs(model, rows, **options))
+
+
+# ------------------------------------------------------------------------------------------- broken twins
+
+
+def ignoring_min_len(monkeypatch):
+    special = Search._special
+
+    def short(self, *call):
+        number, self.number = self.number, 99
+        scores = special(self, *call)
+        self.number = number
+        return scores
+
+    monkeypatch.setattr(Search, "_special", short)
+
+
+def with_penalties_of_the_end(monkeypatch):
+    special = Search._special
+
+    def penalised(self, *call):
+        return special(self, *call) - np.array([self.options.unkpen, 0], np.float32)
+
+    monkeypatch.setattr(Search, "_special", penalised)
+
+
+def without_totals(monkeypatch):
+    step = Search.step
+
+    def forgetful(self, found):
+        self.totals = self.totals * 0
+        return step(self, found)
+
+    monkeypatch.setattr(Search, "step", forgetful)
+
+
+@pytest.mark.parametrize("twin", [ignoring_min_len, with_penalties_of_the_end, without_totals])
+def test_another_search_is_detected(monkeypatch, twin):
+    model, translator = translation(**SEARCHED["laplace"])
+    rows, options = sources(*LENGTHS), {"beam": 4, "min_len": 3, "max_len_b": 12, "unkpen": 1.0}
+    expected = theirs(model, rows, **options)
+    assert_same(ours(translator, rows, **options), expected)
+    twin(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_same(ours(translator, rows, **options), expected)
+
+
+# ------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beam": 0}, "beam is 0"),
+        ({"min_len": -1}, "min_len is -1"),
+        ({"max_len_a": -1.0}, "max_len_a is -1.0"),
+        ({"max_len_b": -1}, "max_len_b is -1"),
+        ({"min_len": 9, "max_len_b": 8}, "min_len is 9 .* at most 8 tokens"),
+    ],
+)
+def test_options_that_no_search_can_follow_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        translation()[1].search(sources(4), **options)
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="beams"):
+        translation()[1].search(sources(4), beams=3)
