@@ -72,7 +72,8 @@ class Decoder:
         With `all_types`, each step also writes `log_probs` (R, V).
         """
         self.all_types = all_types
-        self.beams, self.candidates, self.sources = beams, np.array([candidates]), dict(sources or {})
+        self.beams, self.sources = beams, dict(sources or {})
+        self.candidates = np.array([min(candidates, self.shapes["log_probs"][1])])
         self.position, self.used, self.current = 0, 0, 0
         self.own = False  # whether the last places are those of the last step's tokens
         self._allocate(sentences, self._room(sentences))

@@ -94,7 +94,7 @@ def test_these_models_end_their_hypotheses_early_and_late(name):
     assert lengths == {41} if name == "no ends" else len(lengths) > 7
 
 
-@pytest.mark.parametrize("beam", [12, 17])
+@pytest.mark.parametrize("beam", [12, 17, 19, 25])
 def test_wide_beams(beam):
     """Up to more than half of the dictionary."""
     model, translator = translation(**SEARCHED["whole"])
