@@ -1,5 +1,6 @@
 """Translation of lines and of documents."""
 
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -46,7 +47,7 @@ class Line:
 
 
 class Translator:
-    """An exported translation model. Use one from one thread at a time; several may have the same folder.
+    """An exported translation model. Use one from one thread at a time, and `twin` for another thread.
 
     `options` are those of `search.Options`, by default the folder's. With `pieces`, texts are segmented already.
     `buffer_size` texts are read before the first is translated, and batches of at most `batch_tokens` made of them.
@@ -74,6 +75,12 @@ class Translator:
         )
         self.encoder = self.folder.session("encoder.onnx")
         self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
+
+    def twin(self) -> "Translator":
+        """Another translator with the same weights in memory, for another thread."""
+        twin = copy(self)
+        twin.decoder = Decoder(self.decoder.session, self.decoder.chunk)
+        return twin
 
     # ---------------------------------------------------------------------------------------- lines
 

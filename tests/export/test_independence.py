@@ -1,5 +1,8 @@
 """A sentence has the same translation alone and among others; in one step, a row has the same bits."""
 
+import queue
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -195,3 +198,22 @@ def test_pads_that_are_read_are_detected(monkeypatch, twin):
     twin(monkeypatch)
     with pytest.raises(AssertionError):
         check_split(translation.__wrapped__(**SEARCHED["whole"])[1], rows, [2])
+
+
+def test_twins_translate_in_threads_as_one_after_the_other():
+    translator = translation(**SEARCHED["chunks"])[1]
+    rows = [sources(*[CHUNK + n] * 3, seed=n) for n in range(8)]
+    expected = [ours(translator, each, **OPTIONS) for each in rows]
+    twins = queue.SimpleQueue()
+    for _ in range(2):
+        twins.put(translator.twin())
+
+    def run(each):
+        own = twins.get()
+        try:
+            return ours(own, each, **OPTIONS)
+        finally:
+            twins.put(own)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(run, rows)) == expected
