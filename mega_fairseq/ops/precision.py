@@ -6,6 +6,13 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The dtype for angles and statistics of long sequences: float64, or float32 on Apple's GPUs, which lack it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     """Autocast's dtype on this type of device, or None if autocast is off."""

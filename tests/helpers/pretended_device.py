@@ -7,7 +7,8 @@
     device.waits  # ["aten::_local_scalar_dense", ...]
 
 Its tensors report torch's "meta" device, so that code takes the form that it has for a GPU, but they have values, which
-are in a tensor on the CPU. An operation on tensors of both devices raises an error, as on a GPU.
+are in a tensor on the CPU. An operation on tensors of both devices raises an error, as on a GPU, and with
+`float64=False` any tensor in float64, as on Apple's GPUs.
 """
 
 from contextlib import ExitStack
@@ -72,8 +73,9 @@ class _FromNumbers(TorchFunctionMode):
 class PretendedDevice(TorchDispatchMode):
     """Runs operations of DEVICE on the CPU; `waits` are the names of those at which the host would wait for a GPU."""
 
-    def __init__(self):
+    def __init__(self, float64: bool = True):
         super().__init__()
+        self.float64 = float64
         self.waits: List[str] = []
         self.modes = ExitStack()
 
@@ -105,6 +107,8 @@ class PretendedDevice(TorchDispatchMode):
         def wrapped(t: Any) -> Any:
             if not isinstance(t, Tensor) or not result_there:
                 return t
+            if t.dtype == torch.float64 and not self.float64:
+                raise TypeError(f"{func} makes a tensor in float64, which this device does not have")
             return known[id(t)] if id(t) in known else _There(t)
 
         return tree_map(wrapped, func(*args, **kwargs))

@@ -1,9 +1,11 @@
 """Training, validation and search on a device that is not the CPU: numbers, how often the host waits, and autocast.
 
 fairseq's Transformer takes the same steps beside ours. While the host waits for a GPU, it prepares no more work for it.
+Apple's GPUs have no float64.
 """
 
 from argparse import Namespace
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import pytest
@@ -19,7 +21,8 @@ from torch import Tensor, nn
 
 from mega_fairseq.criterions import MegaLMCrossEntropy
 from mega_fairseq.models.embedding import NarrowEmbedding
-from mega_fairseq.modules import Block, SequenceNorm
+from mega_fairseq.modules import POSITION_BIASES, Block, SequenceNorm
+from mega_fairseq.ops import precision
 from mega_fairseq.tasks import (
     MegaClassificationConfig,
     MegaClassificationTask,
@@ -28,7 +31,7 @@ from mega_fairseq.tasks import (
 )
 from tests.helpers import small_models
 from tests.helpers.golden_models import PAD, dictionary
-from tests.helpers.pretended_device import PretendedDevice, moved
+from tests.helpers.pretended_device import DEVICE, PretendedDevice, moved
 from tests.helpers.small_models import HEADS, SIZES, TIED, TYPES, padded, texts
 
 WORDS = dictionary(TYPES)
@@ -131,9 +134,9 @@ def search(case: Case) -> List[Tensor]:
     return [hypothesis[name] for texts in found for hypothesis in texts for name in ("tokens", "positional_scores")]
 
 
-def there(step: Callable[[Case], List[Tensor]], case: Case) -> Tuple[List[Tensor], int]:
+def there(step: Callable[[Case], List[Tensor]], case: Case, float64: bool = True) -> Tuple[List[Tensor], int]:
     """The results of a step on another device, copied to the CPU, and how often the host waited."""
-    with PretendedDevice() as device:
+    with PretendedDevice(float64) as device:
         case = case._replace(model=moved(case.model), sample=moved(case.sample))
         device.waits.clear()
         found = step(case)
@@ -194,6 +197,40 @@ def test_a_tensor_on_the_cpu_would_be_detected():
     case.model.encoder.embed_tokens.register_forward_hook(lambda *_: torch.ones(3, 9, SIZES["embed_dim"]))
     with pytest.raises(AssertionError, match="tensors of the CPU and of another device"):
         there(train, case)
+
+
+# ------------------------------------------------------------------------------------------- without float64
+
+IN_SINGLE: Dict[str, Callable[[], Case]] = {
+    **CASES,
+    "language model, megalodon": lambda: language_modelling(token_mixer="megalodon"),
+    "translation, megalodon": lambda: mega(decoder_token_mixer="megalodon"),
+    **{f"language model, {bias}": partial(language_modelling, rel_pos_bias=bias) for bias in POSITION_BIASES},
+    **{f"translation, {bias}": partial(mega, rel_pos_bias=bias) for bias in POSITION_BIASES},
+}
+
+
+def in_single(case: Case) -> Case:
+    sample = {**case.sample, "net_input": _in_float32(case.sample["net_input"])}
+    return case._replace(model=case.model.float(), sample=sample)
+
+
+@pytest.mark.parametrize("name", IN_SINGLE)
+def test_models_need_no_float64(name, monkeypatch):
+    steps, make = [train, validate], IN_SINGLE[name]
+    if hasattr(make().model, "decoder"):
+        steps.append(search)
+    expected = [step(in_single(make())) for step in steps]
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", (DEVICE.type,))
+    for step, truth in zip(steps, expected):
+        found, _ = there(step, in_single(make()), float64=False)
+        for ours, on_cpu in zip(found, truth):
+            torch.testing.assert_close(ours, on_cpu, atol=1e-4, rtol=1e-3)
+
+
+def test_a_tensor_in_float64_would_be_detected():
+    with pytest.raises(TypeError, match="float64"):
+        there(train, in_single(IN_SINGLE["language model, megalodon"]()), float64=False)
 
 
 # ------------------------------------------------------------------------------------------- autocast

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules.timestep_norm import TimestepNorm
+from mega_fairseq.ops import precision
 from mega_fairseq.ops.timestep_norm import Statistics, merged, statistics, timestep_norm, timestep_norm_naive
 from mega_fairseq.ops.timestep_norm.naive import no_statistics, norm_step
 from tests.helpers.golden_checks import assert_outputs, each
@@ -96,6 +97,32 @@ def test_statistics_and_outputs_do_not_drift_over_100_000_tokens():
     of_tokens = x.unflatten(-1, (GROUPS, -1)).mean(-1)[0, :, 0]
     in_float32 = of_tokens.numpy().cumsum()[-1] / x.size(1)  # torch would sum in float64
     assert abs(in_float32 - truth[0][0, 0]) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mean", "pieces", "single"), [(10.0, 2e-5, 2e-4), (100.0, 1e-4, 1e-3)])
+@torch.no_grad()
+def test_without_float64_outputs_after_100_000_tokens_are_this_accurate(mean, pieces, single, monkeypatch):
+    """In pieces, whose sums are relative to the mean before them, and token by token."""
+    x = (noise(1, 100_032, DIM) + mean).float()
+    exact, *_ = outputs(timestep_norm, x.double(), None, None)
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr(torch.Tensor, "cumsum", in_float32)
+    norm, state, ys = TimestepNorm(DIM, GROUPS), None, []
+    for piece in x.split(512, 1):
+        y, state = norm(piece, state)
+        ys.append(y)
+    assert {t.dtype for t in (y, *state[1:])} == {torch.float32}
+    assert (torch.cat(ys, 1) - exact).abs().max() < pieces
+    step, state = norm.step(), no_statistics(x, GROUPS)
+    for token in x.unbind(1):
+        y, state = step(token, state)
+    assert (y - exact[:, -1]).abs().max() < single
+
+
+def in_float32(x, dim):
+    """The sums of a GPU; on the CPU, torch's are in float64."""
+    return torch.from_numpy(x.numpy().cumsum(dim, dtype=x.numpy().dtype))
 
 
 def drifting(dtype):

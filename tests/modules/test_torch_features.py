@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import module as of_all_modules
 
 from mega_fairseq.modules import EXAMPLES, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
+from mega_fairseq.ops import precision
+from tests.helpers.pretended_device import DEVICE, PretendedDevice, moved
 
 DIM, LENGTH = 4, 13
 CROSS = "mega, cross attention"
@@ -248,3 +250,27 @@ def test_meta_and_fake_tensors_pass_through_a_block(name):
         made, x = block(name), torch.empty(2, LENGTH, DIM)
         made(x, start(made, x))[0].sum().backward()
         assert all(parameter.grad is not None for parameter in made.feed_forward.parameters())
+
+
+def results(made, x, source):
+    """Outputs with a padded row and their gradient, then outputs of single tokens."""
+    x, padding = x.requires_grad_(), torch.ones_like(x[..., 0], dtype=torch.bool).tril(8)
+    y, _ = made(x, start(made, source), padding)
+    y.square().sum().backward()
+    with torch.no_grad():
+        _, state = made(x[:, :4], start(made, source))
+        step, outputs = made.step(), [y.detach(), x.grad]
+        for token in x.detach()[:, 4:].split(1, 1):
+            y, state = step(token, state)
+            outputs.append(y)
+    return outputs
+
+
+@every_block
+def test_blocks_need_no_float64_on_a_device_without_it(name, monkeypatch):
+    expected = results(block(name), inputs(), inputs(5))
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", (DEVICE.type,))
+    with PretendedDevice(float64=False):
+        found = results(*(moved(part) for part in (block(name), inputs(), inputs(5))))
+        for there, here in zip(found, expected):
+            torch.testing.assert_close(there.cpu(), here, atol=1e-3, rtol=1e-3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mega_fairseq.ops import precision
 from mega_fairseq.ops.attention.position import t5_bucket
 from mega_fairseq.ops.attention.rotary import rotate
 from tests.ops.helpers import assert_close, noise
@@ -24,6 +25,13 @@ def test_rotations_beyond_position_one_million_are_accurate_in_float32():
     single = rotate(x.float(), positions)
     assert single.dtype == torch.float32
     assert_close(single.double(), rotate(x, positions), rtol=1e-6, atol=1e-6)
+
+
+def test_rotations_at_position_100_000_are_accurate_without_float64(monkeypatch):
+    x, positions = noise(5, 64), torch.tensor([1, 1000, 99_999, 100_000, -100_000])
+    exact = rotate(x, positions)
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
+    assert_close(rotate(x.float(), positions).double(), exact, rtol=0.0, atol=2e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -9,7 +9,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.precision import at_least_float32, widest
+from mega_fairseq.ops.turns import fraction_of_turn, in_parts
 
 ROTARY_BASE = 10000.0
 ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
@@ -19,13 +20,17 @@ T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 def cos_sin_naive(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
     """cos and sin of position times frequency, (...) -> (..., dim / 2), in float32 or better.
 
-    They are computed in float64, since positions are unbounded.
+    They are computed in float64, since positions are unbounded, or from fractions of a turn.
     """
-    half = dim // 2
-    frequencies = torch.arange(half, dtype=torch.float64, device=positions.device)
-    frequencies = torch.exp(frequencies * (-math.log(ROTARY_BASE) / half))
-    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
-    wide = at_least_float32(dtype)
+    device, wide = positions.device, at_least_float32(dtype)
+    exact = widest(device) == torch.float64
+    exponents = torch.arange(dim // 2, dtype=torch.float64, device=device if exact else "cpu")
+    frequencies = torch.exp(exponents * (-math.log(ROTARY_BASE) / (dim // 2)))
+    if exact:
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
+    else:
+        turns = tuple(part.to(device, torch.float32) for part in in_parts(frequencies / (2.0 * math.pi)))
+        angles = fraction_of_turn(turns, positions.unsqueeze(-1)) * (2.0 * math.pi)
     return angles.cos().to(wide), angles.sin().to(wide)
 
 
@@ -49,6 +54,7 @@ def t5_bucket(distances: Tensor, causal: bool) -> Tensor:
         buckets //= 2
         offset, reach = (distances > 0).long() * buckets, distances.abs()
     exact = buckets // 2
-    ratio = torch.log(reach.clamp_min(1).double() / exact) / math.log(T5_MAX_DISTANCE / exact)
-    coarse = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
+    ratio = torch.log(reach.clamp_min(1).float() / exact) / math.log(T5_MAX_DISTANCE / exact)
+    # 1e-3, since whole numbers may be rounded down; other results are at least 0.01 below one
+    coarse = (exact + (ratio * (buckets - exact) + 1e-3).long()).clamp_max(buckets - 1)
     return offset + torch.where(reach < exact, reach, coarse)

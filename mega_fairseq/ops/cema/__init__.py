@@ -25,7 +25,7 @@ from mega_fairseq.ops.backend import NAIVE, TRITON, backend
 from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
 from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
-from mega_fairseq.ops.precision import without_autocast
+from mega_fairseq.ops.precision import widest, without_autocast
 
 
 def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor) -> CEMACoefficients:
@@ -36,8 +36,9 @@ def cema_coefficients(alpha: Tensor, delta: Tensor, theta: Tensor, gamma: Tensor
     ndim, one = alpha.size(-1), torch.ones_like(alpha).unsqueeze(0)
     with without_autocast(alpha):
         log_decay, expand, _ = ema_coefficients(alpha.unsqueeze(0), delta.unsqueeze(0), one, one)  # as with beta = 1
-        parts = torch.linspace(1.0 / ndim, 1.0, ndim, device=theta.device, dtype=torch.float64)  # n / N
-        turns = torch.sigmoid(theta.double()).unsqueeze(-1) * parts
+        wide = widest(theta.device)
+        parts = torch.linspace(1.0 / ndim, 1.0, ndim, device=theta.device, dtype=wide)  # n / N
+        turns = torch.sigmoid(theta.to(wide)).unsqueeze(-1) * parts
         project = gamma.to(expand.dtype) * math.sqrt(1.0 / ndim)
         return CEMACoefficients(log_decay.squeeze(0), turns, expand.squeeze(0), project)
 

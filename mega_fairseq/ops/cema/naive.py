@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.ops.turns import fraction_of_turn
 
 
 class CEMACoefficients(NamedTuple):
     """The coefficients of the recurrence for each of D channels and N states, in float32 or float64."""
 
     log_decay: Tensor  # (D, N) log |q|, finite and <= 0
-    turns: Tensor  # (D, N) the angle of q in whole turns, phi / (2 pi), in float64
+    turns: Tensor  # (D, N) the angle of q in whole turns, phi / (2 pi), in float64 where the device has it
     expand: Tensor  # (D, N) p: from an input to the state
     project: Tensor  # (D, N, 2) gamma / sqrt(N): from the state to an output, real and imaginary part
 
@@ -21,11 +22,9 @@ class CEMACoefficients(NamedTuple):
 def complex_powers(c: CEMACoefficients, steps: Union[int, Tensor]) -> Tensor:
     """q^steps: steps that broadcast with (D, N) -> (..., D, N, 2), real and imaginary part.
 
-    Angles are rounded once, as fractions of a turn: in float32, the product of an angle and 100,000 steps would be
-    wrong by 0.01.
+    Angles are rounded once, as fractions of a turn.
     """
-    turns = c.turns * steps
-    angle = ((turns - turns.round()) * (2.0 * math.pi)).to(c.expand.dtype)
+    angle = (fraction_of_turn(c.turns, steps) * (2.0 * math.pi)).to(c.expand.dtype)
     direction = torch.stack([torch.cos(angle), torch.sin(angle)], -1)
     return torch.exp(c.log_decay * steps).unsqueeze(-1) * direction
 

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.precision import at_least_float32, widest
 
 
 class Statistics(NamedTuple):
     """Mean and variance of all numbers of each group so far."""
 
     count: Tensor  # (B,) int64, tokens
-    mean: Tensor  # (B, G) float64
-    var: Tensor  # (B, G) float64, the mean square distance from the mean
+    mean: Tensor  # (B, G) in float64 where the device has it
+    var: Tensor  # (B, G) likewise, the mean square distance from the mean
 
 
 def no_statistics(x: Tensor, groups: int) -> Statistics:
     """Those before the first token of x (B, ...)."""
-    mean = x.new_zeros(x.size(0), groups, dtype=torch.float64)
+    mean = x.new_zeros(x.size(0), groups, dtype=widest(x.device))
     return Statistics(x.new_zeros(x.size(0), dtype=torch.long), mean, torch.ones_like(mean))
 
 
@@ -40,7 +40,7 @@ def norm_step(
     """One token: x (B, D) -> y (B, D) in x's dtype, and the statistics with it."""
     centred, own, spread = own_statistics(x, state.mean.size(1))
     count = state.count + 1
-    share, away = 1.0 / count.unsqueeze(-1).double(), own - state.mean
+    share, away = 1.0 / count.unsqueeze(-1).to(state.mean.dtype), own - state.mean
     mean = state.mean + away * share
     var = state.var + (spread + (1.0 - share) * away.square() - state.var) * share
     y = (centred + (own - mean).to(own.dtype).unsqueeze(-1)) * torch.rsqrt(var + eps).to(own.dtype).unsqueeze(-1)
