@@ -9,19 +9,17 @@ SEPARATOR = "<sep>"  # between the lines of a window
 
 def read_lines(path: Union[str, Path]) -> List[str]:
     """The lines of a UTF-8 file, with every run of white space, or of other line ends, replaced by one space."""
+    lines: List[str] = []
     with open(path, "rb") as file:
-        content = file.read().split(b"\n")
-    if not content[-1]:
-        content.pop()
-    lines = []
-    for number, line in enumerate(content, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"line {number:,} of {path} is not UTF-8; convert the file, with iconv for instance"
-            ) from None
-        lines.append(" ".join(text.split()))
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(
+                    f"line {number:,} of {path} is not UTF-8; convert the file, with iconv for instance"
+                ) from None
+            text = " ".join(text.split())
+            lines.append(lines[-1] if lines and lines[-1] == text else text)  # ids of documents share memory
     return lines
 
 

@@ -26,7 +26,7 @@ class Corpus:
 
     def __init__(self, parts: List[np.ndarray], lines: np.ndarray):
         self.parts = parts
-        self.lines = lines.astype(np.int64)  # tokens of each line
+        self.lines = lines.astype(np.int64, copy=False)  # tokens of each line
         self.starts = np.cumsum([0, *(part.size for part in parts)])  # start of each part, and the end
 
     @classmethod
@@ -66,14 +66,18 @@ class Corpus:
 
     def documents(self, how: str) -> np.ndarray:
         """Return the start of each document, and the end of the last: (documents + 1,)."""
-        ends = np.cumsum(self.lines)
         if how == "stream":
             return np.array([0, len(self)])
         if how == "line":
-            return np.concatenate([[0], ends[self.lines > 0]])
+            return borders(self.lines[self.lines > 0])
         blank = self.lines == 1  # only an end of line, which belongs to the document before it
         last = blank & ~np.append(blank[1:], False)  # consecutive blank lines are one border
-        return np.unique(np.concatenate([[0], ends[last], [len(self)]]))
+        return np.unique(np.concatenate([[0], np.cumsum(self.lines)[last], [len(self)]]))
+
+
+def borders(sizes: np.ndarray) -> np.ndarray:
+    """The start of each of consecutive parts with these sizes (N,), and the end of the last: (N + 1,)."""
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def load_dictionary(path: str) -> Dictionary:

@@ -71,10 +71,10 @@ class SegmentDataset(SizedDataset):
 def cut(documents: np.ndarray, chunk: int, multiples: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Return segment borders: each document is cut from its start in steps of m chunks, m uniform in [min, max]."""
     least, most = multiples
-    bounds = [documents]
-    for start, stop in zip(documents[:-1], documents[1:]):
-        if stop - start > least * chunk:
-            steps = rng.integers(least, most + 1, size=-(-(stop - start) // (least * chunk))) * chunk
-            inner = start + np.cumsum(steps)
-            bounds.append(inner[inner < stop])
+    bounds, sizes = [documents], np.diff(documents)
+    for number in np.flatnonzero(sizes > least * chunk):
+        start, stop = documents[number : number + 2]
+        steps = rng.integers(least, most + 1, size=-(-(stop - start) // (least * chunk))) * chunk
+        inner = start + np.cumsum(steps)
+        bounds.append(inner[inner < stop])
     return np.sort(np.concatenate(bounds))

@@ -48,16 +48,15 @@ class StreamDataset(SizedDataset):
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
         **unused: Any,
-    ) -> List[List[int]]:
+    ) -> List[np.ndarray]:
         """Batch streams of similar length within the limits; a stream that exceeds them is a batch by itself."""
-        found: List[List[int]] = []
-        for index in indices.tolist():
-            rows = len(found[-1]) + 1 if found else 1
-            fits = found and (not max_sentences or rows <= max_sentences)
-            if fits and (not max_tokens or rows * self.sizes[found[-1][0]] <= max_tokens):
-                found[-1].append(index)
-            else:
-                found.append([index])
+        found, start = [], 0
+        while start < len(indices):
+            rows = max_sentences or len(indices)
+            if max_tokens:
+                rows = min(rows, max(1, max_tokens // int(self.sizes[indices[start]])))
+            found.append(indices[start : start + rows])
+            start += rows
         return found
 
 

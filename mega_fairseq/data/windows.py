@@ -126,13 +126,13 @@ def windows(documents: np.ndarray, ends: np.ndarray, limit: int, draw: Optional[
     single_lines, full = (0.0, True) if draw is None else (draw.single_lines, draw.full)
     least = np.log(min(LEAST_BUDGET, limit))
     budgets = np.full_like(budget, limit) if full else np.exp(least + budget * (np.log(limit) - least))
-    bounds = [0]
-    for number, (start, stop) in enumerate(zip(documents[:-1].tolist(), documents[1:].tolist())):
-        if single[number] < single_lines:
-            bounds += range(start + 1, stop + 1)
-        else:
-            bounds += cut(ends, start, stop, first[number] * budgets[number], budgets[number])
-    return np.array(bounds)
+    alone = single < single_lines
+    (lines,) = np.repeat(alone, np.diff(documents)).nonzero()  # that are windows
+    bounds: List[int] = [0]
+    starts, stops, first, budgets = (each[~alone] for each in (documents[:-1], documents[1:], first, budgets))
+    for start, stop, share, most in zip(starts.tolist(), stops.tolist(), first, budgets):
+        bounds += cut(ends, start, stop, share * most, most)
+    return np.sort(np.concatenate([bounds, lines + 1]))
 
 
 def cut(ends: np.ndarray, start: int, stop: int, first: float, budget: float) -> List[int]:

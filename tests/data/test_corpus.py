@@ -1,12 +1,18 @@
 """Binarised texts of language models are read in any format of fairseq, and refused if damaged."""
 
 import re
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 
-from mega_fairseq.data import Corpus
+from mega_fairseq.data import Corpus, StreamDataset
+from mega_fairseq.data.classification.inputs import Tokens
+from mega_fairseq.data.windows import Draw, windows
+from mega_fairseq.documents import read_lines
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers.commands import fairseq
 from tests.helpers.corpora import in_memory, tokens
@@ -137,6 +143,31 @@ def test_documents_end_at_the_chosen_boundaries(how, lines, borders):
 
 
 # ------------------------------------------------------------------------------------------------ folders
+
+
+LINES = 50_000
+BORDERS = np.arange(0, 2 * LINES + 1, 2)
+SIDES = np.stack([BORDERS, BORDERS], 1)
+AT_START = {
+    "inputs": lambda corpus, ids: Tokens(Path("train"), None),
+    "batches": lambda corpus, ids: StreamDataset(corpus, BORDERS, 1, 2).batch_by_size(np.arange(LINES), 1000),
+    "windows": lambda corpus, ids: windows(np.arange(0, LINES + 1, 10), SIDES, 100, Draw(1, 1.0, False), 1),
+    "ids": lambda corpus, ids: read_lines(ids),
+}
+
+
+@pytest.mark.parametrize("name", AT_START)
+def test_lines_are_no_python_objects_in_memory(name, tmp_path, monkeypatch):
+    corpus = in_memory([2] * LINES)
+    monkeypatch.setattr(Corpus, "load", lambda *unused: corpus)
+    ids = write(tmp_path / "train.docs", [f"document {line // 10}" for line in range(LINES)])
+    tracemalloc.start()
+    try:
+        AT_START[name](corpus, ids)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak / LINES < 40, "bytes of a few arrays"
 
 
 def test_a_model_without_chunks_requires_a_segment_length(folders):

@@ -193,7 +193,7 @@ def test_streams_cover_the_split_exactly_once_and_start_from_eos(made):
 def test_batches_contain_each_stream_once_within_the_limits(made, max_tokens, rows):
     dataset, *_ = made
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max_tokens, max_sentences=rows)
-    assert sorted(sum(batches, [])) == list(range(len(dataset)))
+    assert sorted(np.concatenate(batches)) == list(range(len(dataset)))
     for batch in batches:
         assert len(batch) <= (rows or len(dataset))
         if len(batch) > 1 and max_tokens:

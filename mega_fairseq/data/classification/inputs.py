@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from mega_fairseq.data.corpus import Corpus
+from mega_fairseq.data.corpus import Corpus, borders
 
 BLOCK = 2**24  # numbers checked at a time
 
@@ -48,7 +48,7 @@ class Tokens(Inputs):
     def __init__(self, path: Path, dictionary: Dictionary):
         self.corpus = Corpus.load(str(path), dictionary)
         super().__init__(f"{path}.bin", self.corpus.lines)
-        self.starts = np.cumsum([0, *self.sizes])
+        self.starts = borders(self.sizes)
         _refuse_empty(self.source, self.sizes - 1)
 
     def __getitem__(self, index: int) -> Tensor:
