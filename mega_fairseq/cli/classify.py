@@ -116,12 +116,12 @@ def read_examples(classifier: Classifier, split: str) -> ExampleDataset:
     for inputs in examples.inputs:
         if inputs.cut:
             print(f"{inputs.about_cut()} and are cut, as in the training", file=sys.stderr)
-    _tell_of_other_lengths(task.length, np.count_nonzero(examples.inputs[0].inputs.sizes != task.length))
+    _tell_of_other_lengths(task.length, task.count_other_lengths(examples))
     return examples
 
 
 def _tell_of_other_lengths(length: Optional[int], count: int) -> None:
-    if length is not None and count:
+    if count:
         print(f"more or fewer numbers than the {length:,} of training examples: {count:,} inputs", file=sys.stderr)
 
 
@@ -141,15 +141,15 @@ def shown(prediction: Prediction) -> str:
 
 def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size: int) -> Iterator[str]:
     """A result for each line, several lines at a time; those before a line with an error have results too."""
-    numbered, cut, other, length = enumerate(lines, 1), 0, 0, classifier.task.length
+    numbered, cut, other = enumerate(lines, 1), 0, 0
     for batch in iter(lambda: list(islice(numbered, batch_size)), []):
         inputs, refused = [], None
         for number, line in batch:
             try:
                 parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
-                examples = classifier.examples([parsed]).inputs
-                cut += any(one.cut for one in examples)
-                other += length != examples[0].inputs.sizes[0]
+                examples = classifier.examples([parsed])
+                cut += any(one.cut for one in examples.inputs)
+                other += classifier.task.count_other_lengths(examples)
                 inputs.append(parsed)
             except ValueError as error:
                 if not is_for_user(error):
@@ -157,14 +157,14 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
                 refused = f"in line {number}: {error}"
                 break
         try:
-            yield from map(shown, classifier.predict(inputs, batch_size))
+            yield from map(shown, classifier.predictions(classifier.examples(inputs), batch_size))
         except ValueError as error:
             if not is_for_user(error):
                 raise
             raise UserError(f"after line {batch[0][0] - 1}: {error}") from None
         if refused:
             raise UserError(refused)
-    _tell_of_other_lengths(length, other)
+    _tell_of_other_lengths(classifier.task.length, other)
     if cut:
         longest = classifier.task.longest
         print(f"longer than {longest:,} positions and cut, as in the training: {cut:,} lines", file=sys.stderr)

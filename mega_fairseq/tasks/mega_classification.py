@@ -202,6 +202,12 @@ class MegaClassificationTask(FairseqTask):
                 logger.info(f"{one.about_cut()} and are cut to the first ones (--shorten-method truncate)")
         return ExampleDataset(fitted, classes, self.dictionary.pad() if self.dictionary else 0.0, self.cfg.seed)
 
+    def count_other_lengths(self, examples: ExampleDataset) -> int:
+        """How many examples have another number of values than those of the training, if that is known."""
+        if self.length is None:
+            return 0
+        return int(np.count_nonzero(examples.inputs[0].inputs.sizes != self.length))
+
     def encode(self, given: Any, name: str) -> Tensor:
         """Text, bytes or an array of numbers -> the input (L,) of a model; errors call it by this name."""
         kind = self.cfg.input_kind

@@ -1,5 +1,6 @@
 """Predictions of trained classifiers for new inputs."""
 
+import logging
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from mega_fairseq.data.classification.inputs import InMemory
 from mega_fairseq.data.classification.labels import classes_of
 from mega_fairseq.modules.config import check_positive
 from mega_fairseq.tasks.mega_classification import MegaClassificationConfig, MegaClassificationTask
+
+logger = logging.getLogger(__name__)
 
 
 class Prediction(NamedTuple):
@@ -42,6 +45,18 @@ class Classifier(nn.Module):
         Several models are averaged.
         """
         examples = self.examples(inputs)
+        others = self.task.count_other_lengths(examples)
+        if others:
+            logger.warning(
+                "%d of %d inputs have more or fewer values than the %d of training examples, so predictions may be "
+                "wrong; give as many",
+                others,
+                len(examples),
+                self.task.length,
+            )
+        return self.predictions(examples, batch_size)
+
+    def predictions(self, examples: ExampleDataset, batch_size: int = 16) -> List[Prediction]:
         found = torch.zeros(len(examples), len(self.labels))
         for rows, probabilities in self.probabilities(examples, batch_size):
             found[rows] = probabilities

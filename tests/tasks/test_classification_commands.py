@@ -173,6 +173,20 @@ def test_predictions_have_the_loss_of_the_validation(classifiers):
         assert probability == probabilities[label] == max(probabilities.values())
 
 
+def test_values_of_another_length_than_in_the_training_are_predicted_with_a_warning(classifiers, caplog):
+    trained = classifiers("values")
+    classifier, rows = predictor(trained.last, "values", trained.data), np.load(trained.data / "valid.npy")
+
+    def warnings():
+        return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+    classifier.predict(rows[:2])
+    assert not warnings()
+    classifier.predict([*rows[:2], rows[2][1:]])
+    (message,) = warnings()
+    assert "1 of 3 inputs" in message
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs", "said"),
     [
