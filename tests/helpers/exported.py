@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from mega_fairseq.export.folder import write_language_model, write_translation
 from mega_fairseq.export.graph import Graph, Weights
+from mega_fairseq.tasks import MegaDocumentTranslationTask
 from mega_fairseq.tasks.generator import MegaGenerator
 from mega_runtime import LanguageModel, Translator
-from tests.helpers.small_models import EOS, TYPES, language_model, padded, translation_model
+from tests.helpers.small_models import EOS, SEPARATOR, TYPES, documents_task, language_model, padded, translation_model
 
 NUMBERS = count()
 
@@ -110,6 +111,25 @@ def translation(
     write_translation(folder, model, number_format)
     model.make_generation_fast_()
     return model, Translator(folder)
+
+
+@lru_cache(maxsize=None)
+def documents(
+    number_format: str = "float32", ends: float = 0.0, window: int = 60, a: float = 0.5, b: float = 3.0, **options: Any
+) -> Tuple[MegaDocumentTranslationTask, nn.Module, Translator]:
+    """A model for windows of several lines, with its task; `ends` is added to the scores of separator and end."""
+    task = documents_task(line_length_a=a, line_length_b=b, window_tokens=window)
+    model, folder = sharpened(translation_model(output_bias=True, **options), 2.0, ends), new_folder()
+    with torch.no_grad():
+        model.decoder.output_projection.bias[SEPARATOR] += ends
+    if model.decoder.separators is not None:
+        model.decoder.separators = task.separators
+    words = {"separator": task.cfg.separator, "line_length_a": a, "line_length_b": b}
+    words.update(window_tokens=window, source_separator=SEPARATOR)
+    model.encoder.dictionary, model.decoder.dictionary = task.source_dictionary, task.target_dictionary
+    write_translation(folder, model, number_format, documents=words, separators=task.separators)
+    model.make_generation_fast_()
+    return task, model, Translator(folder)
 
 
 @lru_cache(maxsize=None)

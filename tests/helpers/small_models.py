@@ -21,7 +21,8 @@ from mega_fairseq.models import (
 )
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import EXAMPLES, MIXERS
-from tests.helpers.golden_models import PAD, classification, task
+from mega_fairseq.tasks import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
+from tests.helpers.golden_models import PAD, classification, dictionary, task
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
 SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
@@ -60,6 +61,7 @@ def mixer_options(name: str, *sides: str) -> Dict[str, Any]:
 
 SENTENCES, BEAMS = 3, 3
 SEPARATORS = (5, 6)  # between lines of a source and of a target
+SEPARATOR = TYPES - 1  # that of `documents_task`, on both sides
 IN_LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
 
 
@@ -70,6 +72,11 @@ def translation_model(**options: Any) -> MegaTransformerModel:
     translation = task(TYPES)
     translation.separators = SEPARATORS
     return _perturbed(MegaTransformerModel.build_model(cfg, translation), 0.2, 0.2)
+
+
+def documents_task(**options: Any) -> MegaDocumentTranslationTask:
+    words = [dictionary(SEPARATOR) for _ in range(2)]
+    return MegaDocumentTranslationTask(MegaDocumentTranslationConfig(**options), *words)
 
 
 def sources(pad_left: bool = True) -> Tensor:

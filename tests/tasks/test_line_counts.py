@@ -12,25 +12,20 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from mega_fairseq.models import step_graph
-from mega_fairseq.tasks import (
-    MegaDocumentTranslationConfig,
-    MegaDocumentTranslationTask,
-    beam_search,
-    generator,
-    line_counts,
-)
+from mega_fairseq.tasks import beam_search, generator, line_counts
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
-from tests.helpers.golden_models import PAD, dictionary
+from tests.helpers.golden_models import PAD
 from tests.helpers.recorder import recorded
-from tests.helpers.small_models import EOS, TYPES, padded, stock_transformer, translation_model
-
-SEPARATOR = TYPES - 1
-
-
-def documents_task(**options: Any) -> MegaDocumentTranslationTask:
-    words = [dictionary(SEPARATOR) for _ in range(2)]
-    return MegaDocumentTranslationTask(MegaDocumentTranslationConfig(**options), *words)
+from tests.helpers.small_models import (
+    EOS,
+    SEPARATOR,
+    TYPES,
+    documents_task,
+    padded,
+    stock_transformer,
+    translation_model,
+)
 
 
 @functools.lru_cache(maxsize=None)
