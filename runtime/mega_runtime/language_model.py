@@ -162,8 +162,8 @@ class LanguageModel:
 
     def _check_length(self, length: int) -> None:
         longest = self.config["limits"]["target"]
-        if self.config["decoder_chunk"] is None and length + 1 > longest:
-            raise ValueError(f"the text would have {length + 1:,} tokens and the model reads {longest:,}; shorten it")
+        if self.config["decoder_chunk"] is None and length > longest:  # it reads eos, and not the last token
+            raise ValueError(f"the text would have {length:,} tokens and the model reads {longest:,}; shorten it")
 
 
 def chosen(

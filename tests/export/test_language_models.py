@@ -123,3 +123,14 @@ def test_scores_of_texts_in_words():
     assert score.bits == pytest.approx(-score.log_probs.mean() / np.log(2))
     for blank in ("", " \t"):
         assert (ours.score(blank).pieces, ours.score(blank).bits, len(ours.score(blank).log_probs)) == ([], 0.0, 0)
+
+
+def test_a_model_without_chunks_reads_as_many_tokens_as_in_the_training():
+    model, ours = language(**MODELS["whole, simple"])
+    text = text_of(100)
+    np.testing.assert_allclose(ours.score_tokens(text), expected_of(model, text), **TOLERANCE)
+    np.testing.assert_allclose(ours.score_in_steps(text), expected_of(model, text), **TOLERANCE)
+    assert len(list(ours.sample(text[:30], 70, 1.0, 0, 1.0, 1))) <= 70
+    for call in (lambda: ours.score_tokens(text_of(101)), lambda: list(ours.sample(text[:31], 70, 1.0, 0, 1.0, 1))):
+        with pytest.raises(ValueError, match="101 tokens and the model reads 100; shorten it"):
+            call()
