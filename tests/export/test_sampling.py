@@ -1,0 +1,174 @@
+"""Language models continue texts: what is drawn, where it ends, and parts that together are the whole."""
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.export.folder import write_language_model
+from mega_runtime import LanguageModel
+from mega_runtime.language_model import chosen
+from tests.helpers.exported import language, new_folder
+from tests.helpers.golden_models import PAD
+from tests.helpers.profiles import examples
+from tests.helpers.small_models import EOS, language_model
+
+OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+# ------------------------------------------------------------------------------------------- a token
+
+
+def drawn(probabilities, count=1, **options):
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(np.array(probabilities, np.float32) + np.float32(1e-30))
+    random = np.random.default_rng(0)
+    words = {**OPTIONS, **options}
+    return [chosen(log_probs, PAD, words["temperature"], words["top_k"], words["top_p"], random) for _ in range(count)]
+
+
+def shares(tokens, types):
+    return np.bincount(tokens, minlength=types) / len(tokens)
+
+
+PROBABILITIES = np.array([0.1, 0.3, 0.05, 0.35, 0.2])  # 0.3 of the pad
+WITHOUT_PAD = np.array([0.1, 0.0, 0.05, 0.35, 0.2]) / 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, WITHOUT_PAD),
+        ({"temperature": 0.5}, WITHOUT_PAD**2 / (WITHOUT_PAD**2).sum()),
+        ({"temperature": 0.0}, [0, 0, 0, 1, 0]),
+        ({"temperature": 0.01}, [0, 0, 0, 1, 0]),
+        ({"top_k": 2}, [0, 0, 0, 0.35 / 0.55, 0.2 / 0.55]),
+        ({"top_k": 1}, [0, 0, 0, 1, 0]),
+        ({"top_k": 99}, WITHOUT_PAD),
+        ({"top_p": 0.49}, [0, 0, 0, 1, 0]),
+        ({"top_p": 0.51}, [0, 0, 0, 0.35 / 0.55, 0.2 / 0.55]),
+        ({"top_p": 1e-9}, [0, 0, 0, 1, 0]),
+        ({"top_k": 3, "top_p": 0.8}, [0, 0, 0, 0.35 / 0.55, 0.2 / 0.55]),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities_of_those_that_are_left(options, expected):
+    found = shares(drawn(PROBABILITIES, 4000, **options), 5)
+    assert np.array_equal(found > 0, np.array(expected) > 0)
+    np.testing.assert_allclose(found, expected, atol=0.03)
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        chosen(np.array([0.0, np.nan], np.float32), PAD, 1.0, 0, 1.0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)])
+def test_options_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} (is )?{value}"):
+        language()[1].continue_text("w1", **{name: value})
+
+
+# ------------------------------------------------------------------------------------------- a text
+
+
+def test_a_seed_gives_the_same_text_again_and_another_one_does_not():
+    ours = language()[1]
+    texts = {seed: ours.continue_text("w1 w2", 20, seed=seed) for seed in (1, 2, 3)}
+    assert len(set(texts.values())) == 3
+    for seed, text in texts.items():
+        assert text.startswith("w1 w2 ")
+        assert ours.continue_text("w1 w2", 20, seed=seed) == text
+
+
+@pytest.mark.parametrize("prefix", [[], [7, 8, 9, 10], list(range(4, 37))])
+def test_the_likeliest_tokens_are_those_of_the_log_probabilities(prefix):
+    ours = language()[1]
+    found = list(ours.sample(prefix, 12, 0.0, 0, 1.0, 1))
+    text = [*prefix, *found]
+    for place in range(len(prefix), len(text)):
+        ours.decoder.start(1, 1, 1, all_types=True)
+        for token in [EOS, *text[:place]]:
+            ours.decoder.step(np.array([[token]]), np.zeros((1, 1), int))
+        log_probs = ours.decoder.log_probs[0].copy()
+        log_probs[PAD] = -np.inf
+        assert text[place] == log_probs.argmax()
+
+
+def test_a_text_ends_where_one_of_the_training_would(monkeypatch):
+    ours = language()[1]
+    monkeypatch.setattr(ours, "sample", lambda *call: iter([5, 6, EOS]))
+    assert ours.continue_text("w3") == "w3 w1 w2"
+    assert ours.continue_text("") == "w1 w2"
+
+
+def test_no_tokens_are_added_if_none_are_asked_for():
+    assert language()[1].continue_text("w1 w2", 0) == "w1 w2"
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+
+@pytest.fixture(scope="module")
+def of_bytes():
+    numbers = Dictionary()
+    for number in range(256):
+        numbers.add_symbol(str(number))
+    model, folder = language_model(len(numbers)), new_folder()
+    model.decoder.dictionary = numbers
+    write_language_model(folder, model, of_bytes=True)
+    return LanguageModel(folder)
+
+
+def streamed(model, monkeypatch, given_text, written, stop=()):
+    """The parts in which this text, as bytes, is given out."""
+    tokens = model.types.encode(map(str, written))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "sample", lambda *call: iter(tokens))
+        return list(model.stream(given_text, stop=stop))
+
+
+TEXTS = st.text(st.sampled_from("ab\n\u00e4\u20ac\U0001f600\u0301"), max_size=9)
+STOPS = st.lists(st.text(st.sampled_from("ab\u20ac"), min_size=1, max_size=3), max_size=2)
+
+
+def until_stop(text, stop):
+    for length in range(len(text) + 1):
+        found = [text[:length].find(each) for each in stop if each in text[:length]]
+        if found:
+            return text[: min(found)]
+    return text
+
+
+@given(before=TEXTS, text=TEXTS, stop=STOPS)
+@examples(60)
+def test_parts_of_bytes_are_whole_characters_that_together_are_the_text(of_bytes, before, text, stop):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        parts = streamed(of_bytes, monkeypatch, before, text.encode(), stop)
+    assert not any("\ufffd" in part for part in parts)
+    assert "".join(parts) == until_stop(text, stop)
+
+
+def test_bytes_that_are_no_character_are_marked(of_bytes, monkeypatch):
+    for written in (b"a\xe2\x82", b"\xff\xfe", b"a\x82b", "\u20ac".encode()[:2] + b"a"):
+        parts = streamed(of_bytes, monkeypatch, "\u20ac", written)
+        assert "".join(parts) == written.decode(errors="replace")
+
+
+def test_a_text_that_may_be_the_beginning_of_a_stop_is_held_back(of_bytes, monkeypatch):
+    assert streamed(of_bytes, monkeypatch, "", b"ababc", stop=["abc"]) == ["", "", "a", "b", ""]
+    assert "".join(streamed(of_bytes, monkeypatch, "", b"abab", stop=["abc"])) == "abab"
+
+
+def test_a_drawn_text_of_bytes_is_the_same_in_parts(of_bytes):
+    whole = of_bytes.continue_text("\u20ac", 60, seed=3)
+    assert whole == "\u20ac" + "".join(of_bytes.stream("\u20ac", 60, seed=3))
+    assert len(whole) > 20
+    assert of_bytes.config["text"]["kind"] == "bytes"
+
+
+def test_parts_of_words_are_given_out_as_they_are_found(monkeypatch):
+    ours = language()[1]
+    monkeypatch.setattr(ours, "sample", lambda *call: iter([5, 6, 3, 7]))
+    assert list(ours.stream("w1 w2")) == [" w1", " w2", " <unk>", " w3", ""]
+    assert list(ours.stream("")) == ["w1", " w2", " <unk>", " w3", ""]
