@@ -1,0 +1,175 @@
+"""Text to types and back as fairseq does it; lines, paragraphs and batches keep their order and white space."""
+
+import random
+
+import pytest
+import sentencepiece
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_fairseq.data.byte_numbers import ByteNumbers
+from mega_fairseq.export.folder import write_translation
+from mega_runtime import Translator
+from mega_runtime.text import Bytes, Pieces, Words, sentences
+from tests.helpers.exported import CHUNKS, SEARCHED, new_folder, ours, translation
+from tests.helpers.profiles import examples
+from tests.helpers.small_models import TYPES, translation_model
+
+# ------------------------------------------------------------------------------------------- types
+
+
+@pytest.fixture(scope="module")
+def pieces_model(tmp_path_factory):
+    """A SentencePiece model with the types of small models."""
+    folder, chance = tmp_path_factory.mktemp("pieces"), random.Random(1)
+    text = [" ".join(chance.choice(["der", "dem", "Haus", "Hase", "ist"]) for _ in range(9)) for _ in range(50)]
+    (folder / "text").write_text("\n".join(text))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "pieces"), vocab_size=18, minloglevel=2
+    )
+    return folder / "pieces.model"
+
+
+TEXTS = st.text(st.sampled_from("der HausHae \t\u2581\u00a0\u20ac\u0308"), max_size=20)
+
+
+@given(text=TEXTS)
+@examples(60)
+def test_pieces_are_those_of_fairseq(pieces_model, text):
+    theirs, here = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(pieces_model))), Pieces(pieces_model)
+    types = theirs.encode(text).split()
+    assert here.split(text) == types
+    assert here.join(types) == theirs.decode(" ".join(types))
+
+
+@given(text=TEXTS)
+@examples(30)
+def test_bytes_are_those_of_the_project(text):
+    types = ByteNumbers(None).encode(text).split()
+    assert Bytes().split(text) == types
+    for given_types in (types, types[1:], ["<unk>", *types], [*types, "madeupword0000"]):
+        assert Bytes().join(given_types) == ByteNumbers(None).decode(" ".join(given_types))
+
+
+def test_words_are_separated_by_any_white_space():
+    assert Words().split(" a\tb  c\u00a0d\u2028e ") == ["a", "b", "c", "d", "e"]
+    assert Words().join(["a", "b"]) == "a b"
+
+
+def test_types_that_are_not_known_are_unknown():
+    types = translation()[1].source
+    assert types.encode(["w1", "other", "w35", "</s>"]) == [5, 3, 39, 2]
+    assert types.decode([5, 3, 39]) == ["w1", "<unk>", "w35"]
+
+
+# ------------------------------------------------------------------------------------------- sentences
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "expected"),
+    [
+        ("", [("", "")]),
+        ("  ", [("  ", "")]),
+        ("One.", [("One.", "")]),
+        ("One. Two!  Three?\tFour", [("One.", " "), ("Two!", "  "), ("Three?", "\t"), ("Four", "")]),
+        ("He said: \u201cYes.\u201d \u201cNo.\u201d", [("He said: \u201cYes.\u201d", " "), ("\u201cNo.\u201d", "")]),
+        ("Mr. Smith met Dr. Jones. They left.", [("Mr. Smith met Dr. Jones.", " "), ("They left.", "")]),
+        ("J. S. Bach lived. So what", [("J. S. Bach lived.", " "), ("So what", "")]),
+        ("It cost 3.50 euros. e.g. this", [("It cost 3.50 euros. e.g. this", "")]),
+        ("Am Tag, z.B. Um 9.", [("Am Tag, z.B. Um 9.", "")]),
+        ("Wait\u2026 What?! (Really?) Yes", [("Wait\u2026", " "), ("What?!", " "), ("(Really?)", " "), ("Yes", "")]),
+    ],
+)
+def test_paragraphs_are_cut_behind_sentences(paragraph, expected):
+    assert [tuple(sentence) for sentence in sentences(paragraph)] == expected
+
+
+@given(st.text(st.sampled_from('Ab. !?\u2026"\u201d(\u00c4 \n\t1'), max_size=30))
+@examples(60)
+def test_the_sentences_of_a_paragraph_are_the_paragraph(paragraph):
+    cut = sentences(paragraph)
+    assert "".join(sentence.text + sentence.after for sentence in cut) == paragraph
+    assert all(sentence.text.strip() for sentence in cut) or not paragraph.strip()
+
+
+# ------------------------------------------------------------------------------------------- lines
+
+
+LINES = ["w1 w2 w3", "", "w4", "w5 " * 30, " \t", "unknown", "w6 w7 w8 w9 w1"]
+
+
+def test_lines_are_translated_in_their_order_each_as_alone():
+    translator = translation(**SEARCHED["chunks"])[1]
+    found = translator.translate(LINES)
+    assert [line.number for line in found] == list(range(len(LINES)))
+    for text, line in zip(LINES, found):
+        if not text.strip():
+            assert (line.text, line.pieces, len(line.hypotheses), line.score) == ("", [], 1, 0.0)
+            continue
+        (alone,) = ours(translator, [translator.encode(text)])
+        assert [t.pieces for t in line.hypotheses] == [translator.target.decode(tokens[:-1]) for tokens, _ in alone]
+        assert [t.score for t in line.hypotheses] == pytest.approx([score for _, score in alone], abs=1e-5)
+        assert line.text == " ".join(line.pieces)
+    assert translator.translate([]) == []
+    assert translator.translate([""])[0].text == ""
+
+
+@pytest.mark.parametrize("size", [1, 20, 10_000])
+def test_batches_of_any_size_give_the_same_lines(monkeypatch, size):
+    translator = translation(**SEARCHED["chunks"])[1]
+    expected = [line.text for line in translator.translate(LINES)]
+    monkeypatch.setattr(translator, "batch_tokens", size)
+    assert [line.text for line in translator.translate(iter(LINES), beam=5)] == expected
+
+
+def test_a_stream_gives_lines_before_it_reads_all():
+    translator, read = translation(**SEARCHED["chunks"])[1], []
+
+    def lines():
+        for number in range(2500):
+            read.append(number)
+            yield "w1 w2"
+
+    found = translator.stream(lines(), beam=1, max_len_b=1)
+    next(found)
+    assert len(read) == 1000
+    assert len(list(found)) == 2499
+
+
+def test_a_single_text_is_refused():
+    for call in (translation()[1].translate, lambda text: list(translation()[1].stream(text))):
+        with pytest.raises(TypeError, match="give a list of texts"):
+            call("w1 w2")
+
+
+def test_a_line_that_is_too_long_is_named():
+    with pytest.raises(ValueError, match="line 2 has 401 tokens and the model reads 400; .*--paragraphs"):
+        translation()[1].translate(["w1", "w1 " * 400])
+    assert len(translation()[1].translate(["w1 " * 399], beam=1, max_len_b=3)) == 1
+
+
+def test_paragraphs_keep_their_white_space(monkeypatch):
+    translator = translation(**SEARCHED["chunks"])[1]
+    monkeypatch.setattr(type(translator.segmented), "join", lambda self, types: f"<{len(types)}>")
+    paragraphs = ["W1 w2.  W3!\tW4 ", "", " ", "w5"]
+    expected = [line.text for line in translator.translate(["W1 w2.", "W3!", "W4 ", "w5"])]
+    assert translator.translate_paragraphs(paragraphs) == [
+        f"{expected[0]}  {expected[1]}\t{expected[2]}", "<0>", "<0>", expected[3]
+    ]  # fmt: skip
+
+
+def test_pieces_are_joined_to_text(pieces_model):
+    model, folder = translation_model(**CHUNKS), new_folder()
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(pieces_model))
+    symbols = [processor.id_to_piece(number) for number in range(3, processor.vocab_size())]
+    for dictionary in (model.encoder.dictionary, model.decoder.dictionary):
+        dictionary.symbols[4 : 4 + len(symbols)] = symbols
+    write_translation(folder, model, pieces=pieces_model)
+    text = "der Hase  ist"
+    (line,) = Translator(folder).translate([text], max_len_b=9)
+    (pieces,) = Translator(folder, pieces=True).translate([" ".join(processor.encode(text, out_type=str))], max_len_b=9)
+    assert line.pieces == pieces.pieces
+    assert line.text == "".join(line.pieces).replace("\u2581", " ").strip()
+    assert pieces.text == " ".join(pieces.pieces)
+    assert len(symbols) < TYPES
