@@ -82,8 +82,11 @@ class Classifier:
             words = given.split()
         if not words:
             raise ValueError(f"{name} is empty; leave it out")
+        tokens, special = self.types.encode(words), self.config["special"]
+        if special["pad"] in tokens:
+            raise ValueError(f"{name} has the word {self.types.types[special['pad']]}; remove it")
         first = [] if self.inputs["first"] is None else [self.inputs["first"]]
-        return np.array([*first, *self.types.encode(words), self.config["special"]["eos"]], np.int64)
+        return np.array([*first, *tokens, special["eos"]], np.int64)
 
     def _values(self, given: Any, name: str) -> np.ndarray:
         """A row of numbers of the type of the training, scaled as there."""
@@ -101,5 +104,9 @@ class Classifier:
             raise ValueError(
                 f"{name} has {len(numbers):,} numbers and those of the training {self.inputs['length']:,}; give as many"
             )
-        scaled = numbers.astype(np.float32) / np.float32(SCALES[expected]) - np.float32(self.inputs["mean"])
+        with np.errstate(over="ignore"):
+            numbers = numbers.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"{name} has numbers that are not finite in float32; correct or remove them")
+        scaled = numbers / np.float32(SCALES[expected]) - np.float32(self.inputs["mean"])
         return scaled / np.float32(self.inputs["deviation"])

@@ -139,6 +139,7 @@ def test_many_inputs_keep_their_order():
         ("tokens", "w1 w2", TypeError, "list of inputs"),
         ("tokens", [b"w1"], TypeError, "input 1 is of type bytes; give str"),
         ("tokens", ["w1", " "], ValueError, "input 2 is empty"),
+        ("tokens", ["w1 <pad>"], ValueError, "input 1 has the word <pad>; remove it"),
         ("tokens", ["w1 " * 64], ValueError, "input 1 has 65 positions and the model reads 64"),
         ("bytes", b"ab", TypeError, "list of inputs"),
         ("bytes", [[1, 2]], TypeError, "input 1 is of type list; give str or bytes"),
@@ -153,6 +154,8 @@ def test_many_inputs_keep_their_order():
         ("uint8", [np.zeros((2, 2), np.uint8)], ValueError, r"input 1 has the shape \(2, 2\)"),
         ("int16", [[1], [40_000]], ValueError, "input 2 .* of type int16"),
         ("float", [[1, 2]], ValueError, "input 1 .* of type float"),
+        ("float", [[0.5], [np.nan]], ValueError, "input 2 .* not finite"),
+        ("float", [[1e300]], ValueError, "input 1 .* not finite"),
         ("float", [["a"]], ValueError, "input 1 .* of type float"),
     ],
 )
