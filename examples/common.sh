@@ -139,11 +139,22 @@ step() {
         return
     fi
     say "making $result"
+    trap explain_failure EXIT # after `||` instead, COMMAND would go on after an error
     mkdir -p "$(dirname "$result")"
     rm -rf "$result.tmp"
     "$@" "$result.tmp"
     [ "$result" != "${REMEMBERED:-}" ] || printf '%s\n' "$SETTINGS" >"$result.choices"
     mv "$result.tmp" "$result"
+    trap - EXIT
+}
+
+# Says, after what the programs of a failed step have said, that there is no space for another MiB.
+explain_failure() {
+    local file=$DATA/space.tmp full=
+    touch "$file" 2>/dev/null || return # another reason
+    head -c 1048576 /dev/zero 2>/dev/null >"$file" || full=yes
+    rm -f "$file"
+    [ -z "$full" ] || die "the disk of $DATA is full: free some space, and run this again."
 }
 
 # keep FILE COMMAND...: prints what the commands print, and saves it as FILE once all of them have succeeded.
