@@ -31,6 +31,8 @@ def _choose(device: torch.device) -> str:
     if chosen:
         if chosen not in BACKENDS:
             raise ValueError(f"MEGA_BACKEND is {chosen!r}; use one of {', '.join(BACKENDS)}, or unset it")
+        if chosen == TRITON and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError("MEGA_BACKEND is 'triton', whose kernels need a GPU, and tensors are on the CPU; unset it")
     elif device.type != "cuda":
         chosen = CPU
     else:

@@ -11,6 +11,7 @@ import torch
 
 from mega_fairseq.cli import sweep as module
 from mega_fairseq.data import StreamDataset
+from mega_fairseq.ops import backend
 from tests.helpers.commands import Running, fairseq, refused_by
 from tests.helpers.faults import killed_after_a_point, killed_while_writing, together
 from tests.helpers.sweeps import CHUNK, TASK, language_checkpoint, points
@@ -235,6 +236,13 @@ def test_later_sweeps_of_copies_add_to_the_same_files(sweep_folder, sweep, edite
 def test_wrong_options_are_refused_before_any_work(sweep, tmp_path, arguments, words):
     refused(sweep(*arguments), words)
     assert not list(tmp_path.iterdir())
+
+
+def test_kernels_without_a_gpu_are_refused(sweep, monkeypatch):
+    monkeypatch.setenv("MEGA_BACKEND", "triton")
+    backend._choose.cache_clear()
+    refused(sweep("--chunks=8"), "MEGA_BACKEND")
+    backend._choose.cache_clear()
 
 
 def test_other_files_are_not_overwritten(sweep, tmp_path):
