@@ -1,0 +1,119 @@
+"""A folder that is incomplete, changed, too new or something else is refused in one sentence with a remedy."""
+
+import json
+import shutil
+
+import pytest
+
+from mega_runtime import Classifier, FolderError, LanguageModel, Translator
+from mega_runtime.folder import FORMAT
+from tests.helpers.exported import language, translation
+
+FILES = {
+    "translation": ["encoder.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"],
+    "translation, int8": ["encoder.onnx", "probe.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"],
+    "language": ["step.onnx", "target.txt", "text.onnx", "weights.bin"],
+}
+CASES = [(kind, name) for kind, names in FILES.items() for name in names]
+each_file = pytest.mark.parametrize(("kind", "name"), CASES)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of an exported folder, and the class that reads it."""
+
+    def make(kind):
+        build, reader = (language, LanguageModel) if kind == "language" else (translation, Translator)
+        _, loaded = build("int8" if "int8" in kind else "float32")
+        return shutil.copytree(loaded.folder.path, tmp_path / "copy"), reader
+
+    return make
+
+
+def refused(call, *words):
+    """Checks that it fails with one sentence with these words."""
+    with pytest.raises(FolderError) as error:
+        call()
+    said = str(error.value)
+    assert said.isprintable()
+    assert said.count(";") == 1
+    assert not [word for word in map(str, words) if word not in said], said
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_folder_consists_of_these_files_and_can_be_moved(kind, copied, tmp_path):
+    folder, reader = copied(kind)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["config.json", *FILES[kind]])
+    moved = folder.rename(tmp_path / "gr\u00fc\u00dfe und so")
+    reader(moved)
+    reader(str(moved))
+
+
+@each_file
+def test_a_missing_file_is_named(kind, name, copied):
+    folder, reader = copied(kind)
+    (folder / name).unlink()
+    refused(lambda: reader(folder), folder / name, "No such file", "copy the folder again")
+
+
+@pytest.mark.parametrize("change", ["first", "middle", "last", "cut", "longer", "empty"])
+@each_file
+def test_a_changed_file_is_named(kind, name, change, copied):
+    folder, reader = copied(kind)
+    content = bytearray((folder / name).read_bytes())
+    place = {"first": 0, "middle": len(content) // 2, "last": -1}.get(change)
+    if place is not None:
+        content[place] ^= 1
+    content = {"cut": content[:-1], "longer": content + b"\0", "empty": b""}.get(change, content)
+    (folder / name).write_bytes(content)
+    refused(lambda: reader(folder), folder / name, "incomplete or was changed", "copy the folder again")
+
+
+@pytest.mark.parametrize("change", ["cut", "empty", "list", "binary", "number", "no format"])
+def test_a_damaged_config_is_named(change, copied):
+    folder, reader = copied("translation")
+    path = folder / "config.json"
+    content = {
+        "cut": path.read_bytes()[:-20],
+        "empty": b"",
+        "list": b"[1, 2]",
+        "binary": b"\xff\xfe\x00",
+        "number": b"1",
+        "no format": b'{"kind": "translation model"}',
+    }[change]
+    path.write_bytes(content)
+    refused(lambda: reader(folder), path, "is damaged", "copy the folder again")
+
+
+def test_a_newer_format_asks_for_a_newer_runtime(copied):
+    folder, reader = copied("translation")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["format"] == FORMAT
+    (folder / "config.json").write_text(json.dumps({"format": FORMAT + 1, "kind": "something new"}))
+    refused(lambda: reader(folder), folder, f"format {FORMAT + 1}", "install a newer mega_runtime")
+
+
+def test_something_else_than_a_folder_is_refused(tmp_path, copied):
+    for reader in (Translator, LanguageModel, Classifier):
+        refused(
+            lambda reader=reader: reader(tmp_path / "none"), tmp_path / "none", "No such file", "mega-fairseq export"
+        )
+        refused(lambda reader=reader: reader(tmp_path), tmp_path, "No such file", "mega-fairseq export")
+    (tmp_path / "file").write_text("")
+    refused(lambda: Translator(tmp_path / "file"), tmp_path / "file", "Not a directory", "mega-fairseq export")
+    folder, reader = copied("translation")
+    (folder / "config.json").unlink()
+    refused(lambda: reader(folder), "config.json", "No such file", "mega-fairseq export")
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "words"),
+    [
+        ("translation", LanguageModel, "contains a translation model; this command is for a language model"),
+        ("language", Translator, "contains a language model; this command is for a translation model"),
+        ("language", Classifier, "contains a language model; this command is for a classifier"),
+    ],
+)
+def test_another_kind_of_model_is_named(kind, other, words, copied):
+    folder, _ = copied(kind)
+    refused(lambda: other(folder), folder, words)
