@@ -97,7 +97,7 @@ class Translator:
             for number, text in enumerate(texts):
                 yield number, self.encode(text, f"line {number + 1:,}")
 
-        for number, hypotheses in self._in_batches(sources(), options):
+        for number, hypotheses in self._in_batches(ready(texts, sources()), options):
             yield Line(number, [self.decode(each) for each in hypotheses])
 
     def translate_paragraphs(self, paragraphs: Iterable[str], **options: Any) -> List[str]:
@@ -135,7 +135,7 @@ class Translator:
                     joined = [token for tokens in window for token in (*tokens[:-1], self.source_separator)]
                     yield (number, places), [*joined[:-1], self.special.eos]
 
-        for (number, places), hypotheses in self._in_batches(sources(), options):
+        for (number, places), hypotheses in self._in_batches(ready(documents, sources()), options):
             lines = split(hypotheses[0].tokens[:-1], self.special.separator)
             yield from ((number, n, self.segmented.join(self.target.decode(line))) for n, line in zip(places, lines))
 
@@ -174,7 +174,7 @@ class Translator:
 
         Of `buffer_size` sources at once, those of similar length are a batch, of at most `batch_tokens` with pads.
         """
-        for window in iter(lambda: list(islice(sources, self.buffer_size)), []):
+        for window in in_windows(sources, self.buffer_size):
             window.sort(key=lambda each: len(each[1]))
             start = 0
             while start < len(window):
@@ -242,6 +242,26 @@ class Translator:
             return {**inputs, "source_mask": np.where(real, np.float32(0.0), MASKED)[:, None]}, None
         numbers = np.zeros((len(tokens), beams, tokens.shape[1]), np.int64)
         return {**inputs, "source_places": numbers}, Places(tokens, real, self.config["places"], beams)
+
+
+def ready(given: Iterable[Any], sources: Iterator[Any]) -> Iterator[Any]:
+    """The sources of what is given: of a list, all at once, so that an error in one comes before any work."""
+    return iter(list(sources)) if isinstance(given, (list, tuple)) else sources
+
+
+def in_windows(sources: Iterator[Any], size: int) -> Iterator[List[Any]]:
+    """Lists of so many sources; if one cannot be read, those before it, and then the error."""
+    while True:
+        window: List[Any] = []
+        try:
+            for source in islice(sources, size):
+                window.append(source)
+        except Exception:
+            yield window
+            raise
+        if not window:
+            return
+        yield window
 
 
 def padded(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any = np.int64) -> Tuple[np.ndarray, np.ndarray]:

@@ -149,6 +149,28 @@ def test_a_line_that_is_too_long_is_named():
     assert len(translation()[1].translate(["w1 " * 399], beam=1, max_len_b=3)) == 1
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_what_precedes_an_error_in_a_stream_is_translated(monkeypatch, size):
+    translator, found = translation(**SEARCHED["chunks"])[1], []
+    monkeypatch.setattr(translator, "buffer_size", size)
+
+    def read():
+        for line in translator.stream(iter(["w1 w2", "", "w3", "w1 " * 9000, "w4"])):
+            found.append(line.number)
+
+    with pytest.raises(ValueError, match="line 4 has 9,001 tokens"):
+        read()
+    assert sorted(found) == [0, 1, 2]
+
+
+def test_an_error_in_a_list_comes_before_any_work(monkeypatch):
+    translator = translation(**SEARCHED["chunks"])[1]
+    monkeypatch.setattr(translator, "search", None)
+    for call in (translator.translate, translator.translate_paragraphs, lambda lines: next(translator.stream(lines))):
+        with pytest.raises(ValueError, match="line 2 has 9,001 tokens"):
+            call(["w1", "w1 " * 9000])
+
+
 def test_paragraphs_keep_their_white_space(monkeypatch):
     translator = translation(**SEARCHED["chunks"])[1]
     monkeypatch.setattr(type(translator.segmented), "join", lambda self, types: f"<{len(types)}>")
