@@ -95,11 +95,12 @@ def check_prefix(prefix: str, endings: Sequence[str], key: str, force: bool = Fa
 @contextlib.contextmanager
 def quiet_logging(level: int = logging.INFO) -> Iterator[None]:
     """Suppress log records up to `level`: importing fairseq lets every logger of the process print."""
-    logging.disable(level)
+    before = logging.root.manager.disable
+    logging.disable(max(level, before))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The command line of `mega-fairseq`, and the files that `convert` writes."""
 
 import importlib.metadata
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
+from mega_fairseq.cli.output import quiet_logging
 from mega_fairseq.cli.prepare import stratified
 from mega_fairseq.models import presets as data
 from tests.helpers.commands import ROOT, Running, fresh, refused_by
@@ -32,6 +34,17 @@ def test_console_script_and_module_run_the_same_command():
     scripts = {entry.name: entry.value for entry in importlib.metadata.distribution("mega-fairseq").entry_points}
     assert scripts == {"mega-fairseq": "mega_fairseq.cli.main:main"}
     assert fresh(sys.executable, "-m", "mega_fairseq.cli", "--version", cwd=ROOT).strip() == mega_fairseq.__version__
+
+
+def test_a_program_that_calls_a_command_keeps_its_level_of_logging():
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with quiet_logging():
+            assert not logging.getLogger().isEnabledFor(logging.WARNING)
+        assert not logging.getLogger().isEnabledFor(logging.WARNING)
+    finally:
+        logging.disable(before)
 
 
 def test_user_dir_prints_the_package_folder_without_importing_torch():
