@@ -7,10 +7,11 @@ import os
 import shutil
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import infer_language_pair
 from torch import nn
 
 from mega_fairseq.cli import UserError, errors_of
@@ -117,16 +118,22 @@ def _translation_task(checkpoint: Checkpoint, data: Optional[str]) -> MegaTransl
     try:
         cfg = config(**{name: value for name, value in stored.items() if name in names})
         cfg.data, cfg.seed = data or str(stored["data"]).split(os.pathsep)[0], 1
-        languages = [_language(stored, side) for side in ("source_lang", "target_lang")]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"has a value of the wrong type among its task's ({error}); get the file again") from None
-    return kind(cfg, *(read_dictionary(Path(cfg.data) / f"dict.{language}.txt") for language in languages))
+    return kind(cfg, *(read_dictionary(Path(cfg.data) / f"dict.{language}.txt") for language in _languages(cfg)))
 
 
-def _language(stored: Dict[str, Any], name: str) -> str:
-    if not isinstance(stored.get(name), str):
-        raise UserError(f"does not say its languages; train with --{name.replace('_', '-')}, or convert it again")
-    return stored[name]
+def _languages(cfg: MegaTranslationConfig) -> Tuple[str, str]:
+    """Source and target; without an option, as fairseq-train found them by the names of its files."""
+    known = cfg.source_lang, cfg.target_lang
+    if None in known and os.path.isdir(cfg.data):
+        known = infer_language_pair(cfg.data)
+    if None in known:
+        raise UserError(
+            f"does not say its languages, and {cfg.data} has no data of two; give the folder that fairseq-preprocess "
+            "wrote as --data"
+        )
+    return known
 
 
 # ------------------------------------------------------------------------------------------- language models
