@@ -24,20 +24,26 @@ Row = Tuple[Union[int, str], Numbers]
 
 
 class Meter:
-    """Measures CPU time of one thread and resident memory (Linux) of steps."""
+    """Measures time, of one thread's CPU by default, and resident memory (Linux) of steps."""
 
     def __init__(self, quick: bool = False, repeats: int = 3):
         self.quick, self.repeats = quick, repeats
 
-    def seconds(self, steps: Dict[str, Step], repeats: Optional[int] = None, warm_up: int = 1) -> Numbers:
+    def seconds(
+        self,
+        steps: Dict[str, Step],
+        repeats: Optional[int] = None,
+        warm_up: int = 1,
+        clock: Callable[[], float] = time.process_time,
+    ) -> Numbers:
         """Median seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
         times: Dict[str, List[float]] = {name: [] for name in steps}
         for turn in range(warm_up + (1 if self.quick else repeats or self.repeats)):
             for name, step in steps.items():
-                start = time.process_time()
+                start = clock()
                 step()
                 if turn >= warm_up:
-                    times[name].append(time.process_time() - start)
+                    times[name].append(clock() - start)
         return {name: statistics.median(values) for name, values in times.items()}
 
     def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:

@@ -65,6 +65,7 @@ def test_windows_score_every_token_once():
 PROGRAMS = {
     "layer.py": ["--only=causal, full", "--tables=speed,memory,decode"],
     "decode.py": [],
+    "deploy.py": [],
     "train.py": ["--tables=small"],
     "eval_lm.py": ["--tables=evaluation"],
     "documents.py": [],
