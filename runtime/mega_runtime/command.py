@@ -35,8 +35,7 @@ class Progress:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     args = parser().parse_args(arguments)
-    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "strict")):
-        stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+    sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="\n")
     try:
         args.run(args)
         sys.stdout.flush()
@@ -44,8 +43,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             sys.stderr.close()
             return 1
-        if isinstance(error, UnicodeDecodeError):
-            error = ValueError("the input is not UTF-8; convert it, with iconv for instance")
         sys.stdout.flush()
         print(f"mega-runtime {args.command}: {error}", file=sys.stderr)
         return 1
@@ -189,11 +186,10 @@ def parsed(model: Classifier, line: str) -> Any:
 
 
 def read_lines(path: Optional[str]) -> Iterator[str]:
-    """Lines without their ends."""
-    with open(path, encoding="utf-8", newline="\n") if path else _stdin() as file:
-        for line in file:
-            yield line[:-1] if line.endswith("\n") else line
-
-
-def _stdin() -> Any:
-    return open(0, encoding="utf-8", newline="\n", closefd=False)
+    """Lines without their ends, of a file or of standard input."""
+    with open(0 if path is None else path, "rb", closefd=path is not None) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield (line[:-1] if line.endswith(b"\n") else line).decode()
+            except UnicodeDecodeError:
+                raise ValueError(f"line {number:,} is not UTF-8; convert the text, with iconv for instance") from None

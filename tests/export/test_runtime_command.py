@@ -1,0 +1,277 @@
+"""The command `mega-runtime`, as a process that cannot import anything of this project but mega_runtime."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mega_fairseq.export.folder import write_classifier
+from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
+from mega_fairseq.tasks.prediction import Classifier as Project
+from mega_runtime import Classifier, Translator
+from tests.helpers.commands import ROOT
+from tests.helpers.exported import CHUNKS, SEARCHED, documents, language, new_folder, translation
+from tests.helpers.golden_models import dictionary
+from tests.helpers.small_models import TYPES, classifier
+
+pytestmark = pytest.mark.slow
+
+LINES = ["w1 w2 w3", "", "w4", "w5 " * 30, " \t", "unknown w7", "w6 w7 w8 w9 w1"]
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """A folder to start from, and the environment of a process there."""
+    folder = tmp_path_factory.mktemp("outside")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    shutil.copytree(ROOT / "runtime/mega_runtime", folder / "mega_runtime", ignore=shutil.ignore_patterns("__py*"))
+    return {"cwd": folder, "env": {**environment, "OMP_NUM_THREADS": "1"}}
+
+
+@pytest.fixture
+def command(outside):
+    """Runs `mega-runtime ARGUMENTS` with this text or these bytes; returns exit code, stdout and stderr."""
+
+    def call(*arguments, text=""):
+        words = [sys.executable, "-m", "mega_runtime", *map(str, arguments)]
+        given = text if isinstance(text, bytes) else text.encode()
+        result = subprocess.run(words, input=given, capture_output=True, timeout=60, **outside)
+        return result.returncode, result.stdout.decode(), result.stderr.decode()
+
+    return call
+
+
+@pytest.fixture
+def refuses(command):
+    """Checks that the command fails with one sentence with these words, after this output."""
+
+    def call(*arguments, words, text="", out=""):
+        code, said, err = command(*arguments, text=text)
+        assert (code, said) == (1, out), err
+        assert err.count("\n") == 1
+        assert err.startswith(f"mega-runtime {arguments[0]}: ")
+        assert not [word for word in words if word not in err], err
+
+    return call
+
+
+def model(name="chunks"):
+    return translation(**SEARCHED[name])[1]
+
+
+def folder(name="chunks"):
+    return model(name).folder.path
+
+
+def text_of(lines):
+    return "".join(f"{line}\n" for line in lines)
+
+
+# ------------------------------------------------------------------------------------------- translate
+
+
+def test_lines_are_translated_in_their_order(command):
+    expected = text_of(line.text for line in model().translate(LINES))
+    code, said, err = command("translate", folder(), text=text_of(LINES))
+    assert (code, said) == (0, expected)
+    assert re.fullmatch(r"7 lines in [\d.]+ s\n", err)
+    for options in (["--threads", 2], ["--batch-tokens", 1], ["--batch-tokens=50", "--threads=1"]):
+        assert command("translate", folder(), *options, text=text_of(LINES))[:2] == (0, expected)
+    assert command("translate", folder(), text=text_of(LINES)[:-1])[:2] == (0, expected)
+
+
+def test_empty_input_and_blank_lines(command):
+    assert command("translate", folder())[:2] == (0, "")
+    assert command("translate", folder(), text="\n")[:2] == (0, "\n")
+    assert command("translate", folder(), text=" \n\n\t\n")[:2] == (0, "\n\n\n")
+
+
+def test_lines_end_at_line_feeds_only(command):
+    given = "w1\u2028w2\u0085w3\x0bw4\rw5\n"
+    assert command("translate", folder(), text=given)[1] == model().translate([given])[0].text + "\n"
+    windows = command("translate", folder(), text="w1 w2\r\nw3\r\n")[1]
+    assert windows == text_of(line.text for line in model().translate(["w1 w2", "w3"]))
+
+
+def test_options_are_those_of_the_search(command):
+    options = {"beam": 3, "lenpen": 0.3, "max_len_a": 0.5, "max_len_b": 7, "min_len": 2}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    expected = [line.text for line in model().translate(LINES, **options)]
+    assert expected != [line.text for line in model().translate(LINES)]
+    assert command("translate", folder(), *words, text=text_of(LINES))[1] == text_of(expected)
+
+
+def test_several_hypotheses_with_scores(command):
+    code, said, _ = command("translate", folder(), "--nbest=2", "--scores", "--beam=4", text="w1 w2\n\nw4\n")
+    found = [
+        hypothesis for line in model().translate(["w1 w2", "", "w4"], beam=4) for hypothesis in line.hypotheses[:2]
+    ]
+    assert said == text_of(f"{hypothesis.score:.4f}\t{hypothesis.text}" for hypothesis in found)
+    assert (code, len(found)) == (0, 5)
+
+
+def test_a_file_instead_of_standard_input(command, tmp_path, refuses):
+    (tmp_path / "lines").write_text(text_of(LINES))
+    expected = text_of(line.text for line in model().translate(LINES))
+    assert command("translate", folder(), "--input", tmp_path / "lines", text="w9\n")[:2] == (0, expected)
+    refuses("translate", folder(), "--input", tmp_path / "none", words=["none", "No such file"])
+
+
+def test_paragraphs_keep_their_white_space(command):
+    given = ["W1 w2.  W3!\tW4", "", "w5"]
+    assert command("translate", folder(), "--paragraphs", text=text_of(given))[1] == text_of(
+        model().translate_paragraphs(given)
+    )
+
+
+def test_documents_have_as_many_lines_as_before(command, refuses):
+    ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
+    texts = [["w1 w2", "w3 " * 20, "w4"], ["w5 w6", "w7"]]
+    first, second = ours.translate_documents(texts)
+    given = ["", *texts[0], "", " ", *texts[1]]
+    code, said, _ = command("translate", ours.folder.path, "--documents", text=text_of(given))
+    assert (code, said) == (0, text_of(["", *first, "", "", *second]))
+    assert all([*first, *second])
+    refuses("translate", folder(), "--documents", text="w1\n", words=["single lines", "mega_document_translation"])
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+BEFORE = ["w1 w2", "w3"]
+
+
+@pytest.mark.parametrize("units", [[]])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"w1 " * 10_000, ["line 3 has 10,001 tokens", "reads 8,192"]),
+        (b"w1 \xff\xfe", ["line 3 is not UTF-8", "iconv"]),
+    ],
+)
+def test_a_line_with_an_error_is_named_behind_the_translations_of_those_before(line, words, units, refuses):
+    given = text_of(BEFORE).encode() + line + b"\nw5\n"
+    expected = text_of(line.text for line in model().translate(BEFORE))
+    refuses("translate", folder(), *units, text=given, words=words, out=expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nbest=6"], ["--nbest is 6", "from 1 to --beam, 5"]),
+        (["--nbest=0"], ["--nbest is 0"]),
+        (["--beam=0"], ["beam is 0"]),
+        (["--min-len=9", "--max-len-b=8"], ["min_len is 9", "8 tokens"]),
+        (["--paragraphs", "--scores"], ["--nbest and --scores are for lines"]),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words, refuses):
+    refuses("translate", folder(), *options, text="w1\n", words=words)
+
+
+def test_wrong_folders_are_refused(refuses, tmp_path):
+    refuses("translate", tmp_path, words=["config.json", "No such file", "mega-fairseq export"])
+    refuses("score", folder(), words=["contains a translation model", "language model"])
+    refuses("classify", folder(), words=["contains a translation model", "classifier"])
+    refuses("continue", folder(), words=["contains a translation model", "language model"])
+
+
+def test_usage(command):
+    code, _, err = command()
+    assert (code, "usage: mega-runtime" in err) == (2, True)
+    assert command("--version")[0] == 0
+    assert "--threads" in command("translate", "--help")[1]
+
+
+def test_a_reader_that_stops_ends_the_command_quietly(outside):
+    """As `| head -1` does."""
+    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=2", "--batch-tokens=1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, **outside) as process:
+        process.stdin.write(b"w1 w2\n" * 3000)
+        process.stdin.close()
+        first = process.stdout.readline().decode()
+        process.stdout.close()
+        process.wait(60)
+        assert process.stderr.read() == b""
+    assert first == model().translate(["w1 w2"], max_len_b=2)[0].text + "\n"
+
+
+def test_an_interrupt_ends_the_command_quietly(outside):
+    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=2"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, **outside) as process:
+        process.stdin.write(b"w1 w2\n" * 1500)
+        process.stdin.flush()
+        process.stdout.readline()  # the rest waits for more lines
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        assert process.stderr.read() == b""
+    assert code == 130
+
+
+# ------------------------------------------------------------------------------------------- other models
+
+
+def test_texts_are_continued(command):
+    ours = language()[1]
+    for text, options, words in (
+        ("w1 w2", {"max_tokens": 9}, ["--max-tokens=9"]),
+        ("w1\nw2", {"max_tokens": 20, "seed": 3}, ["--max-tokens=20", "--seed=3"]),
+        ("w1", {"temperature": 0, "max_tokens": 5}, ["--temperature=0", "--max-tokens=5"]),
+        ("", {"top_k": 3, "top_p": 0.9, "max_tokens": 8}, ["--top-k=3", "--top-p=0.9", "--max-tokens=8"]),
+        ("w1 w2", {"max_tokens": 60, "stop": ["w3", "w2"]}, ["--stop=w3", "--stop", "w2", "--max-tokens=60"]),
+    ):
+        code, said, err = command("continue", ours.folder.path, *words, text=f"{text}\n")
+        assert (code, said, err) == (0, ours.continue_text(text, **options) + "\n", "")
+
+
+def test_texts_are_scored_line_by_line(command):
+    ours, lines = language()[1], ["w1 w2 w3", "", "unknown"]
+    scores = [ours.score(line) for line in lines]
+    expected = text_of(f"{score.bits:.4f}\t{len(score.pieces)}" for score in scores)
+    assert command("score", ours.folder.path, text=text_of(lines)) == (0, expected, "")
+
+
+def exported_classifier(kind, number_type=None, **options):
+    words = None if kind == "values" else dictionary(TYPES)
+    task = MegaClassificationTask(MegaClassificationConfig(input_kind=kind), words, ["a", "b", "c"])
+    task.number_type, path = number_type, new_folder()
+    write_classifier(path, Project(task, [classifier(None if words is None else TYPES, **options)]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "number_type", "pairs", "lines", "inputs"),
+    [
+        ("tokens", None, False, ["w1 w2", "w3"], ["w1 w2", "w3"]),
+        ("tokens", None, True, ["w1 w2\tw3", "w4\tw5"], [("w1 w2", "w3"), ("w4", "w5")]),
+        ("values", "uint8", False, ["0 255", "7 8 9"], [[0, 255], [7, 8, 9]]),
+        ("values", "float", False, ["0.5 -1", "1e-3"], [np.array([0.5, -1]), np.array([0.001])]),
+    ],
+)
+def test_lines_are_classified(command, kind, number_type, pairs, lines, inputs):
+    path = exported_classifier(kind, number_type, pairs=pairs)
+    expected = text_of(f"{found.label}\t{found.probability:.4f}" for found in Classifier(path).predict(inputs))
+    assert command("classify", path, text=text_of(lines)) == (0, expected, "")
+
+
+def test_lines_that_cannot_be_classified_are_named(refuses, tmp_path):
+    path = exported_classifier("values", "uint8")
+    first = Classifier(path).predict([[1, 2]])[0]
+    out = f"{first.label}\t{first.probability:.4f}\n"
+    refuses("classify", path, text="1 2\n1 300\n", words=["line 2: ", "uint8"], out=out)
+    refuses("classify", path, text="1 2\n1 x\n", words=["line 2: "], out=out)
+    refuses("classify", path, text=b"1 2\n\xff\n", words=["line 2 is not UTF-8"], out=out)
+    refuses("classify", exported_classifier("tokens", pairs=True), text="w1\n", words=["line 1: ", "pair"])
+
+
+def test_pieces_stay_segmented(command):
+    path = folder()
+    expected = Translator(path, pieces=True).translate(["w1 w2"])[0].pieces
+    assert command("translate", path, "--pieces", text="w1 w2\n")[1] == " ".join(expected) + "\n"
