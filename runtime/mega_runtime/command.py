@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, List, Optional, Sequence, TextIO
 import mega_runtime
 from mega_runtime.classifier import Classifier
 from mega_runtime.language_model import LanguageModel
-from mega_runtime.translator import Line, Translator
+from mega_runtime.translator import Translator, in_order
 
 
 class Progress:
@@ -115,7 +115,7 @@ def run_translate(args: argparse.Namespace) -> None:
     if args.documents:
         written: Iterable[str] = _documents(translator, lines)
     elif args.paragraphs:
-        written = (translator.translate_paragraphs([line])[0] for line in lines)
+        written = translator.stream_paragraphs(lines)
     else:
         written = _lines(translator, lines, args)
     for text in written:
@@ -127,25 +127,31 @@ def run_translate(args: argparse.Namespace) -> None:
 
 def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespace) -> Iterator[str]:
     """Translations in the order of the lines, as soon as all before them are there."""
-    for line in in_order(translator.stream(lines)):
+    read: List[List[str]] = []
+
+    def each_read() -> Iterator[str]:
+        for line in lines:
+            read.append([line])
+            yield line
+
+    found = translator.stream(each_read())
+    for _, (line,) in in_order((((line.number, 0), line) for line in found), read):
         best = line.hypotheses[: args.nbest]
         texts = (" ".join(each.pieces) if args.pieces else each.text for each in best)
         yield "\n".join(f"{each.score:.4f}\t{text}" if args.scores else text for each, text in zip(best, texts))
 
 
-def in_order(lines: Iterable[Line]) -> Iterator[Line]:
-    waiting, number = {}, 0
-    for line in lines:
-        waiting[line.number] = line
-        while number in waiting:
-            yield waiting.pop(number)
-            number += 1
-
-
 def _documents(translator: Translator, lines: Iterator[str]) -> Iterator[str]:
-    for blank, group in groupby(lines, key=lambda line: not line.strip()):
-        document = list(group)
-        yield from ([""] * len(document) if blank else translator.translate_documents([document])[0])
+    documents: List[List[str]] = []
+
+    def groups() -> Iterator[List[str]]:
+        for _, group in groupby(lines, key=lambda line: not line.strip()):
+            documents.append(list(group))
+            yield documents[-1]
+
+    found = translator.stream_documents(groups())
+    for _, texts in in_order((((number, line), text) for number, line, text in found), documents):
+        yield from texts
 
 
 def run_continue(args: argparse.Namespace) -> None:

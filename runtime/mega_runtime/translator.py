@@ -12,7 +12,7 @@ from mega_runtime.decoder import MASKED, Decoder
 from mega_runtime.folder import Folder
 from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
-from mega_runtime.text import Types, segmenter, sentences
+from mega_runtime.text import Sentence, Types, segmenter, sentences
 
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
 LEAVING = 8  # sentences that are done leave a batch when they are more than one in so many
@@ -102,9 +102,24 @@ class Translator:
 
     def translate_paragraphs(self, paragraphs: Iterable[str], **options: Any) -> List[str]:
         """Translates the sentences of each paragraph alone, and joins them with the same white space."""
-        cut = [sentences(paragraph) for paragraph in paragraphs]
-        found = iter(self.translate([sentence.text for each in cut for sentence in each], **options))
-        return ["".join(next(found).text + sentence.after for sentence in each) for each in cut]
+        return list(self.stream_paragraphs(paragraphs, **options))
+
+    def stream_paragraphs(self, paragraphs: Iterable[str], **options: Any) -> Iterator[str]:
+        """The same, each as soon as it and all before it are finished."""
+        if isinstance(paragraphs, str):
+            raise TypeError("paragraphs is a single text; give a list of texts")
+        cut: List[List[Sentence]] = []
+
+        def sources() -> Iterator[Tuple[Tuple[int, int], List[int]]]:
+            for number, paragraph in enumerate(paragraphs):
+                cut.append(sentences(paragraph))
+                for place, sentence in enumerate(cut[-1]):
+                    yield (number, place), self.encode(sentence.text, f"line {number + 1:,}")
+
+        found = self._in_batches(ready(paragraphs, sources()), options)
+        parts = ((key, self.decode(hypotheses[0]).text) for key, hypotheses in found)
+        for each, texts in in_order(parts, cut):
+            yield "".join(text + sentence.after for text, sentence in zip(texts, each))
 
     # ---------------------------------------------------------------------------------------- documents
 
@@ -130,6 +145,7 @@ class Translator:
                 encoded = [self.encode(text, f"line {line + n:,}") for n, text in enumerate(document, 1)]
                 line += len(document)
                 filled = [n for n, tokens in enumerate(encoded) if len(tokens) > 1]
+                yield from (((number, [n]), tokens) for n, tokens in enumerate(encoded) if len(tokens) == 1)
                 for window in windows([encoded[n] for n in filled], settings["window_tokens"]):
                     places, filled = filled[: len(window)], filled[len(window) :]
                     joined = [token for tokens in window for token in (*tokens[:-1], self.source_separator)]
@@ -247,6 +263,22 @@ class Translator:
 def ready(given: Iterable[Any], sources: Iterator[Any]) -> Iterator[Any]:
     """The sources of what is given: of a list, all at once, so that an error in one comes before any work."""
     return iter(list(sources)) if isinstance(given, (list, tuple)) else sources
+
+
+def in_order(
+    parts: Iterable[Tuple[Tuple[int, int], Any]], wholes: List[Sequence[Any]]
+) -> Iterator[Tuple[Sequence[Any], List[Any]]]:
+    """Each whole with its parts, as soon as they and all before them are there.
+
+    A part has the number of its whole, and its place in it. `wholes` grows while their parts are read.
+    """
+    found: Dict[Tuple[int, int], Any] = {}
+    done = 0
+    for key, part in parts:
+        found[key] = part
+        while done < len(wholes) and all((done, place) in found for place in range(len(wholes[done]))):
+            yield wholes[done], [found.pop((done, place)) for place in range(len(wholes[done]))]
+            done += 1
 
 
 def in_windows(sources: Iterator[Any], size: int) -> Iterator[List[Any]]:

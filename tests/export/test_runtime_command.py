@@ -146,7 +146,7 @@ def test_documents_have_as_many_lines_as_before(command, refuses):
 BEFORE = ["w1 w2", "w3"]
 
 
-@pytest.mark.parametrize("units", [[]])
+@pytest.mark.parametrize("units", [[], ["--paragraphs"]])
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -158,6 +158,15 @@ def test_a_line_with_an_error_is_named_behind_the_translations_of_those_before(l
     given = text_of(BEFORE).encode() + line + b"\nw5\n"
     expected = text_of(line.text for line in model().translate(BEFORE))
     refuses("translate", folder(), *units, text=given, words=words, out=expected)
+
+
+def test_a_document_with_an_error_is_named_behind_those_before(refuses):
+    ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
+    before = ["w1 w2", "w3", "", "w4", ""]
+    expected = [*ours.translate_documents([before[:2]])[0], "", *ours.translate_documents([["w4"]])[0], ""]
+    for wrong, words in (("w1 <sep> w2", ["line 7 has <sep>"]), ("w1 " * 9000, ["line 7 has 9,001 tokens"])):
+        given = text_of([*before, "w5", wrong, "w6"])
+        refuses("translate", ours.folder.path, "--documents", text=given, words=words, out=text_of(expected))
 
 
 @pytest.mark.parametrize(

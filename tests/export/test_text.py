@@ -138,7 +138,8 @@ def test_a_stream_gives_lines_before_it_reads_all():
 
 
 def test_a_single_text_is_refused():
-    for call in (translation()[1].translate, lambda text: list(translation()[1].stream(text))):
+    translator = translation()[1]
+    for call in (translator.translate, translator.translate_paragraphs, lambda text: list(translator.stream(text))):
         with pytest.raises(TypeError, match="give a list of texts"):
             call("w1 w2")
 
