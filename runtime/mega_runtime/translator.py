@@ -14,6 +14,7 @@ from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
 from mega_runtime.text import Sentence, Types, segmenter, sentences
 
+BOS = "<s>"  # which fairseq leaves out of texts
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
 LEAVING = 8  # sentences that are done leave a batch when they are more than one in so many
 
@@ -153,7 +154,7 @@ class Translator:
 
         for (number, places), hypotheses in self._in_batches(ready(documents, sources()), options):
             lines = split(hypotheses[0].tokens[:-1], self.special.separator)
-            yield from ((number, n, self.segmented.join(self.target.decode(line))) for n, line in zip(places, lines))
+            yield from ((number, n, self.segmented.join(self._pieces(line))) for n, line in zip(places, lines))
 
     @property
     def source_separator(self) -> int:
@@ -178,8 +179,11 @@ class Translator:
         return tokens
 
     def decode(self, hypothesis: Hypothesis) -> Translation:
-        pieces = self.target.decode(hypothesis.tokens[:-1])
+        pieces = self._pieces(hypothesis.tokens[:-1])
         return Translation(self.segmented.join(pieces), hypothesis.score, pieces)
+
+    def _pieces(self, tokens: Sequence[int]) -> List[str]:
+        return [piece for piece in self.target.decode(tokens) if piece != BOS]
 
     # ---------------------------------------------------------------------------------------- search
 

@@ -100,7 +100,7 @@ LINES = ["w1 w2 w3", "", "w4", "w5 " * 30, " \t", "unknown", "w6 w7 w8 w9 w1"]
 
 
 def test_lines_are_translated_in_their_order_each_as_alone():
-    translator = translation(**SEARCHED["chunks"])[1]
+    model, translator = translation(**SEARCHED["chunks"])
     found = translator.translate(LINES)
     assert [line.number for line in found] == list(range(len(LINES)))
     for text, line in zip(LINES, found):
@@ -108,9 +108,9 @@ def test_lines_are_translated_in_their_order_each_as_alone():
             assert (line.text, line.pieces, len(line.hypotheses), line.score) == ("", [], 1, 0.0)
             continue
         (alone,) = ours(translator, [translator.encode(text)])
-        assert [t.pieces for t in line.hypotheses] == [translator.target.decode(tokens[:-1]) for tokens, _ in alone]
+        texts = [model.decoder.dictionary.string(tokens) for tokens, _ in alone]
+        assert [t.text for t in line.hypotheses] == [" ".join(t.pieces) for t in line.hypotheses] == texts
         assert [t.score for t in line.hypotheses] == pytest.approx([score for _, score in alone], abs=1e-5)
-        assert line.text == " ".join(line.pieces)
     assert translator.translate([]) == []
     assert translator.translate([""])[0].text == ""
 
