@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TRITON := $(VENV)/.triton
+FOR_TESTS := $(VENV)/.for-tests
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 
@@ -27,14 +27,14 @@ help: ## show this list
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) $(TRITON) ## run all tests: 13 minutes on two cores
+test: $(READY) $(FOR_TESTS) ## run all tests: 13 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(READY) $(TRITON) ## run the fast tests, with fewer examples of each property: 3 minutes on two cores
+test-fast: $(READY) $(FOR_TESTS) ## run the fast tests, with fewer examples of each property: 3 minutes on two cores
 	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
-coverage: $(READY) $(TRITON) ## run all tests and require 95% of the branches in ops and modules: an hour on two cores
+coverage: $(READY) $(FOR_TESTS) ## run all tests and require 95% of the branches in ops and modules: an hour on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  --cov=mega_fairseq.ops --cov=mega_fairseq.modules --cov-branch --cov-fail-under=95 $(ARGS)
 
@@ -89,11 +89,13 @@ $(READY): setup.py pyproject.toml constraints.txt runtime/setup.py
 	@touch $@
 	@echo "$(VENV) is ready: run source $(BIN)/activate, then mega-fairseq doctor"
 
-# For tests of the GPU kernels, which need no GPU. torch for CUDA brings its own Triton; for others it is 1 GB, so only
-# the tests install it. It does not exist for every platform and Python; without it these tests are skipped.
-$(TRITON): $(READY)
+# What only tests need; those of what pip does not have here are skipped. Triton, 1 GB, is for the GPU kernels, which run
+# in its interpreter without a GPU; torch for CUDA brings its own. PEFT brings transformers, 110 MB.
+$(FOR_TESTS): $(READY)
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install triton==3.9.0 || \
 	  echo "pip has no Triton for this platform: its kernels are not tested" >&2
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/triton-oldest triton==3.0.0 numpy==1.26.4 || \
 	  echo "pip has no Triton 3.0 for this Python: the kernels are tested with the newest one only" >&2
+	@$(PIP) --quiet peft torchao || \
+	  echo "pip has no PEFT or torchao for this Python: adapters and quantised weights are not tested" >&2
 	@touch $@

@@ -33,7 +33,6 @@ EXAMPLES = ["sacremoses", "subword-nmt"]
 EXPORT = ["onnx"]  # and mega_runtime, in runtime/
 TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist", "scikit-learn"]
 TEST += [*EXPORT, "onnxruntime"]
-TEST += ['torchao; python_version >= "3.11"']  # PEFT, 185 MB with transformers, is not here: its test is then skipped
 
 setuptools.setup(
     name="mega-fairseq",
