@@ -99,7 +99,8 @@ def place(tmp_path_factory):
     (place / "bin").mkdir()
     tools = ("preprocess", "train", "generate", "interactive", "eval-lm")
     modules = {f"fairseq-{tool}": f"fairseq_cli.{tool}" for tool in tools}
-    for command, module in {**modules, "mega-fairseq": "mega_fairseq.cli", "sacrebleu": "sacrebleu"}.items():
+    modules.update({"mega-fairseq": "mega_fairseq.cli", "mega-runtime": "mega_runtime", "sacrebleu": "sacrebleu"})
+    for command, module in modules.items():
         script = f'exec "$PYTHON" -m {module.replace("-", "_")} "$@"'
         if command == "fairseq-train":
             layers = "--encoder-layers 1 --decoder-layers 1"
@@ -129,6 +130,12 @@ def classified(place):
 def test_readme_commands_translate_a_sentence(translated):
     assert "done training" in translated
     assert re.search(r"^D-0\t\S+\t", translated, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_readme_commands_translate_with_an_exported_model(translated, place):
+    said = run(commands(ROOT / "README.md", "mega-fairseq export"), place)
+    assert re.search(r"^differences from the checkpoint: rms .*\n.*\S.*\n1 lines", said, re.MULTILINE)
 
 
 @pytest.mark.slow
