@@ -10,14 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from mega_fairseq.export.folder import write_classifier
-from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
-from mega_fairseq.tasks.prediction import Classifier as Project
 from mega_runtime import Classifier, Translator
 from tests.helpers.commands import ROOT
-from tests.helpers.exported import CHUNKS, SEARCHED, documents, language, new_folder, translation
-from tests.helpers.golden_models import dictionary
-from tests.helpers.small_models import TYPES, classifier
+from tests.helpers.exported import CHUNKS, SEARCHED, documents, exported_classifier, language, translation
 
 pytestmark = pytest.mark.slow
 
@@ -245,14 +240,6 @@ def test_texts_are_scored_line_by_line(command):
     scores = [ours.score(line) for line in lines]
     expected = text_of(f"{score.bits:.4f}\t{len(score.pieces)}" for score in scores)
     assert command("score", ours.folder.path, text=text_of(lines)) == (0, expected, "")
-
-
-def exported_classifier(kind, number_type=None, **options):
-    words = None if kind == "values" else dictionary(TYPES)
-    task = MegaClassificationTask(MegaClassificationConfig(input_kind=kind), words, ["a", "b", "c"])
-    task.number_type, path = number_type, new_folder()
-    write_classifier(path, Project(task, [classifier(None if words is None else TYPES, **options)]))
-    return path
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import tempfile
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
@@ -13,12 +13,23 @@ from fairseq.sequence_generator import SequenceGenerator
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 
-from mega_fairseq.export.folder import write_language_model, write_translation
+from mega_fairseq.export.folder import write_classifier, write_language_model, write_translation
 from mega_fairseq.export.graph import Graph, Weights
-from mega_fairseq.tasks import MegaDocumentTranslationTask
+from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask, MegaDocumentTranslationTask
 from mega_fairseq.tasks.generator import MegaGenerator
+from mega_fairseq.tasks.prediction import Classifier
 from mega_runtime import LanguageModel, Translator
-from tests.helpers.small_models import EOS, SEPARATOR, TYPES, documents_task, language_model, padded, translation_model
+from tests.helpers.golden_models import dictionary
+from tests.helpers.small_models import (
+    EOS,
+    SEPARATOR,
+    TYPES,
+    classifier,
+    documents_task,
+    language_model,
+    padded,
+    translation_model,
+)
 
 NUMBERS = count()
 
@@ -137,6 +148,15 @@ def language(number_format: str = "float32", **options: Any) -> Tuple[nn.Module,
     model, folder = language_model(**options), new_folder()
     write_language_model(folder, model, number_format)
     return model, LanguageModel(folder)
+
+
+def exported_classifier(kind: str = "tokens", number_type: Optional[str] = None, **options: Any) -> Path:
+    """The folder of a classifier of tokens or of values of this type."""
+    words = None if kind == "values" else dictionary(TYPES)
+    task = MegaClassificationTask(MegaClassificationConfig(input_kind=kind), words, ["a", "b", "c"])
+    task.number_type, folder = number_type, new_folder()
+    write_classifier(folder, Classifier(task, [classifier(None if words is None else TYPES, **options)]))
+    return folder
 
 
 def sources(*lengths: int, seed: int = 0) -> List[List[int]]:
