@@ -21,6 +21,7 @@ from mega_fairseq.models.cuda_graph import Capture, capture_on, try_capture
 from mega_fairseq.models.finite import DIVERGED, are_finite, check_numbers
 from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.mixer_state import walk
+from mega_fairseq.modules.projection import has_hooks
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.segments import Segments
@@ -360,7 +361,7 @@ class StepGraphs:
     def _obstacle(self, decoder: Any, state: DecoderState) -> Optional[str]:
         if not all(layer.mixer.fixed_step for layer in decoder.layers):
             return "this token mixer has no step of fixed operations"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in decoder.modules()):
+        if any(map(has_hooks, decoder.modules())):
             return "a replay would not call the hooks of modules"
         if not all(layer.takes_step(block) for layer, block in zip(decoder.layers, state.blocks)):
             return "dropout, autocast, or rows at different positions"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.models.cuda_graph import Step, capture_on, try_capture
+from mega_fairseq.modules.projection import has_hooks
 from mega_fairseq.ops.precision import autocast_dtype
 
 logger = logging.getLogger(__name__)
@@ -236,7 +237,7 @@ def obstacle(stack: Any, modules: List[nn.Module], parameters: List[Tensor]) -> 
     if any(parameter._backward_hooks for parameter in parameters):
         return "hooks of weights would change gradients twice"
     for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        if has_hooks(module):
             return "a replay would not call the hooks of modules"
         if isinstance(module, nn.SyncBatchNorm):
             return "syncbatchnorm exchanges statistics between processes"

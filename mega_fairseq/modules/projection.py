@@ -36,6 +36,12 @@ def linear(in_dim: int, out_dim: int, init: str = "released") -> nn.Linear:
     return layer
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module, or its backward pass, calls hooks: its own, or those of all modules."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or bool(_has_any_global_hook())
+
+
 def plain_weights(layer: nn.Module, kinds: Tuple[type, ...] = (nn.Linear,), biased: bool = False) -> Optional[Weights]:
     """The weight and bias of a projection if they may be read instead of calling it, otherwise None.
 
@@ -43,12 +49,7 @@ def plain_weights(layer: nn.Module, kinds: Tuple[type, ...] = (nn.Linear,), bias
     all modules, another `forward`, and weights that are not plain tensors (quantised or sharded ones). `biased`: None
     without a bias.
     """
-    if (
-        type(layer) not in kinds
-        or _has_any_global_hook()
-        or (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-        or "forward" in layer.__dict__
-    ):
+    if type(layer) not in kinds or has_hooks(layer) or "forward" in layer.__dict__:
         return None
     weight, bias = layer.weight, getattr(layer, "bias", None)
     return (weight, bias) if is_plain(weight) and not (biased and bias is None) else None

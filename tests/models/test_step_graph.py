@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given
+from torch.nn.modules.module import register_module_forward_hook
 
 from mega_fairseq.models import step_graph
 from mega_fairseq.models.step_graph import GraphState, rounded
@@ -124,12 +125,18 @@ def test_a_forced_prefix_leaves_pads_in_rows_without_probability():
         assert torch.equal(ours["tokens"], eager["tokens"])
 
 
-def test_hooks_fire_at_every_step():
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_fire_at_every_step(of_all):
     decoding, calls = Decoding(prepared("language model")), []
-    decoding.model.decoder.layers[0].mixer.hidden.register_forward_hook(lambda *call: calls.append(call))
-    for _ in range(4):
-        decoding.assert_equal_scores()
-        decoding.follow(list(range(9)))
+    hooked = decoding.model.decoder.layers[0].mixer.hidden
+    register = register_module_forward_hook if of_all else hooked.register_forward_hook
+    hook = register(lambda module, *call: calls.append(call) if module is hooked else None)
+    try:
+        for _ in range(4):
+            decoding.assert_equal_scores()
+            decoding.follow(list(range(9)))
+    finally:
+        hook.remove()
     assert len(calls) == 8
     assert not decoding.graphs.graphs
 

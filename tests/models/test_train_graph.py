@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from mega_fairseq.models import stack, train_graph
 from mega_fairseq.models.train_graph import bucket
@@ -201,6 +202,16 @@ def test_a_hook_is_called_once_in_each_step(place, caplog):
     calls = []
     assert_eager("hooks", caplog, change=lambda model: HOOKED[place](model.decoder, lambda *_: calls.append(1)))
     assert len(calls) == 4
+
+
+def test_a_hook_of_all_modules_is_called_in_each_step(caplog):
+    calls = []
+    hook = register_module_forward_hook(lambda module, *_: calls.append(1) if isinstance(module, nn.Linear) else None)
+    try:
+        assert_eager("hooks", caplog)
+    finally:
+        hook.remove()
+    assert calls
 
 
 def test_an_operation_that_waits_for_the_gpu_trains_without_graphs(caplog):
