@@ -1,13 +1,15 @@
 """Fixtures for several files: data, models and commands."""
 
 import functools
+import shutil
 
 import pytest
 import torch
 
 import tests.helpers.profiles  # noqa: F401 - loads the profile of hypothesis
 from tests.helpers import classifiers as classifiers_of
-from tests.helpers.commands import preprocess_text, trained
+from tests.helpers.commands import fairseq, preprocess_text, trained
+from tests.helpers.recipes import small_bible
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
@@ -39,6 +41,17 @@ def text(tmp_path_factory):
 def translation():
     """A translation model after three updates and one validation, and the output of its training."""
     return trained("translation")
+
+
+@pytest.fixture(scope="session")
+def bible(tmp_path_factory):
+    """Data of a few chapters, with the chapter of each line."""
+    folder = small_bible(tmp_path_factory.mktemp("bible"))
+    words = ["--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={folder}/bin"]
+    fairseq("preprocess", *words, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test")))
+    for path in folder.glob("*.docs"):
+        shutil.copy(path, folder / "bin")
+    return folder / "bin"
 
 
 @pytest.fixture(scope="session")

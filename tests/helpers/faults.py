@@ -101,3 +101,17 @@ def killed_after_a_point() -> None:
         _kill()
 
     Record.add = add_and_die
+
+
+def killed_while_exporting() -> None:
+    """Kills an export when its graphs are written, but not its config.json."""
+    from mega_fairseq.export.folder import Writer
+
+    Writer.finish = lambda *call: _kill()
+
+
+def killed_after_export() -> None:
+    """Kills an export when its folder is complete and checked, but not renamed."""
+    from mega_fairseq.cli import export
+
+    export.record = lambda *call: _kill()

@@ -41,14 +41,9 @@ DOCUMENTS = [*TASK, *TRAINING, "--window-tokens=280"]
 ROTARY = [*MEGA, "--rel-pos-bias=rotary"]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = small_bible(tmp_path_factory.mktemp("bible"))
-    words = ["--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={folder}/bin"]
-    fairseq("preprocess", *words, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test")))
-    for path in folder.glob("*.docs"):
-        shutil.copy(path, folder / "bin")
-    return folder / "bin"
+@pytest.fixture
+def data(bible):
+    return bible
 
 
 def train(data, folder, *options, model=ROTARY):

@@ -1,0 +1,219 @@
+"""`mega-fairseq export`: trained models become folders that translate, score and classify as fairseq does."""
+
+import functools
+import importlib.util
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from mega_fairseq.cli.classify import load as load_classifier
+from mega_fairseq.cli.main import main
+from mega_fairseq.models import MegaTransformerModel
+from mega_runtime import Classifier, FolderError, LanguageModel, Translator
+from tests.helpers import commands, faults
+from tests.helpers.commands import (
+    GENERATION,
+    LM,
+    MEGA,
+    PLUGIN,
+    TRAINING,
+    Running,
+    fairseq,
+    perplexity,
+    refused_by,
+    translations,
+)
+from tests.helpers.exported import assert_same
+
+pytestmark = pytest.mark.slow
+
+DOCUMENTS = [*PLUGIN, "--task=mega_document_translation", "--source-lang=en", "--target-lang=de", "--window-tokens=280"]
+
+
+def export(checkpoint, folder, *options):
+    """Exports, and returns the folder and what the command says."""
+    return folder, fairseq("mega-fairseq", "export", checkpoint, folder, *options)
+
+
+@pytest.fixture
+def refuses(capsys, tmp_path):
+    """Checks that the command fails with one sentence with these words, and writes nothing."""
+
+    def call(*arguments, words):
+        before = sorted(tmp_path.rglob("*"))
+        capsys.readouterr()
+        refused_by("export", (main(["export", *map(str, arguments)]), *capsys.readouterr()), *words)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return call
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("number_format", ["float32", "int8"])
+def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_path, number_format):
+    folder, said = export(translation.last, tmp_path / "model", f"--format={number_format}")
+    assert f"wrote {folder}" in said
+    assert "same hypotheses 4 of 4" in said or number_format == "int8"
+    config = config_of(folder)
+    assert config["differences"]["rms"] < {"float32": 1e-5, "int8": 0.1}[number_format]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    said = fairseq("generate", translation.data, *GENERATION, "--path", translation.last, "--nbest=4")
+    expected = {}
+    for number, text, score in translations(said):
+        expected.setdefault(number, []).append((text.split(), score * np.log(2)))
+    lines = (translation.folder / "test.de").read_text().splitlines()
+    found = Translator(folder).translate(lines, beam=4, max_len_a=0, max_len_b=30)
+    hypotheses = [[(each.pieces, each.score) for each in line.hypotheses] for line in found]
+    if number_format == "float32":
+        assert_same(hypotheses, [expected[number] for number in range(len(lines))], tie=2e-4)  # fairseq prints 4 digits
+    else:
+        best = [each[0][1] for each in hypotheses]
+        np.testing.assert_allclose(best, [expected[number][0][1] for number in range(len(lines))], atol=0.05)
+
+
+def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
+    trained = commands.trained("softmax")
+    folder, _ = export(trained.last, tmp_path / "model", "--data", trained.data, "--format=float32")
+    model, tokens = LanguageModel(folder), []
+    for line in (trained.folder / "valid.text").read_text().splitlines():
+        tokens += [*model.types.encode(line.split()), model.special.eos]
+    said = fairseq("eval-lm", trained.data, *LM, "--path", trained.last, "--gen-subset=valid")
+    count, loss, _ = perplexity(said)
+    log_probs = model.score_tokens(tokens)
+    assert len(log_probs) == count
+    assert -log_probs.mean(dtype=np.float64) / np.log(2) == pytest.approx(loss, abs=2e-3)
+    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data)
+    small = LanguageModel(folder).score_tokens(tokens)
+    assert 1e-5 < np.sqrt(np.mean((small - log_probs) ** 2)) < 0.05
+    assert config_of(folder)["number_format"] == "int8"
+
+
+@pytest.mark.parametrize("options", [[], ["--cross-attention-positions=sentence", "--cross-attention-window=1"]])
+def test_documents_are_translated_as_by_the_project(bible, tmp_path, options):
+    words = [*DOCUMENTS, *TRAINING, *MEGA, "--rel-pos-bias=rotary", "--max-update=2", "--valid-window-tokens=100"]
+    fairseq("train", bible, *words, *options, "--save-dir", tmp_path)
+    folder, _ = export(tmp_path / "checkpoint_last.pt", tmp_path / "model", "--format=float32")
+    lines = (bible.parent / "test.en").read_text().splitlines()
+    documents = [[*lines[:3], " ", *lines[3:5]], [], lines[5:], ["", ""]]
+    hub = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(bible))
+    found = Translator(folder).translate_documents(documents)
+    assert found == hub.translate_documents(documents)
+    assert list(map(len, found)) == list(map(len, documents))
+    assert config_of(folder)["documents"]["window_tokens"] == 100
+
+
+@pytest.mark.parametrize("kind", ["bytes", "values"])
+def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
+    trained = classifiers(kind)
+    for number_format, tolerance in (("float32", 1e-5), ("int8", 0.05)):
+        folder, _ = export(trained.last, tmp_path / number_format, f"--format={number_format}")
+        project, ours = load_classifier(str(trained.last), None, cpu=True), Classifier(folder)
+        if kind == "values":
+            inputs = list(np.load(trained.data / "valid.npy"))
+        else:
+            columns = [(trained.data / f"valid.{name}").read_bytes().split(b"\n")[:-1] for name in ("input", "input1")]
+            inputs = list(zip(*columns))
+        found, expected = ours.predict(inputs), project.predict(inputs)
+        for one, other in zip(found, expected):
+            assert list(one.probabilities) == list(other.probabilities)
+            np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=tolerance)
+        assert len(found) == len(inputs)
+
+
+# ------------------------------------------------------------------------------------------- folders
+
+
+def test_an_exported_folder_is_replaced_only_if_asked(translation, refuses, tmp_path):
+    folder, _ = export(translation.last, tmp_path / "model", "--format=float32")
+    before = config_of(folder)
+    refuses(translation.last, folder, words=[f"{folder} exists", "--force", "new folder"])
+    assert config_of(folder) == before
+    export(translation.last, folder, "--force")
+    assert (before["number_format"], config_of(folder)["number_format"]) == ("float32", "int8")
+    Translator(folder)
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_what_is_no_exported_folder_is_never_replaced(translation, refuses, tmp_path, force):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("")
+    for name in ("folder", "file"):
+        refuses(translation.last, tmp_path / name, *force, words=[f"{tmp_path / name} exists; give the name of a new"])
+    assert (tmp_path / "folder/thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("fault", ["killed_while_exporting", "killed_after_export"])
+def test_a_killed_export_leaves_no_folder_under_its_name(translation, tmp_path, fault):
+    code, said = Running(
+        "mega-fairseq", "export", translation.last, tmp_path / "model", fault=getattr(faults, fault)
+    ).wait()
+    assert code == -signal.SIGKILL, said
+    assert not (tmp_path / "model").exists()
+    if fault == "killed_while_exporting":
+        with pytest.raises(FolderError):
+            Translator(tmp_path / "model.unfinished")
+    export(translation.last, tmp_path / "model")
+    Translator(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_full_disk_leaves_nothing(translation, tmp_path):
+    fault = functools.partial(faults.no_space, 20_000)
+    code, said = Running("mega-fairseq", "export", translation.last, tmp_path / "model", fault=fault).wait()
+    assert code == 1
+    assert "File too large" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------- refusals
+
+
+def test_models_that_cannot_be_exported_are_refused_by_option(classifiers, refuses, tmp_path):
+    trained = commands.trained("adaptive")
+    words = ["--adaptive-input, --adaptive-softmax-cutoff"]
+    refuses(trained.last, tmp_path / "model", "--data", trained.data, words=words)
+    trained = classifiers("tokens")
+    refuses(trained.last, tmp_path / "model", "--data", trained.data, words=["--encoder-token-mixer other than mega"])
+
+
+def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, refuses, tmp_path):
+    target, text = tmp_path / "model", commands.trained("softmax")
+    refuses(text.last, target, words=["checkpoint_last.pt is a language model", "--data"])
+    refuses(text.last, target, "--data", tmp_path, words=[str(tmp_path / "dict.txt"), "--data"])
+    shutil.copytree(translation.data, tmp_path / "bin")
+    path = tmp_path / "bin/dict.de.txt"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-8]))
+    refuses(translation.last, target, "--data", tmp_path / "bin", words=["types", f"{tmp_path / 'bin'}"])
+    path.unlink()
+    refuses(translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "missing"])
+
+
+def test_other_wrong_arguments_are_refused(translation, refuses, tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    refuses(tmp_path / "none.pt", target, words=["none.pt"])
+    (tmp_path / "text").write_text("text")
+    refuses(tmp_path / "text", target, words=["text is not a checkpoint"])
+    refuses(translation.last, target, "--sentencepiece-model", tmp_path / "none", words=["--sentencepiece-model is"])
+    find = importlib.util.find_spec
+    for package in ("onnx", "mega_runtime"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                importlib.util, "find_spec", lambda name, missing=package: None if name == missing else find(name)
+            )
+            refuses(translation.last, target, words=[f"{package} is not installed", "pip install"])
+
+
+def test_weights_that_are_not_finite_are_refused(translation, refuses, edited, tmp_path):
+    path = edited(translation.last, lambda content: content["model"]["encoder.layers.0.mixer.ema.omega"].fill_(np.nan))
+    refuses(path, tmp_path / "model", words=["NaN or infinity", "omega"])
