@@ -179,7 +179,7 @@ def read_dictionary(path: Path) -> Dictionary:
         raise UserError(f"needs {path}, which is missing; give the folder that fairseq-preprocess wrote as --data")
     try:
         return Dictionary.load(str(path))
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # fairseq raises this very class for another encoding
         raise UserError(f"needs {path}, which is damaged ({error}); copy it again") from None
 
 

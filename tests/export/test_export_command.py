@@ -195,6 +195,8 @@ def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation,
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-8]))
     refuses(translation.last, target, "--data", tmp_path / "bin", words=["types", f"{tmp_path / 'bin'}"])
+    path.write_bytes(b"\xff 3\n")
+    refuses(translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "damaged"])
     path.unlink()
     refuses(translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "missing"])
 
