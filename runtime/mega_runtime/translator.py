@@ -274,15 +274,17 @@ def in_order(
 ) -> Iterator[Tuple[Sequence[Any], List[Any]]]:
     """Each whole with its parts, as soon as they and all before them are there.
 
-    A part has the number of its whole, and its place in it. `wholes` grows while their parts are read.
+    A part has the number of its whole, and its place in it. `wholes` grows while their parts are read, and loses those
+    that are done.
     """
     found: Dict[Tuple[int, int], Any] = {}
     done = 0
     for key, part in parts:
         found[key] = part
         while done < len(wholes) and all((done, place) in found for place in range(len(wholes[done]))):
-            yield wholes[done], [found.pop((done, place)) for place in range(len(wholes[done]))]
+            whole, wholes[done] = wholes[done], ()
             done += 1
+            yield whole, [found.pop((done - 1, place)) for place in range(len(whole))]
 
 
 def in_windows(sources: Iterator[Any], size: int) -> Iterator[List[Any]]:
