@@ -149,11 +149,12 @@ class LanguageModel:
         self._check_length(len(tokens) + max_tokens)
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
         newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)
-        self.decoder.start(1, 1, 1, all_types=True)
-        self.decoder.go_on(state)
+        decoder = Decoder(self.decoder.session, self.decoder.chunk)  # other texts may be continued between two tokens
+        decoder.start(1, 1, 1, all_types=True)
+        decoder.go_on(state)
         for _ in range(max_tokens):
-            self.decoder.step(np.array([[newest]]), np.zeros((1, 1), int))
-            newest = chosen(self.decoder.log_probs[0], self.special.pad, temperature, top_k, top_p, random)
+            decoder.step(np.array([[newest]]), np.zeros((1, 1), int))
+            newest = chosen(decoder.log_probs[0], self.special.pad, temperature, top_k, top_p, random)
             yield newest
             if newest == self.special.eos:
                 return

@@ -1,5 +1,7 @@
 """Language models continue texts: what is drawn, where it ends, and parts that together are the whole."""
 
+from itertools import zip_longest
+
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
@@ -79,6 +81,17 @@ def test_a_seed_gives_the_same_text_again_and_another_one_does_not():
     for seed, text in texts.items():
         assert text.startswith("w1 w2 ")
         assert ours.continue_text("w1 w2", 20, seed=seed) == text
+
+
+def test_texts_that_are_continued_in_turns_do_not_influence_each_other():
+    ours = language()[1]
+    streams = [ours.stream(text, 20, seed=seed) for text, seed in (("w1 w2", 1), ("w5", 2))]
+    found = ["", ""]
+    for parts in zip_longest(*streams, fillvalue=""):
+        found = [text + part for text, part in zip(found, parts)]
+        ours.score_in_steps([5, 6])
+    assert found == ["".join(ours.stream("w1 w2", 20, seed=1)), "".join(ours.stream("w5", 20, seed=2))]
+    assert all(found)
 
 
 @pytest.mark.parametrize("prefix", [[], [7, 8, 9, 10], list(range(4, 37))])
