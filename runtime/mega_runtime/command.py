@@ -136,7 +136,7 @@ def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespac
 
     found = translator.stream(each_read())
     for _, (line,) in in_order((((line.number, 0), line) for line in found), read):
-        best = line.hypotheses[: args.nbest]
+        best = (line.hypotheses + line.hypotheses[-1:] * args.nbest)[: args.nbest]  # a blank line has only one
         texts = (" ".join(each.pieces) if args.pieces else each.text for each in best)
         yield "\n".join(f"{each.score:.4f}\t{text}" if args.scores else text for each, text in zip(best, texts))
 

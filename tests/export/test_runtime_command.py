@@ -101,7 +101,7 @@ def test_options_are_those_of_the_search(command):
     assert command("translate", folder(), *words, text=text_of(LINES))[1] == text_of(expected)
 
 
-def test_several_hypotheses_with_scores(command):
+def test_as_many_hypotheses_of_each_line_with_scores(command):
     code, said, _ = command("translate", folder(), "--nbest=2", "--scores", "--beam=4", text="w1 w2\n\nw4\n")
     found = [
         hypothesis for line in model().translate(["w1 w2", "", "w4"], beam=4) for hypothesis in line.hypotheses[:2]
