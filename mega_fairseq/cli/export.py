@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
+from sentencepiece import SentencePieceProcessor
 from torch import nn
 
 from mega_fairseq.cli import UserError, errors_of
@@ -36,8 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
     if target.exists() and not (arguments.force and (target / "config.json").exists()):
         add = "; add --force to replace it, or" if (target / "config.json").exists() else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
-    if arguments.sentencepiece_model is not None and not os.path.isfile(arguments.sentencepiece_model):
-        raise UserError(f"--sentencepiece-model is {arguments.sentencepiece_model}, which is not a file; give its path")
+    if arguments.sentencepiece_model is not None:
+        _check_pieces(arguments.sentencepiece_model)
     with errors_of(path):
         checkpoint = trained.read(path)
         untrusted.check_finite(checkpoint.tensors)
@@ -64,6 +65,13 @@ def record(folder: Path, differences: Dict[str, Any]) -> None:
     path = folder / "config.json"
     config = {**json.loads(path.read_text(encoding="utf-8")), "differences": differences}
     path.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check_pieces(path: str) -> None:
+    try:
+        SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError):
+        raise UserError(f"--sentencepiece-model is {path}, which is not a SentencePiece model; give its path") from None
 
 
 def _shown(difference: Any) -> str:

@@ -16,6 +16,7 @@ from mega_fairseq.cli.export import _translation_task
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
+from mega_runtime.text import Pieces
 from tests.helpers import commands, faults
 from tests.helpers.commands import (
     GENERATION,
@@ -112,6 +113,9 @@ def test_documents_are_translated_as_by_the_project(bible, tmp_path, options):
     assert found == hub.translate_documents(documents)
     assert list(map(len, found)) == list(map(len, documents))
     assert config_of(folder)["documents"]["window_tokens"] == 100
+    folder, _ = export(tmp_path / "checkpoint_last.pt", tmp_path / "small", "--format=int8")
+    found = Translator(folder).translate_documents(documents)
+    assert [list(map(bool, lines)) for lines in found] == [[bool(line.strip()) for line in each] for each in documents]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "values"])
@@ -130,6 +134,16 @@ def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
             assert list(one.probabilities) == list(other.probabilities)
             np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=tolerance)
         assert len(found) == len(inputs)
+
+
+def test_the_segmentation_of_the_text_is_exported(translation, pieces_model, tmp_path):
+    folder, _ = export(translation.last, tmp_path / "pieces", "--sentencepiece-model", pieces_model)
+    assert config_of(folder)["text"]["kind"] == "pieces"
+    assert (folder / "pieces.model").read_bytes() == pieces_model.read_bytes()
+    assert Translator(folder).segmented.split("der Hase") == Pieces(pieces_model).split("der Hase")
+    text = commands.trained("softmax")
+    folder, _ = export(text.last, tmp_path / "bytes", "--data", text.data, "--bytes")
+    assert LanguageModel(folder).segmented.split("\u20ac") == ["226", "130", "172"]
 
 
 # ------------------------------------------------------------------------------------------- folders
@@ -224,7 +238,9 @@ def test_other_wrong_arguments_are_refused(translation, refuses, tmp_path, monke
     refuses(tmp_path / "none.pt", target, words=["none.pt"])
     (tmp_path / "text").write_text("text")
     refuses(tmp_path / "text", target, words=["text is not a checkpoint"])
-    refuses(translation.last, target, "--sentencepiece-model", tmp_path / "none", words=["--sentencepiece-model is"])
+    for name in ("none", "text"):
+        words = [f"--sentencepiece-model is {tmp_path / name}", "not a SentencePiece model"]
+        refuses(translation.last, target, "--sentencepiece-model", tmp_path / name, words=words)
     find = importlib.util.find_spec
     for package in ("onnx", "mega_runtime"):
         with monkeypatch.context() as patch:

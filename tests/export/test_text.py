@@ -1,7 +1,5 @@
 """Text to types and back as fairseq does it; lines, paragraphs and batches keep their order and white space."""
 
-import random
-
 import pytest
 import sentencepiece
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
@@ -17,18 +15,6 @@ from tests.helpers.profiles import examples
 from tests.helpers.small_models import TYPES, translation_model
 
 # ------------------------------------------------------------------------------------------- types
-
-
-@pytest.fixture(scope="module")
-def pieces_model(tmp_path_factory):
-    """A SentencePiece model with the types of small models."""
-    folder, chance = tmp_path_factory.mktemp("pieces"), random.Random(1)
-    text = [" ".join(chance.choice(["der", "dem", "Haus", "Hase", "ist"]) for _ in range(9)) for _ in range(50)]
-    (folder / "text").write_text("\n".join(text))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "pieces"), vocab_size=18, minloglevel=2
-    )
-    return folder / "pieces.model"
 
 
 TEXTS = st.text(st.sampled_from("der HausHae \t\u2581\u00a0\u20ac\u0308"), max_size=20)
