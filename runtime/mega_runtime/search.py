@@ -76,7 +76,7 @@ class Search:
         """Chooses the next tokens; returns which sentences, of those in the search, are not done."""
         if not np.isfinite(found.top[:, 0]).all():
             raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
-        beams, first, last = self.options.beam, self.number == 0, self.number == self.longest  # (S,)
+        beams, first, last = self.options.beam, self.number == 0, self.number >= self.longest  # (S,)
         sentences = len(self.tokens)
         types = np.concatenate([found.types, np.broadcast_to(self.special.asked, found.special.shape)], 1)
         of_rows = last.repeat(beams)
@@ -97,7 +97,7 @@ class Search:
         # The first b candidates that remain; if there are fewer, candidates that have ended fill the places.
         order = np.arange(ends.shape[1])
         going = np.argsort(np.where(ends, order + len(order), order), axis=1)[:, :beams]
-        done = self.count >= beams
+        done = last | (self.count >= beams)
         self.closed = np.take_along_axis(ends, going, 1) | done[:, None]
         self.tokens, self.parents, self.totals = (np.take_along_axis(t, going, 1) for t in (tokens, parents, scores))
         record = np.zeros((2, len(self.ends), beams), np.int32)
@@ -106,7 +106,7 @@ class Search:
         if self.lines is not None:
             self.lines.advance(self.tokens, self.parents)
         self.number += 1
-        return ~(done | last)
+        return ~done
 
     def _ordinary(self, found: Candidates, last: np.ndarray) -> np.ndarray:
         """The scores (R, k) of the likeliest types, without special ones."""

@@ -21,6 +21,7 @@ from tests.helpers.exported import (
     translation,
 )
 from tests.helpers.profiles import examples
+from tests.helpers.small_models import EOS
 
 each = pytest.mark.parametrize("name", ["whole", "laplace", "chunks", "no ends"])
 LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=2, max_size=9)
@@ -72,6 +73,15 @@ def test_room_does_not_change_a_search(name, monkeypatch):
     for room in (1, 3, 100):
         monkeypatch.setattr(decoder, "ROOM_OF_BATCHES", room)
         assert_same(ours(translator, rows, **OPTIONS), expected, tolerance=1e-5, tie=1e-6)
+
+
+def test_a_sentence_that_must_end_at_once_has_one_hypothesis_among_others():
+    """It stays in the batch of others for a while, where it must not go on."""
+    translator, rows = translation(**SEARCHED["no ends"])[1], sources(3, *[30] * 10)
+    options = {"beam": 4, "max_len_a": 0.1, "max_len_b": 0, "min_len": 0}
+    together, alone = (ours(translator, some, **options)[0] for some in (rows, rows[:1]))
+    assert_same([together], [alone], tolerance=1e-5)
+    assert [tokens for tokens, _ in alone] == [[EOS]]
 
 
 def test_searches_do_not_depend_on_those_before_them():
