@@ -36,7 +36,7 @@ from mega_runtime import Translator
 
 TYPES, LENGTHS, SHORT, BATCHES = 33_000, [30, 64, 256, 512, 2048], 30, [16, 64, 256]
 WINDOWS, LINE = [512, 1024, 2048], 32  # tokens
-MANY = 1000  # tokens, from which a case is measured once
+MANY = 1000  # tokens, above which there are a third of the rounds
 MEGA = ["--arch=mega_transformer_base", "--task=translation"]
 ARCHITECTURES = {
     "Transformer": ["--arch=transformer_wmt_en_de", "--task=translation"],
@@ -109,10 +109,10 @@ def rows(
 ) -> Iterator[Row]:
     """Milliseconds per target token, in each number format."""
     tokens = length * len(sources)
-    once = {"repeats": 1, "warm_up": 0} if tokens > MANY else {}
+    repeats = max(1, meter.repeats // 3) if tokens > MANY else None
     for number_format, each in engines.items():
         steps = {name: lambda run=translate: run(sources, length) for name, translate in each.items()}
-        times = meter.seconds(steps, **{**once, **options})
+        times = meter.seconds(steps, repeats, **options)
         yield f"{label}, {number_format}", {name: 1000 * seconds / tokens for name, seconds in times.items()}
 
 
