@@ -24,7 +24,8 @@ from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS
 
 each = pytest.mark.parametrize("name", ["whole", "laplace", "chunks", "no ends"])
-LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=2, max_size=9)
+LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=2, max_size=11)
+LIMITS = st.sampled_from([{}, {}, {"max_len_a": 0.2, "max_len_b": 0, "min_len": 0}])
 CUTS = st.lists(st.integers(0, 9), max_size=3)
 OPTIONS = {"beam": 4, "max_len_a": 0.5, "max_len_b": 10}
 
@@ -45,8 +46,8 @@ def parts_of(rows, cuts):
 # ------------------------------------------------------------------------------------------- whole searches
 
 
-def check_split(translator, rows, cuts, beam=4):
-    options = {**OPTIONS, "beam": beam}
+def check_split(translator, rows, cuts, **options):
+    options = {**OPTIONS, **options}
     together = ours(translator, rows, **options)
     apart = [hypotheses for part in parts_of(rows, cuts) for hypotheses in ours(translator, part, **options)]
     alone = [ours(translator, [row], **options)[0] for row in rows]
@@ -56,12 +57,10 @@ def check_split(translator, rows, cuts, beam=4):
 
 @each
 def test_sentences_have_the_same_hypotheses_in_any_split_of_a_batch(name, full):
-    @given(
-        lengths=LENGTHS, cuts=st.lists(st.integers(0, 9), max_size=3), beam=st.integers(1, 6), seed=st.integers(0, 99)
-    )
+    @given(lengths=LENGTHS, cuts=CUTS, beam=st.integers(1, 6), limits=LIMITS, seed=st.integers(0, 99))
     @examples(12)
-    def check(lengths, cuts, beam, seed):
-        check_split(translation(**SEARCHED[name])[1], sources(*lengths, seed=seed), cuts, beam)
+    def check(lengths, cuts, beam, limits, seed):
+        check_split(translation(**SEARCHED[name])[1], sources(*lengths, seed=seed), cuts, beam=beam, **limits)
 
     check()
 
