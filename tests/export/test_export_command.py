@@ -146,6 +146,16 @@ def test_the_segmentation_of_the_text_is_exported(translation, pieces_model, tmp
     assert LanguageModel(folder).segmented.split("\u20ac") == ["226", "130", "172"]
 
 
+def test_languages_that_the_training_found_by_the_names_of_its_files_are_found_again(
+    translation, edited, refuses, tmp_path
+):
+    path = edited(translation.last, lambda content: content["cfg"]["task"].update(source_lang=None, target_lang=None))
+    folder, _ = export(path, tmp_path / "model")
+    expected, _ = export(translation.last, tmp_path / "expected")
+    assert (folder / "source.txt").read_bytes() == (expected / "source.txt").read_bytes()
+    refuses(path, tmp_path / "other", "--data", tmp_path, words=["edited.pt does not say its languages", "--data"])
+
+
 # ------------------------------------------------------------------------------------------- folders
 
 
