@@ -87,6 +87,19 @@ def test_a_search_of_one_beam_takes_the_likeliest_token_each_time(name):
         assert score == pytest.approx(total / len(found), abs=1e-5)
 
 
+@pytest.mark.parametrize(("source", "target"), [(30, 20), (20, 30), (16, 16)])
+@pytest.mark.parametrize("bias", ["simple", "t5"])
+def test_sources_and_translations_as_long_as_the_model_allows(bias, source, target):
+    limits = {"max_source_positions": source, "max_target_positions": target}
+    model, translator = translation(ends=-50.0, rel_pos_bias=bias, **limits)
+    longest = [min(most, 101) for most in model.max_positions()]
+    rows, options = sources(longest[0], 3), {"beam": 3, "max_len_b": 100}
+    found = ours(translator, rows, **options)
+    assert_same(found, theirs(model, rows, **options))
+    assert {len(tokens) for each in found for tokens, _ in each} == {longest[1]}
+    assert translator.config["limits"] == dict(zip(("source", "target"), (min(n, 8192) for n in model.max_positions())))
+
+
 @each
 def test_these_models_end_their_hypotheses_early_and_late(name):
     found = ours(translation(**SEARCHED[name])[1], sources(*LENGTHS), max_len_b=40)
