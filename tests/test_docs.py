@@ -19,11 +19,11 @@ DOCS = ROOT / "docs"
 PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "tests/**/*.md")
 DOCUMENTS = sorted(path for places in PLACES for path in ROOT.glob(places))
 SMALL = "--max-update 2 --warmup-updates 1 --num-workers 0"
-# Options of pip, torchrun, srun and hydra.
+# Options of pip, torchrun, srun, hydra and curl.
 OTHER_PROGRAMS = {
     *["--no-deps", "--no-build-isolation", "--standalone", "--no-python", "--nproc_per_node", "--nnodes"],
     *["--node_rank", "--master_addr", "--master_port", "--nodes", "--ntasks-per-node", "--gpus-per-node"],
-    *["--config-dir", "--config-name"],
+    *["--config-dir", "--config-name", "--data-binary"],
 }
 
 
@@ -55,7 +55,8 @@ def anchors(document):
 def options():
     """Options of our models and tasks, and all that the programs here and fairseq define."""
     names = {option.name for config in [*architectures().values(), *tasks().values()] for option in options_of(config)}
-    for folder in (*(ROOT / name for name in ("mega_fairseq", "benchmarks", "examples")), Path(fairseq.__path__[0])):
+    ours = (ROOT / name for name in ("mega_fairseq", "runtime", "benchmarks", "examples"))
+    for folder in (*ours, Path(fairseq.__path__[0])):
         for path in folder.rglob("*.py"):
             arguments = re.findall(r"[\"']--([\w-]+)[\"']|^    (\w+): ", path.read_text(), re.MULTILINE)
             names.update("--" + (typed or field.replace("_", "-")) for typed, field in arguments)

@@ -9,10 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from mega_fairseq.cli import UserError
-from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.classify import load as load_classifier
-from mega_fairseq.cli.export import _translation_task
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -211,21 +208,6 @@ def test_models_that_cannot_be_exported_are_refused_by_option(classifiers, refus
     refuses(trained.last, tmp_path / "model", "--data", trained.data, words=words)
     trained = classifiers("tokens")
     refuses(trained.last, tmp_path / "model", "--data", trained.data, words=["--encoder-token-mixer other than mega"])
-
-
-@pytest.mark.parametrize("given", [None, "de"])
-def test_languages_that_the_training_found_by_the_names_of_its_files_are_found_again(given, tmp_path):
-    for language, word in (("de", "Haus"), ("en", "house")):
-        (tmp_path / f"dict.{language}.txt").write_text(f"{word} 1\n")
-    options = {"_name": "translation", "data": str(tmp_path), "source_lang": given, "target_lang": given and "en"}
-    checkpoint = Checkpoint({"task": options}, {})
-    if given is None:
-        with pytest.raises(UserError, match=f"does not say its languages, and {tmp_path} has no data of two; give"):
-            _translation_task(checkpoint, None)
-    (tmp_path / "train.de-en.de.idx").touch()
-    task = _translation_task(checkpoint, None)
-    assert "Haus" in task.source_dictionary
-    assert "house" in task.target_dictionary
 
 
 def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, refuses, tmp_path):
