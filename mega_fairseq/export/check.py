@@ -107,8 +107,9 @@ def differences(found: List[np.ndarray], expected: List[np.ndarray], config: Dic
     gap = np.concatenate(found) - np.concatenate(expected)
     rms, most = float(np.sqrt(np.mean(gap**2))), MOST[config["number_format"]]
     if not rms <= most:
+        int8 = config["number_format"] == "int8"
         raise ValueError(
-            f"the exported model differs from the checkpoint by {rms:.2g} in log-probabilities, more than {most:g}"
-            + "; give --format float32" * (config["number_format"] == "int8")
+            f"the exported model differs from the checkpoint by {rms:.2g} in log-probabilities, more than {most:g}; "
+            + ("give --format float32" if int8 else "generate with fairseq, and report it")
         )
     return {"rms": rms, "largest": float(np.abs(gap).max())}

@@ -56,9 +56,6 @@ class Value:
     def __sub__(self, other: Any) -> "Value":
         return self.graph.op("Sub", self, other)
 
-    def __rsub__(self, other: Any) -> "Value":
-        return self.graph.op("Sub", other, self)
-
     def __mul__(self, other: Any) -> "Value":
         return self.graph.op("Mul", self, other)
 

@@ -150,12 +150,17 @@ def language(number_format: str = "float32", **options: Any) -> Tuple[nn.Module,
     return model, LanguageModel(folder)
 
 
-def exported_classifier(kind: str = "tokens", number_type: Optional[str] = None, **options: Any) -> Path:
-    """The folder of a classifier of tokens or of values of this type."""
+def project_classifier(kind: str = "tokens", number_type: Optional[str] = None, **options: Any) -> Classifier:
+    """The project's classifier of tokens or of values of this type."""
     words = None if kind == "values" else dictionary(TYPES)
     task = MegaClassificationTask(MegaClassificationConfig(input_kind=kind), words, ["a", "b", "c"])
-    task.number_type, folder = number_type, new_folder()
-    write_classifier(folder, Classifier(task, [classifier(None if words is None else TYPES, **options)]))
+    task.number_type = number_type
+    return Classifier(task, [classifier(None if words is None else TYPES, **options)])
+
+
+def exported_classifier(*kind: str, number_format: str = "float32", **options: Any) -> Path:
+    folder = new_folder()
+    write_classifier(folder, project_classifier(*kind, **options), number_format)
     return folder
 
 
