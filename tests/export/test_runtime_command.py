@@ -217,6 +217,19 @@ def test_an_interrupt_ends_the_command_quietly(outside):
     assert code == 130
 
 
+def test_lines_are_answered_one_by_one_on_request(outside):
+    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=3", "--buffer-size=1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, **outside) as process:
+        for text in ("w1 w2", "", "w3"):
+            process.stdin.write(f"{text}\n".encode())
+            process.stdin.flush()
+            expected = model().translate([text], max_len_b=3)[0].text
+            assert process.stdout.readline().decode() == f"{expected}\n"
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
 # ------------------------------------------------------------------------------------------- other models
 
 
