@@ -160,7 +160,12 @@ def _with_streams(target: Callable[..., None], streams: List[Connection], argume
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
-    target(*arguments)
+    for name, number in (("stdout", 1), ("stderr", 2)):  # Python's own remember whether the old ones could seek
+        setattr(sys, name, open(number, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
+    try:
+        target(*arguments)
+    finally:
+        sys.stdout.flush()  # before multiprocessing writes a traceback
 
 
 def run_forked(words: List[str], folder: str, fault: Optional[Callable[[], None]] = None) -> None:
