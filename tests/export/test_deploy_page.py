@@ -84,7 +84,7 @@ def server(place):
     """A folder with the exported models."""
     for block in blocks("bash"):
         if "mega-" in block:  # not those that install
-            path = f"PATH={shlex.quote(str(place))}/bin:$PATH PYTHONPATH={ROOT}:{ROOT}/runtime"
+            path = f"PATH={shlex.quote(str(place))}/bin:$PATH PYTHONPATH={shlex.quote(f'{ROOT}:{ROOT}/runtime')}"
             fresh("bash", "-euc", f"export {path}\n{here(block, place)}", cwd=place / "server")
     return place / "server"
 
