@@ -142,16 +142,19 @@ def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespac
 
 
 def _documents(translator: Translator, lines: Iterator[str]) -> Iterator[str]:
-    documents: List[List[str]] = []
+    """Translated lines in their order, as soon as all before them are there."""
+    starts, read = [0], []
 
     def groups() -> Iterator[List[str]]:
         for _, group in groupby(lines, key=lambda line: not line.strip()):
-            documents.append(list(group))
-            yield documents[-1]
+            document = list(group)
+            starts.append(starts[-1] + len(document))
+            read.extend([line] for line in document)
+            yield document
 
     found = translator.stream_documents(groups())
-    for _, texts in in_order((((number, line), text) for number, line, text in found), documents):
-        yield from texts
+    for _, (text,) in in_order((((starts[number] + line, 0), text) for number, line, text in found), read):
+        yield text
 
 
 def run_continue(args: argparse.Namespace) -> None:

@@ -133,6 +133,20 @@ class Search:
         if self.lines is not None:
             self.lines.keep(sentences)
 
+    def agreed(self, sentence: int, start: int) -> List[int]:
+        """The tokens from `start` on, of a sentence that is not done, in which it can no longer change.
+
+        They are what its beams and its hypotheses have in common: whatever follows continues one of these.
+        """
+        ends, tokens = [(step, beam) for step, beam, _ in self.ends[sentence]], []
+        beams = set((~self.closed[self.active == sentence][0]).nonzero()[0])
+        for step in range(self.number - 1, start - 1, -1):
+            beams |= {beam for end, beam in ends if end == step + 1}
+            if len(beams) == 1 and all(end > step for end, _ in ends):
+                tokens.append(int(self.records[step][0, sentence, min(beams)]))
+            beams = {self.records[step][1, sentence, beam] for beam in beams}
+        return tokens[::-1]
+
     def hypotheses(self, sentence: int) -> List[Hypothesis]:
         """The best hypotheses of a sentence, sorted by score."""
         found = []

@@ -16,6 +16,7 @@ from mega_runtime.text import Sentence, Types, segmenter, sentences
 
 BOS = "<s>"  # which fairseq leaves out of texts
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
+LOOK = 8  # steps from one look for lines that can no longer change to the next
 LEAVING = 8  # sentences that are done leave a batch when they are more than one in so many
 
 
@@ -135,7 +136,7 @@ class Translator:
         return found
 
     def stream_documents(self, documents: Iterable[Sequence[str]], **options: Any) -> Iterator[Tuple[int, int, str]]:
-        """Number of a document, number of a line in it, and its translation, window by window."""
+        """Number of a document, number of a line in it, and its translation, as soon as it can no longer change."""
         settings = self.config["documents"]
         if settings is None:
             raise ValueError("the model translates single lines; give one of --task mega_document_translation")
@@ -152,9 +153,10 @@ class Translator:
                     joined = [token for tokens in window for token in (*tokens[:-1], self.source_separator)]
                     yield (number, places), [*joined[:-1], self.special.eos]
 
-        for (number, places), hypotheses in self._in_batches(ready(documents, sources()), options):
-            lines = split(hypotheses[0].tokens[:-1], self.special.separator)
-            yield from ((number, n, self.segmented.join(self._pieces(line))) for n, line in zip(places, lines))
+        for keys, batch in self._batches(ready(documents, sources())):
+            for window, line, tokens in self._lines(batch, options):
+                number, places = keys[window]
+                yield number, places[line], self.segmented.join(self._pieces(tokens))
 
     @property
     def source_separator(self) -> int:
@@ -190,10 +192,14 @@ class Translator:
     def _in_batches(
         self, sources: Iterable[Tuple[Any, List[int]]], options: Dict[str, Any]
     ) -> Iterator[Tuple[Any, List[Hypothesis]]]:
-        """The hypotheses of each source, with its key, in the order in which they are found.
+        """The hypotheses of each source, with its key, in the order in which they are found."""
+        for keys, batch in self._batches(sources):
+            filled = [n for n, tokens in enumerate(batch) if len(tokens) > 1]
+            found = dict(zip(filled, self.search([batch[n] for n in filled], **options))) if filled else {}
+            yield from ((key, found.get(n, BLANK)) for n, key in enumerate(keys))
 
-        Of `buffer_size` sources at once, those of similar length are a batch, of at most `batch_tokens` with pads.
-        """
+    def _batches(self, sources: Iterable[Tuple[Any, List[int]]]) -> Iterator[Tuple[List[Any], List[List[int]]]]:
+        """Keys and sources: of `buffer_size` at once, those of similar length, at most `batch_tokens` with pads."""
         for window in in_windows(sources, self.buffer_size):
             window.sort(key=lambda each: len(each[1]))
             start = 0
@@ -201,14 +207,39 @@ class Translator:
                 stop = start + 1
                 while stop < len(window) and (stop + 1 - start) * len(window[stop][1]) <= self.batch_tokens:
                     stop += 1
-                keys, batch = zip(*window[start:stop])
-                filled = [n for n, tokens in enumerate(batch) if len(tokens) > 1]
-                found = dict(zip(filled, self.search([batch[n] for n in filled], **options))) if filled else {}
-                yield from ((key, found.get(n, BLANK)) for n, key in enumerate(keys))
+                keys, batch = map(list, zip(*window[start:stop]))
+                yield keys, batch
                 start = stop
 
     def search(self, sources: Sequence[Sequence[int]], **options: Any) -> List[List[Hypothesis]]:
         """Translates a batch of sources, tokens with eos; for models of documents, into as many lines as each has."""
+        *_, search = self._steps(sources, options)
+        return [search.hypotheses(sentence) for sentence in range(len(sources))]
+
+    def _lines(
+        self, sources: Sequence[Sequence[int]], options: Dict[str, Any]
+    ) -> Iterator[Tuple[int, int, Sequence[int]]]:
+        """Number of a source, number of a line in it, and its tokens, as soon as they can no longer change."""
+        separator, filled = self.special.separator, [n for n, tokens in enumerate(sources) if len(tokens) > 1]
+        yield from ((n, 0, []) for n in range(len(sources)) if n not in filled)
+        if not filled:
+            return
+        certain, lines, last = [0] * len(filled), [0] * len(filled), [[] for _ in filled]
+        for search in self._steps([sources[n] for n in filled], options):
+            for sentence in search.active if search.number % LOOK == 0 else ():
+                new = search.agreed(sentence, certain[sentence])
+                certain[sentence] += len(new)
+                *done, last[sentence] = split([*last[sentence], *new], separator)
+                for tokens in done:
+                    yield filled[sentence], lines[sentence], tokens
+                    lines[sentence] += 1
+        for sentence, n in enumerate(filled):
+            new = search.hypotheses(sentence)[0].tokens[certain[sentence] : -1]
+            rest = split([*last[sentence], *new], separator)
+            yield from ((n, line, tokens) for line, tokens in enumerate(rest, lines[sentence]))
+
+    def _steps(self, sources: Sequence[Sequence[int]], options: Dict[str, Any]) -> Iterator[Search]:
+        """The search for a batch of sources, after each of its steps."""
         chosen, limit = replace(self.options, **options), self.config["limits"]["target"] - 1
         settings, lines = self.config["documents"], None
         if settings is None:
@@ -221,25 +252,19 @@ class Translator:
             raise ValueError(
                 f"min_len is {chosen.min_len} and a translation has at most {longest.min()} tokens; lower it"
             )
-        return self._search(sources, chosen, longest, lines)
-
-    def _search(
-        self, sources: Sequence[Sequence[int]], options: Options, longest: np.ndarray, lines: Optional[LineRules]
-    ) -> List[List[Hypothesis]]:
-        search = Search(longest, options, self.special, lines)
-        inputs, places = self._sources(sources, options.beam)
-        decoder = self.decoder
-        decoder.start(len(sources), options.beam, search.candidates, inputs)
-        while True:
-            if places is not None:
-                places.advance(search.tokens, search.parents, decoder.sources["source_places"])
-            going = search.step(decoder.step(search.tokens, search.parents))
-            if not going.any():
-                return [search.hypotheses(sentence) for sentence in range(len(sources))]
+        search = Search(longest, chosen, self.special, lines)
+        inputs, places = self._sources(sources, chosen.beam)
+        decoder, going = self.decoder, np.ones(len(sources), bool)
+        decoder.start(len(sources), chosen.beam, search.candidates, inputs)
+        while going.any():
             if LEAVING * (~going).sum() > len(going):
                 staying = going.nonzero()[0]
                 for each in (search, decoder, *([] if places is None else [places])):
                     each.keep(staying)
+            if places is not None:
+                places.advance(search.tokens, search.parents, decoder.sources["source_places"])
+            going = search.step(decoder.step(search.tokens, search.parents))
+            yield search
 
     def score_tokens(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
         """The log-probability (n,) of each token of a given translation, both with eos."""
