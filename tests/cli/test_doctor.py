@@ -13,6 +13,7 @@ from mega_fairseq.cli import doctor
 from tests.helpers.commands import LIMIT, ROOT, Running
 
 BARE = [sys.executable, "-S", "-m", "mega_fairseq.cli", "doctor"]  # with no packages except those on PYTHONPATH
+NEEDS_GLIBC = pytest.mark.skipif(not doctor.GLIBC, reason="only glibc has the settings")
 NEEDED = {"torch", "omegaconf", "hydra", "sacrebleu", "fairseq"}
 
 
@@ -141,3 +142,39 @@ def test_bf16_is_recommended_where_the_cpu_multiplies_it_faster(monkeypatch, fas
     monkeypatch.setattr(doctor, "product_seconds", {"float32": faster, "bfloat16": 1.0}.get)
     assert row("bf16").mark == mark
     assert f"{faster:.2f} times" in row("bf16").text
+
+
+@pytest.fixture
+def gaining(monkeypatch):
+    """What doctor says of memory where training gains this factor, with the settings or without."""
+
+    def look(factor, settings):
+        for name in doctor.KEEP_MEMORY:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(doctor, "update_seconds", lambda **settings: 1.0 if settings else factor)
+        return row("memory")
+
+    return look
+
+
+@NEEDS_GLIBC
+@pytest.mark.parametrize(("factor", "mark"), [(1.8, "note"), (1.0, "ok")])
+def test_settings_of_the_memory_are_recommended_where_training_gains(gaining, factor, mark):
+    result = gaining(factor, {})
+    assert result.mark == mark
+    assert f"{factor:.2f} times" in result.text
+    assert [f"{name}={value}" in result.remedy for name, value in doctor.KEEP_MEMORY.items()] == [mark == "note"] * 2
+    assert gaining(factor, doctor.KEEP_MEMORY).mark == "ok"
+
+
+@NEEDS_GLIBC
+def test_a_step_is_timed_with_the_settings_and_without(monkeypatch):
+    """Without them, the kernel hands out the pages of each step's tensors again."""
+    faults = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
+    monkeypatch.setattr(doctor, "UPDATE", doctor.UPDATE.rpartition("print")[0] + faults)
+    without, kept = doctor.update_seconds(), doctor.update_seconds(**doctor.KEEP_MEMORY)
+    monkeypatch.setenv(*next(iter(doctor.KEEP_MEMORY.items())))
+    assert without - kept > 2 * 4096 * 4000 * 4 / os.sysconf("SC_PAGE_SIZE")
+    assert doctor.update_seconds() > 0.9 * without  # whatever the environment says
