@@ -1,7 +1,7 @@
 """Translation with Mega in place of the Transformer (paper, section 4.3), for fairseq's `translation` task."""
 
 from dataclasses import dataclass
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderDecoderModel
@@ -17,6 +17,7 @@ from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
 from mega_fairseq.models.options import DecoderOptions, EncoderOptions, choices, mirror
 from mega_fairseq.models.same_model import check_start
+from mega_fairseq.models.source_use import SourceUse
 from mega_fairseq.modules import MIXERS, GatedCrossAttentionConfig
 
 
@@ -45,6 +46,19 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
     def __init__(self, cfg: MegaTransformerConfig, encoder: MegaEncoder, decoder: MegaDecoder):
         super().__init__(encoder, decoder)
         self.cfg = cfg
+        self.source_use = SourceUse()
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Called by fairseq before each update, with the number of those before."""
+        super().set_num_updates(num_updates)
+        self.source_use.updates = num_updates + 1
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **options: Any) -> Any:
+        """Tokens of sources and targets -> scores (B, L, V); called in training and validation, not in a search."""
+        output = super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
+        if not self.training:
+            self.source_use.check(self, src_tokens, src_lengths, prev_output_tokens, output)
+        return output
 
     @classmethod
     def build_model(cls, cfg: MegaTransformerConfig, task: FairseqTask) -> "MegaTransformerModel":

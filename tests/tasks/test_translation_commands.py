@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mega_fairseq.models import MegaTransformerModel
+from mega_fairseq.models import MegaTransformerModel, source_use
 from mega_fairseq.ops.linear import INT8_WORKS
 from tests.helpers.commands import (
     CPU,
@@ -20,6 +20,7 @@ from tests.helpers.commands import (
     SYLLABLES,
     TRAINING,
     TRANSLATION,
+    Running,
     assert_same_translations,
     failure,
     fairseq,
@@ -120,6 +121,34 @@ def test_validation_of_a_checkpoint_repeats_the_loss_of_its_training(corpus, tra
     said = fairseq("validate", corpus, *PLUGIN, "--task=translation", *CPU, "--batch-size=7", "--path", trained.last)
     loss = float(re.search(r"valid on 'valid' subset \| loss ([\d.]+)", said).group(1))
     assert loss == pytest.approx(records(trained.said, "valid")[-1]["valid_loss"], abs=2e-3)
+
+
+def early_is_over():
+    """In the process of a command: its first validation already counts."""
+    source_use.EARLY = 0
+
+
+UNUSED = "hardly uses its sources"
+
+
+def test_validation_warns_once_of_a_model_that_does_not_use_its_sources(corpus, tmp_path):
+    words = [corpus, *TRANSLATION, "--lr=0.3", "--max-update=40", "--save-dir", tmp_path, "--valid-subset=valid,test"]
+    code, said = Running("train", *words, "--validate-interval-updates=20", fault=early_is_over).wait()
+    assert code == 0, said
+    validations = [int(record["valid_num_updates"]) for record in records(said, "valid")]
+    assert [int(updates) for updates in re.findall(rf"after (\d+) updates, .*{UNUSED}", said)] == validations
+    assert len(validations) > 1
+    sentences = texts(fairseq("generate", corpus, *GENERATION, "--path", tmp_path / "checkpoint_last.pt"))
+    assert len(set(sentences)) < 3  # the warning was right
+
+
+def test_validation_does_not_warn_early_or_of_a_model_that_translates(corpus, trained, tmp_path):
+    assert UNUSED not in trained.said
+    words = [corpus, *TRANSLATION, "--restore-file", trained.last, "--max-update", UPDATES + 1, "--save-dir", tmp_path]
+    code, said = Running("train", *words, fault=early_is_over).wait()
+    assert code == 0, said
+    assert records(said, "valid")
+    assert UNUSED not in said
 
 
 # ------------------------------------------------------------------------------------------------ fairseq-generate
@@ -240,7 +269,7 @@ def test_a_stock_transformer_with_its_best_checkpoint_chosen_by_bleu_resumes_and
 
 LIBRARY = """
 import sys, fairseq.models
-from mega_fairseq.models import MegaTransformerModel
+from mega_fairseq.models import MegaTransformerModel, source_use
 MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU counts
 """
 
