@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks import gpu_checks
 from benchmarks.gpu_checks import Finding
 from benchmarks.gpu_tables import TABLES, ceilings, measured
-from benchmarks.measure import machine, names, shown
+from benchmarks.measure import keep_memory, machine, names, shown
 from mega_fairseq.ops.backend import TRITON, backend
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,6 +169,7 @@ def main() -> None:
         sys.exit("no CUDA GPU was found by torch: mega-fairseq doctor says why")
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
+    keep_memory()
     torch.set_float32_matmul_precision("highest")  # no TF32
     report = Report(args.device, args.quick, args.minutes, args.seconds, args.commit or commit(), args.json)
     if args.device.type != "cuda" or torch.cuda.device_count() < 2:

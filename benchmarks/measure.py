@@ -4,6 +4,7 @@ A table is a generator of rows: a case, and a number for each contender, in the 
 first contender is the reference of all ratios.
 """
 
+import ctypes
 import json
 import logging
 import multiprocessing
@@ -18,6 +19,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import torch
 
+from mega_fairseq.cli.doctor import GLIBC
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 Step = Callable[[], Any]
 Numbers = Dict[str, float]
 Row = Tuple[Union[int, str], Numbers]
@@ -88,6 +92,14 @@ def prepare_process() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)  # fairseq's
     torch.set_num_threads(1)
+    keep_memory()
+
+
+def keep_memory() -> None:
+    """Does in this process what KEEP_MEMORY of `mega-fairseq doctor`, in the README's environment, does in new ones."""
+    if GLIBC:
+        for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
+            assert ctypes.CDLL(None).mallopt(parameter, value) == 1
 
 
 # ------------------------------------------------------------------------------------------- command line
@@ -175,6 +187,7 @@ def machine() -> Dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
+        "memory": "kept" if GLIBC else "as by default",
         "date": time.strftime("%Y-%m-%d"),
     }
 

@@ -5,6 +5,7 @@ command resumes an interrupted training. Data are in DATA/TASK.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from benchmarks.figures import Panel, draw
 from benchmarks.measure import names
+from mega_fairseq.cli.doctor import KEEP_MEMORY
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
 TRAIN = PLUGIN.parent / "benchmarks/stoppable_train.py"
@@ -88,6 +90,7 @@ class Experiment:
         if args.collect:
             return self.collect(args.out, args.collect)
         self.gpu = args.gpu
+        os.environ.update(KEEP_MEMORY)  # of the commands that train and evaluate
         data, out = args.data.resolve(), args.out.resolve()
         for seed in args.seeds:
             for task in args.tasks:

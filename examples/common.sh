@@ -100,6 +100,8 @@ WORKERS=${WORKERS:-$(getconf _NPROCESSORS_ONLN)}
 # By default torch starts a thread per core. On small models, or when other processes use the cores, that can be many
 # times slower than a single thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# glibc then keeps the memory of large tensors, which it otherwise requests from the kernel in each update.
+export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 DATA=$(absolute "${DATA:-$HERE/data}")
 DOWNLOADS=$DATA/downloads
 whole_numbers 0 GPUS

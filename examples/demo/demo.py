@@ -25,7 +25,7 @@ from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
-from mega_fairseq.cli.doctor import Limit, cpu_bf16
+from mega_fairseq.cli.doctor import KEEP_MEMORY, Limit, cpu_bf16
 
 
 def main() -> None:
@@ -106,6 +106,7 @@ class Demo:
         self.device = [] if gpu else ["--cpu"]
         self.precision = [] if gpu else fast_precision(out / "precision")
         self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable, "GPUS": str(int(gpu))}
+        self.environment.update(KEEP_MEMORY)
 
     def preparing(self) -> List[Job]:
         jobs = []

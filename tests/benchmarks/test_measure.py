@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import contenders, eval_lm, layer, measure, models, train
 from benchmarks.figures import Panel, draw, lines
+from mega_fairseq.cli.doctor import GLIBC, KEEP_MEMORY
 from tests.helpers.commands import ROOT
 from tests.helpers.forking import benchmark
 
@@ -25,6 +26,23 @@ def test_tables_are_added_to_earlier_ones_with_their_machine(tmp_path, monkeypat
 
 def test_memory_is_measured_in_another_process():
     assert measure.Meter().apart(os.getpid) != os.getpid() == measure.Meter(quick=True).apart(os.getpid)
+
+
+def still_in_use():
+    """MiB that a process keeps of a tensor of 64 MiB after it was freed."""
+    before = measure._status("VmRSS")
+    torch.ones(2**24)
+    return measure._status("VmRSS") - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GLIBC, reason="only glibc has the settings")
+def test_measured_processes_keep_freed_memory(monkeypatch):
+    for name in KEEP_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    assert measure.in_new_process(still_in_use) > 60
+    monkeypatch.setattr(measure, "prepare_process", os.getpid)  # which changes nothing
+    assert measure.in_new_process(still_in_use) < 30
 
 
 def test_markdown_has_ratios_to_the_first_contender():
