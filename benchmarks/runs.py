@@ -101,13 +101,16 @@ class Experiment:
 
     def run(self, run: Run, updates: int, scored: bool) -> None:
         """Trains and scores a model, unless this was done before."""
-        device = ["--fp16"] if self.gpu else ["--cpu"]
-        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed, *device)
+        self.train(run, updates)
         scores = run.folder / "scores.json"
         trained = (run.folder / "checkpoint_last.pt").stat().st_mtime
         if scored and not (scores.exists() and scores.stat().st_mtime > trained):
             print(f"scoring {run.folder}", flush=True)
             scores.write_text(json.dumps(self.scores(run)))
+
+    def train(self, run: Run, updates: int) -> None:
+        device = "--fp16" if self.gpu else "--cpu"
+        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed, device)
 
     def collect(self, out: Path, target: Path) -> None:
         """Adds the results of all runs to `target`. Those of other folders that it has are kept."""

@@ -39,6 +39,28 @@ def test_translation_is_trained_scored_collected_and_drawn(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_recipe_for_few_pairs_is_scored_after_several_updates_of_one_run(tmp_path, monkeypatch):
+    pairs, data, folder = 60, tmp_path / "data", tmp_path / "runs"
+    monkeypatch.setattr(sys, "executable", python())
+    monkeypatch.setattr(quality_translation, "PAIRS", {"pairs5000": (pairs, 0.3)})
+    monkeypatch.setattr(quality_translation, "SCORED", (1, 2))
+    experiment = quality_translation.Translation()
+    experiment.prepare(small_bible(tmp_path), data)
+    for language in ("en", "de"):
+        whole, part = (place / f"train.{language}" for place in (tmp_path, data / "pairs5000/raw"))
+        assert part.read_text().splitlines() == whole.read_text().splitlines()[:pairs]
+    monkeypatch.setattr(sys, "argv", ["", str(data), str(folder), "--tasks=pairs5000", "--models=tiny-bf16"])
+    experiment.main("")
+    (log,) = folder.glob("*/train.log")
+    scores = json.loads(log.with_name("scores.json").read_text())
+    assert set(scores) == {f"{name} after {count}" for name in ("bits", "BLEU", "chrF2") for count in (1, 2)}
+    assert scores["bits after 2"] < scores["bits after 1"]
+    once = log.read_text()
+    experiment.main("")  # done before
+    assert log.read_text() == once
+
+
+@pytest.mark.slow
 def test_documents_are_translated_in_windows_and_asked_for_what_they_said(tmp_path, monkeypatch):
     data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
     bible_recipe(tmp_path, small_bible(tmp_path)).run("prepare.sh", DATA=data / "bible")
