@@ -269,7 +269,7 @@ def test_a_stock_transformer_with_its_best_checkpoint_chosen_by_bleu_resumes_and
 
 LIBRARY = """
 import sys, fairseq.models
-from mega_fairseq.models import MegaTransformerModel, source_use
+from mega_fairseq.models import MegaTransformerModel
 MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU counts
 """
 
