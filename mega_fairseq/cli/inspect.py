@@ -1,27 +1,22 @@
 """`mega-fairseq inspect`: a checkpoint's architecture, parameters and half-lives, as tables and as PREFIX.json."""
 
 import argparse
-import math
 from collections import Counter
 from dataclasses import fields
 from typing import Any, Dict, Optional
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mega_fairseq.cli import errors_of
 from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, stacks
 from mega_fairseq.cli.checkpoint.trained import Checkpoint, read
 from mega_fairseq.cli.output import check_prefix, table, write_json
+from mega_fairseq.models.half_lives import QUANTILES, of_states
 from mega_fairseq.modules import MIXERS
-from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
 
 Numbers = Dict[str, Any]
-QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
-# Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.
-NEVER = 0.99 * math.log(2) * math.exp(LARGEST_LOGIT)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,7 +38,7 @@ def numbers_of(checkpoint: Checkpoint) -> Numbers:
     counts = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
     fill(model, checkpoint.tensors)
     untrusted.check_finite(checkpoint.tensors)
-    return {"architecture": _architecture(checkpoint, model), "parameters": counts, **_of_states(model)}
+    return {"architecture": _architecture(checkpoint, model), "parameters": counts, **of_states(model)}
 
 
 # -------------------------------------------------------------------------- architecture, parameters
@@ -102,35 +97,6 @@ def parameters(numbers: Numbers) -> str:
 
 
 # ---------------------------------------------------------------------------------------- half-lives
-
-
-def _of_states(model: nn.Module) -> Numbers:
-    """For the states of each layer and direction, the tokens after which half of them is left, and their periods."""
-    lives, periods = [], []
-    for side, stack in stacks(model):
-        for number, layer in enumerate(stack.layers):
-            config, turning = layer.mixer.config, layer.mixer.periods()
-            for direction, log_decay in layer.mixer.log_decays().items():
-                values, chunk = half_lives(log_decay), config.chunk_size
-                beyond = None if chunk is None else float((values > chunk).mean())
-                name = f"{side} layer {number} {direction}".strip()
-                lives.append({"name": name, "chunk": chunk, **_quantiles(values), "beyond_chunk": beyond})
-                if direction in turning:
-                    periods.append({"name": name, **_quantiles(turning[direction].flatten().numpy())})
-    return {"half_lives": lives, "periods": periods}
-
-
-def half_lives(log_decay: Tensor) -> np.ndarray:
-    """The h with decay^h = 1/2 for each state; infinite if a state never decays."""
-    lives = (math.log(0.5) / log_decay.double()).flatten().numpy()
-    return np.where(lives < NEVER, lives, np.inf)
-
-
-def _quantiles(values: np.ndarray) -> Dict[str, Optional[float]]:
-    """Each quantile is one of the values; None means infinity, which JSON cannot represent."""
-    ordered = np.sort(values)
-    chosen = {name: float(ordered[round(share * (ordered.size - 1))]) for name, share in QUANTILES.items()}
-    return {name: value if math.isfinite(value) else None for name, value in chosen.items()}
 
 
 def _shown(value: Optional[float]) -> str:

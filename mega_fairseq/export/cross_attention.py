@@ -58,8 +58,11 @@ def source_keys_values(g: Graph, x: Value, module: GatedCrossAttention, places: 
 
 def cross_attend(
     g: Graph, x: Value, keys: Value, values: Value, module: GatedCrossAttention, source: Source, limits: Limits
-) -> Value:
-    """Target tokens x (R, D) with keys (S, z, m), values (S, m, D); the rows of a sentence are one product."""
+) -> Tuple[Value, Value]:
+    """Target tokens x (R, D) with keys (S, z, m), values (S, m, D) -> (R, D), weights of attention (S, b, m).
+
+    The rows of a sentence are one product.
+    """
     c = module.config
     y = norm(g, x, module.norm) if c.prenorm else x
     queries, *gates = project(g, y, module.queries, module.gates).split(c.shared_dim, c.dim, c.dim)
@@ -85,6 +88,7 @@ def cross_attend(
             start = g.constant(np.array([reach - 1])) - source.position
             scores = scores + g.constant(table).slice(start, start + keys.sizes(2, 3), 0)
         scores = scores + source.mask
-    attended = (weights(g, scores, c.attention) @ values).reshape(-1, c.dim)
+    looks = weights(g, scores, c.attention)
+    attended = (looks @ values).reshape(-1, c.dim)
     y = gate(g, gates, attended, x, module.hidden, c.activation)
-    return y if c.prenorm else norm(g, y, module.norm)
+    return (y if c.prenorm else norm(g, y, module.norm)), looks

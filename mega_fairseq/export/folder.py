@@ -1,6 +1,7 @@
 """Writes the folder of an exported model, which `runtime/` reads without PyTorch and fairseq.
 
-config.json              what it is: sizes, special types, limits, defaults, and the hash of each other file
+config.json              what it is: sizes, special types, limits, defaults, the half-lives of its EMAs as `mega-fairseq
+                         inspect` shows them, and the hash of each other file
 encoder.onnx, step.onnx  the graphs of a translation model; a language model has step.onnx and text.onnx, a
                          classifier only encoder.onnx
 probe.onnx               of int8: a product of the largest numbers, which shows whether a CPU computes it exactly
@@ -24,7 +25,7 @@ from mega_fairseq.export import refusals
 from mega_fairseq.export.cross_attention import Limits, place_distances
 from mega_fairseq.export.graph import Graph, Weights
 from mega_fairseq.export.stacks import classifier_graph, encoder_graph, step_graph, text_graph
-from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
+from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel, half_lives
 from mega_fairseq.ops.attention.segments import NEAR
 from mega_fairseq.tasks.prediction import Classifier
 
@@ -49,7 +50,7 @@ class Writer:
     def types(self, name: str, dictionary: Dictionary) -> None:
         (self.folder / name).write_text("".join(f"{symbol}\n" for symbol in dictionary.symbols), encoding="utf-8")
 
-    def finish(self, config: Dict[str, Any], pieces: Optional[Path]) -> None:
+    def finish(self, config: Dict[str, Any], model: BaseFairseqModel, pieces: Optional[Path]) -> None:
         """Writes the rest; without config.json, a folder is not complete."""
         if self.number_format == "int8":
             self.graph("probe.onnx", probe_graph)
@@ -58,7 +59,8 @@ class Writer:
             shutil.copyfile(pieces, self.folder / "pieces.model")
         files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(self.folder.iterdir())}
         head = {"format": FORMAT, "exporter": mega_fairseq.__version__, "number_format": self.number_format}
-        text = json.dumps({**head, **config, "files": files}, indent=1, ensure_ascii=False)
+        config = {**head, **config, "half_lives": half_lives.of_states(model)["half_lives"], "files": files}
+        text = json.dumps(config, indent=1, ensure_ascii=False)
         (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -117,7 +119,7 @@ def write_translation(
         "places": places,
         "documents": documents,
     }
-    writer.finish(config, pieces)
+    writer.finish(config, model, pieces)
 
 
 def limits_of(model: BaseFairseqModel) -> Limits:
@@ -148,7 +150,7 @@ def write_language_model(
         "decoder_chunk": decoder.layers[0].mixer.config.chunk_size,
         "limits": limits._asdict(),
     }
-    writer.finish(config, pieces)
+    writer.finish(config, model, pieces)
 
 
 def write_classifier(folder: Path, classifier: Classifier, number_format: str = "float32") -> None:
@@ -175,4 +177,5 @@ def write_classifier(folder: Path, classifier: Classifier, number_format: str = 
         "deviation": task.cfg.values_deviation,
     }
     special = None if dictionary is None else special_types(dictionary)
-    writer.finish({"kind": "classifier", "special": special, "classes": classifier.labels, "inputs": inputs}, None)
+    config = {"kind": "classifier", "special": special, "classes": classifier.labels, "inputs": inputs}
+    writer.finish(config, model, None)

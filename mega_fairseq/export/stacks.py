@@ -109,6 +109,7 @@ def step_graph(g: Graph, decoder: MegaDecoder, limits: Limits, special: List[int
     """The next token of R = S b rows -> its likeliest successors and the state after it.
 
     S sentences with b rows each, a tree of n places, a source of m tokens. Row r continues row order[r] of the states.
+    looks{l} are the weights of cross attention in each layer, which take time only if they are asked for.
     """
     tokens, order = g.input("tokens", np.int64, "R"), g.input("order", np.int64, "R")
     mask = g.input("mask", np.float32, "S", "b", "n")
@@ -119,7 +120,7 @@ def step_graph(g: Graph, decoder: MegaDecoder, limits: Limits, special: List[int
         source_mask = None if by_line else g.input("source_mask", np.float32, "S", 1, "m")
         source = Source(source_mask, None if by_line else g.input("position", np.int64, 1), places)
     x = embed(g, tokens, decoder)  # (R, D)
-    state: Dict[str, Tuple[Value, Tuple[Any, ...]]] = {}
+    outputs: Dict[str, Tuple[Value, Tuple[Any, ...]]] = {}
     for number, layer in enumerate(decoder.layers):
         mixer, c = layer.mixer, layer.mixer.config
         normed, values = _inputs(g, x, mixer)
@@ -137,18 +138,19 @@ def step_graph(g: Graph, decoder: MegaDecoder, limits: Limits, special: List[int
                 g.input(f"source_keys{number}", np.float32, "S", cross.config.shared_dim, "m"),
                 g.input(f"source_values{number}", np.float32, "S", "m", cross.config.dim),
             )
-            x = cross_attend(g, x, *of_source, cross, source, limits)
+            x, looks = cross_attend(g, x, *of_source, cross, source, limits)
+            outputs[f"looks{number}"] = looks, ("S", "b", "m")
         x = feed_forward(g, x, layer.feed_forward)
-        state[f"new_ema{number}"] = after, ("R", kernel.states, c.dim)
-        state[f"new_key{number}"] = key, ("R", c.shared_dim)
-        state[f"new_value{number}"] = values, ("R", c.value_dim)
+        outputs[f"new_ema{number}"] = after, ("R", kernel.states, c.dim)
+        outputs[f"new_key{number}"] = key, ("R", c.shared_dim)
+        outputs[f"new_value{number}"] = values, ("R", c.value_dim)
     log_probs = g.op("LogSoftmax", output_scores(g, norm(g, x, decoder.final_norm), decoder), axis=-1)
     top, types = g.op("TopK", log_probs, k, outputs=2, axis=-1)
     g.output("top", top, np.float32, "R", "k")
     g.output("top_types", types, np.int64, "R", "k")
     g.output("special", g.op("Gather", log_probs, np.array(special), axis=1), np.float32, "R", len(special))
     g.output("log_probs", log_probs, np.float32, "R", len(decoder.dictionary))
-    for name, (value, shape) in state.items():
+    for name, (value, shape) in outputs.items():
         g.output(name, value, np.float32, *shape)
 
 

@@ -143,11 +143,13 @@ def check_cross(function, bias, prenorm=True, activation="silu", position=3, kin
         return cross_attend(g, x, keys, values, module, Source(hidden, position, None), limits)
 
     hidden = np.where(real > 0, 0.0, mask).astype(np.float32)[:, None]
-    (y,) = run(build, source, x, hidden, np.array([position]))
+    y, looks = run(build, source, x, hidden, np.array([position]))
     with torch.no_grad():
         state = module.project_source(torch.from_numpy(source), torch.from_numpy(real) == 0)
-        expected, _ = module(torch.from_numpy(x)[:, None], state=state._replace(position=position))
+        state = state._replace(position=position)
+        expected, _, weights = module(torch.from_numpy(x)[:, None], state=state, need_weights=True)
     assert_near(y, expected[:, 0])
+    assert_near(looks.reshape(6, -1), weights[:, 0])
 
 
 @each_bias

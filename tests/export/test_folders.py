@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from mega_fairseq.models.half_lives import of_states
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
 from mega_runtime.folder import FORMAT
 from tests.helpers.exported import language, translation
@@ -117,3 +118,12 @@ def test_something_else_than_a_folder_is_refused(tmp_path, copied):
 def test_another_kind_of_model_is_named(kind, other, words, copied):
     folder, _ = copied(kind)
     refused(lambda: other(folder), folder, words)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("translation", 6), ("language", 2)])
+def test_the_half_lives_are_those_of_the_model(kind, layers):
+    """One row for each layer and direction, as `mega-fairseq inspect` shows them."""
+    model, loaded = (language if kind == "language" else translation)("float32")
+    found = loaded.config["half_lives"]
+    assert found == of_states(model)["half_lives"]
+    assert len(found) == layers
