@@ -1,4 +1,4 @@
-# Every target creates or updates .venv first; that is skipped while the files it depends on are unchanged.
+# Every target but page creates or updates .venv first; that is skipped while the files it depends on are unchanged.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,6 +6,8 @@ VENV ?= .venv
 WORKERS ?= auto
 # One more index where pip looks for torch.
 TORCH_INDEX ?=
+# Where `make page` serves; without it, 8000 or any free port.
+PORT ?=
 # More arguments: make test ARGS="-k ema", make bench ARGS=--quick
 ARGS ?=
 
@@ -19,7 +21,7 @@ FOR_TESTS := $(VENV)/.for-tests
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 
-.PHONY: help install test test-fast coverage demo bench gpu lint format clean
+.PHONY: help install test test-fast coverage demo page bench gpu lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -40,6 +42,11 @@ coverage: $(READY) $(FOR_TESTS) ## run all tests and require 95% of the branches
 
 demo: $(READY) ## train a translator, a language model and a classifier next to Transformers: 14 minutes on two cores
 	$(BIN)/python examples/demo/demo.py $(ARGS)
+
+# Needs Python and, the first time, npm, but not .venv.
+page: ## serve a page that runs exported models in the browser, on PORT (needs npm, the first time)
+	@$(PYTHON) examples/page/bring.py
+	@$(PYTHON) examples/page/serve.py $(PORT:%=--port %)
 
 bench: $(READY) ## check the layers against naive implementations, then time them: 40 minutes
 	$(BIN)/python benchmarks/layer.py $(ARGS)

@@ -1,0 +1,22 @@
+// Finds the models of the server, and gives each panel those of its kind.
+
+import { Draw } from "./draw.js";
+import { Translate } from "./translate.js";
+import { Write } from "./write.js";
+
+const PANELS = { "translation model": ["translate", Translate], "language model": ["write", Write], classifier: ["draw", Draw] };
+
+const names = await (await fetch("models/")).json();
+const configs = await Promise.all(
+    names.map(async (name) => {
+        try {
+            return [name, await (await fetch(`models/${name}/config.json`)).json()];
+        } catch {
+            return [name, {}]; // damaged: of no kind
+        }
+    }),
+);
+for (const [kind, [place, Panel]] of Object.entries(PANELS)) {
+    new Panel(document.getElementById(place), Object.fromEntries(configs.filter(([, config]) => config.kind === kind)));
+}
+document.body.dataset.ready = "yes";

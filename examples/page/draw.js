@@ -1,0 +1,129 @@
+// The panel that recognises a digit of 8 x 8 fields, drawn with the pointer or the keyboard.
+
+import { Panel } from "./panel.js";
+
+const SIDE = 8;
+const MOST = 255; // a black field
+const PEN = 0.95; // fields from the pen at which it leaves no more ink
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+export class Draw extends Panel {
+    constructor(section, models) {
+        super(section, "classifier", models);
+        if (this.runner === undefined) return;
+        this.canvas = this.find("canvas");
+        this.cursor = [3, 3]; // of the keyboard
+        this.clear();
+        this.form.clear.onclick = () => this.clear();
+        this.canvas.onpointerdown = (event) => {
+            this.canvas.setPointerCapture(event.pointerId);
+            this.stroke(event);
+        };
+        this.canvas.onpointermove = (event) => {
+            if (event.buttons > 0) this.stroke(event);
+        };
+        this.canvas.onpointerup = () => (this.before = null);
+        this.canvas.onkeydown = (event) => this.pressed(event);
+        this.canvas.onfocus = this.canvas.onblur = () => this.show();
+        matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
+    }
+
+    chosen() {
+        super.chosen();
+        const labels = this.models[this.name].classes;
+        this.meters = labels.map((label) => {
+            const row = document.createElement("li");
+            const meter = Object.assign(document.createElement("meter"), { max: 1, ariaLabel: `probability of ${label}` });
+            const percent = document.createElement("span");
+            row.append(Object.assign(document.createElement("span"), { textContent: label }), meter, percent);
+            return { label, row, meter, percent };
+        });
+        this.find(".classes").replaceChildren(...this.meters.map(({ row }) => row));
+    }
+
+    example(drawn) {
+        this.fields = Array.from(drawn.replaceAll(" ", ""), (sign) => (sign === "#" ? MOST : 0));
+        this.run();
+    }
+
+    clear() {
+        this.fields = Array(SIDE * SIDE).fill(0);
+        this.before = null; // where the pen was
+        this.show();
+        this.runner.stop();
+        this.say("");
+        for (const { meter, percent, row } of this.meters) {
+            meter.value = 0;
+            percent.textContent = "";
+            row.classList.remove("best");
+        }
+    }
+
+    async run() {
+        this.show();
+        await this.request(this.fields, {}, ({ probabilities }) => {
+            const best = Object.keys(probabilities).reduce((a, b) => (probabilities[b] > probabilities[a] ? b : a));
+            for (const { label, row, meter, percent } of this.meters) {
+                meter.value = probabilities[label];
+                percent.textContent = `${(100 * probabilities[label]).toFixed(0)}%`;
+                row.classList.toggle("best", label === best);
+            }
+            this.say(`It looks like ${best}, with a probability of ${(100 * probabilities[best]).toFixed(0)}%.`);
+        });
+    }
+
+    // ---------------------------------------------------------------------------------------- drawing
+
+    /** Ink on the fields near the way of the pen: the nearer, the more. */
+    stroke(event) {
+        const size = this.canvas.clientWidth / SIDE;
+        const to = { x: event.offsetX / size, y: event.offsetY / size };
+        const from = this.before ?? to;
+        const steps = Math.ceil(Math.hypot(to.x - from.x, to.y - from.y) * 4) + 1;
+        for (let step = 1; step <= steps; step++) {
+            const [x, y] = ["x", "y"].map((axis) => from[axis] + ((to[axis] - from[axis]) * step) / steps);
+            this.fields = this.fields.map((ink, n) => {
+                const away = Math.hypot((n % SIDE) + 0.5 - x, Math.floor(n / SIDE) + 0.5 - y);
+                return Math.max(ink, Math.round(MOST * Math.min(1, Math.max(0, 1.5 * (PEN - away)))));
+            });
+        }
+        this.before = to;
+        this.run();
+    }
+
+    pressed(event) {
+        const move = ARROWS[event.key];
+        if (move !== undefined) {
+            this.cursor = this.cursor.map((place, axis) => Math.min(Math.max(place + move[axis], 0), SIDE - 1));
+            this.show();
+        } else if (event.key === " ") {
+            const place = this.cursor[1] * SIDE + this.cursor[0];
+            this.fields = this.fields.map((ink, n) => (n === place ? (ink > 0 ? 0 : MOST) : ink));
+            this.run();
+        } else {
+            return;
+        }
+        event.preventDefault();
+    }
+
+    show() {
+        const size = 32; // of a field
+        Object.assign(this.canvas, { width: SIDE * size, height: SIDE * size });
+        const pen = this.canvas.getContext("2d");
+        const style = getComputedStyle(document.body);
+        const [text, rule, accent] = ["--text", "--line", "--accent"].map((name) => style.getPropertyValue(name));
+        this.fields.forEach((ink, n) => {
+            const [x, y] = [(n % SIDE) * size, Math.floor(n / SIDE) * size];
+            pen.globalAlpha = ink / MOST;
+            pen.fillStyle = text;
+            pen.fillRect(x, y, size, size);
+            pen.globalAlpha = 1;
+            pen.strokeStyle = rule;
+            pen.strokeRect(x + 0.5, y + 0.5, size, size);
+        });
+        if (document.activeElement !== this.canvas) return;
+        pen.strokeStyle = accent;
+        pen.lineWidth = 3;
+        pen.strokeRect(this.cursor[0] * size + 2, this.cursor[1] * size + 2, size - 4, size - 4);
+    }
+}

@@ -1,0 +1,38 @@
+// The page's side of worker.js.
+
+export class Runner {
+    /** A worker for the models of one kind. */
+    constructor(kind) {
+        this.kind = kind;
+        this.waiting = new Map(); // what is done with the answers to each request
+        this.newest = 0;
+        this.worker = new Worker("worker.js", { type: "module" });
+        this.worker.onmessage = ({ data }) => this.answered(data);
+        this.worker.onerror = () => this.failed("the page's programs cannot be loaded; run make page again");
+    }
+
+    answered({ id, event, done, error }) {
+        const { onEvent, resolve, reject } = this.waiting.get(id);
+        if (event !== undefined && id === this.newest) onEvent(event);
+        if (done) resolve(id === this.newest);
+        if (error !== undefined) reject(new Error(error));
+    }
+
+    failed(message) {
+        for (const { reject } of this.waiting.values()) reject(new Error(message));
+    }
+
+    /** Ends the request before, if there is one; gives whether this one came to its end before another one began. */
+    run(path, input, options, onEvent) {
+        this.stop();
+        const id = ++this.newest;
+        return new Promise((resolve, reject) => {
+            this.waiting.set(id, { onEvent, resolve, reject });
+            this.worker.postMessage({ id, kind: this.kind, path, input, options });
+        });
+    }
+
+    stop() {
+        this.worker.postMessage({ stop: this.newest });
+    }
+}
