@@ -84,7 +84,7 @@ export class Search {
     /** The scores of `asked`. */
     specials(found, row, last) {
         const scores = this.asked.map((_, n) => found.special[row * this.asked.length + n]);
-        scores[1] = Math.fround(scores[1] - this.options.unkpen);
+        scores[1] = Math.fround(scores[1] - Math.fround(this.options.unkpen));
         if (last) scores.fill(NEVER, 1);
         else if (this.number < this.options.min_len) scores[0] = NEVER;
         this.lines?.apply(scores, row, this.number);

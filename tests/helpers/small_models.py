@@ -65,11 +65,11 @@ SEPARATOR = TYPES - 1  # that of `documents_task`, on both sides
 IN_LINES = {"cross_attention_positions": "sentence", "cross_attention_window": 1}
 
 
-def translation_model(**options: Any) -> MegaTransformerModel:
+def translation_model(types: int = TYPES, **options: Any) -> MegaTransformerModel:
     torch.manual_seed(0)
     sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
     cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
-    translation = task(TYPES)
+    translation = task(types)
     translation.separators = SEPARATORS
     return _perturbed(MegaTransformerModel.build_model(cfg, translation), 0.2, 0.2)
 
