@@ -104,6 +104,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 DATA=$(absolute "${DATA:-$HERE/data}")
 DOWNLOADS=$DATA/downloads
+SCHEDULER=polynomial_decay
 whole_numbers 0 GPUS
 whole_numbers 1 WORKERS OMP_NUM_THREADS
 
@@ -233,7 +234,8 @@ choose_precision() {
 }
 
 # run_training UNIT MOST TOTAL OPTIONS...: shared by all recipes. UNIT is --max-tokens, or --batch-size for examples: MOST
-# of them are in one batch on one GPU, TOTAL in one update over all GPUs. The recipe sets UPDATES, WARMUP and PRECISION.
+# of them are in one batch on one GPU, TOTAL in one update over all GPUs. The recipe sets UPDATES, WARMUP and PRECISION,
+# and another SCHEDULER if the learning rate shall not decrease linearly to 0.
 run_training() {
     local unit=$1 most=$2 total=$3 gpus devices options
     shift 3
@@ -243,14 +245,17 @@ run_training() {
     options=(
         --user-dir "$(user_dir)" --save-dir "$CHECKPOINTS"
         --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
-        --lr-scheduler polynomial_decay --power 1 --end-learning-rate 0
-        --warmup-updates "$WARMUP" --total-num-update "$UPDATES" --max-update "$UPDATES"
+        --warmup-updates "$WARMUP" --max-update "$UPDATES"
         "$unit" "$most" --update-freq $(((total + most * devices - 1) / (most * devices)))
         # With the task `translation`, any other value drops the last sentences of an epoch; our tasks ignore it.
         --required-batch-size-multiple 1
         --distributed-world-size "$devices"
         --log-format simple --log-interval $((gpus > 0 ? 100 : 20))
     )
+    if [ "$SCHEDULER" = polynomial_decay ]; then
+        options+=(--power 1 --end-learning-rate 0 --total-num-update "$UPDATES")
+    fi
+    options+=(--lr-scheduler "$SCHEDULER")
     case $PRECISION in
     auto | fp32 | bf16) ;;
     fp16) [ "$gpus" != 0 ] || die "PRECISION=fp16 needs a GPU: use fp32 or bf16." ;;

@@ -10,7 +10,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 EARLY = 400  # updates in which models that learn may still ignore their sources
-LEAST = 0.05  # bits per token
+LEAST = 0.05  # bits per token; the README's translator has 0.001 after 100 updates, 0.24 after 200 and 1.1 after 300
 
 
 class SourceUse:

@@ -49,8 +49,8 @@ def test_a_yaml_file_trains_its_preset_and_resumes(path, tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     state = checkpoint(last)
     assert state["optimizer_history"][-1]["num_updates"] == 3
-    preset = {"translation": "transformer", "language_modeling": "lm", "classification": "classifier"}[path.stem]
-    assert state["cfg"]["model"]["_name"] == f"mega_{preset}_small"
+    presets = {"translation": "transformer_tiny", "language_modeling": "lm_small", "classification": "classifier_small"}
+    assert state["cfg"]["model"]["_name"] == f"mega_{presets[path.stem]}"
     assert state["cfg"]["optimizer"]["adam_betas"] == "(0.9, 0.98)"
     if path.stem == "language_modeling":
         _, loss, _ = perplexity(fairseq("eval-lm", data, *LM, "--path", last, "--gen-subset=valid"))
