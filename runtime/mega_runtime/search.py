@@ -133,7 +133,7 @@ class Search:
         if self.lines is not None:
             self.lines.keep(sentences)
 
-    def agreed(self, sentence: int, start: int) -> List[int]:
+    def settled(self, sentence: int, start: int) -> List[int]:
         """The tokens from `start` on, of a sentence that is not done, in which it can no longer change.
 
         They are what its beams and its hypotheses have in common: whatever follows continues one of these.

@@ -227,7 +227,7 @@ class Translator:
         certain, lines, last = [0] * len(filled), [0] * len(filled), [[] for _ in filled]
         for search in self._steps([sources[n] for n in filled], options):
             for sentence in search.active if search.number % LOOK == 0 else ():
-                new = search.agreed(sentence, certain[sentence])
+                new = search.settled(sentence, certain[sentence])
                 certain[sentence] += len(new)
                 *done, last[sentence] = split([*last[sentence], *new], separator)
                 for tokens in done:

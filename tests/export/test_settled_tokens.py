@@ -34,7 +34,7 @@ def assert_begins(seed, beams, sentences, ends, steps, look):
     for search in searched(seed, beams, sentences, ends, steps):
         for sentence in range(sentences) if search.number % look == 0 else ():
             if search.count[sentence] < beams and search.number <= steps:
-                certain[sentence] += search.agreed(sentence, len(certain[sentence]))
+                certain[sentence] += search.settled(sentence, len(certain[sentence]))
     for sentence, tokens in enumerate(certain):
         for hypothesis in search.hypotheses(sentence):
             assert hypothesis.tokens[: len(tokens)] == tokens
@@ -56,7 +56,7 @@ def test_most_tokens_are_certain_before_the_end():
 
 def without_hypotheses(search, sentence, start):
     ends, search.ends[sentence] = search.ends[sentence], []
-    tokens = agreed(search, sentence, start)
+    tokens = settled(search, sentence, start)
     search.ends[sentence] = ends
     return tokens
 
@@ -64,17 +64,17 @@ def without_hypotheses(search, sentence, start):
 def of_one_beam(search, sentence, start):
     closed, search.closed = search.closed, search.closed.copy()
     search.closed[:, 1:] = True
-    tokens = agreed(search, sentence, start)
+    tokens = settled(search, sentence, start)
     search.closed = closed
     return tokens
 
 
-agreed = Search.agreed
+settled = Search.settled
 
 
 @pytest.mark.parametrize("twin", [without_hypotheses, of_one_beam])
 def test_tokens_that_may_still_change_are_detected(monkeypatch, twin):
-    monkeypatch.setattr(Search, "agreed", twin)
+    monkeypatch.setattr(Search, "settled", twin)
     with pytest.raises(AssertionError):
         test_certain_tokens_begin_all_hypotheses()
 
