@@ -11,10 +11,10 @@ export class Runner {
         this.worker.onerror = () => this.failed("the page's programs cannot be loaded; run make page again");
     }
 
-    answered({ id, event, done, error }) {
+    answered({ id, event, ended, error }) {
         const { onEvent, resolve, reject } = this.waiting.get(id);
         if (event !== undefined && id === this.newest) onEvent(event);
-        if (done) resolve(id === this.newest);
+        if (ended !== undefined) resolve(ended);
         if (error !== undefined) reject(new Error(error));
     }
 
@@ -22,7 +22,7 @@ export class Runner {
         for (const { reject } of this.waiting.values()) reject(new Error(message));
     }
 
-    /** Ends the request before, if there is one; gives whether this one came to its end before another one began. */
+    /** Stops the request before, if there is one; gives whether this one came to its end. */
     run(path, input, options, onEvent) {
         this.stop();
         const id = ++this.newest;

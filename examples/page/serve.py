@@ -6,6 +6,7 @@ python serve.py [--port N] [--models FOLDER]
 import argparse
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,6 +50,10 @@ class Handler(BaseHTTPRequestHandler):
         self.models = models
         super().__init__(*arguments)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a page that was closed meanwhile
+            super().handle()
+
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if path == "/models/":
@@ -63,12 +68,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def file(self, path: str) -> Optional[Path]:
         """The file of an address, if it is one of those to serve."""
+        if "\0" in path:
+            return None
         if path.startswith("/models/"):
             folder, path = self.models, path[len("/models/") :]
         else:
             folder, path = PAGE, path[1:] or "index.html"
         file = (folder / path).resolve()
-        known = folder.resolve() in file.parents and file.suffix in KINDS and "\0" not in path
+        known = folder.resolve() in file.parents and file.suffix in KINDS
         return file if known and file.is_file() else None
 
     def answer(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:

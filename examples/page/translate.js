@@ -4,7 +4,7 @@ import { about } from "./about.js";
 import { line } from "./charts.js";
 import { Panel } from "./panel.js";
 
-const SHOWN = 0.05; // the least weight that marks a word
+const SHOWN = 0.2; // of the largest weight: what marks a word
 const LEAST_CELL = 13; // pixels of a field of the picture that has room for words
 const REDRAWN = 250; // milliseconds between two drawings of the speed
 
@@ -13,7 +13,7 @@ export class Translate extends Panel {
         super(section, "translation model", models);
         this.lines = this.find(".lines");
         this.lines.onpointerover = (event) => this.look(event.target);
-        this.lines.onfocusin = (event) => this.look(event.target);
+        this.lines.addEventListener("focusin", (event) => this.look(event.target));
         this.lines.onkeydown = (event) => this.walk(event);
         matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
         addEventListener("resize", () => this.draw());
@@ -122,9 +122,10 @@ export class Translate extends Panel {
         const weights = picture.weights.subarray(number * picture.from.length, (number + 1) * picture.from.length);
         const most = Math.max(...weights);
         const mark = getComputedStyle(document.body).getPropertyValue("--mark");
-        this.marked = picture.from.filter((_, n) => weights[n] > SHOWN);
+        this.marked = picture.from.filter((_, n) => weights[n] > SHOWN * most);
         picture.from.forEach((each, n) => {
-            if (weights[n] > SHOWN) each.style.backgroundColor = `rgba(${mark}, ${0.7 * (weights[n] / most)})`;
+            const share = weights[n] / most;
+            if (share > SHOWN) each.style.backgroundColor = `rgba(${mark}, ${0.7 * share})`;
         });
         if (picture !== this.picture) {
             this.picture = picture;

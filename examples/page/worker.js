@@ -1,7 +1,7 @@
 // Runs models away from the page, which so stays responsive.
 //
-// Requests {id, kind, path, input, options} are answered by {id, event}, any number of them, and then by {id, done} or
-// {id, error}. {stop: id} ends a request.
+// Requests {id, kind, path, input, options} are answered by {id, event}, any number of them, and then by {id, ended} or
+// {id, error}. {stop: id} stops a request, which then has not ended.
 
 import { Classifier } from "./classifier.js";
 import { LanguageModel } from "./language_model.js";
@@ -30,7 +30,7 @@ async function answer({ id, kind, path, input, options }) {
             }
             if (stopped.has(id)) break;
         }
-        postMessage({ id, done: true });
+        postMessage({ id, ended: !stopped.has(id) });
     } catch (error) {
         postMessage({ id, error: error.message });
     }
