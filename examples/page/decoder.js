@@ -19,14 +19,14 @@ export class Decoder {
         this.ema = this.layers.map((layer) => inputs[`ema${layer}`].slice(1)); // [N, D] of each layer
         this.widths = this.layers.flatMap((layer) => [inputs[`keys${layer}`][2], inputs[`values${layer}`][2]]);
         this.types = shapes(session.outputMetadata).log_probs[1];
-        this.seesLooks = session.outputNames.includes("looks0");
+        this.seesLooks = session.outputNames.includes("looks");
     }
 
     // ---------------------------------------------------------------------------------------- a search
 
     /**
      * Begins before the first token of `beams` rows. `sources` are inputs for all steps. With `allTypes`, each step also
-     * returns `logProbs` (b, V), and with `looks` the weights of cross attention in each layer, (b, m).
+     * returns `logProbs` (b, V), and with `looks` the weights of cross attention in the last layer, (b, m).
      */
     start(beams, candidates, sources = {}, { allTypes = false, looks = false } = {}) {
         Object.assign(this, { beams, sources, allTypes, looks: looks && this.seesLooks });
@@ -37,8 +37,8 @@ export class Decoder {
         this.allocate(ROOM * beams);
         const always = ["top", "top_types", "special"];
         const states = this.layers.flatMap((layer) => [`new_ema${layer}`, `new_key${layer}`, `new_value${layer}`]);
-        const looked = this.looks ? this.layers.map((layer) => `looks${layer}`) : [];
-        this.outputs = [...always, ...states, ...looked, ...(allTypes ? ["log_probs"] : [])];
+        const asked = [...(this.looks ? ["looks"] : []), ...(allTypes ? ["log_probs"] : [])];
+        this.outputs = [...always, ...states, ...asked];
     }
 
     /** Puts all rows, after `start`, behind a text that was read. */
@@ -83,7 +83,7 @@ export class Decoder {
             types: integers(found.top_types), // (b, k)
             special: found.special.data, // (b, s), in the order of the exporter
             logProbs: this.allTypes ? found.log_probs.data : null,
-            looks: this.looks ? this.layers.map((layer) => found[`looks${layer}`].data) : null,
+            looks: this.looks ? found.looks.data : null,
         };
     }
 

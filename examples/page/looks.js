@@ -23,7 +23,7 @@ export function wordsOf(tokens, types, segmented, separator) {
 /**
  * Weights (target words, source words): of a word's tokens the mean, over its tokens of the source the sum.
  *
- * `rows` are the weights of each target token, means of all layers.
+ * `rows` are the weights of each target token, from the step that chose it.
  */
 export function byWord(rows, target, source) {
     const width = source.words.length;
@@ -37,11 +37,4 @@ export function byWord(rows, target, source) {
         });
     });
     return weights.map((weight, n) => weight / tokens[Math.floor(n / width)]);
-}
-
-/** The mean of layers' weights (b, m), as one row of m for each beam. */
-export function meanOfLayers(layers, beams) {
-    const mean = layers[0].map((_, n) => layers.reduce((sum, layer) => sum + layer[n], 0) / layers.length);
-    const width = mean.length / beams;
-    return Array.from({ length: beams }, (_, row) => mean.subarray(row * width, (row + 1) * width));
 }

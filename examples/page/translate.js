@@ -5,6 +5,7 @@ import { line } from "./charts.js";
 import { Panel } from "./panel.js";
 
 const SHOWN = 0.2; // of the largest weight: what marks a word
+const LEAST = 0.03; // weights that are drawn
 const LEAST_CELL = 13; // pixels of a field of the picture that has room for words
 const REDRAWN = 250; // milliseconds between two drawings of the speed
 
@@ -117,7 +118,7 @@ export class Translate extends Panel {
         if (found === undefined) return;
         const { picture, number } = found;
         for (const each of this.lines.querySelectorAll(".chosen")) each.classList.remove("chosen");
-        for (const each of this.marked ?? []) each.style.backgroundColor = "";
+        for (const each of this.marked ?? []) each.removeAttribute("style");
         word.classList.add("chosen");
         const weights = picture.weights.subarray(number * picture.from.length, (number + 1) * picture.from.length);
         const most = Math.max(...weights);
@@ -125,7 +126,7 @@ export class Translate extends Panel {
         this.marked = picture.from.filter((_, n) => weights[n] > SHOWN * most);
         picture.from.forEach((each, n) => {
             const share = weights[n] / most;
-            if (share > SHOWN) each.style.backgroundColor = `rgba(${mark}, ${0.7 * share})`;
+            if (share > SHOWN) each.style.backgroundColor = `rgba(${mark}, ${share / 2})`;
         });
         if (picture !== this.picture) {
             this.picture = picture;
@@ -165,9 +166,10 @@ export class Translate extends Panel {
         const style = getComputedStyle(document.body);
         const [mark, rule, text] = ["--mark", "--line", "--text"].map((name) => style.getPropertyValue(name));
         pen.scale(scale, scale);
+        const least = labels ? 0 : 0.3; // small fields need more colour
         weights.forEach((weight, n) => {
-            if (weight < 0.02) return;
-            pen.fillStyle = `rgba(${mark}, ${Math.min(1, 0.1 + 1.2 * weight)})`;
+            if (weight < LEAST) return;
+            pen.fillStyle = `rgba(${mark}, ${Math.min(1, least + 1.2 * weight)})`;
             const [column, row] = [n % source.length, Math.floor(n / source.length)];
             pen.fillRect(edge + column * size, edge + row * size, Math.max(size, 1.5), Math.max(size, 1.5));
         });

@@ -3,7 +3,7 @@
 import { Decoder } from "./decoder.js";
 import { Folder, Integers, tensor } from "./folder.js";
 import { LineRules, Places, split } from "./lines.js";
-import { byWord, meanOfLayers, wordsOf } from "./looks.js";
+import { byWord, wordsOf } from "./looks.js";
 import { Search } from "./search.js";
 import { Types, segmenter } from "./text.js";
 
@@ -135,18 +135,19 @@ export class Translator {
         const search = new Search(longest, options, this.special, lines);
         const { inputs, places } = await this.inputs(source, options.beam);
         this.decoder.start(options.beam, search.candidates, inputs, { looks: true });
-        const looks = []; // of each step, a row for each beam
+        const looks = []; // of each step, (b, m)
         for (let going = true; going; ) {
             const start = performance.now();
             places?.advance(search.tokens, search.parents, this.numbers);
             const found = await this.decoder.step(search.tokens, search.parents);
             going = search.step(found);
-            if (found.looks !== null) looks.push(meanOfLayers(found.looks, options.beam));
+            looks.push(found.looks);
             yield { settled: search.settled(), position: search.number, milliseconds: performance.now() - start };
         }
-        const rows = (hypothesis) => hypothesis.rows.map((row, step) => looks[step][row]);
-        const seen = this.decoder.looks ? rows : () => null;
-        yield { hypotheses: search.hypotheses().map((each) => ({ ...each, looks: seen(each) })) };
+        const width = source.length;
+        const seen = ({ rows }) => rows.map((row, step) => looks[step].subarray(row * width, (row + 1) * width));
+        const found = search.hypotheses();
+        yield { hypotheses: found.map((each) => ({ ...each, looks: this.decoder.looks ? seen(each) : null })) };
     }
 
     /** The most tokens of a translation, and the rules of its lines. */

@@ -109,7 +109,7 @@ def step_graph(g: Graph, decoder: MegaDecoder, limits: Limits, special: List[int
     """The next token of R = S b rows -> its likeliest successors and the state after it.
 
     S sentences with b rows each, a tree of n places, a source of m tokens. Row r continues row order[r] of the states.
-    looks{l} are the weights of cross attention in each layer, which take time only if they are asked for.
+    `looks` are the weights of cross attention in the last layer, whose alignment of words is the clearest.
     """
     tokens, order = g.input("tokens", np.int64, "R"), g.input("order", np.int64, "R")
     mask = g.input("mask", np.float32, "S", "b", "n")
@@ -139,7 +139,7 @@ def step_graph(g: Graph, decoder: MegaDecoder, limits: Limits, special: List[int
                 g.input(f"source_values{number}", np.float32, "S", "m", cross.config.dim),
             )
             x, looks = cross_attend(g, x, *of_source, cross, source, limits)
-            outputs[f"looks{number}"] = looks, ("S", "b", "m")
+            outputs["looks"] = looks, ("S", "b", "m")  # of the last layer in the end
         x = feed_forward(g, x, layer.feed_forward)
         outputs[f"new_ema{number}"] = after, ("R", kernel.states, c.dim)
         outputs[f"new_key{number}"] = key, ("R", c.shared_dim)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fairseq.data import Dictionary
 from mega_fairseq.export.folder import write_classifier, write_language_model, write_translation
 from tests.helpers.commands import ROOT
 from tests.helpers.exported import CHUNKS, LINES, project_classifier, sharpened
+from tests.helpers.recipes import program
 from tests.helpers.small_models import language_model, translation_model
 
 PAGE = ROOT / "examples/page"
@@ -53,6 +55,24 @@ def twin(folder: Path, name: str, old: str, new: str) -> Path:
     assert source.count(old) == 1, source.count(old)
     (folder / name).write_text(source.replace(old, new))
     return folder
+
+
+class Served:
+    """A folder of models behind the server."""
+
+    def __init__(self, models: Path):
+        self.running = program("page/serve.py").server(models, 0)
+        self.address = f"http://127.0.0.1:{self.running.server_address[1]}/"
+        self.thread = threading.Thread(target=self.running.serve_forever)
+
+    def __enter__(self) -> "Served":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.running.shutdown()
+        self.thread.join()
+        self.running.server_close()
 
 
 # ------------------------------------------------------------------------------------------------ models

@@ -1,7 +1,6 @@
 """The page in a real browser, with small models."""
 
 import shutil
-import threading
 import time
 
 import numpy as np
@@ -9,34 +8,14 @@ import pytest
 
 from mega_runtime import Classifier, Translator
 from tests.helpers import browser as browsers
-from tests.helpers.page import CHAPTER, MISSING
-from tests.helpers.recipes import program
+from tests.helpers.page import CHAPTER, MISSING, Served
 
 pytestmark = pytest.mark.slow
 
-serve = program("page/serve.py")
 CHAPTER_LINES = CHAPTER.read_text().split("\n")[:-1]
 STATUS = "return document.querySelector('#{} .status').textContent"
 TRANSLATED = "return Array.from(document.querySelectorAll('.translation'), (each) => each.textContent)"
 BUSY = "return document.querySelector('#{} form').getAttribute('aria-busy') === 'true'"
-
-
-class Served:
-    """A folder of models behind the server."""
-
-    def __init__(self, models):
-        self.running = serve.server(models, 0)
-        self.address = f"http://127.0.0.1:{self.running.server_address[1]}/"
-        self.thread = threading.Thread(target=self.running.serve_forever)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.running.shutdown()
-        self.thread.join()
-        self.running.server_close()
 
 
 @pytest.fixture(scope="module")
