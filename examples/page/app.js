@@ -4,7 +4,11 @@ import { Draw } from "./draw.js";
 import { Translate } from "./translate.js";
 import { Write } from "./write.js";
 
-const PANELS = { "translation model": ["translate", Translate], "language model": ["write", Write], classifier: ["draw", Draw] };
+const PANELS = {
+    "translation model": ["translate", Translate],
+    "language model": ["write", Write],
+    classifier: ["draw", Draw],
+};
 
 const names = await (await fetch("models/")).json();
 const configs = await Promise.all(
@@ -17,6 +21,7 @@ const configs = await Promise.all(
     }),
 );
 for (const [kind, [place, Panel]] of Object.entries(PANELS)) {
-    new Panel(document.getElementById(place), Object.fromEntries(configs.filter(([, config]) => config.kind === kind)));
+    const models = configs.filter(([, config]) => config.kind === kind);
+    new Panel(document.getElementById(place), Object.fromEntries(models));
 }
 document.body.dataset.ready = "yes";

@@ -25,7 +25,8 @@ export class Classifier {
     async predict(numbers) {
         const { length, number_type, mean, deviation } = this.config.inputs;
         if (length !== null && numbers.length !== length) {
-            throw new Error(`the input has ${numbers.length} numbers and those of the training ${length}; give as many`);
+            const found = numbers.length;
+            throw new Error(`the input has ${found} numbers and those of the training ${length}; give as many`);
         }
         const centre = Math.fround(mean);
         const scaled = Float32Array.from(numbers, (number) =>

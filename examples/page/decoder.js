@@ -25,8 +25,8 @@ export class Decoder {
     // ---------------------------------------------------------------------------------------- a search
 
     /**
-     * Begins before the first token of `beams` rows. `sources` are inputs for all steps. With `allTypes`, each step also
-     * returns `logProbs` (b, V), and with `looks` the weights of cross attention in the last layer, (b, m).
+     * Begins before the first token of `beams` rows. `sources` are inputs for all steps. With `allTypes`, each step
+     * also returns `logProbs` (b, V), and with `looks` the weights of cross attention in the last layer, (b, m).
      */
     start(beams, candidates, sources = {}, { allTypes = false, looks = false } = {}) {
         Object.assign(this, { beams, sources, allTypes, looks: looks && this.seesLooks });

@@ -33,7 +33,8 @@ export class Draw extends Panel {
         const labels = this.models[this.name].classes;
         this.meters = labels.map((label) => {
             const row = document.createElement("li");
-            const meter = Object.assign(document.createElement("meter"), { max: 1, ariaLabel: `probability of ${label}` });
+            const meter = document.createElement("meter");
+            meter.ariaLabel = `probability of ${label}`;
             const percent = document.createElement("span");
             row.append(Object.assign(document.createElement("span"), { textContent: label }), meter, percent);
             return { label, row, meter, percent };

@@ -40,7 +40,8 @@ export class Panel {
     /** Shows what belongs to the chosen model. */
     chosen() {
         const buttons = about(this.name).examples.map((example) => {
-            const button = Object.assign(document.createElement("button"), { type: "button", textContent: example.title });
+            const button = document.createElement("button");
+            Object.assign(button, { type: "button", textContent: example.title });
             button.onclick = async () => this.example(example.text ?? (await (await fetch(example.file)).text()));
             return button;
         });

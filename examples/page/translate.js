@@ -53,10 +53,9 @@ export class Translate extends Panel {
     }
 
     row(text) {
-        const row = document.createElement("div");
-        const source = Object.assign(document.createElement("div"), { textContent: text, lang: about(this.name).source });
-        const translation = Object.assign(document.createElement("div"), { lang: about(this.name).target });
-        translation.className = "translation";
+        const [row, source, translation] = Array.from("123", () => document.createElement("div"));
+        Object.assign(source, { textContent: text, lang: about(this.name).source });
+        Object.assign(translation, { className: "translation", lang: about(this.name).target });
         row.append(source, translation);
         return row;
     }

@@ -101,7 +101,8 @@ export class Translator {
         const tokens = [...this.source.encode(this.segmented.split(text)), this.special.eos];
         const longest = this.config.limits.source;
         if (tokens.length > longest) {
-            throw new Error(`${name} has ${tokens.length} tokens and the model reads ${longest}; cut it into sentences`);
+            const found = tokens.length;
+            throw new Error(`${name} has ${found} tokens and the model reads ${longest}; cut it into sentences`);
         }
         const { documents } = this.config;
         if (documents && tokens.includes(documents.source_separator)) {
@@ -158,9 +159,9 @@ export class Translator {
             const longest = Math.min(Math.trunc(options.max_len_a * source.length + options.max_len_b), limit);
             return { longest, lines: null };
         }
-        const { source_separator, line_length_a, line_length_b } = documents;
-        const { separator } = this.special;
-        const lines = new LineRules(source, source_separator, separator, line_length_a, line_length_b, limit, options.beam);
+        const separators = [documents.source_separator, this.special.separator];
+        const lengths = [documents.line_length_a, documents.line_length_b];
+        const lines = new LineRules(source, ...separators, ...lengths, limit, options.beam);
         return { longest: lines.limit, lines };
     }
 

@@ -17,7 +17,8 @@ export class Write extends Panel {
         const lives = this.models[this.name].half_lives;
         this.find(".lives").hidden = lives === undefined;
         if (lives === undefined) return;
-        const rows = lives.map((row, n) => ({ name: `layer ${n + 1}`, from: row["10%"], median: row.median, to: row["90%"] }));
+        const quantiles = (row) => ({ from: row["10%"], median: row.median, to: row["90%"] });
+        const rows = lives.map((row, n) => ({ name: `layer ${n + 1}`, ...quantiles(row) }));
         this.find(".lives .chart").replaceChildren(bars(rows, "Half-lives of each layer, in tokens"));
     }
 

@@ -1,31 +1,33 @@
-"""Draws docs/page.png, the page with a chapter that it translated: python -m tests.helpers.page_picture MODELS [PNG]"""
+"""Draws docs/page.png, the page with a translated chapter: python -m tests.helpers.page_picture MODELS [PNG]"""
 
 import sys
 from pathlib import Path
+
+from PIL import Image
 
 from tests.helpers.browser import Browser
 from tests.helpers.commands import ROOT
 from tests.helpers.page import Served
 
 WIDTH, HEIGHT = 1280, 1240
+COLOURS = 128  # of the file: fewer bytes
 WORD = 12  # of the translation: the one whose source is marked
 READY = "return document.body.dataset.ready"
 DONE = "return document.querySelector('#translate form').getAttribute('aria-busy') === 'false'"
 
 
-def draw(models: Path, path: Path, example: str = "last-child", width: int = WIDTH, dark: bool = False) -> None:
-    """The panel that translates, after one of its examples."""
+def draw(models: Path, path: Path) -> None:
+    """The panel that translates, after its last example."""
     with Served(models) as server, Browser() as page:
-        page.resize(width, HEIGHT)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
+        page.resize(WIDTH, HEIGHT)
         page.open(server.address)
         page.wait(lambda: page.run(READY))
-        page.click(f"#translate .examples button:{example}")
+        page.click("#translate .examples button:last-child")
         page.wait(lambda: page.run(DONE), 600)
         page.run("document.querySelectorAll('.translation span')[arguments[0]].focus()", WORD)
         page.run("scrollTo(0, 0)")
         page.picture(path)
+    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
 if __name__ == "__main__":
