@@ -14,6 +14,7 @@ export class Runner {
     answered({ id, event, ended, error }) {
         const { onEvent, resolve, reject } = this.waiting.get(id);
         if (event !== undefined && id === this.newest) onEvent(event);
+        if (event === undefined) this.waiting.delete(id);
         if (ended !== undefined) resolve(ended);
         if (error !== undefined) reject(new Error(error));
     }
