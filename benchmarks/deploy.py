@@ -177,7 +177,7 @@ def threads(meter: Meter) -> Iterator[Row]:
         of_mega = {
             "1 thread": [translator],
             "threads=2": [Translator(folder, 2)],
-            "a twin": [translator, translator.twin()],
+            "two searches": [translator, translator],
         }
         each.update(
             (f"mega_runtime, {name}", in_halves(list(map(translators.in_runtime, both))))

@@ -20,9 +20,10 @@ def check_translation(folder: Path, model: MegaTransformerModel, task: MegaTrans
     """Differences of log-probabilities and of hypotheses."""
     from mega_runtime import Translator  # here, since only this needs it
 
-    translator = Translator(folder, pieces=True, max_len_a=1.0, max_len_b=10)
+    lengths = {} if isinstance(task, MegaDocumentTranslationTask) else {"max_len_a": 1.0, "max_len_b": 10}
+    translator = Translator(folder, pieces=True, **lengths)
     model.make_generation_fast_(need_attn=False)
-    options = Namespace(beam=translator.options.beam, max_len_a=1.0, max_len_b=10)
+    options = Namespace(beam=translator.options.beam, **lengths)
     generator, found, expected, same = task.build_generator([model], options), [], [], 0
     for length in shortened(translator.config["limits"]["source"]):
         source = random_source(task, length)

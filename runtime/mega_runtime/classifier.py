@@ -90,19 +90,17 @@ class Classifier:
 
     def _values(self, given: Any, name: str) -> np.ndarray:
         """A row of numbers of the type of the training, scaled as there."""
-        numbers, expected = np.asarray(given), self.inputs["number_type"]
+        numbers, expected, length = np.asarray(given), self.inputs["number_type"], self.inputs["length"]
         found = "float" if numbers.dtype.kind == "f" else numbers.dtype.name
-        if found != expected and numbers.dtype.kind in "iu" and expected in ("uint8", "int16"):
+        if found != expected and numbers.dtype.kind in "iu" and numbers.size and expected in ("uint8", "int16"):
             limits = np.iinfo(expected)  # such as a list of Python's integers
-            found = expected if numbers.size and limits.min <= numbers.min() and numbers.max() <= limits.max else found
-        if numbers.ndim != 1 or not numbers.size or found != expected:
+            if numbers.min() < limits.min or numbers.max() > limits.max:
+                raise ValueError(f"{name} has numbers beyond those of the training, {limits.min} to {limits.max}")
+            found = expected
+        if numbers.ndim != 1 or not numbers.size or found != expected or length not in (None, len(numbers)):
             raise ValueError(
-                f"{name} has the shape {numbers.shape} and type {numbers.dtype}; give one row of numbers of type "
-                f"{expected}, as in the training"
-            )
-        if self.inputs["length"] is not None and len(numbers) != self.inputs["length"]:
-            raise ValueError(
-                f"{name} has {len(numbers):,} numbers and those of the training {self.inputs['length']:,}; give as many"
+                f"{name} has the shape {numbers.shape} and type {numbers.dtype}; give one row of "
+                f"{'' if length is None else f'{length:,} '}numbers of type {expected}, as in the training"
             )
         with np.errstate(over="ignore"):
             numbers = numbers.astype(np.float32)

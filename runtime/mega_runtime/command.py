@@ -178,6 +178,9 @@ def run_score(args: argparse.Namespace) -> None:
 def run_classify(args: argparse.Namespace) -> None:
     model = Classifier(args.folder, args.threads)
     for number, line in enumerate(read_lines(args.input), 1):
+        if not line.strip():
+            print(flush=True)
+            continue
         try:
             (prediction,) = model.predict([parsed(model, line)])
         except ValueError as error:
@@ -189,16 +192,20 @@ def parsed(model: Classifier, line: str) -> Any:
     """The input of a line, or both of a pair, which a tab separates."""
     parts: List[Any] = line.split("\t") if model.inputs["pairs"] else [line]
     if model.inputs["kind"] == "values":
-        whole = model.inputs["number_type"] != "float"
-        parts = [[int(word) if whole else float(word) for word in part.split()] for part in parts]
+        kind = float if model.inputs["number_type"] == "float" else int
+        try:
+            parts = [list(map(kind, part.split())) for part in parts]
+        except ValueError:
+            raise ValueError(f"a word is no {kind.__name__}; give numbers, with blanks between them") from None
     return tuple(parts) if model.inputs["pairs"] else parts[0]
 
 
 def read_lines(path: Optional[str]) -> Iterator[str]:
-    """Lines without their ends, of a file or of standard input."""
+    """Lines without their ends and without a byte order mark, of a file or of standard input."""
     with open(0 if path is None else path, "rb", closefd=path is not None) as file:
         for number, line in enumerate(file, 1):
             try:
-                yield (line[:-1] if line.endswith(b"\n") else line).decode()
+                text = (line[:-1] if line.endswith(b"\n") else line).decode()
             except UnicodeDecodeError:
                 raise ValueError(f"line {number:,} is not UTF-8; convert the text, with iconv for instance") from None
+            yield text[1:] if number == 1 and text.startswith("\ufeff") else text

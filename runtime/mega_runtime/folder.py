@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
@@ -16,10 +17,16 @@ class FolderError(ValueError):
     """A folder that cannot be used: one sentence with what to do."""
 
 
+def check_count(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; give a whole number from 1")
+
+
 class Folder:
     """An exported model. `exact_products` forces the form of products in 8 bits; by default a product is tried."""
 
     def __init__(self, path: Union[str, Path], kind: str, threads: int = 1, exact_products: Optional[bool] = None):
+        check_count("threads", threads)
         self.path, self.threads = Path(path), threads
         self.config = self._read_config(kind)
         self._check_files()
@@ -43,7 +50,7 @@ class Folder:
                 f"{self.path} has format {number} and this mega_runtime reads {FORMAT}; install a newer mega_runtime"
             )
         if found != kind:
-            raise FolderError(f"{self.path} contains a {found}; this command is for a {kind}")
+            raise FolderError(f"{self.path} contains a {found}; give the folder of a {kind}")
         return config
 
     def _check_files(self) -> None:

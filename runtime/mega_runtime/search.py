@@ -5,7 +5,9 @@ hypotheses, the first b others go on, and a sentence with b hypotheses is done. 
 to row, each step records which beam every beam continues, and `hypotheses` follows these records back in the end.
 """
 
+import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import List, NamedTuple, Optional
 
 import numpy as np
@@ -14,6 +16,7 @@ from mega_runtime.decoder import Candidates
 from mega_runtime.lines import LineRules
 
 NEVER = np.float32(-np.inf)
+KINDS = {Integral: "a whole number", Real: "a number"}
 
 
 class Special(NamedTuple):
@@ -42,9 +45,13 @@ class Options:
     unkpen: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("min_len", 0), ("max_len_a", 0), ("max_len_b", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least {least}")
+        for name, kind, least in (
+            *(("beam", Integral, 1), ("min_len", Integral, 0), ("max_len_b", Integral, 0)),
+            *(("max_len_a", Real, 0), ("lenpen", Real, 0), ("unkpen", Real, -math.inf)),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not value >= least:
+                raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}")
 
 
 class Hypothesis(NamedTuple):

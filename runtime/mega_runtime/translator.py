@@ -1,6 +1,6 @@
 """Translation of lines and of documents."""
 
-from copy import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from mega_runtime.decoder import MASKED, Decoder
-from mega_runtime.folder import Folder
+from mega_runtime.folder import Folder, check_count
 from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
 from mega_runtime.text import Sentence, Types, segmenter, sentences
@@ -49,7 +49,7 @@ class Line:
 
 
 class Translator:
-    """An exported translation model. Use one from one thread at a time, and `twin` for another thread.
+    """An exported translation model, for any number of threads.
 
     `options` are those of `search.Options`, by default the folder's. With `pieces`, texts are segmented already.
     `buffer_size` texts are read before the first is translated, and batches of at most `batch_tokens` made of them.
@@ -69,20 +69,30 @@ class Translator:
     ):
         self.folder = Folder(folder, self.kind, threads, exact_products)
         self.config, self.batch_tokens, self.buffer_size = self.folder.config, batch_tokens, buffer_size
-        self.options = Options(**{**self.config["search"], **options})
+        for name, value in (("batch_tokens", batch_tokens), ("buffer_size", buffer_size)):
+            check_count(name, value)
         self.special = Special(**self.config["special"])
         self.segmented, names = segmenter(self.folder, pieces), self.config["text"]
         self.source, self.target = (
             Types(self.folder.types(names[side]), self.special.unk) for side in ("source", "target")
         )
+        self.options = Options(**self.config["search"])
+        self.options = self._chosen(options)
         self.encoder = self.folder.session("encoder.onnx")
-        self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
+        self.steps = self.folder.session("step.onnx")
+        self.idle: List[Decoder] = []  # which no search uses; they keep their storage
 
-    def twin(self) -> "Translator":
-        """Another translator with the same weights in memory, for another thread."""
-        twin = copy(self)
-        twin.decoder = Decoder(self.decoder.session, self.decoder.chunk)
-        return twin
+    @contextmanager
+    def _decoder(self) -> Iterator[Decoder]:
+        """A decoder that no other search has, in another thread or between two lines of a stream."""
+        try:
+            decoder = self.idle.pop()
+        except IndexError:
+            decoder = Decoder(self.steps, self.config["decoder_chunk"])
+        try:
+            yield decoder
+        finally:
+            self.idle.append(decoder)
 
     # ---------------------------------------------------------------------------------------- lines
 
@@ -167,13 +177,12 @@ class Translator:
 
     def encode(self, text: str, name: str = "the text") -> List[int]:
         """The tokens of a text, with eos; only eos if it is blank."""
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is of type {type(text).__name__}; give str")
         tokens = [*self.source.encode(self.segmented.split(text)), self.special.eos]
         longest = self.config["limits"]["source"]
         if len(tokens) > longest:
-            raise ValueError(
-                f"{name} has {len(tokens):,} tokens and the model reads {longest:,}; cut it into sentences, as "
-                "--paragraphs does"
-            )
+            raise ValueError(f"{name} has {len(tokens):,} tokens and the model reads {longest:,}; shorten it")
         if self.config["documents"] is not None and self.source_separator in tokens:
             raise ValueError(
                 f"{name} has {self.config['documents']['separator']}, which stands between lines; remove it"
@@ -240,7 +249,7 @@ class Translator:
 
     def _steps(self, sources: Sequence[Sequence[int]], options: Dict[str, Any]) -> Iterator[Search]:
         """The search for a batch of sources, after each of its steps."""
-        chosen, limit = replace(self.options, **options), self.config["limits"]["target"] - 1
+        chosen, limit = self._chosen(options), self.config["limits"]["target"] - 1
         settings, lines = self.config["documents"], None
         if settings is None:
             longest = np.array([min(int(chosen.max_len_a * len(each) + chosen.max_len_b), limit) for each in sources])
@@ -254,28 +263,46 @@ class Translator:
             )
         search = Search(longest, chosen, self.special, lines)
         inputs, places = self._sources(sources, chosen.beam)
-        decoder, going = self.decoder, np.ones(len(sources), bool)
-        decoder.start(len(sources), chosen.beam, search.candidates, inputs)
-        while going.any():
-            if LEAVING * (~going).sum() > len(going):
-                staying = going.nonzero()[0]
-                for each in (search, decoder, *([] if places is None else [places])):
-                    each.keep(staying)
-            if places is not None:
-                places.advance(search.tokens, search.parents, decoder.sources["source_places"])
-            going = search.step(decoder.step(search.tokens, search.parents))
-            yield search
+        going = np.ones(len(sources), bool)
+        with self._decoder() as decoder:
+            decoder.start(len(sources), chosen.beam, search.candidates, inputs)
+            while going.any():
+                if LEAVING * (~going).sum() > len(going):
+                    staying = going.nonzero()[0]
+                    for each in (search, decoder, *([] if places is None else [places])):
+                        each.keep(staying)
+                if places is not None:
+                    places.advance(search.tokens, search.parents, decoder.sources["source_places"])
+                going = search.step(decoder.step(search.tokens, search.parents))
+                yield search
+
+    def _chosen(self, options: Dict[str, Any]) -> Options:
+        """The options of this model with some others."""
+        known = Options.__annotations__
+        if set(options) - set(known):
+            raise TypeError(f"{', '.join(set(options) - set(known))} is not an option: give {', '.join(known)}")
+        documents, types = self.config["documents"], len(self.target.types)
+        if documents is not None and {"max_len_a", "max_len_b"} & set(options):
+            raise ValueError(
+                "max_len_a and max_len_b are not for models of documents; their lines have at most "
+                f"{documents['line_length_a']:g} n + {documents['line_length_b']:g} tokens for n of the source"
+            )
+        chosen = replace(self.options, **options)
+        if chosen.beam > types - 4:
+            raise ValueError(f"beam is {chosen.beam:,} and the model has {types:,} types; give at most {types - 4:,}")
+        return chosen
 
     def score_tokens(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
         """The log-probability (n,) of each token of a given translation, both with eos."""
         inputs, places = self._sources([source], 1)
-        self.decoder.start(1, 1, 1, inputs, all_types=True)
         parents, found = np.zeros((1, 1), int), []
-        for before, token in zip([self.special.eos, *target], target):
-            if places is not None:
-                places.advance(np.array([[before]]), parents, self.decoder.sources["source_places"])
-            self.decoder.step(np.array([[before]]), parents)
-            found.append(self.decoder.log_probs[0, token])
+        with self._decoder() as decoder:
+            decoder.start(1, 1, 1, inputs, all_types=True)
+            for before, token in zip([self.special.eos, *target], target):
+                if places is not None:
+                    places.advance(np.array([[before]]), parents, decoder.sources["source_places"])
+                decoder.step(np.array([[before]]), parents)
+                found.append(decoder.log_probs[0, token])
         return np.array(found, np.float32)
 
     def _sources(self, sources: Sequence[Sequence[int]], beams: int) -> Tuple[Dict[str, np.ndarray], Optional[Places]]:

@@ -138,9 +138,14 @@ def answer(service, data):
 @pytest.mark.slow
 def test_the_documented_service_answers_clients_at_once_and_after_errors(server, service):
     expected = [line.text for line in Translator(server / "bible").translate(SENTENCES)]
-    for refused, words in ((b"\xff", "codec"), (b"God " * 10_000, "tokens")):
+    for refused, code, words in (
+        (b"\xff", 400, "codec"),
+        (b"God " * 10_000, 400, "tokens"),
+        (b"God" * 100_000, 413, ""),
+        (iter([b"God"]), 411, ""),
+    ):
         status, said = answer(service, refused)
-        assert (status, words in said) == (400, True), said
+        assert (status, words in said) == (code, True), said
     with ThreadPoolExecutor(6) as clients:
         for status, said in clients.map(partial(answer, service), ["\n".join(SENTENCES).encode()] * 6):
             assert (status, said.split("\n")) == (200, expected)

@@ -1,6 +1,7 @@
 """Documents: the runtime's rules and places of lines are the project's, and no line is lost or added."""
 
 from argparse import Namespace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
 from mega_runtime.lines import LineRules, Places, split
-from mega_runtime.translator import windows
+from mega_runtime.translator import Translator, windows
 from tests.helpers.exported import CHUNKS, assert_same, documents, net_input, ours, translation
 from tests.helpers.golden_models import PAD
 from tests.helpers.profiles import examples
@@ -229,12 +230,21 @@ def test_documents_are_translated_window_by_window_in_any_batches(monkeypatch):
         ("w1 w2", TypeError, "list of documents"),
         (["w1 w2", "w3"], TypeError, "list of documents"),
         ([["w1"], ["w2", "w1 <sep> w3"]], ValueError, "line 3 has <sep>"),
+        ([[b"w1"]], TypeError, "line 1 is of type bytes"),
         ([["w1"], ["w2", "w1 " * 500]], ValueError, "line 3 has 501 tokens and the model reads 400"),
     ],
 )
 def test_texts_that_are_no_documents_are_refused(texts, error, words):
     with pytest.raises(error, match=words):
         documents(**MODELS["by token"])[2].translate_documents(texts)
+
+
+@pytest.mark.parametrize("options", [{"max_len_a": 1.0}, {"max_len_b": 3}])
+def test_lengths_of_lines_are_those_of_the_folder(options):
+    model = documents(**MODELS["by token"])[2]
+    for call in (partial(model.translate, ["w1"]), partial(Translator, model.folder.path)):
+        with pytest.raises(ValueError, match="not for models of documents; .* at most 0.5 n [+] 3 tokens"):
+            call(**options)
 
 
 def test_a_model_of_single_lines_refuses_documents():

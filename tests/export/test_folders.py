@@ -110,9 +110,9 @@ def test_something_else_than_a_folder_is_refused(tmp_path, copied):
 @pytest.mark.parametrize(
     ("kind", "other", "words"),
     [
-        ("translation", LanguageModel, "contains a translation model; this command is for a language model"),
-        ("language", Translator, "contains a language model; this command is for a translation model"),
-        ("language", Classifier, "contains a language model; this command is for a classifier"),
+        ("translation", LanguageModel, "contains a translation model; give the folder of a language model"),
+        ("language", Translator, "contains a language model; give the folder of a translation model"),
+        ("language", Classifier, "contains a language model; give the folder of a classifier"),
     ],
 )
 def test_another_kind_of_model_is_named(kind, other, words, copied):

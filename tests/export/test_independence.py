@@ -1,7 +1,7 @@
 """A sentence has the same translation alone and among others; in one step, a row has the same bits."""
 
-import queue
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from mega_fairseq.export import stacks
 from mega_fairseq.export.graph import LARGEST, MICROSOFT, Graph
 from mega_runtime import decoder
-from mega_runtime.decoder import MASKED
+from mega_runtime.decoder import MASKED, Decoder
+from mega_runtime.translator import Translator
 from tests.helpers.exported import (
     CHUNK,
+    CHUNKS,
     SEARCHED,
     assert_same,
+    documents,
     ours,
     sources,
     translation,
@@ -134,13 +137,14 @@ def of_sentence(session, inputs, number, beams):
 
 
 def check_bits(translator, sentences, beams, places, length):
-    session = translator.decoder.session
+    session = translator.steps
     inputs = random_inputs(session, sentences, beams, places, length)
     together = session.run(None, inputs)
     for number in range(sentences):
         alone = session.run(None, of_sentence(session, inputs, number, beams))
-        for one, other in zip(alone, together):
-            assert one.tobytes() == other[number * beams :][:beams].tobytes()
+        for y, one, other in zip(session.get_outputs(), alone, together):
+            count = 1 if y.shape[0] == "S" else beams
+            assert one.tobytes() == other[number * count :][:count].tobytes(), y.name
 
 
 @pytest.mark.parametrize("number_format", ["float32", "int8"])
@@ -209,20 +213,38 @@ def test_pads_that_are_read_are_detected(monkeypatch, twin):
         check_split(translation.__wrapped__(**SEARCHED["whole"])[1], rows, [2])
 
 
-def test_twins_translate_in_threads_as_one_after_the_other():
-    translator = translation(**SEARCHED["chunks"])[1]
+def assert_equal(found, expected):
+    assert found == expected
+
+
+def in_threads(translator):
     rows = [sources(*[CHUNK + n] * 3, seed=n) for n in range(8)]
     expected = [ours(translator, each, **OPTIONS) for each in rows]
-    twins = queue.SimpleQueue()
-    for _ in range(2):
-        twins.put(translator.twin())
+    with ThreadPoolExecutor(3) as threads:
+        return list(threads.map(lambda each: ours(translator, each, **OPTIONS), rows)), expected
 
-    def run(each):
-        own = twins.get()
-        try:
-            return ours(own, each, **OPTIONS)
-        finally:
-            twins.put(own)
 
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(run, rows)) == expected
+def between_lines(translator):
+    texts = [[" ".join(f"w{n + k}" for k in range(3)) for n in range(start, start + 9)] for start in (1, 12)]
+    streams = [translator.stream_documents([text]) for text in texts]
+    return list(zip(*streams)), list(zip(*[list(translator.stream_documents([text])) for text in texts]))
+
+
+def test_searches_in_threads_do_not_disturb_each_other():
+    assert_equal(*in_threads(translation(**SEARCHED["chunks"])[1]))
+
+
+def test_searches_between_lines_of_others_do_not_disturb_each_other(monkeypatch):
+    translator = documents(cross_attention_positions="sentence", ends=2.0, **CHUNKS)[2]
+    monkeypatch.setitem(translator.config["documents"], "window_tokens", 1000)
+    found, expected = between_lines(translator)
+    assert found == expected
+    assert len(found) == 9
+
+
+def test_a_decoder_in_two_searches_is_detected(monkeypatch):
+    shared = translation(**SEARCHED["chunks"])[1]
+    decoder = Decoder(shared.steps, shared.config["decoder_chunk"])
+    monkeypatch.setattr(Translator, "_decoder", lambda self: nullcontext(decoder))
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        assert_equal(*in_threads(shared))

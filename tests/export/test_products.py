@@ -95,9 +95,9 @@ def test_a_cpu_whose_sums_saturate_gets_the_slower_products(monkeypatch):
     saturating(monkeypatch)
     translator = Translator(folder)
     assert translator.folder.slower_products
-    assert {entry_of(session) for session in (translator.encoder, translator.decoder.session)} == {"1"}
+    assert {entry_of(session) for session in (translator.encoder, translator.steps)} == {"1"}
     forced = Translator(folder, exact_products=False)
-    assert {entry_of(session) for session in (forced.encoder, forced.decoder.session)} == {None}
+    assert {entry_of(session) for session in (forced.encoder, forced.steps)} == {None}
 
 
 def test_the_probe_asks_for_what_this_cpu_computes():

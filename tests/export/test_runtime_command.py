@@ -253,6 +253,11 @@ def test_texts_are_scored_line_by_line(command):
     assert command("score", ours.folder.path, text=text_of(lines)) == (0, expected, "")
 
 
+def test_a_byte_order_mark_is_no_text(command):
+    path = folder()
+    assert command("translate", path, text=b"\xef\xbb\xbfw1 w2\n")[:2] == command("translate", path, text="w1 w2\n")[:2]
+
+
 @pytest.mark.parametrize(
     ("kind", "number_type", "pairs", "lines", "inputs"),
     [
@@ -266,14 +271,16 @@ def test_lines_are_classified(command, kind, number_type, pairs, lines, inputs):
     path = exported_classifier(kind, number_type, pairs=pairs)
     expected = text_of(f"{found.label}\t{found.probability:.4f}" for found in Classifier(path).predict(inputs))
     assert command("classify", path, text=text_of(lines)) == (0, expected, "")
+    first, rest = expected.split("\n", 1)
+    assert command("classify", path, text=text_of([lines[0], " ", *lines[1:]])) == (0, f"{first}\n\n{rest}", "")
 
 
 def test_lines_that_cannot_be_classified_are_named(refuses, tmp_path):
     path = exported_classifier("values", "uint8")
     first = Classifier(path).predict([[1, 2]])[0]
     out = f"{first.label}\t{first.probability:.4f}\n"
-    refuses("classify", path, text="1 2\n1 300\n", words=["line 2: ", "uint8"], out=out)
-    refuses("classify", path, text="1 2\n1 x\n", words=["line 2: "], out=out)
+    refuses("classify", path, text="1 2\n1 300\n", words=["line 2: ", "0 to 255"], out=out)
+    refuses("classify", path, text="1 2\n1 x\n", words=["line 2: ", "no int"], out=out)
     refuses("classify", path, text=b"1 2\n\xff\n", words=["line 2 is not UTF-8"], out=out)
     refuses("classify", exported_classifier("tokens", pairs=True), text="w1\n", words=["line 1: ", "pair"])
 

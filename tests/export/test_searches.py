@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_runtime import Translator
 from mega_runtime.search import Search
 from tests.helpers.exported import (
     CHUNK,
@@ -20,7 +21,7 @@ from tests.helpers.exported import (
 )
 from tests.helpers.golden_models import PAD
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS
+from tests.helpers.small_models import EOS, TYPES
 
 each = pytest.mark.parametrize("name", SEARCHED)
 LENGTHS = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 31]
@@ -171,6 +172,11 @@ def test_another_search_is_detected(monkeypatch, twin):
         ({"max_len_a": -1.0}, "max_len_a is -1.0"),
         ({"max_len_b": -1}, "max_len_b is -1"),
         ({"min_len": 9, "max_len_b": 8}, "min_len is 9 .* at most 8 tokens"),
+        ({"beam": "2"}, "beam is '2'; give a whole number"),
+        ({"beam": 2.5}, "beam is 2.5; give a whole number"),
+        ({"beam": TYPES}, f"beam is {TYPES} and the model has {TYPES} types"),
+        ({"lenpen": float("nan")}, "lenpen is nan"),
+        ({"lenpen": -1.0}, "lenpen is -1.0"),
     ],
 )
 def test_options_that_no_search_can_follow_are_refused(options, words):
@@ -179,5 +185,12 @@ def test_options_that_no_search_can_follow_are_refused(options, words):
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="beams"):
+    with pytest.raises(TypeError, match="beams is not an option: give beam, lenpen"):
         translation()[1].search(sources(4), beams=3)
+
+
+@pytest.mark.parametrize("name", ["threads", "batch_tokens", "buffer_size"])
+@pytest.mark.parametrize("value", [0, "2", 1.5])
+def test_numbers_of_threads_and_tokens_are_checked(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+        Translator(translation()[1].folder.path, **{name: value})

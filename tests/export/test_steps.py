@@ -41,7 +41,8 @@ cached = functools.lru_cache(maxsize=None)(exported)
 def steps_of(translator, rows, beams, steps, seed):
     """Random tokens after random rows, while sentences leave: sentences, texts (S, b) and their log-probabilities."""
     inputs, places = translator._sources(rows, beams)
-    state, draw, sentences = translator.decoder, np.random.default_rng(seed), np.arange(len(rows))
+    state = Decoder(translator.steps, translator.config["decoder_chunk"])
+    draw, sentences = np.random.default_rng(seed), np.arange(len(rows))
     state.start(len(rows), beams, 3, inputs, all_types=True)
     tokens, parents = np.full((len(rows), beams), EOS), np.tile(np.arange(beams), (len(rows), 1))
     texts = [[[]] * beams for _ in rows]

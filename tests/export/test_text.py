@@ -131,9 +131,15 @@ def test_a_single_text_is_refused():
 
 
 def test_a_line_that_is_too_long_is_named():
-    with pytest.raises(ValueError, match="line 2 has 401 tokens and the model reads 400; .*--paragraphs"):
+    with pytest.raises(ValueError, match="line 2 has 401 tokens and the model reads 400; shorten it"):
         translation()[1].translate(["w1", "w1 " * 400])
     assert len(translation()[1].translate(["w1 " * 399], beam=1, max_len_b=3)) == 1
+
+
+@pytest.mark.parametrize("text", [b"w1", None, 1])
+def test_what_is_not_text_is_refused(text):
+    with pytest.raises(TypeError, match=f"line 2 is of type {type(text).__name__}; give str"):
+        translation()[1].translate(["w1", text])
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
