@@ -1,4 +1,5 @@
-# Every target but page creates or updates .venv first; that is skipped while the files it depends on are unchanged.
+# Every target but try and page creates or updates .venv first; that is skipped while the files it depends on are
+# unchanged.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,15 +18,19 @@ export OMP_NUM_THREADS ?= 1
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRY := .try
 FOR_TESTS := $(VENV)/.for-tests
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 
-.PHONY: help install test test-fast coverage demo page bench gpu lint format clean
+.PHONY: help try page install test test-fast coverage demo bench gpu lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+
+try: $(TRY)/.ready ## use trained models: a minute, with Python alone, in an environment of 140 MB
+	@$(TRY)/bin/python examples/try/try.py
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
@@ -62,9 +67,19 @@ format: $(READY) ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove caches and build output, but not .venv
+clean: ## remove caches and build output, but not .venv and .try
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(TRY) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+PYTHON_RUNS := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || { echo \
+  "'$(PYTHON)' does not run or is older than Python 3.8: choose another one with make PYTHON=..." >&2; exit 1; }
+
+# The three packages of mega_runtime; nothing is compiled.
+$(TRY)/.ready: runtime/setup.py
+	@$(PYTHON_RUNS)
+	$(PYTHON) -m venv $(TRY)
+	$(TRY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ./runtime
+	@touch $@
 
 # fairseq-fixed (Python 3.11 and newer) compiles against torch, so torch is installed first and the build is not
 # isolated; otherwise pip would download another torch for it. The sources of fairseq 0.12.2 only build without torch,
@@ -78,8 +93,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 FASTBPE_LOG := $(VENV)/fastBPE.log
 
 $(READY): setup.py pyproject.toml constraints.txt runtime/setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || { echo \
-	  "'$(PYTHON)' does not run or is older than Python 3.8: choose another one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON_RUNS)
 	@command -v $(CXX) >/dev/null || { echo \
 	  "the C++ compiler '$(CXX)', which fairseq needs, was not found: install it, or choose another one with make CXX=..." >&2; \
 	  exit 1; }
