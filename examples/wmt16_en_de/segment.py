@@ -22,11 +22,13 @@ import lines
 def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]) -> None:
     import sentencepiece
 
+    # With `input`, the model would contain the paths of the files.
+    text = itertools.chain.from_iterable(lines.clean(lines.open_text(path)) for path in files)
     learned = io.BytesIO()  # written at the end, so that an error leaves no empty model
     with tempfile.TemporaryDirectory() as folder:
         try:
             sentencepiece.SentencePieceTrainer.train(
-                input=files,
+                sentence_iterator=text,
                 model_writer=learned,
                 model_type="bpe",
                 vocab_size=size,
