@@ -16,14 +16,14 @@ from tests.helpers.forking import python, write_script
 from tests.helpers.released import READS_SAFELY
 
 DOCS = ROOT / "docs"
-PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "tests/**/*.md")
+PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "pretrained/**/*.md", "tests/**/*.md")
 DOCUMENTS = sorted(path for places in PLACES for path in ROOT.glob(places))
 SMALL = "--max-update 2 --warmup-updates 1 --num-workers 0"
 # Options of pip, torchrun, srun, hydra and curl.
 OTHER_PROGRAMS = {
     *["--no-deps", "--no-build-isolation", "--standalone", "--no-python", "--nproc_per_node", "--nnodes"],
     *["--node_rank", "--master_addr", "--master_port", "--nodes", "--ntasks-per-node", "--gpus-per-node"],
-    *["--config-dir", "--config-name", "--data-binary"],
+    *["--config-dir", "--config-name", "--data-binary", "--strip-components"],
 }
 
 
@@ -137,6 +137,13 @@ def test_readme_commands_translate_a_sentence(translated):
 def test_readme_commands_translate_with_an_exported_model(translated, place):
     said = run(commands(ROOT / "README.md", "mega-fairseq export"), place)
     assert re.search(r"^differences from the checkpoint: rms .*\n.*\S.*\n1 lines", said, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_readme_commands_translate_with_a_trained_model(place):
+    write_script(place / "bin/pip", "true")  # the package is installed
+    said = run(commands(ROOT / "README.md", "pip install ./runtime"), place)
+    assert said.startswith("Im Anfang ")
 
 
 @pytest.mark.slow
