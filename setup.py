@@ -16,10 +16,9 @@ REPOSITORY = ""
 HERE = Path(__file__).resolve().parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "mega_fairseq/__init__.py").read_text(), re.MULTILINE).group(1)
 FILES = f"{REPOSITORY}/blob/v{VERSION}"
+WITHOUT_PICTURES = re.sub(r"!\[[^]]*\]\([^)]*\)\n", "", (HERE / "README.md").read_text(encoding="utf-8"))
 DESCRIPTION = re.sub(
-    r"\[([^]]+)\]\((?!https?://)([^)]+)\)",
-    rf"[\1]({FILES}/\2)" if REPOSITORY else r"\1",
-    (HERE / "README.md").read_text(encoding="utf-8"),
+    r"\[([^]]+)\]\((?!https?://)([^)]+)\)", rf"[\1]({FILES}/\2)" if REPOSITORY else r"\1", WITHOUT_PICTURES
 )
 LINKS = {"Paper": "https://arxiv.org/abs/2209.10655", "fairseq": "https://github.com/facebookresearch/fairseq"}
 if REPOSITORY:

@@ -111,12 +111,23 @@ def test_a_quick_run_fills_all_tables(program, tmp_path):
 
 def test_headline_figures_of_the_readme_are_those_that_were_measured():
     readme, docs = (ROOT / "README.md").read_text(), ROOT / "docs"
-    quality = json.loads((docs / "quality_translation.json").read_text())
-    for run in ("bible-mega-8e-3", "bible-transformer-4e-3", "docs-mega-8e-3", "docs-transformer-4e-3"):
-        scores = (f"{quality[f'{run}-{seed}']['scores']['BLEU']:.2f}" for seed in (1, 2))
-        assert ", ".join(scores) in readme
-    rows = {name: json.loads((docs / f"{name}.json").read_text()) for name in ("train", "decode")}
-    trained = [row["numbers"] for row in rows["train"]["base"]["rows"]]
-    decoded = [row["numbers"] for row in rows["decode"]["decode"]["rows"] if row["case"] != 256]
-    assert " / ".join(f"{row['Mega'] / row['Transformer']:.1f}x" for row in trained) in readme
-    assert " / ".join(f"{row['Transformer'] / row['Mega']:.1f}x" for row in decoded) in readme
+    measured = {path.stem: json.loads(path.read_text()) for path in docs.glob("*.json")}
+
+    def row(*words):
+        """The cells of the row of a table with these words, without the first."""
+        (line,) = (line for line in readme.splitlines() if line.startswith("| ") and all(w in line for w in words))
+        return [cell.strip() for cell in line.split("|")[2:-1]]
+
+    for corpus, words in (("bible", ["Bible"]), ("docs", ["software"])):
+        runs = (f"{corpus}-mega-8e-3", f"{corpus}-transformer-4e-3")
+        scores = [
+            [measured["quality_translation"][f"{run}-{seed}"]["scores"]["BLEU"] for seed in (1, 2)] for run in runs
+        ]
+        assert row("BLEU", *words)[:2] == [f"{sum(both) / 2:.1f}" for both in scores]
+    trained = {row["case"]: row["numbers"] for row in measured["train"]["base"]["rows"]}[128]
+    assert row("CPU", "training")[0] == f"{trained['Mega'] / trained['Transformer']:.1f}x"
+    decoded = {row["case"]: row["numbers"] for row in measured["decode"]["decode"]["rows"]}[2048]
+    assert row("CPU", "translating")[0] == f"{decoded['Transformer'] / decoded['Mega, chunks of 128']:.1f}x"
+    updates = [row for row in measured["gpu"]["tables"]["training"] if row["case"] == "language, 8,192 tokens, fp16"]
+    speeds = {row["contender"]: row["numbers"]["speed"] for row in updates}
+    assert row("H200", "training")[0] == f"{speeds['Mega'] / speeds['Transformer']:.1f}x"

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from mega_runtime.decoder import Candidates, Decoder
 from mega_runtime.search import Options, Search, Special
-from tests.export.test_documents import MODELS
-from tests.helpers.exported import documents
+from tests.helpers.exported import CHUNKS, documents
 from tests.helpers.profiles import examples
 
 TYPES, SPECIAL = 7, Special(1, 2, 3)
@@ -79,9 +78,9 @@ def test_tokens_that_may_still_change_are_detected(monkeypatch, twin):
         test_certain_tokens_begin_all_hypotheses()
 
 
-@pytest.mark.parametrize("name", ["by sentence", "window"])
-def test_lines_of_a_window_come_before_its_search_ends(monkeypatch, name):
-    model, steps = documents(**MODELS[name])[2], []
+@pytest.mark.parametrize("option", [{"cross_attention_positions": "sentence"}, {"cross_attention_window": 1}])
+def test_lines_of_a_window_come_before_its_search_ends(monkeypatch, option):
+    model, steps = documents(ends=2.0, **CHUNKS, **option)[2], []
     step = Decoder.step
     monkeypatch.setattr(Decoder, "step", lambda *call: steps.append(1) or step(*call))
     monkeypatch.setitem(model.config["documents"], "window_tokens", 1000)
