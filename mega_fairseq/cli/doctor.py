@@ -216,7 +216,7 @@ def kept_memory() -> str:
 
 def update_seconds(**settings: str) -> float:
     """CPU time of a training step in a new process with these settings of the C library and no others."""
-    environment = {name: value for name, value in os.environ.items() if name not in KEEP_MEMORY}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     words, environment = [sys.executable, "-c", UPDATE], {**environment, **settings}
     return float(subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout)
 
