@@ -27,9 +27,11 @@ class SourceUse:
         self, model: FairseqEncoderDecoderModel, sources: Tensor, lengths: Tensor, targets: Tensor, output: Any
     ) -> None:
         """Checks the first batch of each validation that has different sources; `output` is the model's."""
+        if self.updates <= EARLY or self.updates == self.checked:
+            return
         others = sources.roll(1, 0)
         rows = sources.ne(others).any(1)
-        if self.updates <= EARLY or self.updates == self.checked or not rows.any():
+        if not rows.any():
             return
         self.checked = self.updates
         exchanged = model.decoder(targets, encoder_out=model.encoder(others, src_lengths=lengths.roll(1, 0)))
