@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import List
 
@@ -49,10 +50,15 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform == "darwin" else 10))
 
 
+@lru_cache(maxsize=None)
+def bible() -> Translator:
+    return Translator(MODELS / "bible-en-de")
+
+
 def sentence() -> int:
     print("A sentence. The model has read only the Bible: the English of 1611, and Luther's German of 1912.")
     text = typed("English", SENTENCE)
-    (line,) = Translator(MODELS / "bible-en-de").translate([text])
+    (line,) = bible().translate([text])
     show("German", line.text)
     return len(line.pieces)
 
@@ -61,7 +67,7 @@ def chapter() -> int:
     """Shows each verse as soon as it can no longer change."""
     verses, tokens = (HERE / "../page/texts/genesis-6.en.txt").read_text(encoding="utf-8").splitlines(), 0
     print(f"A chapter that it has not read, Genesis 6, as one text of {len(verses)} verses.")
-    translator, terminal = Translator(MODELS / "bible-en-de"), sys.stderr.isatty()
+    translator, terminal = bible(), sys.stderr.isatty()
     for _, number, text in translator.stream_documents([verses]):
         sys.stderr.write("\r\x1b[K" * terminal)
         show(f"{number + 1:2}", text)
