@@ -27,9 +27,9 @@ bible() { # from one language to another
     UPDATES=400 WARMUP=50 train windows --finetune-from-model "$WORK/$NAME/lines/checkpoint_last.pt" --lr 2e-3
     UPDATES=600 WARMUP=30 train more-windows --finetune-from-model "$WORK/$NAME/windows/checkpoint_last.pt" --lr 3e-3 \
         --seed 2
-    cp "$DATA/sentencepiece/bin/dict.$source.txt" "$HERE/$NAME/dict.txt"
     publish "$WORK/$NAME/more-windows/checkpoint_last.pt" --data "$DATA/sentencepiece/bin" \
         --sentencepiece-model "$DATA/sentencepiece/codes"
+    cp "$DATA/sentencepiece/bin/dict.$source.txt" "$HERE/$NAME/dict.txt"
 }
 
 addresses() {
@@ -37,8 +37,8 @@ addresses() {
     export DATA=$WORK/addresses UNITS=bpe VOCABULARY=2000 CHECKPOINTS=$WORK/addresses/checkpoints
     "$recipe/prepare.sh"
     UPDATES=1500 "$recipe/train.sh" --dropout 0.1
-    cp "$DATA/bpe/bin/dict.txt" "$HERE/$NAME/dict.txt"
     publish "$CHECKPOINTS/checkpoint_best.pt" --data "$DATA/bpe/bin" --sentencepiece-model "$DATA/bpe/codes"
+    cp "$DATA/bpe/bin/dict.txt" "$HERE/$NAME/dict.txt"
 }
 
 digits() {
@@ -58,7 +58,7 @@ digits() {
 # publish CHECKPOINT OPTIONS...: writes the exported folder and the checkpoint in half precision beside the card.
 publish() {
     local checkpoint=$1 exported=$WORK/exported/$NAME
-    mkdir -p "$WORK/exported"
+    mkdir -p "$WORK/exported" "$HERE/$NAME"
     mega-fairseq export "$checkpoint" "$exported" --force "${@:2}"
     cp "$exported"/* "$HERE/$NAME"
     python "$HERE/shrink.py" "$checkpoint" "$HERE/$NAME/checkpoint.pt"
