@@ -10,6 +10,7 @@ export class Panel {
         this.number = 0; // of the newest request
         this.find = (selector) => section.querySelector(selector);
         this.form = this.find("form");
+        this.form.prepend(document.getElementById("choice").content.cloneNode(true));
         this.status = this.find(".status");
         const names = Object.keys(models);
         if (names.length === 0) {
