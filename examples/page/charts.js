@@ -2,7 +2,7 @@
 
 const WIDTH = 420;
 const HEIGHT = 150;
-const LEFT = 44; // room for numbers
+const LEFT = 44; // pixels for numbers
 const BOTTOM = 22;
 const BUCKETS = 60; // points of a line, each the mean of as many numbers
 

@@ -7,7 +7,7 @@
 import { Integers, integers, shapes, tensor } from "./folder.js";
 
 export const MASKED = Math.fround(-1e30);
-const ROOM = 24; // steps for which there is room after places were dropped
+const FREE = 24; // steps for which storage is free after places were dropped
 
 /** The step graph of a model, for one search at a time: `start`, then `step` for each token. */
 export class Decoder {
@@ -34,7 +34,7 @@ export class Decoder {
         this.position = this.used = 0;
         this.own = false; // whether the last places are those of the last step's tokens
         this.states = this.ema.map(([n, dim]) => tensor(new Float32Array(beams * n * dim), beams, n, dim));
-        this.allocate(ROOM * beams);
+        this.allocate(FREE * beams);
         const always = ["top", "top_types", "special"];
         const states = this.layers.flatMap((layer) => [`new_ema${layer}`, `new_key${layer}`, `new_value${layer}`]);
         const asked = [...(this.looks ? ["looks"] : []), ...(allTypes ? ["log_probs"] : [])];
@@ -45,7 +45,7 @@ export class Decoder {
     goOn(state) {
         this.position = state.position;
         this.used = state.keys[0].dims[1];
-        this.allocate(this.used + ROOM * this.beams);
+        this.allocate(this.used + FREE * this.beams);
         for (const layer of this.layers) {
             const [n, dim] = this.ema[layer];
             const rows = new Float32Array(this.beams * n * dim);
@@ -139,12 +139,12 @@ export class Decoder {
         this.at = new Int32Array(places); // the position of each place
     }
 
-    /** Moves the places that any row sees into new storage, with room for more. */
+    /** Moves the places that any row sees into new storage, with free storage for more. */
     dropUnseen() {
         const { trees, mask, at, places, beams } = this;
         const rows = Array.from({ length: beams }, (_, row) => row);
         const seen = Array.from(at.keys()).filter((place) => rows.some((row) => mask[row * places + place] === 0));
-        this.allocate(seen.length + ROOM * beams);
+        this.allocate(seen.length + FREE * beams);
         seen.forEach((place, now) => {
             this.widths.forEach((width, tree) => {
                 this.trees[tree].set(trees[tree].subarray(place * width, (place + 1) * width), now * width);

@@ -6,7 +6,7 @@ import { Panel } from "./panel.js";
 
 const SHOWN = 0.2; // of the largest weight: what marks a word
 const LEAST = 0.03; // weights that are drawn
-const LEAST_CELL = 13; // pixels of a field of the picture that has room for words
+const LEAST_CELL = 13; // pixels of a field of the picture from which words fit
 const REDRAWN = 250; // milliseconds between two drawings of the speed
 
 export class Translate extends Panel {
@@ -151,12 +151,12 @@ export class Translate extends Panel {
         const figure = this.find(".looks");
         figure.hidden = false;
         const canvas = figure.querySelector("canvas");
-        const room = figure.clientWidth;
+        const available = figure.clientWidth;
         const named = Math.max(...[...source, ...target].map(({ text }) => text.length)) * 7 + 8;
-        const cell = (room - named) / source.length;
+        const cell = (available - named) / source.length;
         const labels = cell >= LEAST_CELL;
         const edge = labels ? named : 0;
-        const size = Math.min(labels ? cell : room / source.length, 26);
+        const size = Math.min(labels ? cell : available / source.length, 26);
         const [width, height] = [edge + size * source.length, edge + size * target.length];
         const scale = devicePixelRatio;
         Object.assign(canvas, { width: Math.ceil(width * scale), height: Math.ceil(height * scale) });

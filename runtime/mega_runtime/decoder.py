@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 MASKED = np.float32(-1e30)
-ROOM, ROOM_OF_BATCHES = 24, 6  # steps for which there is room after places were dropped: one sentence, several
+FREE, FREE_OF_BATCHES = 24, 6  # steps for which storage is free after places were dropped: one sentence, several
 
 
 class Candidates(NamedTuple):
@@ -76,7 +76,7 @@ class Decoder:
         self.candidates = np.array([min(candidates, self.shapes["log_probs"][1])])
         self.position, self.used, self.current = 0, 0, 0
         self.own = False  # whether the last places are those of the last step's tokens
-        self._allocate(sentences, self._room(sentences))
+        self._allocate(sentences, self._free(sentences))
         for state in self.states:
             state[...] = 0.0
         self._bind()
@@ -85,7 +85,7 @@ class Decoder:
         """Puts all rows, after `start` with one sentence, behind a text that was read."""
         self.position, self.used = state.position, state.keys[0].shape[1]
         if self.used > self.mask.shape[2]:
-            self._allocate_tree(1, self.used + self._room(1))
+            self._allocate_tree(1, self.used + self._free(1))
             self._bind()
         for now, ema in zip(self._now(), state.ema):
             now[...] = ema
@@ -142,8 +142,8 @@ class Decoder:
 
     # ---------------------------------------------------------------------------------------- storage
 
-    def _room(self, sentences: int) -> int:
-        return self.beams * (ROOM if sentences == 1 else ROOM_OF_BATCHES)
+    def _free(self, sentences: int) -> int:
+        return self.beams * (FREE if sentences == 1 else FREE_OF_BATCHES)
 
     def _now(self) -> List[np.ndarray]:
         """The states of the EMAs, (R, N, D) for each layer, that the next step reads."""
@@ -165,13 +165,13 @@ class Decoder:
         self.at, self.distance = (array(name, shape, np.int64) for name in ("at", "distance"))
 
     def _drop_unseen(self) -> None:
-        """Moves the places that any row of a sentence sees into new storage, with room for more."""
+        """Moves the places that any row of a sentence sees into new storage, with free storage for more."""
         seen = (self.mask == 0.0).any(1)  # (S, n)
         most = int(seen.sum(1).max())
         index = np.argsort(~seen, axis=1, kind="stable")[:, :most]
         trees, mask, at = self.trees, self.mask, self.at
         self.storages = self.storages[::-1]
-        self._allocate_tree(len(seen), most + self._room(len(seen)))
+        self._allocate_tree(len(seen), most + self._free(len(seen)))
         flat = (index + np.arange(len(index))[:, None] * seen.shape[1]).ravel()
         for new, old in zip(self.trees, trees):
             new[:, :most] = old.reshape(-1, old.shape[2])[flat].reshape(*index.shape, -1)

@@ -36,8 +36,8 @@ OPTIONS = {"beam": 4, "max_len_a": 0.5, "max_len_b": 10}
 @pytest.fixture
 def full(monkeypatch):
     """Places are dropped at nearly each step."""
-    monkeypatch.setattr(decoder, "ROOM", 1)
-    monkeypatch.setattr(decoder, "ROOM_OF_BATCHES", 1)
+    monkeypatch.setattr(decoder, "FREE", 1)
+    monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
 
 
 def parts_of(rows, cuts):
@@ -69,11 +69,11 @@ def test_sentences_have_the_same_hypotheses_in_any_split_of_a_batch(name, full):
 
 
 @each
-def test_room_does_not_change_a_search(name, monkeypatch):
+def test_free_storage_does_not_change_a_search(name, monkeypatch):
     translator, rows = translation(**SEARCHED[name])[1], sources(9, 3, 30, 14, 1)
     expected = ours(translator, rows, **OPTIONS)
-    for room in (1, 3, 100):
-        monkeypatch.setattr(decoder, "ROOM_OF_BATCHES", room)
+    for free in (1, 3, 100):
+        monkeypatch.setattr(decoder, "FREE_OF_BATCHES", free)
         assert_same(ours(translator, rows, **OPTIONS), expected, tolerance=1e-5, tie=1e-6)
 
 

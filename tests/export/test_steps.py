@@ -78,8 +78,8 @@ def check(model, translator, lengths, beams, steps, seed):
 @pytest.fixture
 def full(monkeypatch):
     """Places are dropped at nearly each step."""
-    monkeypatch.setattr(decoder, "ROOM", 1)
-    monkeypatch.setattr(decoder, "ROOM_OF_BATCHES", 1)
+    monkeypatch.setattr(decoder, "FREE", 1)
+    monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
 
 
 CASES = given(
@@ -96,7 +96,7 @@ def test_rows_have_the_log_probabilities_of_what_they_continue(name, full):
 
 
 @pytest.mark.parametrize("name", ["whole", "chunks"])
-def test_rows_that_have_room_for_many_steps(name):
+def test_rows_with_free_storage_for_many_steps(name):
     CASES(examples(6)(lambda **case: check(*cached(name), **case)))()
 
 
