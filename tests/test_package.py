@@ -26,6 +26,7 @@ CITATION = ROOT / "CITATION.cff"
 LAYERS = {
     "ops": ("torch", "triton", "mega_fairseq.ops"),
     "modules": ("torch", "mega_fairseq.ops", "mega_fairseq.modules"),
+    "acceleration": ("torch", "mega_fairseq.ops", "mega_fairseq.modules", "mega_fairseq.acceleration"),
 }
 # Hosts of package registries and folders of one machine, spelled so that the pattern does not match itself.
 PRIVATE = re.compile(

@@ -14,15 +14,15 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
-from mega_fairseq.models.beam import DecoderState, PackedWeights, PackedWeightsCache, reorder
+from mega_fairseq.models.attach import attach_steps
 from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
-from mega_fairseq.models.finite import check_numbers
 from mega_fairseq.models.options import DecoderOptions
+from mega_fairseq.models.passes import PASSES, STEPS
 from mega_fairseq.models.stack import Stack
-from mega_fairseq.models.step_graph import GraphState, StepGraphs
-from mega_fairseq.models.train_graph import TrainGraphs
 from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.adaptive_input import TokenEmbedding
+from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
+from mega_fairseq.modules.finite import check_numbers
 from mega_fairseq.modules.projection import packed
 from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
@@ -33,8 +33,7 @@ Source = Tuple[Optional[Tensor], Optional[Padding]]  # of aligned_source, for la
 Extra = Dict[str, List[Any]]
 NO_SOURCE: Source = (None, None)
 STATE = "state"  # key of the DecoderState in fairseq's incremental state
-IN_GRAPH = "in_graph"  # key of `extra` if scores are from a graph: whether get_normalized_probs waits to check them
-STEPS_BETWEEN_CHECKS = 8
+CHECK = "check"  # key of `extra` if scores are not of the layers as they are: how get_normalized_probs checks them
 
 
 class MegaDecoder(Stack, FairseqIncrementalDecoder):
@@ -73,8 +72,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 nn.init.zeros_(self.output_projection.bias)
         self.separators: Optional[Tuple[int, int]] = None  # types in source and target, if attention depends on lines
         self.need_attn = False  # whether to return the last layer's attention to the source in training, too
-        self.cache: Optional[PackedWeightsCache] = None  # once prepared for generation
-        self.graphs: Optional[StepGraphs] = None  # once prepared for generation, with --cuda-graphs auto
+        self.steps = STEPS  # others once it is prepared for generation
 
     def forward(
         self,
@@ -84,20 +82,20 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         features_only: bool = False,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
-        if self.graphs is not None and incremental_state is not None and not features_only:
+        if incremental_state is None:
+            x, extra = self.extract_features(prev_output_tokens, encoder_out)
+            return (x if features_only else self.output_layer(x)), extra
+        if not features_only:
             before = self.get_incremental_state(incremental_state, STATE)
-            scores, state = self.graphs.step(self, prev_output_tokens, before)
+            scores, state = self.steps.scores(self, prev_output_tokens, before)
             if scores is not None:
                 self.set_incremental_state(incremental_state, STATE, state)
-                due = state is not before or state.length % STEPS_BETWEEN_CHECKS == 0
-                return scores.unsqueeze(1), {"attn": [None], IN_GRAPH: [due]}
-        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        if features_only:
-            return x, extra
-        state = None if incremental_state is None else self.get_incremental_state(incremental_state, STATE)
-        if state is not None and state.packed is not None:
-            return state.packed.output(x.squeeze(1)).unsqueeze(1), extra  # (R, 1, D) -> (R, 1, V)
-        return self.output_layer(x), extra
+                return scores.unsqueeze(1), {"attn": [None], CHECK: [state.check]}
+        x, weights = self.next_features(prev_output_tokens, encoder_out, incremental_state)
+        if not features_only:
+            # (R, 1, D) -> (R, 1, V)
+            x = self.output_layer(x) if weights is None else weights.output(x.squeeze(1)).unsqueeze(1)
+        return x, {"attn": [None]}
 
     def extract_features(
         self,
@@ -107,48 +105,58 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
-        tokens, carry, source = prev_output_tokens, incremental_state is not None, NO_SOURCE
-        state = self.get_incremental_state(incremental_state, STATE) if carry else None
-        if isinstance(state, GraphState):
-            state = state.eager()
-        if state is not None:  # callers pass all tokens so far, as fairseq's generator does, or only the newest one
-            tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
-        elif carry or not self.training:
-            state = self.first_state(encoder_out)
-        else:
-            # Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
-            *source, source_tokens = aligned_source(encoder_out)
-            before = self.first_segments(source_tokens)
+        if incremental_state is not None:
+            return self.next_features(prev_output_tokens, encoder_out, incremental_state)[0], {"attn": [None]}
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
-        need_attn = not carry and encoder_out is not None and (self.need_attn or self.cache is not None)
-
-        trains = self.training and not carry and not need_attn
-
-        padding = tokens.eq(self.padding_idx)  # (B, L)
-        graphs = self.graphs_for(tokens) if trains else None
-        align = self.alignment(padding, graphs)
-        single = carry and tokens.size(1) == 1 and align is None
-        weights = None
-        if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
-            weights = state.packed or self.packed_weights()
-        # Pads come last, where no real token attends to them, so the mask is only needed for a carried state.
-        mask = align.done() if align is not None and carry else None
-        front = tokens if align is None else align.front(tokens)  # (B, width)
-        segments = self.segments(front, before if state is None else state.segments)
-        if trains:
-            x, attn = self.train_pass(front, source, graphs, segments), None
+        need_attn = encoder_out is not None and (self.need_attn or self.steps.prepared)
+        passes = PASSES if need_attn else self.passes.for_batch(self, prev_output_tokens)
+        padding = prev_output_tokens.eq(self.padding_idx)  # (B, L)
+        align = self.alignment(padding, passes)  # no real token attends to pads at the end, so it needs no mask
+        tokens = prev_output_tokens if align is None else align.front(prev_output_tokens)  # (B, width)
+        *source, source_tokens = aligned_source(encoder_out)
+        source, segments = tuple(source), self.segments(tokens, self.first_segments(source_tokens))
+        x, attn = self.embed(tokens), None
+        if need_attn:
+            x, _, attn = self.run(x, self.first_blocks(), source=source, segments=segments, need_attn=True)
         else:
-            blocks, embedded = self.first_blocks() if state is None else state.blocks, self.embed(front)
-            x, blocks, attn = self.run(embedded, blocks, weights, mask, source, segments, need_attn, drop=not carry)
+            x = passes.run(self.whole, x, source, segments)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-
-        if carry:
-            segments = None if segments is None else segments.last()
-            state = DecoderState(blocks, state.length + x.size(1), state.shared, weights, segments)
-            self.set_incremental_state(incremental_state, STATE, state)
         return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
+
+    def whole(self, x: Tensor, source: Source = NO_SOURCE, segments: Optional[Segments] = None) -> Tensor:
+        """Embeddings (B, L, D) of whole sequences, pads last -> features (B, L, D).
+
+        Each layer projects the source itself: a dropped layer need not do so, a recomputed one does so again.
+        """
+        return self.run(x, self.first_blocks(), source=source, segments=segments)[0]
+
+    def next_features(
+        self, tokens: Tensor, encoder_out: Optional[EncoderOut], incremental_state: Dict[str, Any]
+    ) -> Tuple[Tensor, Optional[PackedWeights]]:
+        """The features (B, L, D) of new tokens, whose state it keeps, and the weights that computed them, if packed.
+
+        `tokens` are all so far, as fairseq's generator gives them, or only the newest one of each row.
+        """
+        state = self.get_incremental_state(incremental_state, STATE)
+        state = self.first_state(encoder_out) if state is None else state.eager()
+        tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
+        padding = tokens.eq(self.padding_idx)  # (B, L)
+        align, weights = Alignment.where_needed(padding), None
+        single = tokens.size(1) == 1 and align is None
+        if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
+            weights = state.packed or self.steps.weights(self)
+        mask = None if align is None else align.done()
+        front = tokens if align is None else align.front(tokens)  # (B, width)
+        segments = self.segments(front, state.segments)
+        x, blocks, _ = self.run(self.embed(front), state.blocks, weights, mask, segments=segments, drop=False)
+        if align is not None:
+            x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
+        segments = None if segments is None else segments.last()
+        state = DecoderState(blocks, state.length + x.size(1), state.shared, weights, segments)
+        self.set_incremental_state(incremental_state, STATE, state)
+        return x, weights
 
     def first_state(self, encoder_out: Optional[EncoderOut]) -> DecoderState:
         """The state before the first token."""
@@ -219,35 +227,8 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             x = self.final_norm(x)
         return x, tuple(after), attn
 
-    def train_pass(
-        self,
-        tokens: Tensor,
-        source: Source,
-        graphs: Optional[TrainGraphs],
-        segments: Optional[Segments] = None,
-    ) -> Tensor:
-        """Whole sequences (B, L), pads last -> features (B, L, D)."""
-        lengths = None if source[1] is None else source[1].lengths
-        inputs = self.embed(tokens), source[0], lengths, *(segments or (None, None))
-        return self._whole(*inputs) if graphs is None else graphs.run(self._whole, *inputs)
-
-    def _whole(
-        self,
-        x: Tensor,
-        source: Optional[Tensor],
-        lengths: Optional[Tensor],
-        queries: Optional[Tensor],
-        keys: Optional[Tensor],
-    ) -> Tensor:
-        padding = None if lengths is None else Alignment(lengths, source.size(1))
-        segments = None if queries is None else Segments(queries, keys)
-        return self.run(x, self.first_blocks(), source=(source, padding), segments=segments)[0]
-
-    def packed_weights(self) -> PackedWeights:
-        """The weights prepared for single tokens: once, if fairseq has said that training is over."""
-        return self._pack() if self.cache is None else self.cache.get(self, self._pack)
-
-    def _pack(self) -> PackedWeights:
+    def pack(self) -> PackedWeights:
+        """The weights prepared for single tokens."""
         with weights_in(self.cfg.generation_weights):
             if self.adaptive_softmax is not None or self.output_dense is not None:
                 output = self.output_layer
@@ -279,10 +260,9 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
                 "choose adaptive_loss, or for language models mega_lm_cross_entropy"
             )
         probs = self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-        in_graph = (net_output[1] or {}).get(IN_GRAPH)
-        if in_graph is not None:
-            if in_graph[0]:
-                self.graphs.check()
+        check = (net_output[1] or {}).get(CHECK)
+        if check is not None:
+            check[0]()
         elif not self.training:  # in training, fairseq checks gradients
             check_numbers(probs.amin(-1))  # NaN if any score of the row is NaN
         return probs
@@ -290,11 +270,9 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     def reorder_incremental_state(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
         """Replaces row i by row new_order[i], in place; callers that fork a search must clone the tensors first."""
         state = self.get_incremental_state(incremental_state, STATE)
-        if isinstance(state, GraphState):
-            state.reorder(new_order)
-        elif state is not None:
+        if state is not None:
             drops = self.dropout_module.on or any(layer.dropout_module.on for layer in self.layers)
-            self.set_incremental_state(incremental_state, STATE, reorder(state, new_order, alike=not drops))
+            self.set_incremental_state(incremental_state, STATE, state.reorder(new_order, alike=not drops))
 
     def max_positions(self) -> int:
         """The longest target that it can process; only limited if layers learn a score for each distance."""
@@ -308,5 +286,4 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
     def make_generation_fast_(self, **options: Any) -> None:
         """Called by fairseq before generation, after which it no longer trains the model."""
         super().make_generation_fast_(**options)
-        self.cache = PackedWeightsCache()
-        self.graphs = StepGraphs() if self.cfg.cuda_graphs == "auto" else None
+        attach_steps(self)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.encoder_out import EncoderOut, encoder_out
 from mega_fairseq.models.options import StackOptions
+from mega_fairseq.models.passes import PASSES
 from mega_fairseq.models.stack import Stack
 from mega_fairseq.ops.padding import Alignment, as_mask
 
@@ -68,24 +69,19 @@ class MegaEncoder(Stack, FairseqEncoder):
 
         Inputs may also be embeddings (B, L, D).
         """
-        graphs = None if return_all_hiddens else self.graphs_for(inputs)
-        align, states = self.alignment(padding_mask, graphs), []
-        lengths = None if align is None else align.lengths
+        passes = PASSES if return_all_hiddens else self.passes.for_batch(self, inputs)
+        align, states = self.alignment(padding_mask, passes), []
         done = None if align is None else align.done()
         if align is not None:
             inputs, token_types = align.front(inputs), None if token_types is None else align.front(token_types)
         x = _zero_at_pads(self.embed(inputs, as_mask(done), token_types), done)
         if return_all_hiddens:
             states.append(x)
-        if graphs is not None:
-            x = graphs.run(self.run, x, lengths)
-        else:
-            x = self.run(x, lengths, states if return_all_hiddens else None)
-        return Encoded(x, align, states)
+            return Encoded(self.run(x, done, states), align, states)
+        return Encoded(passes.run(self.run, x, done), align, states)
 
-    def run(self, x: Tensor, lengths: Optional[Tensor] = None, states: Optional[List[Tensor]] = None) -> Tensor:
+    def run(self, x: Tensor, done: Optional[Alignment] = None, states: Optional[List[Tensor]] = None) -> Tensor:
         """Layers and the final norm on embeddings (B, L, D), pads last; adds the output of each layer to `states`."""
-        done = None if lengths is None else Alignment(lengths, x.size(1))
         for _, layer in self.layers_to_run():
             x = layer(x, None, done)  # (B, L, D)
             if states is not None:

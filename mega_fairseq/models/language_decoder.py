@@ -5,8 +5,8 @@ from typing import Any, Dict, Optional, Tuple
 from torch import Tensor
 
 from mega_fairseq.models.adaptive import adaptive_log_probs
-from mega_fairseq.models.decoder import NO_SOURCE, Extra, MegaDecoder
-from mega_fairseq.models.finite import check_numbers
+from mega_fairseq.models.decoder import Extra, MegaDecoder
+from mega_fairseq.modules.finite import check_numbers
 from mega_fairseq.modules.projection import projected_log_probs
 from mega_fairseq.modules.sequence_parallel import SequenceParallelState, share_sequences
 from mega_fairseq.ops.log_probs import target_log_probs
@@ -58,8 +58,8 @@ class MegaLanguageDecoder(MegaDecoder):
     def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
         """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
         padding = tokens.eq(self.padding_idx)
-        graphs = self.graphs_for(tokens)
-        align = self.alignment(padding, graphs)
+        passes = self.passes.for_batch(self, tokens)
+        align = self.alignment(padding, passes)
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
         (batch, length), blocks, out = tokens.shape, self.first_blocks(), None
@@ -69,7 +69,7 @@ class MegaLanguageDecoder(MegaDecoder):
             if self.group is not None and target is not None:
                 x, blocks = self.piece_in_slices(tokens[:, piece], target[:, piece], blocks)
             elif self.training:
-                x = self.train_pass(tokens, NO_SOURCE, graphs)
+                x = passes.run(self.whole, self.embed(tokens))
             else:
                 x, blocks, _ = self.run(self.embed(tokens[:, piece]), blocks)
             if self.group is None and target is not None:

@@ -4,11 +4,10 @@ In training, layers may be dropped at random (Fan et al. 2019) and activations r
 happen in `layers_to_run`.
 """
 
-import logging
 import math
 import re
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
@@ -16,16 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.models.cuda_graph import capture_on
+from mega_fairseq.models.attach import attach_passes
 from mega_fairseq.models.embedding import types_of
 from mega_fairseq.models.options import StackOptions, layer_configs
-from mega_fairseq.models.train_graph import TrainGraphs, bucket
+from mega_fairseq.models.passes import PASSES, Passes, as_it_is
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
 from mega_fairseq.ops.padding import Alignment
-
-logger = logging.getLogger(__name__)
 
 
 class Stack:
@@ -55,7 +52,8 @@ class Stack:
         if has_final_norm:
             self.final_norm = Block(with_state) if with_state else SequenceNorm(norm, dim, affine=affine_final_norm)
         self.dropout_module = DropoutSwitch()
-        self.train_graphs = TrainGraphs()
+        self.passes, self.callable_of = PASSES, as_it_is
+        attach_passes(self)
 
     def embed(
         self, tokens: Tensor, padding_mask: Optional[Tensor] = None, token_types: Optional[Tensor] = None
@@ -74,17 +72,10 @@ class Stack:
             x = self.embed_norm(x, padding_mask)
         return dropped(x, self.dropout_module.rate(self.cfg.dropout), self.cfg.feature_dropout)
 
-    def graphs_for(self, tokens: Tensor) -> Optional[TrainGraphs]:
-        """The CUDA graphs for a pass over whole sequences (models/train_graph.py), or None if it runs without."""
-        if not self.training or self.cfg.cuda_graphs == "off" or not torch.is_grad_enabled():
-            return None
-        if capture_on(tokens.device) is None or torch.compiler.is_compiling():
-            return None
-        return self.train_graphs if self.train_graphs.ready_for(self) else None
-
-    def alignment(self, padding_mask: Tensor, graphs: Optional[TrainGraphs] = None) -> Optional[Alignment]:
-        """Moves pads to the end, and adds some so that batches have few lengths if CUDA graphs are used."""
-        return Alignment.where_needed(padding_mask, graphs and partial(bucket, limit=self.reach))
+    def alignment(self, padding_mask: Tensor, passes: Passes = PASSES) -> Optional[Alignment]:
+        """Moves pads to the end, and adds some if passes need batches of few lengths."""
+        bucket = None if passes.bucket is None else partial(passes.bucket, limit=self.reach)
+        return Alignment.where_needed(padding_mask, bucket)
 
     @property
     def longest(self) -> Optional[int]:
@@ -95,17 +86,14 @@ class Stack:
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.
 
-        With --checkpoint-activations, backward recomputes their activations. With --compile, training calls what the
-        compiler makes of a layer: once for all layers of the same kind.
+        With --checkpoint-activations, backward recomputes their activations.
         """
         rate = getattr(self.cfg, f"{self.side}_layerdrop") if self.training and drop else 0.0
         kept = [True] * len(self.layers) if rate == 0.0 else (torch.rand(len(self.layers)) >= rate).tolist()
         recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             if kept[i]:
-                weight = next(layer.parameters())
-                compiles = self.cfg.compile and self.training and _can_compile(weight.device.type, weight.dtype)
-                call = partial(_compiled(), layer) if compiles else layer
+                call = self.callable_of(layer)
                 yield i, partial(_recomputed, layer, call, self.cfg.offload_activations) if recompute else call
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
@@ -137,24 +125,6 @@ class Stack:
         for module, name in ((self, own), *((layer, f"{own}Layer") for layer in self.layers)):
             if names is None or name in names:
                 module.dropout_module.apply_during_inference = True
-
-
-@lru_cache(maxsize=None)  # so that it warns once
-def _can_compile(device_type: str, dtype: torch.dtype) -> bool:
-    """Not half precision on CPUs: gradients of code that the compiler of torch 2.13 vectorises are NaN there."""
-    possible = device_type != "cpu" or dtype in (torch.float32, torch.float64)
-    if not possible:
-        logger.warning("--compile has no effect in half precision on CPUs, where torch's compiler has wrong gradients")
-    return possible
-
-
-@lru_cache(maxsize=None)
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(_call)
-
-
-def _call(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
-    return layer(*inputs, **options)
 
 
 def _recomputed(layer: nn.Module, call: Callable, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:

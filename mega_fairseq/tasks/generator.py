@@ -13,10 +13,10 @@ from fairseq import search as fairseq_search
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from mega_fairseq.models.cuda_graph import try_capture
+from mega_fairseq.acceleration.cuda_graph import try_capture
+from mega_fairseq.acceleration.step_graph import GraphState, StepGraph
 from mega_fairseq.models.decoder import STATE, MegaDecoder
-from mega_fairseq.models.finite import check_numbers
-from mega_fairseq.models.step_graph import GraphState, StepGraph
+from mega_fairseq.modules.finite import check_numbers
 from mega_fairseq.tasks.beam_search import BeamSearch, Rules
 from mega_fairseq.tasks.line_counts import LineSearch
 
@@ -56,7 +56,7 @@ class MegaGenerator(SequenceGenerator):
                 logged.add(option)
             found = super()._generate(sample, prefix_tokens, constraints, bos_token)
             for model in self.model.models:
-                graphs = getattr(getattr(model, "decoder", None), "graphs", None)
+                graphs = getattr(getattr(getattr(model, "decoder", None), "steps", None), "graphs", None)
                 if graphs is not None:
                     graphs.check()
             return found
@@ -137,11 +137,12 @@ class Steps:
 
     def run(self, last: bool) -> None:
         decoder, state = self.decoder, self.decoder.get_incremental_state(self.incremental, STATE)
-        if decoder.graphs is not None:
+        graphs = decoder.steps.graphs
+        if graphs is not None:
             if state is None:
-                ready = decoder.graphs.begin(decoder, self.encoder_out, self.search.rows.numel())
+                ready = graphs.begin(decoder, self.encoder_out, self.search.rows.numel())
             else:
-                ready = decoder.graphs.ready(decoder, state, self.search.rows.device)
+                ready = graphs.ready(decoder, state, self.search.rows.device)
             if ready is not None:
                 decoder.set_incremental_state(self.incremental, STATE, ready)
                 self._replay(ready, last)

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.models import beam
-from mega_fairseq.models.beam import DecoderState, reorder
+from mega_fairseq.acceleration import packed
 from mega_fairseq.models.decoder import STATE
+from mega_fairseq.models.passes import STEPS
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
+from mega_fairseq.modules.decoder_state import DecoderState
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.helpers import small_models
@@ -135,7 +136,7 @@ def test_the_table_of_shared_tokens_grows_linearly_with_sentences():
     cross = CrossAttentionState(torch.zeros(rows // 4, 1, 1), torch.zeros(rows // 4, 1, 1), None, 3)
     state = state._replace(blocks=(BlockState(mixer, cross),))
     order = torch.arange(rows).view(-1, 4).flip(1).flatten()
-    assert reorder(state, order).shared.numel() == 4 * rows
+    assert state.reorder(order).shared.numel() == 4 * rows
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
@@ -218,8 +219,8 @@ def scores_of_steps(made):
 @torch.no_grad()
 def test_weights_are_prepared_once_after_training_and_again_if_they_change():
     made, other, prepared = model(), model(dropout=0.2), []
-    pack = made.decoder._pack
-    made.decoder._pack = lambda: prepared.append(1) or pack()
+    pack = made.decoder.pack
+    made.decoder.pack = lambda: prepared.append(1) or pack()
     for _ in range(2):
         before = scores_of_steps(made)
     assert len(prepared) == 2  # training might continue
@@ -267,7 +268,7 @@ def take_a_smaller_chunk(decoder):
 @pytest.mark.parametrize("capture", [None, list], ids=["eager sums", "sums in a graph"])
 @pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection, take_a_smaller_chunk])
 def test_packed_weights_are_not_stale_after_any_change(change, capture, monkeypatch):
-    monkeypatch.setattr(beam, "capture_on", lambda device: capture)
+    monkeypatch.setattr(packed, "capture_on", lambda device: capture)
     made = model(decoder_chunk_size=5)
     torch.nn.utils.parametrize.register_parametrization(made.decoder.embed_tokens, "weight", Scaled())
     made.make_generation_fast_()
@@ -275,7 +276,7 @@ def test_packed_weights_are_not_stale_after_any_change(change, capture, monkeypa
     change(made.decoder)
     changed = scores_of_steps(made)
     assert not torch.equal(changed, before)
-    made.decoder.cache = None
+    made.decoder.steps = STEPS
     torch.testing.assert_close(changed, scores_of_steps(made), rtol=0, atol=0)
 
 
@@ -285,9 +286,9 @@ def test_a_copy_of_a_model_has_its_own_prepared_weights():
     made.make_generation_fast_()
     before = scores_of_steps(made)
     twin = copy.deepcopy(made.decoder)
-    assert made.decoder.cache.made is not None
-    assert twin.cache.made is None
-    assert pickle.loads(pickle.dumps(made.decoder.cache)).made is None
+    assert made.decoder.steps.cache.made is not None
+    assert twin.steps.cache.made is None
+    assert pickle.loads(pickle.dumps(made.decoder.steps.cache)).made is None
     torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from mega_fairseq.models import stack
+from mega_fairseq.acceleration import compiled as compiler
 from tests.helpers.small_models import SENTENCES, TYPES, classifier, encoder, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
@@ -77,7 +77,7 @@ def test_recomputed_layers_count_a_batch_once_in_batch_norm():
 @pytest.mark.slow
 @every_model
 def test_layers_of_a_kind_are_compiled_once_without_breaks(kind, monkeypatch):
-    stack._compiled.cache_clear()
+    compiler._compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     counters.clear()
     number = {f"{side}_layers": 3 for side in MODELS[kind]().STACKS}
@@ -89,17 +89,17 @@ def test_layers_of_a_kind_are_compiled_once_without_breaks(kind, monkeypatch):
     gradients = [{name: p.grad for name, p in model.named_parameters()} for _, model in results]
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-4)
     assert counters["stats"]["unique_graphs"] == len(compiled.STACKS)
-    stack._compiled.cache_clear()
+    compiler._compiled.cache_clear()
 
 
 def test_half_precision_on_cpus_is_not_compiled(caplog):
     """The compiler of torch 2.13 would make NaN of the gradient of the embeddings."""
-    stack._can_compile.cache_clear()
-    stack._compiled.cache_clear()
+    compiler._can_compile.cache_clear()
+    compiler._compiled.cache_clear()
     model = MODELS["language model"](dropout=0.0, compile=True).bfloat16().train()
     scores(model).float().logsumexp(-1).mean().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert not stack._compiled.cache_info().currsize
+    assert not compiler._compiled.cache_info().currsize
     assert "--compile has no effect in half precision" in caplog.text
 
 

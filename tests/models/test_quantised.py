@@ -39,7 +39,7 @@ def of_targets(made, source, target):
 
 def decoded(made, tokens, out=None):
     """The log-probabilities of all types after each token, in single steps with prepared weights."""
-    if made.decoder.cache is None:
+    if not made.decoder.steps.prepared:
         made.make_generation_fast_()
     state, steps = {}, []
     for end in range(1, tokens.size(1) + 1):

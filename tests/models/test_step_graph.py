@@ -8,8 +8,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given
 from torch.nn.modules.module import register_module_forward_hook
 
-from mega_fairseq.models import step_graph
-from mega_fairseq.models.step_graph import GraphState, rounded
+from mega_fairseq.acceleration import step_graph
+from mega_fairseq.acceleration.step_graph import GraphState, rounded
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.profiles import examples
@@ -58,12 +58,12 @@ class Decoding(Search):
 
     def __init__(self, model, seed=0):
         super().__init__(model, seed, states=2)
-        self.graphs = model.decoder.graphs
+        self.graphs = model.decoder.steps.graphs
 
     @torch.no_grad()
     def assert_equal_scores(self):
-        found, decoder = [], self.model.decoder
-        for number, decoder.graphs in enumerate((self.graphs, None)):
+        found, steps = [], self.model.decoder.steps
+        for number, steps.graphs in enumerate((self.graphs, None)):
             found.append(self.decode(number))
         torch.testing.assert_close(*found, atol=2e-6, rtol=1e-5)
 
@@ -85,7 +85,7 @@ def test_scores_equal_those_of_eager_steps(name, orders):
 
 
 def test_an_order_that_is_not_followed_is_detected(monkeypatch):
-    monkeypatch.setattr(GraphState, "reorder", lambda self, order: None)
+    monkeypatch.setattr(GraphState, "reorder", lambda self, order, alike: self)
     with pytest.raises((AssertionError, RuntimeError)):
         check("full", [[1, 0, 2, 3, 4, 5, 6, 7, 8]] * 4)
 
@@ -117,8 +117,8 @@ def test_copies_of_a_state_and_searches_at_once_have_storage_of_their_own():
 
 def test_a_forced_prefix_leaves_pads_in_rows_without_probability():
     model, dictionary = prepared("language model"), task(TYPES).target_dictionary
-    sample, found, graphs = {"net_input": {"src_tokens": sources(pad_left=False)}}, [], model.decoder.graphs
-    for model.decoder.graphs in (graphs, None):
+    sample, found, graphs = {"net_input": {"src_tokens": sources(pad_left=False)}}, [], model.decoder.steps.graphs
+    for model.decoder.steps.graphs in (graphs, None):
         generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=12)
         found.append(generator.generate([model], sample, prefix_tokens=sources()[:, 3:])[0])
     for ours, eager in zip(*found):
@@ -155,7 +155,7 @@ def test_steps_and_reorderings_on_a_gpu_wait_for_nothing(name):
             if length == 2:  # eager, then in a graph
                 device.waits.clear()
             model.decoder.reorder_incremental_state(state, order)
-        assert model.decoder.graphs.graphs
+        assert model.decoder.steps.graphs.graphs
         assert not device.waits
 
 

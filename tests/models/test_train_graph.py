@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from mega_fairseq.models import stack, train_graph
-from mega_fairseq.models.train_graph import bucket
+from mega_fairseq.acceleration import train_graph
+from mega_fairseq.acceleration.train_graph import bucket
+from mega_fairseq.models.stack import Stack
 from tests.helpers.profiles import examples
 from tests.helpers.recorder import Operations, recorded
 from tests.helpers.small_models import IN_LINES, TYPES, classifier, encoder, language_model, translation_model
@@ -37,8 +38,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def records(monkeypatch):
-    for module in (stack, train_graph):
-        monkeypatch.setattr(module, "capture_on", lambda device: recorded)
+    monkeypatch.setattr(train_graph, "capture_on", lambda device: recorded)
 
 
 class Training:
@@ -95,7 +95,7 @@ class Training:
 
     def graphs(self):
         stacks = [getattr(self.model, side) for side in ("encoder", "decoder") if hasattr(self.model, side)]
-        return [g for each in stacks for g in each.train_graphs.graphs.values() if g is not None]
+        return [g for each in stacks for g in each.passes.graphs.values() if g is not None]
 
 
 def assert_equal_training(name, events, tolerance=0.0, **options):
@@ -246,7 +246,7 @@ def test_weights_that_belong_to_other_modules_get_gradients(caplog):
     for _ in range(3):
         x = torch.randn(2, 8, 16, requires_grad=True)
         with caplog.at_level(logging.INFO):
-            y = decoder.graphs_for(x).run(lambda x: weight * decoder.run(x, decoder.first_blocks())[0], x)
+            y = decoder.passes.for_batch(decoder, x).run(lambda x: weight * decoder.whole(x), x)
         y.sum().backward()
         assert weight.grad != 0
         weight.grad = None
@@ -307,7 +307,7 @@ def test_sequences_are_padded_within_the_reach_of_cross_attention():
 
 def test_batches_are_not_padded_if_an_option_prevents_graphs(monkeypatch):
     lengths = []
-    monkeypatch.setattr(stack.Stack, "embed", lambda self, tokens: lengths.append(tokens.size(1)) or 1 / 0)
+    monkeypatch.setattr(Stack, "embed", lambda self, tokens: lengths.append(tokens.size(1)) or 1 / 0)
     for layerdrop in (0.0, 0.5):
         with pytest.raises(ZeroDivisionError):
             Training("language model", True, decoder_layerdrop=layerdrop).loss(2, 13)
@@ -327,7 +327,7 @@ def test_copies_have_no_graphs():
     training = Training("language model", True)
     for _ in range(3):
         training.update((2, 8))
-    for other in (copy.deepcopy(training.model), pickle.loads(pickle.dumps(training.model.decoder.train_graphs))):
+    for other in (copy.deepcopy(training.model), pickle.loads(pickle.dumps(training.model.decoder.passes))):
         assert not getattr(other, "decoder", other).__dict__.get("graphs")
     second = training.loss(2, 8)
     second.backward(retain_graph=True)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks import train
-from mega_fairseq.models import stack, train_graph
+from mega_fairseq.acceleration import train_graph
 from mega_fairseq.optim.mega_adam import FusedAdam
 from tests.helpers.commands import LANGUAGE_MODELS, checkpoint, fairseq, losses, preprocess_text
 from tests.helpers.configurations import training
@@ -166,8 +166,7 @@ def test_an_update_takes_few_operations_outside_of_graphs(monkeypatch):
         )
         step = train.update(trainer, 16, 32)
         with Operations() as operations:
-            for module in (stack, train_graph):
-                monkeypatch.setattr(module, "capture_on", lambda device, used=operations: used.capture)
+            monkeypatch.setattr(train_graph, "capture_on", lambda device, used=operations: used.capture)
             for _ in range(3):
                 before = operations.count
                 step()

@@ -9,8 +9,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.models import step_graph
-from mega_fairseq.models.step_graph import GraphState
+from mega_fairseq.acceleration import step_graph
+from mega_fairseq.acceleration.step_graph import GraphState
 from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, generator
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps

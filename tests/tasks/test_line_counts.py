@@ -11,7 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from mega_fairseq.models import step_graph
+from mega_fairseq.acceleration import step_graph
 from mega_fairseq.tasks import beam_search, generator, line_counts
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines

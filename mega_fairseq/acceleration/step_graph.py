@@ -16,10 +16,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import Tensor
 
-from mega_fairseq.models.beam import DecoderState, PackedWeights
-from mega_fairseq.models.cuda_graph import Capture, capture_on, try_capture
-from mega_fairseq.models.finite import DIVERGED, are_finite, check_numbers
+from mega_fairseq.acceleration.cuda_graph import Capture, capture_on, try_capture
 from mega_fairseq.modules import BlockState, CrossAttentionState
+from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
+from mega_fairseq.modules.finite import DIVERGED, are_finite, check_numbers
 from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.modules.projection import has_hooks
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 FIRST_CAPACITY = 64  # tokens
 SHORTEST_SOURCE = 16  # tokens
 MOST_GRAPHS = 16  # of one model
+STEPS_BETWEEN_CHECKS = 8
 
 
 class CaptureFailed(Exception):
@@ -211,6 +212,7 @@ class GraphState:
     ):
         self.graphs, self.decoder, self.weights = graphs, decoder, weights
         self.longest, self.chunk_sizes = decoder.longest, chunk_sizes(decoder)
+        self.checked = False
         self._enter(state, rows)
 
     def _enter(self, state: DecoderState, rows: Optional[int] = None) -> None:
@@ -253,13 +255,19 @@ class GraphState:
         self.graphs.add(scores)
         return scores
 
+    def check(self) -> None:
+        """Raises an error if scores are not finite; waits for the GPU, but not at each step."""
+        if not self.checked or self.length % STEPS_BETWEEN_CHECKS == 0:
+            self.graphs.check()
+        self.checked = True
+
     def advance(self) -> None:
         """A step after the tokens and in the order that are in the storage of the graph."""
         self.graph.replay()
         self.length += 1
         self.moved = True  # the search may write to the storage, too
 
-    def reorder(self, order: Tensor) -> None:
+    def reorder(self, order: Tensor, alike: bool = True) -> "GraphState":
         """Replaces row i by row order[i]; sentences keep their order and their rows, as in fairseq's searches."""
         continued = self.slots.index_select(0, order)
         if self.moved:
@@ -272,6 +280,7 @@ class GraphState:
             self.slots = self.graph.rows[: len(order)]
         self.graph.order.index_copy_(0, self.slots, continued)
         self.moved = True
+        return self
 
     def eager(self) -> DecoderState:
         sentences = torch.div(self.slots[:: self.beams], self.beams, rounding_mode="floor")
@@ -337,7 +346,7 @@ class StepGraphs:
                 return None
         try:
             if isinstance(state, DecoderState):
-                state = GraphState(self, decoder, state.packed or decoder.packed_weights(), state)
+                state = GraphState(self, decoder, state.packed or decoder.steps.weights(decoder), state)
                 weakref.finalize(state, self.end)
             if state.length == state.longest:  # without graphs, this is an error
                 return None
@@ -353,7 +362,7 @@ class StepGraphs:
             return None
         try:
             start = decoder.first_state(encoder_out)
-            state = GraphState(self, decoder, decoder.packed_weights(), start, rows)
+            state = GraphState(self, decoder, decoder.steps.weights(decoder), start, rows)
         except CaptureFailed:
             return None
         return None if self._obstacle(decoder, DecoderState(state.graph.blocks, 0)) else state

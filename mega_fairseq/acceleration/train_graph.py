@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.models.cuda_graph import Step, capture_on, try_capture
+from mega_fairseq.acceleration.cuda_graph import Step, capture_on, try_capture
 from mega_fairseq.modules.projection import has_hooks
 from mega_fairseq.ops.precision import autocast_dtype
 
@@ -54,15 +54,16 @@ class TrainGraph:
     def __init__(
         self,
         function: Function,
-        inputs: Sequence[Optional[Tensor]],
+        inputs: Sequence[Any],
         parameters: List[Tensor],
         storage: Storage,
         capture: Callable[[List[Step]], List[Step]],
     ):
         self.storage = storage
         self.parameters = parameters  # without those that the function does not use, after the first run
-        self.inputs = [None if t is None else storage.get(f"input {i}", t) for i, t in enumerate(inputs)]
-        self.learned = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
+        tensors = [i for i, t in enumerate(inputs) if isinstance(t, Tensor)]
+        self.inputs = [storage.get(f"input {i}", t) if i in tensors else t for i, t in enumerate(inputs)]
+        self.learned = [i for i in tensors if inputs[i].requires_grad]
         for i in self.learned:
             self.inputs[i].requires_grad_()
         self._load(inputs)
@@ -70,9 +71,9 @@ class TrainGraph:
         self._replay_forward, self._replay_backward = capture([partial(self._forward, function), self._backward])
 
     @torch.no_grad()
-    def _load(self, inputs: Sequence[Optional[Tensor]]) -> None:
+    def _load(self, inputs: Sequence[Any]) -> None:
         for stored, new in zip(self.inputs, inputs):
-            if stored is not None:
+            if isinstance(stored, Tensor):
                 stored.copy_(new)
 
     def _forward(self, function: Function) -> None:
@@ -98,7 +99,7 @@ class TrainGraph:
             if new:
                 torch._foreach_copy_(self.gradients[-1], new)
 
-    def forward(self, inputs: Sequence[Optional[Tensor]]) -> Tensor:
+    def forward(self, inputs: Sequence[Any]) -> Tensor:
         self._load(inputs)
         self._replay_forward()
         return self.out.clone()
@@ -132,10 +133,10 @@ class _Replay(torch.autograd.Function):
     """A graph as an operation of torch."""
 
     @staticmethod
-    def forward(ctx: Any, graphs: "TrainGraphs", graph: TrainGraph, *tensors: Optional[Tensor]) -> Tensor:
+    def forward(ctx: Any, graphs: "TrainGraphs", graph: TrainGraph, *leaves: Any) -> Tensor:
         ctx.graphs, ctx.graph, ctx.use = graphs, graph, _Use()
         graphs.use = weakref.ref(ctx.use)
-        return graph.forward(tensors[: len(graph.inputs)])
+        return graph.forward(leaves[: len(graph.inputs)])
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -146,9 +147,10 @@ class _Replay(torch.autograd.Function):
 
 
 class TrainGraphs:
-    """The graphs of one stack; copies and pickles of it are empty."""
+    """The graphs of one stack, in place of the `eager` form of its passes; copies and pickles of it are empty."""
 
-    def __init__(self):
+    def __init__(self, eager: Any):
+        self.eager = eager
         self.graphs: Dict[Tuple, Optional[TrainGraph]] = {}  # by shapes; None if they are not captured
         self.valid_for: List[Any] = []  # modules and weights as they were when the graphs were captured
         self.parameters: List[Tensor] = []  # that learn
@@ -157,6 +159,14 @@ class TrainGraphs:
         self.use: Callable[[], Optional[_Use]] = _nobody
         self.logged: Set[str] = set()
         self.failure: Optional[str] = None  # why no further graph can be captured
+
+    bucket = staticmethod(bucket)
+
+    def for_batch(self, stack: Any, tokens: Tensor) -> Any:
+        """These graphs for a pass over tokens, or the eager form (models/passes.py) if they cannot run it."""
+        trains = stack.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        runs = trains and capture_on(tokens.device) is not None and self.ready_for(stack)
+        return self if runs else self.eager
 
     def ready_for(self, stack: Any) -> bool:
         """Whether the layers of the stack can be captured or replayed; forgets graphs of what they were before."""
@@ -176,16 +186,20 @@ class TrainGraphs:
             self.storage, self.pool, self.memory = Storage(), None, 0.0
         return True
 
-    def run(self, function: Function, *inputs: Optional[Tensor]) -> Tensor:
-        """`function(*inputs)`, which calls the layers; a replay if these shapes were captured."""
+    def run(self, function: Function, *inputs: Any) -> Tensor:
+        """`function(*inputs)`, which calls the layers; a replay if these shapes were captured.
+
+        An input is a tensor or a tuple of inputs; what is neither is a constant of the graph.
+        """
+        function, inputs = partial(_with_leaves, function, inputs), _leaves(inputs)
         key = (autocast_dtype(inputs[0].device.type), *map(_signature, inputs))
-        learns = self.parameters or any(t is not None and t.requires_grad for t in inputs)
+        learns = self.parameters or any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if learns and key in self.graphs and self.graphs[key] is None:
             self.graphs[key] = self._captured(function, inputs)
         graph = self.graphs.setdefault(key, None)
         return function(*inputs) if graph is None else _Replay.apply(self, graph, *inputs, *graph.parameters)
 
-    def _captured(self, function: Function, inputs: Sequence[Optional[Tensor]]) -> Optional[TrainGraph]:
+    def _captured(self, function: Function, inputs: Sequence[Any]) -> Optional[TrainGraph]:
         if self.failure is None and sum(graph is not None for graph in self.graphs.values()) == MOST_GRAPHS:
             self.failure = f"batches have more than {MOST_GRAPHS} shapes; --required-seq-len-multiple makes them fewer"
         if self.failure is not None:
@@ -223,7 +237,7 @@ class TrainGraphs:
             self.logged.add(reason)
 
     def __reduce__(self) -> Tuple:
-        return TrainGraphs, ()
+        return TrainGraphs, (self.eager,)
 
 
 def obstacle(stack: Any, modules: List[nn.Module], parameters: List[Tensor]) -> Optional[str]:
@@ -252,8 +266,26 @@ def share_of_memory(device: torch.device) -> float:
     return torch.cuda.memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
 
 
-def _signature(t: Optional[Tensor]) -> Optional[Tuple]:
-    return None if t is None else (t.shape, t.dtype, t.requires_grad)
+def _signature(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _leaves(part: Any) -> List[Any]:
+    """What is in nested tuples, in order."""
+    return [leaf for field in part for leaf in _leaves(field)] if isinstance(part, tuple) else [part]
+
+
+def _with_leaves(function: Function, like: Tuple, *leaves: Any) -> Tensor:
+    """`function` of inputs with the structure of `like`, which are made of these leaves."""
+    rest = iter(leaves)
+
+    def filled(part: Any) -> Any:
+        if not isinstance(part, tuple):
+            return next(rest)
+        fields = map(filled, part)
+        return type(part)(*fields) if hasattr(part, "_fields") else tuple(fields)
+
+    return function(*filled(like))
 
 
 def _nobody() -> None:
