@@ -10,7 +10,7 @@ Captured = TypeVar("Captured")
 
 
 def cuda_graphs(steps: Sequence[Step], pool: Optional[Any] = None) -> List[Step]:
-    """Captures steps, which follow each other; returns the functions that replay them.
+    """Captures consecutive steps; returns the functions that replay them.
 
     Graphs with the same pool share memory, so a replay may overwrite what an earlier one of another capture left there.
     """

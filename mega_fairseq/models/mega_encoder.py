@@ -74,8 +74,9 @@ class HeadedEncoder(MegaModel, FairseqEncoderModel):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Fits a checkpoint to this model.
 
-        In a new training from its weights, heads that it does not have, or in other sizes, start anew, and those that
-        only it has are left out. Elsewhere, the model gets the latter and refuses a checkpoint without the former.
+        A new training from its weights starts with new heads where the checkpoint has none of that size, and leaves
+        out heads that the model does not have. Otherwise the model gets all heads of the checkpoint, and refuses one
+        that lacks a head.
         """
         super().upgrade_state_dict_named(state_dict, name)
         options = option_of_command(self.cfg, "checkpoint")

@@ -12,9 +12,9 @@ from mega_fairseq.ops.precision import without_autocast
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether operators may read the numbers of this tensor, which may also be a fake one.
+    """Whether this is a tensor, or a fake one, whose numbers an operator may read.
 
-    Otherwise its class gives operations another meaning or consists of other tensors, as quantised and sharded ones do.
+    Others are of classes that give operations another meaning or consist of several tensors: quantised, sharded.
     """
     kind = type(tensor)
     if kind is nn.Parameter or kind is Tensor:

@@ -59,7 +59,7 @@ class Slices(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """How many slices are before that of this process."""
+        """The index of the slice of this process."""
         return self.group.rank
 
     @property

@@ -42,9 +42,9 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def _spread(x: Tensor) -> float:
-    """Between two tiles, w is at least omega less this: smaller weights would vanish, at 80 in float32.
+    """How far the logarithm of a weight between two tiles may lie below the largest one: 80 in float32.
 
-    A row is inexact only if it needs such a weight: if the table rises or falls by more within two tiles.
+    Smaller weights vanish. A row needs one only if the table rises or falls by more within two tiles.
     """
     return -math.log(torch.finfo(x.dtype).tiny) - 7.0
 

@@ -135,16 +135,6 @@ def chunked(
     batch, keys = k.shape[:2]
     cached = keys - q.size(1)
 
-    def piece(start: int, stop: int, count: int) -> Tensor:
-        def fold(t: Tensor, begin: int, end: int) -> Tensor:
-            size = (end - begin) // count
-            return t[:, begin:end].reshape(batch * count, size, *t.shape[2:])  # (B, K c, .) -> (B K, c, .)
-
-        pads = None if padding is None else fold(padding, start, stop)
-        q_start = max(0, start - cached)
-        out = attend(fold(q, q_start, stop - cached), fold(k, start, stop), fold(v, start, stop), pads)
-        return out.reshape(batch, stop - cached - q_start, out.size(-1))
-
     whole = chunk_size if cached else 0
     last = keys - keys % chunk_size
     bounds = [
@@ -152,8 +142,20 @@ def chunked(
         (whole, last, (last - whole) // chunk_size),
         (max(whole, last), keys, 1),
     ]
-    pieces = [piece(*bound) for bound in bounds if bound[0] < bound[1]]
+    pieces = []
+    for start, stop, count in bounds:
+        if start == stop:
+            continue
+        first = max(0, start - cached)  # query
+        inputs = (q[:, first : stop - cached], *(None if t is None else t[:, start:stop] for t in (k, v, padding)))
+        out = attend(*(None if t is None else _groups(t, count) for t in inputs))
+        pieces.append(out.reshape(batch, stop - cached - first, out.size(-1)))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+
+
+def _groups(t: Tensor, count: int) -> Tensor:
+    """(B, K c, ...) -> (B K, c, ...) for K chunks."""
+    return t.reshape(t.size(0) * count, t.size(1) // count, *t.shape[2:])
 
 
 class Joined(NamedTuple):

@@ -137,10 +137,10 @@ def first(row, segment, steps, channel, L, T, D, BACK: tl.constexpr):
 
 @triton.jit
 def fetched(x, start, i, steps, stride, channel, D):
-    """x of step i, or 0 after the last one.
+    """Loads x of step i, or 0 after the last step.
 
-    Programs ask for it two steps early, since memory takes that long. They compute steps in pairs, because even to
-    rename a value that is on its way would wait for it.
+    Programs load two steps ahead, to hide the latency of memory. They compute steps in pairs, since a copy of a value
+    that is still loading waits for it.
     """
     return tl.load(x + start + i * stride, mask=channel < tl.where(i < steps, D, 0), other=0.0)
 
