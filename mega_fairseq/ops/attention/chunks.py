@@ -144,7 +144,7 @@ def chunked(
     ]
     pieces = []
     for start, stop, count in bounds:
-        if start == stop:
+        if start >= stop:
             continue
         first = max(0, start - cached)  # query
         inputs = (q[:, first : stop - cached], *(None if t is None else t[:, start:stop] for t in (k, v, padding)))

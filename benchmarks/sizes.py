@@ -1,6 +1,6 @@
 """How much there is to read: lines, words, and functions and files between a decoder and its arithmetic.
 
-python -m tests.helpers.sizes
+python benchmarks/sizes.py
 """
 
 import re
@@ -9,11 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, List, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
+
 import torch
 
-from tests.helpers.small_models import language_model
+from benchmarks.models import from_args
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "mega_fairseq"
 ENDS = {"the EMA": ("in_blocks", "ema_token"), "attention": ("attention",)}  # functions without further choices
 
@@ -69,7 +71,8 @@ def main() -> None:
     print(f"README and docs: {words():,} words")
     print(f"device.type or backend( outside backend.py: {occurrences(r'device[.]type|[^_]backend[(]', PACKAGE)}")
     print(f"imports of Triton inside functions: {occurrences(r'    from [a-z_.]*[.]triton import', PACKAGE)}")
-    tokens, model = torch.full((1, 9), 5), language_model()
+    tokens = torch.full((1, 9), 5)
+    model = from_args(["--arch=mega_lm_small", "--task=mega_language_modeling", "--decoder-layers=1"], 20)
     print_paths("training", lambda: model.train()(tokens))
     model.eval().make_generation_fast_()
     state: Dict[str, Any] = {}
