@@ -100,7 +100,7 @@ def of_tables():
 
 
 def of_rows():
-    for kernel in (gates.reset, gates.reset_backward, dense.silu_backward, rows.column_sums, rows.add_rows):
+    for kernel in (gates.gate, gates.gate_backward, dense.silu_backward, rows.column_sums, rows.add_rows):
         yield kernel, ROWS, ()
     for kernel in (queries_keys.scale, queries_keys.scale_backward):
         for silu in (True, False):

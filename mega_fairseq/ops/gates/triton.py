@@ -37,26 +37,31 @@ def reset_gate(x):
 
 
 @triton.jit
-def reset(before, attended, mixed, R, stride, E, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
-    """mixed = r O with r = reset_gate(before)."""
+def gate(
+    before, attended, mixed, R, stride, E,
+    RESET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """mixed = r O, where r is Mega's reset gate or, without RESET, silu of `before`."""
     row, column, inside = tile(0, R, E, ROWS, COLUMNS)
     at = row * E + column
-    r, _ = reset_gate(tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE))
+    b = tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE)
+    r, _ = reset_gate(b) if RESET else silu(b)
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
     tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def reset_backward(
+def gate_backward(
     base, attended, mixed, dbase, dattended, sums, R, stride, D, E, sums_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    RESET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of mixed, those of base and O; and mixed, in its gradient's place, for the gradient of U_h."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
     for turn in range(tiles(R, ROWS)):
         row, column, inside = tile(turn, R, E, ROWS, COLUMNS)
         at, at_base = row * E + column, row * stride + D + column
-        r, slope = reset_gate(tl.load(base + at_base, mask=inside, other=0.0).to(WIDE))
+        b = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
+        r, slope = reset_gate(b) if RESET else silu(b)
         o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
         grad = tl.load(mixed + at, mask=inside, other=0.0).to(WIDE)
         before = grad * o * slope
@@ -122,7 +127,7 @@ def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
     base = torch.addmm(bias, gate_input, weight.t())
     dim, width = residual.size(1), attended.size(1)
-    mixed = _reset_gate(base[:, dim : dim + width], attended)
+    mixed = _gated(base[:, dim : dim + width], attended, True)
     if base.size(1) > dim + width:
         separate = base.new_empty(0)
         candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
@@ -148,7 +153,7 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
     launch_rows(update_backward, len(parts), dim, residual, *args, *sizes, SCALE=scale)
     mixed = torch.mm(dcandidate, hidden)  # its gradient, which the kernel replaces
     args = (base, attended, mixed, dbase, dattended, parts, rows, stride, dim, width, parts.size(1))
-    launch_rows(reset_backward, len(parts), width, residual, *args)
+    launch_rows(gate_backward, len(parts), width, residual, *args, RESET=True)
     dbias, dhidden_bias = add_both_parts(parts, weight.dtype, stride, dim + width)
     of_gates, of_hidden = (torch.mm(dbase.t(), gate_input), dbias), (torch.mm(dcandidate.t(), mixed), dhidden_bias)
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
@@ -158,7 +163,7 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
 
 
 def product(before: Tensor, values: Tensor, activation: str) -> Tensor:
-    return _reset_gate(before, values) if activation == "silu" else plain.product(before, values, activation)
+    return _gated(before, values, False) if activation == "silu" else plain.product(before, values, activation)
 
 
 def product_backward(
@@ -169,23 +174,27 @@ def product_backward(
         return plain.product_backward(grad, before, values, dvalues, activation, sum_of_rows)
     (rows, width), dbefore, parts = before.shape, torch.empty_like(before), new_parts(before, before.size(1))
     args = (before, values.contiguous(), grad, dbefore, dvalues, parts, rows, width, 0, width, width)
-    launch_rows(reset_backward, len(parts), width, before, *args)
+    launch_rows(gate_backward, len(parts), width, before, *args, RESET=False)
     return grad, dbefore, add_parts(parts, before.dtype)
 
 
 # ---------------------------------------------------------------------------------------------- without gradients
 
 
-def _reset_fake(reset_before: Tensor, attended: Tensor) -> Tensor:
-    return attended.new_empty(attended.shape)
+def _gated(before: Tensor, values: Tensor, reset: bool) -> Tensor:
+    before, values = with_rows(before), values.contiguous()
+    mixed, (rows, width), stride = values.new_empty(values.shape), values.shape, before.stride(0)
+    args = (before, values, mixed, rows, stride, width)
+    launch_rows(gate, all_tiles(rows, width), width, mixed, *args, RESET=reset)
+    return mixed
 
 
 def _reset_gate(reset_before: Tensor, attended: Tensor) -> Tensor:
-    reset_before, attended = with_rows(reset_before), attended.contiguous()
-    mixed = _reset_fake(reset_before, attended)
-    (rows, width), stride = attended.shape, reset_before.stride(0)
-    launch_rows(reset, all_tiles(rows, width), width, mixed, reset_before, attended, mixed, rows, stride, width)
-    return mixed
+    return _gated(reset_before, attended, True)
+
+
+def _reset_fake(reset_before: Tensor, attended: Tensor) -> Tensor:
+    return attended.new_empty(attended.shape)
 
 
 def _update_fake(update_before: Tensor, candidate: Tensor, more: Optional[Tensor], residual: Tensor) -> Tensor:
