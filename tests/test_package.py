@@ -48,7 +48,7 @@ def imports(source, package):
             origin = [*above, node.module] if node.module else above
             yield from (".".join([*origin, alias.name]) for alias in node.names)
         elif isinstance(node, ast.Constant) and str(node.value).startswith("mega_fairseq."):
-            yield node.value
+            yield node.value.replace(":", ".")  # "module:function" of a form by Triton kernels
 
 
 def upward_imports(source, layer):

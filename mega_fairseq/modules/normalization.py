@@ -1,13 +1,13 @@
 """The norms of a block, for sequences (B, L, D)."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.ops.norm import kernel_runs, normalized
-from mega_fairseq.ops.precision import at_least_float32, autocast_dtype, sums_in_half
+from mega_fairseq.ops.norm import layer_norm, normalized
+from mega_fairseq.ops.precision import at_least_float32
 
 
 class RMSNorm(nn.Module):
@@ -33,22 +33,11 @@ class ElementwiseScale(nn.Module):
         return x if self.weight is None else (x * self.weight.to(at_least_float32(x.dtype))).to(x.dtype)
 
 
-def _affine(norm: nn.Module, dtype: torch.dtype) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """Weight and bias in this dtype."""
-    return tuple(None if p is None else p.to(dtype) for p in (norm.weight, norm.bias))
-
-
 class LayerNorm(nn.LayerNorm):
     """torch's, with gradients of weight and bias in float32 or better."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = at_least_float32(x.dtype)
-        if kernel_runs(x):
-            x = x if autocast_dtype(x.device.type) is None else x.to(wide)  # as torch's under autocast
-            return normalized(x, self.weight, self.bias, self.eps, center=True)
-        if not sums_in_half(x):
-            return super().forward(x)
-        return F.layer_norm(x.to(wide), self.normalized_shape, *_affine(self, wide), self.eps).to(x.dtype)
+        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -74,7 +63,7 @@ class BatchNorm(nn.BatchNorm1d):
         if self.training and x.size(0) == 1:
             raise ValueError("batch norm has a single position to compute its statistics from; give larger batches")
         wide = at_least_float32(x.dtype)
-        weight, bias = _affine(self, wide)
+        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
         statistics, momentum = (self.running_mean, self.running_var), self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)

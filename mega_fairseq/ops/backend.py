@@ -3,9 +3,12 @@
 import logging
 import os
 from functools import lru_cache
-from typing import Any, Optional, Tuple
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,67 @@ def _choose(device: torch.device) -> str:
             logger.warning("Mega's layers are slower, since Triton's kernels do not run here: %s", reason)
     logger.info("operators on %s run in the form %r", device, chosen)
     return chosen
+
+
+class Forms:
+    """A function in several forms, which have the same arguments and results: a call runs one of them.
+
+    The device of the first tensor among the arguments decides. `naive` is the definition; `cpu` the form in plain torch, by
+    default the definition. `triton` names the form by Triton kernels, "module:function", which runs where kernels do,
+    for arguments of which `suits` is true, by default for all; otherwise `cpu` runs there too.
+
+    Forms may also be modules, which contain parts of an operator: `triton` is then the name of a module. `of` returns
+    the one for a tensor.
+    """
+
+    def __init__(
+        self,
+        naive: Any,
+        cpu: Any = None,
+        triton: Optional[str] = None,
+        suits: Callable[..., bool] = lambda *args, **options: True,
+    ):
+        self.naive, self.cpu, self.triton, self.suits = naive, naive if cpu is None else cpu, triton, suits
+        self.kernels: Optional[ModuleType] = None  # the module of Triton kernels, once it is needed
+
+        def choose(device: torch.device) -> str:
+            form = backend(device)
+            if form != TRITON or self.triton is None:
+                return CPU if form == TRITON else form
+            if self.kernels is None:  # not before, since Triton may be missing
+                self.kernels = import_module(self.triton.partition(":")[0])
+            return form
+
+        # As above. Compilers also take no function as a constant: it is read from the module, as an attribute.
+        choose._dynamo_marked_constant = True
+        self._choose = choose
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        form = self._choose(_first_tensor((*args, *options.values())).device)
+        suits = form != TRITON or self.suits(*args, **options)
+        return self._named(form if suits else CPU)(*args, **options)
+
+    def of(self, x: Tensor, suits: bool = True) -> Any:
+        form = self._choose(x.device)
+        return self._named(form if suits or form != TRITON else CPU)
+
+    def _named(self, form: str) -> Any:
+        if form != TRITON:
+            return self.cpu if form == CPU else self.naive
+        function = self.triton.partition(":")[2]
+        return getattr(self.kernels, function) if function else self.kernels
+
+
+def _first_tensor(arguments: Sequence[Any]) -> Tensor:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            return argument
+    raise TypeError("no argument is a tensor")
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether x is on the CPU, where reading numbers and launching operations is cheap, and caches are small."""
+    return x.device.type == "cpu"
 
 
 def why_no_kernels(device: torch.device) -> Optional[str]:

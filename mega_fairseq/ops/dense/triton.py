@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import cast_dtype
 from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store_part, sum_of_rows, tile, tiles
 
 
@@ -60,9 +61,15 @@ def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = N
 
 
 # f(x W^T + b) for rows x, and its argument, which is saved for backward; empty if f is "linear".
-dense = operator(
+_dense = operator(
     "dense(Tensor x, Tensor weight, Tensor bias, str activation) -> (Tensor, Tensor)", _forward, _fake, _backward
 )
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "linear") -> Tensor:
+    dtype = cast_dtype(x)  # autocast's, if it is on
+    y, _ = _dense(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), activation)
+    return y.view(*x.shape[:-1], weight.size(0))
 
 
 def _twice_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
@@ -82,9 +89,16 @@ def _twice_backward(grads, saved, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor,
 
 
 # f(x W_1^T + b_1) W_2^T + b_2 for rows x, and the argument of f, which is saved for backward.
-dense_twice = operator(
+_dense_twice = operator(
     "dense_twice(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, str activation) -> (Tensor, Tensor)",
     _twice_forward,
     _twice_fake,
     _twice_backward,
 )
+
+
+def dense_twice(x: Tensor, first: Tuple[Tensor, Tensor], second: Tuple[Tensor, Tensor], activation: str) -> Tensor:
+    dtype = cast_dtype(x)  # autocast's, if it is on
+    tensors = (t.to(dtype) for t in (*first, *second))
+    y, _ = _dense_twice(x.to(dtype).flatten(0, -2), *tensors, activation)
+    return y.view(*x.shape[:-1], y.size(1))

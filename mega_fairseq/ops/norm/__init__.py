@@ -4,13 +4,14 @@
 kernels take three to four times as long as reading and writing the gradients, because of those of weight and bias.
 """
 
-from typing import Optional
+from typing import Any, Optional, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.backend import TRITON, backend
-from mega_fairseq.ops.precision import at_least_float32
+from mega_fairseq.ops.backend import Forms
+from mega_fairseq.ops.precision import at_least_float32, sums_in_half
 
 WIDEST = 8192  # numbers that a program of the GPU holds at once
 
@@ -25,16 +26,21 @@ def normalized_naive(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def kernel_runs(x: Tensor) -> bool:
-    """Whether `normalized` has a kernel for x."""
-    return torch.is_grad_enabled() and x.size(-1) <= WIDEST and backend(x.device) == TRITON
+def layer_norm_naive(
+    x: Tensor, shape: Sequence[int], weight: Optional[Tensor], bias: Optional[Tensor], eps: float
+) -> Tensor:
+    """torch's, over the last dimension, with gradients of weight and bias in float32 or better."""
+    if not sums_in_half(x):
+        return F.layer_norm(x, shape, weight, bias, eps)
+    wide = at_least_float32(x.dtype)
+    weight, bias = (None if t is None else t.to(wide) for t in (weight, bias))
+    return F.layer_norm(x.to(wide), shape, weight, bias, eps).to(x.dtype)
 
 
-def normalized(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool) -> Tensor:
-    """`normalized_naive` in the fastest form: x (..., D) and weight and bias (D,), or weight (1,), -> (..., D)."""
-    if not kernel_runs(x):
-        return normalized_naive(x, weight, bias, eps, center)
-    from mega_fairseq.ops.norm import triton  # here, since Triton may be missing
+def _in_training(x: Tensor, *_: Any, **__: Any) -> bool:
+    return torch.is_grad_enabled() and x.size(-1) <= WIDEST
 
-    weight = None if weight is None else weight.expand(x.size(-1))
-    return triton.normalized(x.flatten(0, -2), weight, bias, eps, center).view(x.shape)
+
+# x (..., D) and weight and bias (D,), or weight (1,), -> (..., D).
+normalized = Forms(normalized_naive, triton="mega_fairseq.ops.norm.triton:normalized", suits=_in_training)
+layer_norm = Forms(layer_norm_naive, triton="mega_fairseq.ops.norm.triton:layer_norm", suits=_in_training)

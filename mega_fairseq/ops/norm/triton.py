@@ -1,6 +1,6 @@
 """`normalized` by one Triton kernel forward and one backward, which also adds up the gradients of weight and bias."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 import triton
@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
+from mega_fairseq.ops.precision import at_least_float32, autocast_dtype
 from mega_fairseq.ops.rows import add_both_parts, add_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
 
 
@@ -82,9 +83,19 @@ def _backward(grads, _, x: Tensor, weight: Optional[Tensor], bias: Optional[Tens
     return [dx] if weight is None else [dx, add_parts(parts[:, :width], weight.dtype)]
 
 
-normalized = operator(
+_normalized = operator(
     "normalized(Tensor x, Tensor? weight, Tensor? bias, float eps, bool center) -> Tensor",
     _forward,
     lambda x, *_: x.new_empty(x.shape),
     _backward,
 )
+
+
+def normalized(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool) -> Tensor:
+    weight = None if weight is None else weight.expand(x.size(-1))
+    return _normalized(x.flatten(0, -2), weight, bias, eps, center).view(x.shape)
+
+
+def layer_norm(x: Tensor, shape: Sequence[int], weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
+    x = x if autocast_dtype(x.device.type) is None else x.to(at_least_float32(x.dtype))  # as torch's under autocast
+    return normalized(x, weight, bias, eps, center=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.backend import TRITON, backend
+from mega_fairseq.ops.backend import Forms
 
 
 def queries_keys_naive(before: Tensor, kappa: Tensor, mu: Tensor, activation: str = "silu") -> Tuple[Tensor, Tensor]:
@@ -21,10 +21,4 @@ def queries_keys_naive(before: Tensor, kappa: Tensor, mu: Tensor, activation: st
     return torch.addcmul(mu[:, None, None], z, kappa[:, None, None]).unbind()
 
 
-def queries_keys(before: Tensor, kappa: Tensor, mu: Tensor, activation: str = "silu") -> Tuple[Tensor, Tensor]:
-    if backend(before.device) != TRITON:
-        return queries_keys_naive(before, kappa, mu, activation)
-    from mega_fairseq.ops.queries_keys import triton  # here, since Triton may be missing
-
-    both = triton.queries_keys(before.flatten(0, 1), kappa, mu, activation == "silu")
-    return tuple(t.view(before.shape) for t in both)
+queries_keys = Forms(queries_keys_naive, triton="mega_fairseq.ops.queries_keys.triton:queries_keys")

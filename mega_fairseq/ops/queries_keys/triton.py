@@ -98,10 +98,15 @@ def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -
     return [dbefore, *(t.view(2, width) for t in add_both_parts(parts, kappa.dtype, 2 * width, 2 * width))]
 
 
-queries_keys = operator(
+_queries_keys = operator(
     "queries_keys(Tensor before, Tensor kappa, Tensor mu, bool silu) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
     saved=slice(0),
 )
+
+
+def queries_keys(before: Tensor, kappa: Tensor, mu: Tensor, activation: str = "silu") -> Tuple[Tensor, Tensor]:
+    both = _queries_keys(before.flatten(0, 1), kappa, mu, activation == "silu")
+    return tuple(t.view(before.shape) for t in both)
