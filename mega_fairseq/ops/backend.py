@@ -50,9 +50,9 @@ def _choose(device: torch.device) -> str:
 class Forms:
     """A function in several forms, which have the same arguments and results: a call runs one of them.
 
-    The device of the first tensor among the arguments decides. `naive` is the definition; `cpu` the form in plain torch, by
-    default the definition. `triton` names the form by Triton kernels, "module:function", which runs where kernels do,
-    for arguments of which `suits` is true, by default for all; otherwise `cpu` runs there too.
+    The device of the first tensor among the arguments decides. `naive` is the definition; `cpu` the form in plain
+    torch, by default the definition. `triton` names the form by Triton kernels, "module:function", which runs where
+    kernels do, for arguments of which `suits` is true, by default for all; otherwise `cpu` runs there too.
 
     Forms may also be modules, which contain parts of an operator: `triton` is then the name of a module. `of` returns
     the one for a tensor.
@@ -76,7 +76,7 @@ class Forms:
                 self.kernels = import_module(self.triton.partition(":")[0])
             return form
 
-        # As above. Compilers also take no function as a constant: it is read from the module, as an attribute.
+        # A constant for compilers, as `backend` is. A function cannot be one, so this returns a name.
         choose._dynamo_marked_constant = True
         self._choose = choose
 

@@ -3,33 +3,17 @@
 The definitions, here and in position.py, run everywhere but on NVIDIA GPUs, whose form is in rotary_kernels.py.
 """
 
-from typing import Tuple
-
 import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention.position import cos_sin_naive, turned_naive
-from mega_fairseq.ops.backend import TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.precision import at_least_float32
 
+KERNELS = "mega_fairseq.ops.attention.rotary_kernels"
 
-def cos_sin(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
-    if backend(positions.device) != TRITON:
-        return cos_sin_naive(positions, dim, dtype)
-    from mega_fairseq.ops.attention import rotary_kernels  # here, since Triton may be missing
-
-    return rotary_kernels.cos_sin(positions, dim, at_least_float32(dtype))
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` with `cos_sin` of the positions."""
-    if backend(x.device) != TRITON:
-        return turned_naive(x, cos, sin)
-    from mega_fairseq.ops.attention import rotary_kernels  # here, since Triton may be missing
-
-    # The same angles for all heads of a token, and for all sequences.
-    heads = x.size(-2) if cos.dim() > 1 and cos.size(-2) == 1 else 1
-    return rotary_kernels.turned(x, cos, sin, heads)
+cos_sin = Forms(cos_sin_naive, triton=f"{KERNELS}:cos_sin")
+turned = Forms(turned_naive, triton=f"{KERNELS}:turned")  # `rotate` with `cos_sin` of the positions
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
@@ -44,9 +28,4 @@ def rotary_distances_naive(a: Tensor, b: Tensor, first: int, stop: int) -> Tenso
     return (turned_naive(b, *cos_sin_naive(distances, b.size(0), b.dtype)) * a).sum(-1)
 
 
-def rotary_distances(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
-    if backend(a.device) != TRITON:
-        return rotary_distances_naive(a, b, first, stop)
-    from mega_fairseq.ops.attention import rotary_kernels  # here, since Triton may be missing
-
-    return rotary_kernels.rotary_distances(a, b, first, stop)
+rotary_distances = Forms(rotary_distances_naive, triton=f"{KERNELS}:rotary_distances")

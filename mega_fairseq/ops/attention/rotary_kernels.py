@@ -68,12 +68,16 @@ def _angles_fake(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tenso
     return tuple(positions.new_empty(*positions.shape, dim // 2, dtype=dtype) for _ in range(2))
 
 
-cos_sin = without_gradient(
+_cos_sin = without_gradient(
     "cos_sin(Tensor positions, int dim, ScalarType dtype) -> (Tensor, Tensor)", _angles, _angles_fake
 )
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False) -> Tensor:
+def cos_sin(positions: Tensor, dim: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    return _cos_sin(positions, dim, at_least_float32(dtype))
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False) -> Tensor:
     x, width, half = x.contiguous(), x.size(-1), cos.size(-1)
     y, rows = torch.empty_like(x), x.numel() // width
     args = (x, cos.contiguous(), sin.contiguous(), y, rows, width, half, heads, cos.numel() // half)
@@ -81,13 +85,19 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False)
     return y
 
 
-turned = operator(
+_turned = operator(
     "turned(Tensor x, Tensor cos, Tensor sin, int heads) -> Tensor",
-    _turned,
+    _turn,
     lambda x, *_: x.new_empty(x.shape),
-    lambda grads, _, x, cos, sin, heads: [_turned(grads[0], cos, sin, heads, back=True)],
+    lambda grads, _, x, cos, sin, heads: [_turn(grads[0], cos, sin, heads, back=True)],
     gradients=1,
 )
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    # The same angles for all heads of a token, and for all sequences.
+    heads = x.size(-2) if cos.dim() > 1 and cos.size(-2) == 1 else 1
+    return _turned(x, cos, sin, heads)
 
 
 # ------------------------------------------------------------------------------------------- the rotary bias

@@ -17,7 +17,7 @@ from torch import Tensor
 from mega_fairseq.ops.attention import tile_weights
 from mega_fairseq.ops.attention.scores import multiply, row_factors
 from mega_fairseq.ops.attention.tile_weights import Inputs, Tile
-from mega_fairseq.ops.backend import TRITON, backend
+from mega_fairseq.ops.backend import Forms, on_cpu
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -26,10 +26,13 @@ TILE_SCORES_GPU = 1 << 26  # 256 MiB of float32
 # Rows of a tile at most. With few, a causal tile computes few scores of the future, but each tile has its launches.
 TILE_ROWS, TILE_ROWS_GPU = 256, 2048
 
+# The weights of a tile and their gradients.
+FORMS = Forms(tile_weights, triton="mega_fairseq.ops.attention.tile_kernels")
+
 
 def _forward(*args: Any) -> Tensor:
     x, out = Inputs(*args), _fake(*args)
-    form = _form(x)
+    form = FORMS.of(x.q)
     for tile in _tiles(x):
         weights = form.weights(x, tile, _scores(x, tile), _keys_seen(x, tile))
         multiply(weights, x.v[tile.groups, tile.keys], out[tile.groups, tile.rows])
@@ -42,7 +45,7 @@ def _fake(v: Tensor, q: Tensor, *_: Any) -> Tensor:
 
 def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
     (dout,), x = grads, Inputs(*args)
-    form, dq = _form(x), torch.empty_like(x.q)
+    form, dq = FORMS.of(x.q), torch.empty_like(x.q)
     several = tile_sizes(x.q, x.k.size(1))[0] < x.q.size(1)  # then tiles of rows are added up
     dv, dk = (torch.empty_like(t, dtype=at_least_float32(t.dtype) if several else t.dtype) for t in (x.v, x.k))
     dbias, dmultiplier = (
@@ -81,7 +84,7 @@ tiled_attention = operator(
 
 def tile_sizes(q: Tensor, keys: int) -> Tuple[int, int]:
     """The rows of a tile, and how many groups it has: each is a product of its own, with the same digits."""
-    most, size = (TILE_ROWS, TILE_SCORES) if q.device.type == "cpu" else (TILE_ROWS_GPU, TILE_SCORES_GPU)
+    most, size = (TILE_ROWS, TILE_SCORES) if on_cpu(q) else (TILE_ROWS_GPU, TILE_SCORES_GPU)
     rows = min(q.size(1), max(1, size // keys), most)
     return rows, max(1, size // (rows * keys))
 
@@ -101,15 +104,6 @@ def _tiles(x: Inputs) -> Iterator[Tile]:
             start, reach = max(0, stop - rows), keys - queries + stop if x.causal else keys
             distances = slice(queries - stop, queries - start + reach - 1)
             yield Tile(slice(g, min(g + together, groups)), slice(start, stop), slice(0, reach), head, distances)
-
-
-def _form(x: Inputs) -> Any:
-    """Where the weights of a tile and their gradients are computed: kernels, or plain operations."""
-    if backend(x.q.device) != TRITON:
-        return tile_weights
-    from mega_fairseq.ops.attention import tile_kernels  # here, since Triton may be missing
-
-    return tile_kernels
 
 
 def _scores(x: Inputs, tile: Tile) -> Tensor:

@@ -16,12 +16,12 @@ All compute in float32, or float64 for coefficients in float64. Complex numbers 
 """
 
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step
 from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
 from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
@@ -55,34 +55,45 @@ def cema(
     `state` is (B, D, N, 2), real and imaginary part, zeros by default. `skip` (D) is omega. `lengths` (B,) marks right
     padding: padded outputs are zero and padded steps do not change the state.
     """
-    form = backend(x.device)
     with without_autocast(x):
-        if form == NAIVE:
-            return cema_naive(x, c, state, skip, lengths)
-        if x.size(1) == 1 and lengths is None:
-            y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
-            return y.unsqueeze(1), state
-        if form == TRITON and c.expand.size(-1) <= STATES_IN_REGISTERS:
-            from mega_fairseq.ops.cema.triton import cema_triton  # here, since Triton may be missing
+        return _cema(x, c, state, skip, lengths)
 
-            return cema_triton(x, c, state, skip, lengths)
+
+def _plain(x, c: CEMACoefficients, state, skip, lengths) -> Tuple[Tensor, Tensor]:
+    if not _is_token(x, lengths):
         return cema_blocks(x, c, state, skip, lengths)
+    y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
+    return y.unsqueeze(1), state
 
 
-def cema_token(
+def _is_token(x: Tensor, lengths: Optional[Tensor]) -> bool:
+    return x.size(1) == 1 and lengths is None
+
+
+def _suits(x, c: CEMACoefficients, state, skip, lengths) -> bool:
+    return not _is_token(x, lengths) and c.expand.size(-1) <= STATES_IN_REGISTERS
+
+
+_cema = Forms(cema_naive, _plain, "mega_fairseq.ops.cema.triton:cema_triton", _suits)
+
+
+def cema_token_naive(
     x: Tensor, c: CEMACoefficients, state: Tensor, skip: Optional[Tensor] = None, decay: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
     """One token, for decoding: x (B, D), state (B, D, N, 2) -> y (B, D) in x's dtype, next state.
 
     `decay` is q (D, N, 2), `complex_powers(c, 1)`, computed once per generation.
     """
-    if not torch.is_grad_enabled() and backend(x.device) == TRITON:
-        from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
-
-        return ema_token_triton(x, c.log_decay, c.expand, c.project, state, skip, False, c.turns)
     wide, decay = x.to(c.expand.dtype), complex_powers(c, 1) if decay is None else decay
     if torch.is_grad_enabled():
         y, state = cema_step(wide, c, decay, state)
     else:
         y, state = complex_step(wide, c.expand, c.project, decay, state)
     return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state
+
+
+def _without_gradients(*_: Any) -> bool:
+    return not torch.is_grad_enabled()
+
+
+cema_token = Forms(cema_token_naive, triton="mega_fairseq.ops.cema.triton:cema_token", suits=_without_gradients)

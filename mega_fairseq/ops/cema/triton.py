@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 from torch import Tensor
 
 from mega_fairseq.ops.cema.naive import CEMACoefficients
-from mega_fairseq.ops.ema.triton import recurrence
+from mega_fairseq.ops.ema.triton import recurrence, token
 
 
 def cema_triton(
@@ -25,3 +25,9 @@ def cema_triton(
     lengths = None if lengths is None else lengths.contiguous()
     y, end, _ = recurrence(x.contiguous(), lengths, state, skip, *tables)
     return y, end.unflatten(1, (2, -1)).permute(0, 3, 2, 1)
+
+
+def cema_token(
+    x: Tensor, c: CEMACoefficients, state: Tensor, skip: Optional[Tensor] = None, decay: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
+    return token(x, c.log_decay, c.expand, c.project, state, skip, False, c.turns)

@@ -16,13 +16,13 @@ output is the sum of the EMA of x and of the EMA of x reversed in time, both inc
 All compute in float32, or float64 for coefficients in float64.
 """
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.ema.blocks import ema_blocks, window_taps
 from mega_fairseq.ops.ema.naive import (
     EMACoefficients,
@@ -37,17 +37,22 @@ from mega_fairseq.ops.precision import without_autocast
 STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
 
 
+def _few_states(alpha: Tensor, *_: Any) -> bool:
+    return alpha.size(-1) <= STATES_IN_REGISTERS
+
+
+_coefficients = Forms(
+    ema_coefficients_naive, triton="mega_fairseq.ops.ema.triton:ema_coefficients_triton", suits=_few_states
+)
+
+
 def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
 
     R is the number of directions, 1 or 2. eta is scaled by sqrt(1/N).
     """
     with without_autocast(alpha):
-        if backend(alpha.device) == TRITON and alpha.size(-1) <= STATES_IN_REGISTERS:
-            from mega_fairseq.ops.ema.triton import ema_coefficients_triton  # here, since Triton may be missing
-
-            return ema_coefficients_triton(alpha, delta, beta, eta)
-        return ema_coefficients_naive(alpha, delta, beta, eta)
+        return _coefficients(alpha, delta, beta, eta)
 
 
 def ema(
@@ -64,22 +69,30 @@ def ema(
     the state then has the last inputs, (B, D, T - 1). None or 0 keep all. `lengths` (B,) marks right padding: padded
     outputs are zero and padded steps do not change the state, so that results of a row do not depend on the batch.
     """
-    form = backend(x.device)
     with without_autocast(x):
-        if form == NAIVE:
-            return ema_naive(x, c, state, skip, truncation, lengths)
-        if x.size(1) == 1 and lengths is None and not c.bidirectional:
-            state = zero_state(x, c, truncation) if state is None else state
-            y, state = ema_token(x[:, 0], c, state, skip, window_taps(c, truncation) if truncation else None)
-            return y.unsqueeze(1), state
-        if form == TRITON and not truncation and c.expand.size(-1) <= STATES_IN_REGISTERS:
-            from mega_fairseq.ops.ema.triton import ema_triton  # here, since Triton may be missing
+        return _ema(x, c, state, skip, truncation, lengths)
 
-            return ema_triton(x, c, state, skip, truncation, lengths)
+
+def _plain(x, c: EMACoefficients, state, skip, truncation, lengths) -> Tuple[Tensor, Optional[Tensor]]:
+    if not _is_token(x, c, lengths):
         return ema_blocks(x, c, state, skip, truncation, lengths)
+    state = zero_state(x, c, truncation) if state is None else state
+    y, state = ema_token(x[:, 0], c, state, skip, window_taps(c, truncation) if truncation else None)
+    return y.unsqueeze(1), state
 
 
-def ema_token(
+def _is_token(x: Tensor, c: EMACoefficients, lengths: Optional[Tensor]) -> bool:
+    return x.size(1) == 1 and lengths is None and not c.bidirectional
+
+
+def _suits(x, c: EMACoefficients, state, skip, truncation, lengths) -> bool:
+    return not (_is_token(x, c, lengths) or truncation) and _few_states(c.expand)
+
+
+_ema = Forms(ema_naive, _plain, "mega_fairseq.ops.ema.triton:ema_triton", _suits)
+
+
+def ema_token_naive(
     x: Tensor,
     c: EMACoefficients,
     state: Tensor,
@@ -91,11 +104,14 @@ def ema_token(
 
     `taps` are those of a truncated EMA, `window_taps(c, truncation)`, computed once per generation.
     """
-    if taps is None and not torch.is_grad_enabled() and backend(x.device) == TRITON:
-        from mega_fairseq.ops.ema.triton import ema_token_triton  # here, since Triton may be missing
-
-        return ema_token_triton(x, *c, state, skip, silu, None)
     wide = x.to(c.expand.dtype)
     y, state = ema_step(wide, c, state) if taps is None else ema_window_step(wide, taps, state)
     y = (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype)
     return F.silu(y) if silu else y, state
+
+
+def _suits_token(x, c: EMACoefficients, state, skip=None, taps=None, silu=False) -> bool:
+    return taps is None and not torch.is_grad_enabled()
+
+
+ema_token = Forms(ema_token_naive, triton="mega_fairseq.ops.ema.triton:ema_token", suits=_suits_token)

@@ -211,12 +211,23 @@ def _token(x, log_decay, expand, project, state, skip, silu, turns) -> Tuple[Ten
 
 # x (R, D), coefficients (1, D, N), state (R, D, N) -> y or silu(y) (R, D), the next state. With `turns`, `project` and
 # states are complex, (..., 2).
-ema_token_triton = without_gradient(
+token = without_gradient(
     "ema_token(Tensor x, Tensor log_decay, Tensor expand, Tensor project, Tensor state, Tensor? skip, bool silu, "
     "Tensor? turns) -> (Tensor, Tensor)",
     _token,
     _token_fake,
 )
+
+
+def ema_token(
+    x: Tensor,
+    c: EMACoefficients,
+    state: Tensor,
+    skip: Optional[Tensor] = None,
+    taps: None = None,
+    silu: bool = False,
+) -> Tuple[Tensor, Tensor]:
+    return token(x, *c, state, skip, silu, None)
 
 
 # ---------------------------------------------------------------------------------------------- coefficients

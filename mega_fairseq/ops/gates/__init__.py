@@ -14,33 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.gates import tiles
-from mega_fairseq.ops.gates.naive import Projection, gate_output_naive, gated_output_naive
+from mega_fairseq.ops.gates.naive import gate_output_naive, gated_output_naive
+from mega_fairseq.ops.gates.projection import FORMS
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
 
-def gate_output(
-    update: Tensor,
-    reset: Tensor,
-    candidate: Optional[Tensor],
-    attended: Tensor,
-    residual: Tensor,
-    hidden: Projection,
-    activation: str = "silu",
-) -> Tensor:
-    """`gate_output_naive` for single tokens (R, width)."""
-    if torch.is_grad_enabled() or activation != "silu" or backend(residual.device) != TRITON:
-        return gate_output_naive(update, reset, candidate, attended, residual, hidden, activation)
-    from mega_fairseq.ops.gates import triton  # here, since Triton may be missing
-
-    mixed = hidden(triton.reset_rows(reset, attended))
-    return triton.update_rows(update, *((mixed, None) if candidate is None else (candidate, mixed)), residual)
+def _suits_gate_output(update, reset, candidate, attended, residual, hidden, activation="silu") -> bool:
+    return not torch.is_grad_enabled() and activation == "silu"
 
 
-def gated_output(
+# `gate_output_naive` for single tokens (R, width).
+gate_output = Forms(gate_output_naive, triton="mega_fairseq.ops.gates.triton:gate_output", suits=_suits_gate_output)
+
+
+def _by_definition(
     gate_input: Tensor,
     attended: Tensor,
     residual: Tensor,
@@ -50,10 +41,20 @@ def gated_output(
     keep: Optional[Tensor] = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """`gated_output_naive` from the weights and biases of its projections: X', O, X (..., width) -> Y (..., D)."""
-    if backend(residual.device) == NAIVE:
-        projections = (lambda x: F.linear(x, *gates), lambda x: F.linear(x, *hidden))
-        return gated_output_naive(gate_input, attended, residual, *projections, activation, keep, scale)
+    projections = (lambda x: F.linear(x, *gates), lambda x: F.linear(x, *hidden))
+    return gated_output_naive(gate_input, attended, residual, *projections, activation, keep, scale)
+
+
+def _by_operator(
+    gate_input: Tensor,
+    attended: Tensor,
+    residual: Tensor,
+    gates: Tuple[Tensor, Tensor],
+    hidden: Tuple[Tensor, Tensor],
+    activation: str = "silu",
+    keep: Optional[Tensor] = None,
+    scale: float = 1.0,
+) -> Tensor:
     dtype = cast_dtype(gate_input)  # autocast's, if it is on
     rows = (gate_input.to(dtype).flatten(0, -2), attended.to(dtype).flatten(0, -2), residual.flatten(0, -2))
     keep = None if keep is None else keep.expand(residual.shape).flatten(0, -2)
@@ -61,28 +62,28 @@ def gated_output(
     return y.view(residual.shape)
 
 
-def _form(residual: Tensor, activation: str) -> ModuleType:
-    if activation == "silu" and backend(residual.device) == TRITON:
-        from mega_fairseq.ops.gates import triton  # here, since Triton may be missing
+# `gated_output_naive` from the weights and biases of its projections: X', O, X (..., width) -> Y (..., D).
+gated_output = Forms(_by_definition, _by_operator)
 
-        return triton
-    return tiles
+
+def _form(rows: Rows) -> ModuleType:
+    return FORMS.of(rows.residual, suits=rows.activation == "silu")
 
 
 def _forward(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
     rows = Rows(*args)
-    return _form(rows.residual, rows.activation).forward(rows)
+    return _form(rows).forward(rows)
 
 
 def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> List[Tensor]:
     rows = Rows(*args)
-    return _form(rows.residual, rows.activation).backward(grads[0], rows, *saved)
+    return _form(rows).backward(grads[0], rows, *saved)
 
 
 def _fake(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
     rows = Rows(*args)
     (count, dim), total = rows.residual.shape, rows.weight.size(0)
-    in_base = _form(rows.residual, rows.activation) is not tiles and total > dim + rows.attended.size(1)
+    in_base = _form(rows) is not tiles and total > dim + rows.attended.size(1)
     before = rows.gate_input.new_empty(0 if in_base else (count, dim))
     return torch.empty_like(rows.residual), rows.gate_input.new_empty(count, total), before
 

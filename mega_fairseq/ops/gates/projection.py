@@ -4,7 +4,6 @@ Its operator saves x, v and what is before f, and computes the gate and the prod
 torch's own derivatives save.
 """
 
-from types import ModuleType
 from typing import List, Optional, Tuple
 
 import torch
@@ -12,21 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.gates import tiles
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
 
 Weights = Tuple[Tensor, Optional[Tensor]]  # a weight and a bias
 
+# The parts of operators with gates.
+FORMS = Forms(tiles, triton="mega_fairseq.ops.gates.triton")
+
 
 def gated_projection_naive(x: Tensor, values: Tensor, gate: Weights, output: Weights, activation: str) -> Tensor:
     return F.linear(ACTIVATIONS[activation].forward(F.linear(x, *gate)) * values, *output)
 
 
-def gated_projection(x: Tensor, values: Tensor, gate: Weights, output: Weights, activation: str) -> Tensor:
-    """`gated_projection_naive`: x (..., in), values (..., e) -> (..., out); the gate has a bias."""
-    if not torch.is_grad_enabled() or backend(x.device) == NAIVE:
+def _by_operator(x: Tensor, values: Tensor, gate: Weights, output: Weights, activation: str) -> Tensor:
+    if not torch.is_grad_enabled():
         return gated_projection_naive(x, values, gate, output, activation)
     dtype = cast_dtype(x)  # autocast's, if it is on
     tensors = (None if t is None else t.to(dtype) for t in (*gate, *output))
@@ -34,16 +35,12 @@ def gated_projection(x: Tensor, values: Tensor, gate: Weights, output: Weights, 
     return y.view(*x.shape[:-1], y.size(1))
 
 
-def _form(x: Tensor) -> ModuleType:
-    if backend(x.device) == TRITON:
-        from mega_fairseq.ops.gates import triton  # here, since Triton may be missing
-
-        return triton
-    return tiles
+# x (..., in), values (..., e) -> (..., out); the gate has a bias.
+gated_projection = Forms(gated_projection_naive, _by_operator)
 
 
 def _forward(x, values, gate, gate_bias, weight, bias, activation) -> Tuple[Tensor, Tensor]:
-    form, (y, before) = _form(x), _fake(x, values, gate, gate_bias, weight, bias, activation)
+    form, (y, before) = FORMS.of(x), _fake(x, values, gate, gate_bias, weight, bias, activation)
     for rows in tiles.tiles(x):
         torch.addmm(gate_bias, x[rows], gate.t(), out=before[rows])
         product = form.product(before[rows], values[rows], activation)
@@ -59,7 +56,7 @@ def _fake(x, values, gate, gate_bias, weight, *_) -> Tuple[Tensor, Tensor]:
 
 
 def _backward(grads, saved, x, values, gate, gate_bias, weight, bias, activation) -> List[Tensor]:
-    form, (before,), dy = _form(x), saved, grads[0].contiguous()
+    form, (before,), dy = FORMS.of(x), saved, grads[0].contiguous()
     dx, dvalues = x.new_empty(x.shape), values.new_empty(values.shape)
     dgate = dgate_bias = dweight = dbias = None
     for rows in tiles.tiles(x):

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.gates import tiles as plain
+from mega_fairseq.ops.gates.naive import Projection
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
 from mega_fairseq.ops.rows import (
@@ -218,3 +219,16 @@ update_rows = without_gradient(
     _update_gate,
     _update_fake,
 )
+
+
+def gate_output(
+    update_before: Tensor,
+    reset_before: Tensor,
+    candidate: Optional[Tensor],
+    attended: Tensor,
+    residual: Tensor,
+    hidden: Projection,
+    activation: str = "silu",
+) -> Tensor:
+    mixed = hidden(reset_rows(reset_before, attended))
+    return update_rows(update_before, *((mixed, None) if candidate is None else (candidate, mixed)), residual)

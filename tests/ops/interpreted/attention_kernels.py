@@ -91,7 +91,7 @@ def test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(options, func
     if "rows" in options:
         monkeypatch.setattr(tiles, "TILE_ROWS", 2)
     ours = attended(options, function)
-    monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
+    monkeypatch.setattr(tiles.FORMS, "triton", None)
     assert_same(ours, attended(options, function))
 
 
@@ -99,7 +99,7 @@ def test_tiles_with_weights_by_kernels_equal_those_with_plain_ones(options, func
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_by_kernels_are_as_accurate_in_half_precision_as_plain_ones(dtype, function, monkeypatch):
     ours = attended({"bias", "causal"}, function, dtype)
-    monkeypatch.setattr(tiles, "_form", lambda x: tile_weights)
+    monkeypatch.setattr(tiles.FORMS, "triton", None)
     for name, expected in attended({"bias", "causal"}, function, dtype).items():
         assert ours[name].dtype == dtype
         assert relative_error(ours[name], expected.double()) < 4 * torch.finfo(dtype).eps
