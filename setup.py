@@ -29,9 +29,10 @@ SPDX = int(setuptools.__version__.partition(".")[0]) >= 77  # has the new form, 
 # For the recipes' segmentations other than sentencepiece. fastBPE is not here, because pip alone cannot build it on
 # Python 3.11 and newer: the Makefile and docs/install.md can.
 EXAMPLES = ["sacremoses", "subword-nmt"]
+CONVERT = ["safetensors"]  # for folders of Hugging Face's
 EXPORT = ["onnx"]  # and mega_runtime, in runtime/
 TEST = [*EXAMPLES, "hypothesis", "packaging", "pytest", "pytest-cov", "pytest-timeout", "pytest-xdist", "scikit-learn"]
-TEST += [*EXPORT, "onnxruntime"]
+TEST += [*CONVERT, *EXPORT, "onnxruntime"]
 
 setuptools.setup(
     name="mega-fairseq",
@@ -69,6 +70,7 @@ setuptools.setup(
         "torch>=2.4",
     ],
     extras_require={
+        "convert": CONVERT,
         "dev": [*TEST, "pre-commit", "ruff"],
         "examples": EXAMPLES,
         "export": EXPORT,

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 
-from mega_fairseq.cli.checkpoint import safetensors, trained
+from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.convert import command
 from mega_fairseq.cli.main import main
 from mega_fairseq.models import MegaEncoderModel
@@ -32,11 +33,11 @@ def folder(tmp_path_factory):
     """A masked language model with a vocabulary of byte-level BPE, in both of Hugging Face's forms."""
     folder = tmp_path_factory.mktemp("tokens") / "hf"
     shutil.copytree(CASE, folder)
-    tensors = safetensors.load(str(folder / "model.safetensors"))
+    tensors = safetensors.torch.load_file(str(folder / "model.safetensors"))
     torch.manual_seed(0)
     for name in ("mega.embedding_layer.word_embeddings.weight", "mlm_head.bias"):
         tensors[name] = 0.3 * torch.randn(ROWS, *tensors[name].shape[1:])
-    (folder / "model.safetensors").write_bytes(b"".join(safetensors.pack(tensors)))
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(tensors))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": ROWS}))
     numbers = {token: number for number, token in enumerate(PIECES)}

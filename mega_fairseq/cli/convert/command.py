@@ -173,7 +173,7 @@ def write_folder(arguments: argparse.Namespace) -> None:
     with errors_of(source):
         checkpoint = trained.read(source)
         options, tensors, summary = huggingface.to_huggingface(checkpoint, labels)
-    files = huggingface.content(options, tensors)
+        files = huggingface.content(options, tensors)
     if arguments.tokenizer is not None:
         with errors_of(arguments.tokenizer):
             found = vocabulary.read_dictionary(arguments.tokenizer, _rows(checkpoint.tensors))

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.checkpoint import safetensors, untrusted
+from mega_fairseq.cli.checkpoint import untrusted
 from mega_fairseq.cli.checkpoint.build import empty_model, fill
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.convert.families import Family, Options, class_names
@@ -144,7 +144,7 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
     options["arch"] = options["architectures"][0]
     safe, pickled = (os.path.join(folder, name) for name in (SAFE, PICKLED))
     if os.path.isfile(safe):
-        tensors = safetensors.load(safe)
+        tensors = _load_safe(safe)
     elif os.path.isfile(pickled):
         tensors = untrusted.load(pickled, WRITER)
     else:
@@ -152,6 +152,24 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
     tensors = untrusted.model_tensors({"model": tensors}, WRITER)
     untrusted.check_finite({name: t for name, t in tensors.items() if not name.endswith("._float_tensor")})
     return options, tensors
+
+
+def _load_safe(path: str) -> Dict[str, Tensor]:
+    safetensors = _safetensors()
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        return safetensors.load(content)
+    except Exception:  # of several types
+        raise UserError(f"contains a {SAFE} that is damaged or incomplete; copy or download it again") from None
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise UserError(f"needs a package for {SAFE}; pip install safetensors") from None
+    return safetensors.torch
 
 
 def _check(options: Options) -> None:
@@ -438,8 +456,9 @@ def _tensors(options: Options, arch: str, tensors: Mapping[str, Tensor]) -> Dict
     return written
 
 
-def content(options: Dict[str, Any], tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
-    """The files of a folder by name, in pieces; the options come last, so that they mark a complete folder."""
+def content(options: Dict[str, Any], tensors: Mapping[str, Tensor]) -> Dict[str, bytes]:
+    """The files of a folder by name; the options come last, so that they mark a complete folder."""
     (dtype,) = {str(tensor.dtype).split(".")[-1] for name, tensor in tensors.items() if "word_embeddings" in name}
     config = json.dumps({**options, "torch_dtype": dtype}, indent=2, sort_keys=True) + "\n"
-    return {SAFE: safetensors.pack(tensors), CONFIG: [config.encode()]}
+    separate = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    return {SAFE: _safetensors().save(separate, {"format": "pt"}), CONFIG: config.encode()}
