@@ -1,9 +1,9 @@
-"""`mega-fairseq inspect`: a checkpoint's architecture, parameters and half-lives, as tables and as PREFIX.json."""
+"""`mega-fairseq inspect`: a checkpoint's architecture, parameters and half-lives, as text and as PREFIX.json."""
 
 import argparse
 from collections import Counter
 from dataclasses import fields
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List
 
 import torch
 from torch import nn
@@ -16,8 +16,6 @@ from mega_fairseq.cli.output import check_prefix, table, write_json
 from mega_fairseq.models.half_lives import QUANTILES, of_states
 from mega_fairseq.modules import MIXERS
 
-Numbers = Dict[str, Any]
-
 
 def run(arguments: argparse.Namespace) -> None:
     path, prefix = arguments.checkpoint, arguments.out
@@ -25,37 +23,41 @@ def run(arguments: argparse.Namespace) -> None:
     with errors_of(path):
         numbers = numbers_of(read(path))
     write_json(prefix, {"checkpoint": path, **numbers})
-    tables = [half_lives_table(numbers), *([periods_table(numbers)] if numbers["periods"] else [])]
-    for part in (architecture(numbers), parameters(numbers), *tables):
-        print(part, end="\n\n")
+    what, counts = numbers["architecture"], numbers["parameters"]
+    print("{model}, task {task}, {updates:,} updates, stored as {stored_as}".format(**what))
+    for side in (name for name in ("encoder", "decoder") if name in what):
+        stack = {**what[side], **what[side]["config"], "config": None}
+        print(f"{side}:", ", ".join(f"{name} {value}" for name, value in stack.items() if value))
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts["parts"].items())
+    print(f"parameters: {counts['total']:,} ({parts}); tied ones once: {counts['unique']:,}\n")
+    print(_table("half-lives", numbers["half_lives"]) if numbers["half_lives"] else "no half-lives", end="\n\n")
+    if numbers["periods"]:
+        print(_table("periods", numbers["periods"]), end="\n\n")
     print(f"wrote {prefix}.json")
 
 
 @torch.no_grad()
-def numbers_of(checkpoint: Checkpoint) -> Numbers:
-    """Plain values, ready for JSON."""
-    model = empty_model(checkpoint)
-    counts = _parameters(model)  # before `fill`, which gives tied parameters separate tensors
+def numbers_of(checkpoint: Checkpoint) -> Dict[str, Any]:
+    """Plain values, ready for JSON. A tied parameter counts under each of its names, and once in `unique`."""
+    model, parts = empty_model(checkpoint), Counter()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts[name.partition(".")[0]] += parameter.numel()
+    unique = sum(parameter.numel() for parameter in model.parameters())  # `fill` gives tied ones separate tensors
     fill(model, checkpoint.tensors)
     untrusted.check_finite(checkpoint.tensors)
-    return {"architecture": _architecture(checkpoint, model), "parameters": counts, **of_states(model)}
-
-
-# -------------------------------------------------------------------------- architecture, parameters
-
-
-def _architecture(checkpoint: Checkpoint, model: nn.Module) -> Numbers:
     dtypes = Counter(str(tensor.dtype).split(".")[-1] for tensor in checkpoint.tensors.values())
-    return {
+    architecture = {
         "model": checkpoint.word("model"),
         "task": checkpoint.word("task"),
         "updates": checkpoint.updates,
         "stored_as": dtypes.most_common(1)[0][0],
         **{side: _stack(stack) for side, stack in stacks(model)},
     }
+    parameters = {"parts": dict(parts), "total": sum(parts.values()), "unique": unique}
+    return {"architecture": architecture, "parameters": parameters, **of_states(model)}
 
 
-def _stack(stack: nn.Module) -> Numbers:
+def _stack(stack: nn.Module) -> Dict[str, Any]:
     layer = stack.layers[0]
     config, feed_forward = layer.mixer.config, layer.feed_forward
     values = {field.name: getattr(config, field.name) for field in fields(config) if not config.is_unused(field.name)}
@@ -68,54 +70,13 @@ def _stack(stack: nn.Module) -> Numbers:
     }
 
 
-def architecture(numbers: Numbers) -> str:
-    what = numbers["architecture"]
-    lines = [f"{what['model']}, task {what['task']}, {what['updates']:,} updates, stored as {what['stored_as']}"]
-    for side in ("encoder", "decoder"):
-        if side in what:
-            config = ", ".join(f"{name} {value}" for name, value in what[side]["config"].items() if value)
-            inputs = "real numbers" if what[side]["vocabulary"] is None else f"{what[side]['vocabulary']:,} types"
-            feed_forward = what[side]["feed_forward"] or "none"
-            lines.append(f"{side}: {what[side]['layers']} x {what[side]['mixer']}, {inputs}, {config}, ")
-            lines[-1] += f"feed-forward {feed_forward}"
-    return "\n".join(lines)
-
-
-def _parameters(model: nn.Module) -> Numbers:
-    """Counts by the parts of the model. A tied parameter counts under each of its names, and once in `unique`."""
-    parts: Counter = Counter()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        parts[name.partition(".")[0]] += parameter.numel()
-    unique = sum(parameter.numel() for parameter in model.parameters())
-    return {"parts": dict(parts), "total": sum(parts.values()), "unique": unique}
-
-
-def parameters(numbers: Numbers) -> str:
-    parts, total, unique = (numbers["parameters"][key] for key in ("parts", "total", "unique"))
-    counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-    return f"parameters: {total:,} ({counts}); tied ones once: {unique:,}"
-
-
-# ---------------------------------------------------------------------------------------- half-lives
-
-
-def _shown(value: Optional[float]) -> str:
-    return "infinite" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def periods_table(numbers: Numbers) -> str:
-    rows = [[row["name"], *(_shown(row[name]) for name in QUANTILES)] for row in numbers["periods"]]
-    return table([["periods of states, in tokens", *QUANTILES], *rows])
-
-
-def half_lives_table(numbers: Numbers) -> str:
+def _table(title: str, rows: List[Dict[str, Any]]) -> str:
     """The quantiles of each layer and direction."""
-    rows = [
-        [
-            row["name"],
-            *(_shown(row[name]) for name in QUANTILES),
-            "no chunks" if row["beyond_chunk"] is None else f"{row['beyond_chunk']:.1%}",
-        ]
-        for row in numbers["half_lives"]
-    ]
-    return table([["half-lives of states, in tokens", *QUANTILES, "beyond chunk"], *rows]) if rows else "no half-lives"
+    lines = [[f"{title} of states, in tokens", *QUANTILES, *(["beyond chunk"] if "beyond_chunk" in rows[0] else [])]]
+    for row in rows:
+        values = (row[name] for name in QUANTILES)
+        shown = ["infinite" if v is None else f"{v:,.0f}" if v >= 100 else f"{v:.2f}" for v in values]
+        if "beyond_chunk" in row:
+            shown.append("no chunks" if row["beyond_chunk"] is None else f"{row['beyond_chunk']:.1%}")
+        lines.append([row["name"], *shown])
+    return table(lines)
