@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import torch
 
-from mega_fairseq.cli.doctor import GLIBC
+from mega_fairseq.cli.cpu import GLIBC
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 Step = Callable[[], Any]
@@ -96,7 +96,7 @@ def prepare_process() -> None:
 
 
 def keep_memory() -> None:
-    """Does in this process what KEEP_MEMORY of `mega-fairseq doctor`, in the README's environment, does in new ones."""
+    """Does in this process what KEEP_MEMORY of mega_fairseq.cli.cpu, in the README's environment, does in new ones."""
     if GLIBC:
         for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
             assert ctypes.CDLL(None).mallopt(parameter, value) == 1

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from benchmarks.figures import Panel, draw
 from benchmarks.measure import names
-from mega_fairseq.cli.doctor import KEEP_MEMORY
+from mega_fairseq.cli.cpu import KEEP_MEMORY
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
 TRAIN = PLUGIN.parent / "benchmarks/stoppable_train.py"

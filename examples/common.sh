@@ -226,7 +226,7 @@ choose_precision() {
         if [ -s "$kept" ]; then # it is empty if the disk was full
             PRECISION=$(cat "$kept")
         elif [ "$1" = 0 ] && [ ! -e "$CHECKPOINTS/checkpoint_last.pt" ] && [[ ${ARCH:-} != transformer* ]] &&
-            "$PYTHON" -c 'from mega_fairseq.cli.doctor import cpu_bf16; cpu_bf16()' 2>/dev/null; then
+            "$PYTHON" -c 'from mega_fairseq.cli.cpu import cpu_bf16; cpu_bf16()' 2>/dev/null; then
             PRECISION=bf16
         fi
     fi

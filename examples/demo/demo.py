@@ -25,7 +25,7 @@ from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
 from report import report, write_prompt
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
-from mega_fairseq.cli.doctor import KEEP_MEMORY, Limit, cpu_bf16
+from mega_fairseq.cli.cpu import KEEP_MEMORY, Limit, cpu_bf16
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import contenders, eval_lm, layer, measure, models, train
 from benchmarks.figures import Panel, draw, lines
-from mega_fairseq.cli.doctor import GLIBC, KEEP_MEMORY
+from mega_fairseq.cli.cpu import GLIBC, KEEP_MEMORY
 from tests.helpers.commands import ROOT
 from tests.helpers.forking import benchmark
 
