@@ -51,12 +51,12 @@ NEEDS = {  # options, and those without which they have no effect
 
 def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", least: Optional[int] = None) -> Any:
     """The option that sets a field of a module's config, with the help text of that field."""
-    return option(default, config.help(name) + note, least)
+    return option(default, config.metadata(name)["help"] + note, least)
 
 
 def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
     """The type of an option that sets a field with these choices."""
-    return ChoiceEnum(next(list(f.metadata["choices"]) for f in fields(config) if f.name == name))
+    return ChoiceEnum(list(config.metadata(name)["choices"]))
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The base class of all module configs: fields with help texts and option names, and checks of their values."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Set, Type
 
 from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.projection import INITS
@@ -14,14 +14,22 @@ def setting(
     symbol: Optional[str] = None,
     fallback: Optional[str] = None,
     choices: Sequence[str] = (),
+    only_with: Sequence[str] = (),
 ) -> Any:
     """A config field with its help text.
 
     `option` is the model option that sets it, as in "{side}_z_dim", and `symbol` the paper's letter for it. If the
     default is None, -1 in the option stands for None. An option of -1 or None stands for that of `fallback`, if given.
+    `only_with` is another field, and those of its values with which this one has an effect.
     """
     metadata = {"help": help, "option": option, "symbol": symbol, "fallback": fallback, "choices": tuple(choices)}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**metadata, "only_with": tuple(only_with)})
+
+
+def inherited(config: "Type[ModuleConfig]", name: str, only_with: Sequence[str]) -> Any:
+    """A field of a base class that has an effect only with some values of another field, as in `setting`."""
+    (base,) = (f for f in fields(config) if f.name == name)
+    return field(default=base.default, metadata={**base.metadata, "only_with": tuple(only_with)})
 
 
 @dataclass(frozen=True)
@@ -40,9 +48,6 @@ class ModuleConfig:
     # "encoder" or "decoder" for a config made from a model's options, which errors then name.
     side: str = field(default="", repr=False, compare=False)
 
-    # Fields that have an effect only with some values of another field: name -> (other field, its values).
-    ONLY_WITH: ClassVar[Dict[str, Tuple[str, Sequence[str]]]] = {}
-
     def __post_init__(self) -> None:
         self.check_positive("dim")
         for f in fields(self):
@@ -57,7 +62,7 @@ class ModuleConfig:
         for f in fields(self):
             value = getattr(self, f.name)
             if self.is_unused(f.name) and value != f.default:
-                other, values = self.ONLY_WITH[f.name]
+                other, *values = f.metadata["only_with"]
                 # "Leave it out" would not help where a preset has set a number.
                 remedy = "leave it out" if f.default is False else f"set it to {self.written(f.default)}"
                 raise ValueError(
@@ -86,9 +91,9 @@ class ModuleConfig:
         return {pattern.format(side=side) for pattern in patterns if pattern for side in sides}
 
     @classmethod
-    def help(cls, name: str) -> str:
-        """The help text of a field."""
-        return next(f.metadata["help"] for f in fields(cls) if f.name == name)
+    def metadata(cls, name: str) -> Mapping[str, Any]:
+        """What `setting` says of a field."""
+        return next(f.metadata for f in fields(cls) if f.name == name)
 
     def check_positive(self, *names: str) -> None:
         check_positive(**{self.name(name): getattr(self, name) for name in names})
@@ -119,9 +124,10 @@ class ModuleConfig:
 
     def is_unused(self, name: str) -> bool:
         """Whether a field has no effect beside the values of other fields."""
-        if name not in self.ONLY_WITH:
+        only_with = self.metadata(name).get("only_with")
+        if not only_with:
             return False
-        other, values = self.ONLY_WITH[name]
+        other, *values = only_with
         return getattr(self, other) not in values
 
     def set_default(self, name: str, value: Any) -> None:

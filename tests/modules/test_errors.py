@@ -111,18 +111,16 @@ def test_parts_that_do_not_fit_into_one_block_are_refused():
     refuses(lambda: Block(attends(), two_hop, crosses()), "--decoder-two-hop is True", "cross attention")
 
 
-ONLY_WITH = [(name, field) for name, config in MIXERS.items() for field in config.ONLY_WITH]
+LIMITED = [(config, f) for config in MIXERS.values() for f in fields(config) if f.metadata.get("only_with")]
 
 
-@pytest.mark.parametrize(("name", "field"), ONLY_WITH, ids=" ".join)
-def test_an_option_without_effect_is_refused_unless_it_has_its_default(name, field):
-    config, (other, values) = MIXERS[name], MIXERS[name].ONLY_WITH[field]
-    by_name = {each.name: each for each in fields(config)}
-    default = by_name[field].default
-    value = {None: 2, "outer": "inner"}.get(default, not default or 2)
-    for choice in set(by_name[other].metadata["choices"]) - set(values):
-        effect = f"{field} is {value} and has no effect with {other} {choice}"
-        refuses(lambda choice=choice: config(DIM, **{other: choice, field: value}), effect)
+@pytest.mark.parametrize(("config", "field"), LIMITED, ids=lambda part: getattr(part, "__name__", None) or part.name)
+def test_an_option_without_effect_is_refused_unless_it_has_its_default(config, field):
+    other, *values = field.metadata["only_with"]
+    value = {None: 2, "outer": "inner"}.get(field.default, not field.default or 2)
+    for choice in set(config.metadata(other)["choices"]) - set(values):
+        effect = f"{field.name} is {value} and has no effect with {other} {choice}"
+        refuses(lambda choice=choice: config(DIM, **{other: choice, field.name: value}), effect)
 
 
 # ------------------------------------------------------------------------------------------- inputs and masks

@@ -28,7 +28,7 @@ def mixer(name, **options):
 @pytest.mark.parametrize("name", MIXERS)
 def test_config_fields_have_help_texts_and_name_options_of_the_models(name):
     config, options = MIXERS[name], {field.name for field in fields(MegaTransformerConfig)}
-    assert all(config.help(field.name) for field in fields(config) if field.name != "side")
+    assert all(field.metadata["help"] for field in fields(config) if field.name != "side")
     for side in ("decoder",) if config.causal_only else ("encoder", "decoder"):
         assert {option.format(side=side) for option in config.options().values()} <= options
 

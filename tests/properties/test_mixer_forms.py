@@ -21,7 +21,7 @@ def build(name: str, causal: bool = True) -> Mixer:
     torch.manual_seed(0)
     example = EXAMPLES[name]
     sizes = {f.name: SIZES[f.name] for f in fields(example) if f.name in SIZES and getattr(example, f.name)}
-    if example.is_unused("summary"):
+    if "summary" in sizes and example.is_unused("summary"):
         del sizes["summary"]
     if getattr(example, "position_bias", None) == "simple":
         sizes["position_bias"] = "t5"  # for any length

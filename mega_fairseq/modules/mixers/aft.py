@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.config import inherited, setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed, project
@@ -39,15 +39,13 @@ class AFTConfig(TimeConfig):
         "{side}_aft_form",
         choices=FORMS,
     )
-    reach: Optional[int] = setting(None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r")
-
-    ONLY_WITH = {
-        "chunk_size": ("form", ("window",)),
-        "heads": ("form", ("window", "local")),
-        "beta": ("form", ("window",)),
-        "gamma": ("form", ("window",)),
-        "reach": ("form", ("local",)),
-    }
+    reach: Optional[int] = setting(
+        None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r", only_with=("form", "local")
+    )
+    chunk_size: Optional[int] = inherited(TimeConfig, "chunk_size", only_with=("form", "window"))
+    heads: int = inherited(TimeConfig, "heads", only_with=("form", "window", "local"))
+    beta: bool = inherited(TimeConfig, "beta", only_with=("form", "window"))
+    gamma: bool = inherited(TimeConfig, "gamma", only_with=("form", "window"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,10 +27,12 @@ class GAUConfig(SingleHeadConfig):
     )
     # N is the number of keys that a row sees: it streams, sees no future and no pads. The paper's code has n instead.
     scale: str = setting(
-        "outer", "of relu2: outer is relu2(q k / sqrt(z)) / N, inner relu2(q k / N)", "{side}_gau_scale", choices=SCALES
+        "outer",
+        "of relu2: outer is relu2(q k / sqrt(z)) / N, inner relu2(q k / N)",
+        "{side}_gau_scale",
+        choices=SCALES,
+        only_with=("attention", "relu2"),
     )
-
-    ONLY_WITH = {"scale": ("attention", ("relu2",))}
 
     def build(self) -> "GatedAttentionUnit":
         return GatedAttentionUnit(self)

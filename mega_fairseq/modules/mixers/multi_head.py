@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.modules.config import setting
+from mega_fairseq.modules.config import inherited, setting
 from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import OpenChunk
 from mega_fairseq.modules.projection import linear, packed, project
@@ -40,12 +40,16 @@ class AttentionConfig(TimeConfig):
     time_weight: str = setting(
         "none", "learned weights of distances, before or after the softmax", "{side}_time_weight", choices=TIME_WEIGHTS
     )
-    alpha: bool = setting(False, "learned weight of each place of a query in its chunk", "{side}_time_alpha")
+    alpha: bool = setting(
+        False,
+        "learned weight of each place of a query in its chunk",
+        "{side}_time_alpha",
+        only_with=("time_weight", "after"),
+    )
+    beta: bool = inherited(TimeConfig, "beta", only_with=("time_weight", "before", "after"))
     talking_heads: bool = setting(False, "mix the attention weights of all heads", "{side}_talking_heads")
     rotary_dims: int = setting(0, "dimensions of each head that RoPE rotates", "{side}_rotary_dims")
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
-
-    ONLY_WITH = {"beta": ("time_weight", ("before", "after")), "alpha": ("time_weight", ("after",))}
 
     def __post_init__(self) -> None:
         super().__post_init__()

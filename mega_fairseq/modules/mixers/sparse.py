@@ -32,8 +32,19 @@ class SparseConfig(ChunkedConfig):
         choices=PATTERNS,
     )
     stride: int = setting(128, "stride of sparse attention, the size of its blocks", "{side}_sparse_stride", "l")
-    summary: int = setting(8, "positions at the end of a block that later blocks see", "{side}_sparse_summary", "c")
-    subblocks: int = setting(1, "number of different summaries, of different heads", "{side}_sparse_subblocks")
+    summary: int = setting(
+        8,
+        "positions at the end of a block that later blocks see",
+        "{side}_sparse_summary",
+        "c",
+        only_with=("pattern", "fixed"),
+    )
+    subblocks: int = setting(
+        1,
+        "number of different summaries, of different heads",
+        "{side}_sparse_subblocks",
+        only_with=("pattern", "fixed"),
+    )
     combine: str = setting(
         "merged",
         "how its two sets of keys are combined: interleaved over layers, merged, or split over heads",
@@ -44,8 +55,6 @@ class SparseConfig(ChunkedConfig):
     attention_dropout: float = setting(0.0, "dropout on attention weights", "attention_dropout")
     layer: int = setting(0, "number of this layer, from 0")
     layers: int = setting(1, "number of layers of the model")
-
-    ONLY_WITH = {"summary": ("pattern", ("fixed",)), "subblocks": ("pattern", ("fixed",))}
 
     def __post_init__(self) -> None:
         super().__post_init__()
