@@ -5,7 +5,7 @@ annotations and no `int | None`.
 """
 
 import logging
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from enum import Enum
 from typing import Any, Iterator, List, Optional, Sequence, Type, TypeVar
 
@@ -99,85 +99,61 @@ class StackOptions(FairseqDataclass):
 
 
 @dataclass
-class EncoderOptions(StackOptions):
-    """Options of any Mega encoder."""
+class SideOptions:
+    """Options that encoders and decoders each have: `layers` is --encoder-layers and --decoder-layers."""
 
-    encoder_embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
-    encoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
-    encoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
-    encoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
-    encoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    encoder_layers: int = option(6, "number of layers", least=1)
-    encoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
-    encoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    encoder_layerdrop: float = option(
-        0.0, "probability of leaving out each encoder layer in a training step", least=0, below=1
-    )
-    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
-    encoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
-    encoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
-    encoder_ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
+    embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
+    hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
+    z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
+    n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
+    ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
+    layers: int = option(6, "number of layers", least=1)
+    chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
+    truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
+    layerdrop: float = option(0.0, "probability of leaving out each layer in a training step", least=0, below=1)
+    token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
+    two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
+    ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
     # of other token mixers
-    encoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
-    encoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
-    encoder_talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
-    encoder_time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
-    encoder_time_alpha: bool = mirror(AttentionConfig, "alpha", False)
-    encoder_time_beta: bool = mirror(AttentionConfig, "beta", False)
-    encoder_time_gamma: bool = mirror(AttentionConfig, "gamma", False)
-    encoder_gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
-    encoder_gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
-    encoder_gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
-    encoder_gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
-    encoder_gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
-    encoder_aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
-    encoder_aft_reach: int = mirror(AFTConfig, "reach", -1)
-    encoder_sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
-    encoder_sparse_stride: int = mirror(SparseConfig, "stride", 128)
-    encoder_sparse_summary: int = mirror(SparseConfig, "summary", 8)
-    encoder_sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
-    encoder_sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
+    attention_heads: int = mirror(AttentionConfig, "heads", 8)
+    rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
+    talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
+    time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
+    time_alpha: bool = mirror(AttentionConfig, "alpha", False)
+    time_beta: bool = mirror(AttentionConfig, "beta", False)
+    time_gamma: bool = mirror(AttentionConfig, "gamma", False)
+    gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
+    gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
+    gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
+    gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
+    gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
+    aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
+    aft_reach: int = mirror(AFTConfig, "reach", -1)
+    sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
+    sparse_stride: int = mirror(SparseConfig, "stride", 128)
+    sparse_summary: int = mirror(SparseConfig, "summary", 8)
+    sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
+    sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
+
+
+def options_of(side: str) -> Type[StackOptions]:
+    """Those of any stack and, named after "encoder" or "decoder", of one side."""
+    named = [(f"{side}_{f.name}", f.type, field(default=f.default, metadata=f.metadata)) for f in fields(SideOptions)]
+    return make_dataclass(f"{side.title()}SideOptions", named, bases=(StackOptions,))
 
 
 @dataclass
-class DecoderOptions(StackOptions):
+class EncoderOptions(options_of("encoder")):
+    """Options of any Mega encoder."""
+
+    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
+
+
+@dataclass
+class DecoderOptions(options_of("decoder")):
     """Options of any Mega decoder."""
 
-    decoder_embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
-    decoder_hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
-    decoder_z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
-    decoder_n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
-    decoder_ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    decoder_layers: int = option(6, "number of layers", least=1)
-    decoder_chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
-    decoder_truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    decoder_layerdrop: float = option(
-        0.0, "probability of leaving out each decoder layer in a training step", least=0, below=1
-    )
     decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
-    decoder_token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
-    decoder_two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
-    decoder_ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
-    # of other token mixers
-    decoder_attention_heads: int = mirror(AttentionConfig, "heads", 8)
-    decoder_rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
-    decoder_talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
-    decoder_time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
-    decoder_time_alpha: bool = mirror(AttentionConfig, "alpha", False)
-    decoder_time_beta: bool = mirror(AttentionConfig, "beta", False)
-    decoder_time_gamma: bool = mirror(AttentionConfig, "gamma", False)
-    decoder_gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
-    decoder_gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
-    decoder_gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
-    decoder_gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
-    decoder_gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
-    decoder_aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
-    decoder_aft_reach: int = mirror(AFTConfig, "reach", -1)
-    decoder_sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
-    decoder_sparse_stride: int = mirror(SparseConfig, "stride", 128)
-    decoder_sparse_summary: int = mirror(SparseConfig, "summary", 8)
-    decoder_sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
-    decoder_sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
     decoder_megalodon_heads: int = mirror(MegalodonConfig, "heads", 1)
     decoder_norm_groups: int = mirror(MegalodonConfig, "groups", 0)
 
