@@ -19,12 +19,19 @@ SECTIONS = [field.name for field in fields(FairseqConfig)]
 FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that are dataclasses only in training
 
 
-def option(default: Any, help: Optional[str], least: Optional[float] = None, below: float = math.inf) -> Any:
+def option(
+    default: Any,
+    help: Optional[str],
+    least: Optional[float] = None,
+    below: float = math.inf,
+    needs: Optional[str] = None,
+) -> Any:
     """A field of a dataclass of options; `check_ranges` refuses numbers that are not in [least, below).
 
-    Without a help text, an interpolated option is one of another section, and no option of its own.
+    Without a help text, an interpolated option is one of another section, and no option of its own. `needs` is another
+    option of a model, without which this one has no effect.
     """
-    return field(default=default, metadata={"help": help, "least": least, "below": below})
+    return field(default=default, metadata={"help": help, "least": least, "below": below, "needs": needs})
 
 
 def check_ranges(cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None:

@@ -38,16 +38,6 @@ from mega_fairseq.ops.linear import FORMATS
 
 logger = logging.getLogger(__name__)
 
-NEEDS = {  # options, and those without which they have no effect
-    "adaptive_softmax_dropout": "adaptive_softmax_cutoff",
-    "adaptive_softmax_factor": "adaptive_softmax_cutoff",
-    "adaptive_input_cutoff": "adaptive_input",
-    "adaptive_input_factor": "adaptive_input",
-    "no_affine_final_norm": "normalize_before",
-    "no_final_norm": "normalize_before",
-    "classifier_dim": "classifier_layers",
-}
-
 
 def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", least: Optional[int] = None) -> Any:
     """The option that sets a field of a module's config, with the help text of that field."""
@@ -76,7 +66,9 @@ class StackOptions(FairseqDataclass):
     )
     normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
     no_affine_norm: bool = option(False, "no learned scale and offset in the norms of layers")
-    no_final_norm: bool = option(False, "with --normalize-before, do not normalise the output of the last layer")
+    no_final_norm: bool = option(
+        False, "with --normalize-before, do not normalise the output of the last layer", needs="normalize_before"
+    )
     opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
     normalize_embedding: bool = option(False, "normalise embeddings")
     init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
@@ -170,8 +162,12 @@ class DecoderOptions(options_of("decoder")):
         "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss with "
         "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
     )
-    adaptive_softmax_dropout: float = option(0.0, "dropout inside the tail clusters", least=0, below=1)
-    adaptive_softmax_factor: float = option(4.0, "each cluster is narrower than the one before by this factor", least=1)
+    adaptive_softmax_dropout: float = option(
+        0.0, "dropout inside the tail clusters", least=0, below=1, needs="adaptive_softmax_cutoff"
+    )
+    adaptive_softmax_factor: float = option(
+        4.0, "each cluster is narrower than the one before by this factor", least=1, needs="adaptive_softmax_cutoff"
+    )
 
 
 Config = TypeVar("Config", bound=ModuleConfig)
@@ -227,9 +223,10 @@ def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     of_modules = {name for config in (FeedForwardConfig, *MIXERS.values()) for name in config.option_names(*sides)}
     for name in sorted(given & of_modules - used - {f"{side}_ffn_embed_dim" for side in sides}):
         raise ValueError(f"{typed(name)} is {getattr(cfg, name)} and has no effect in this model; leave it out")
-    for name in sorted(given & NEEDS.keys()):
-        if not getattr(cfg, NEEDS[name]):
-            logger.warning(f"{typed(name)} has no effect without {typed(NEEDS[name])}")
+    for f in fields(defaults):
+        needed = f.metadata.get("needs")
+        if needed and f.name in given and not getattr(cfg, needed):
+            logger.warning(f"{typed(f.name)} has no effect without {typed(needed)}")
 
 
 def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:
