@@ -7,7 +7,7 @@ interpolations can refer from any section to any other.
 import math
 from argparse import Namespace
 from dataclasses import field, fields, is_dataclass
-from typing import Any, Optional, Type
+from typing import Any, Dict, Optional, Type
 
 import omegaconf
 from fairseq.dataclass import FairseqDataclass
@@ -16,6 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 UNBOUNDED = 1_000_000_000  # max_positions() of a model without a limit; fairseq needs a whole number
 SECTIONS = [field.name for field in fields(FairseqConfig)]
+# When a checkpoint may be loaded with another value of an option of its model.
+ALWAYS = "always"  # from one training to the next too: weights keep their meaning
+AFTER_TRAINING = "after training"
+SAME_SHAPES = "same shapes"  # in a resumed training only if weights keep their shapes, or the optimizer would not fit
 FILLED_IN = ("task", "criterion", "optimizer", "lr_scheduler")  # sections that are dataclasses only in training
 
 
@@ -25,13 +29,16 @@ def option(
     least: Optional[float] = None,
     below: float = math.inf,
     needs: Optional[str] = None,
+    change: Optional[str] = None,
 ) -> Any:
     """A field of a dataclass of options; `check_ranges` refuses numbers that are not in [least, below).
 
     Without a help text, an interpolated option is one of another section, and no option of its own. `needs` is another
-    option of a model, without which this one has no effect.
+    option of a model, without which this one has no effect. `change` says when a checkpoint may be loaded with another
+    value: ALWAYS, AFTER_TRAINING, with the SAME_SHAPES, or never.
     """
-    return field(default=default, metadata={"help": help, "least": least, "below": below, "needs": needs})
+    metadata = {"help": help, "least": least, "below": below, "needs": needs, "change": change}
+    return field(default=default, metadata=metadata)
 
 
 def check_ranges(cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None:
@@ -41,6 +48,11 @@ def check_ranges(cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None
         if least is not None and not least <= value < f.metadata["below"]:
             limit = "" if f.metadata["below"] == math.inf else f" and below {f.metadata['below']}"
             raise ValueError(f"{typed(f.name)} is {value}; give a number of at least {least}{limit}")
+
+
+def changes(options: Type[FairseqDataclass]) -> Dict[str, Optional[str]]:
+    """When a checkpoint may be loaded with another value of each of these options of its model; None for never."""
+    return {f.name: f.metadata.get("change") for f in fields(options) if f.metadata}  # fairseq's _name has none
 
 
 def typed(name: str) -> str:

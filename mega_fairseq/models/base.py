@@ -41,7 +41,7 @@ class MegaModel(BaseFairseqModel):
     @classmethod
     def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:
         """Checks the options before anything is built, and applies --model-overrides."""
-        check_overrides(cfg, task)
+        check_overrides(cfg, cls.OPTIONS, task)
         check_ranges(cfg, cls.OPTIONS)
         check_unused(cfg, cls.STACKS)
 
@@ -73,7 +73,7 @@ class MegaModel(BaseFairseqModel):
             kind = type(model).__name__
             raise ValueError(f"{checkpoint_file} contains a {kind}, not a {cls.__name__}; call {kind}.from_pretrained")
         names = (name for name in options if name != "generation_args")
-        check_names("from_pretrained has", names, model.cfg)
+        check_names("from_pretrained has", names, model.cfg, cls.OPTIONS)
         return cls.interface(loaded["args"], loaded["task"], loaded["models"])
 
     @classmethod

@@ -12,7 +12,7 @@ from fairseq.models.roberta import RobertaHubInterface
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from mega_fairseq.fairseq_options import is_training, option, option_of_command
+from mega_fairseq.fairseq_options import ALWAYS, SAME_SHAPES, is_training, option, option_of_command
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
@@ -32,7 +32,10 @@ class HeadedEncoderOptions(EncoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
     max_positions: int = option(
-        512, "longest input, also for the task on a command line; with hydra, set it in the task as well", least=1
+        512,
+        "longest input, also for the task on a command line; with hydra, set it in the task as well",
+        least=1,
+        change=SAME_SHAPES,
     )
 
 
@@ -46,7 +49,7 @@ class MegaEncoderConfig(HeadedEncoderOptions):
     pooling: ChoiceEnum(list(POOLINGS)) = option(
         "first", "features for classification: of the first position, or the mean, which sees all chunks"
     )
-    pooler_dropout: float = option(0.0, "dropout of classification heads", least=0, below=1)
+    pooler_dropout: float = option(0.0, "dropout of classification heads", least=0, below=1, change=ALWAYS)
 
 
 class HeadedEncoder(MegaModel, FairseqEncoderModel):

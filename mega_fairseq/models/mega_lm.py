@@ -11,7 +11,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
-from mega_fairseq.fairseq_options import option
+from mega_fairseq.fairseq_options import ALWAYS, SAME_SHAPES, option
 from mega_fairseq.models.adaptive import adaptive_softmax, check_factor, cutoffs
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import NarrowEmbedding, token_embedding
@@ -40,12 +40,13 @@ class MegaLMConfig(DecoderOptions):
     tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
     tie_adaptive_proj: bool = option(False, "also share their projections")
     max_target_positions: int = option(
-        2048, "longest sequence of a model with position bias simple and no chunks", least=1
+        2048, "longest sequence of a model with position bias simple and no chunks", least=1, change=SAME_SHAPES
     )
     piece_tokens: int = option(
         8192,
         "tokens processed at once outside training; longer streams are processed in pieces, with equal results",
         least=1,
+        change=ALWAYS,
     )
 
 

@@ -9,7 +9,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
-from mega_fairseq.fairseq_options import option, typed
+from mega_fairseq.fairseq_options import SAME_SHAPES, option, typed
 from mega_fairseq.models.adaptive import adaptive_softmax
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
@@ -33,8 +33,8 @@ class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     )
     cross_attention_window: int = mirror(GatedCrossAttentionConfig, "window", -1, "; -1 for all lines", least=-1)
     # options of the translation task
-    max_source_positions: int = option(II("task.max_source_positions"), None, least=1)
-    max_target_positions: int = option(II("task.max_target_positions"), None, least=1)
+    max_source_positions: int = option(II("task.max_source_positions"), None, least=1, change=SAME_SHAPES)
+    max_target_positions: int = option(II("task.max_target_positions"), None, least=1, change=SAME_SHAPES)
 
 
 class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):

@@ -7,13 +7,12 @@ annotations and no `int | None`.
 import logging
 from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from enum import Enum
-from typing import Any, Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Any, Iterator, List, Optional, Sequence, Set, Type, TypeVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from mega_fairseq.fairseq_options import option, typed
-from mega_fairseq.models.same_model import CHANGEABLE
+from mega_fairseq.fairseq_options import AFTER_TRAINING, ALWAYS, changes, option, typed
 from mega_fairseq.modules import (
     MIXERS,
     POSITION_BIASES,
@@ -39,9 +38,9 @@ from mega_fairseq.ops.linear import FORMATS
 logger = logging.getLogger(__name__)
 
 
-def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", least: Optional[int] = None) -> Any:
+def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", **stated: Any) -> Any:
     """The option that sets a field of a module's config, with the help text of that field."""
-    return option(default, config.metadata(name)["help"] + note, least)
+    return option(default, config.metadata(name)["help"] + note, **stated)
 
 
 def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
@@ -71,22 +70,32 @@ class StackOptions(FairseqDataclass):
     )
     opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
     normalize_embedding: bool = option(False, "normalise embeddings")
-    init: ChoiceEnum(list(INITS)) = option("released", "weight initialisation; scaled learns faster in small models")
-    truncation_length: int = option(0, "how many steps the EMA looks back; 0 for no limit", least=0)
+    init: ChoiceEnum(list(INITS)) = option(
+        "released", "weight initialisation; scaled learns faster in small models", change=ALWAYS
+    )
+    truncation_length: int = option(
+        0, "how many steps the EMA looks back; 0 for no limit", least=0, change=AFTER_TRAINING
+    )
 
-    dropout: float = option(0.1, "dropout of embeddings and of each layer's output")
-    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0)
-    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0)
-    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0)
-    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False)
+    dropout: float = option(0.1, "dropout of embeddings and of each layer's output", change=ALWAYS)
+    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0, change=ALWAYS)
+    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0, change=ALWAYS)
+    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0, change=ALWAYS)
+    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False, change=ALWAYS)
 
-    checkpoint_activations: bool = option(False, "save memory in training: recompute activations in backward")
-    offload_activations: bool = option(False, "keep the inputs of layers in CPU memory; implies checkpoint_activations")
+    checkpoint_activations: bool = option(
+        False, "save memory in training: recompute activations in backward", change=ALWAYS
+    )
+    offload_activations: bool = option(
+        False, "keep the inputs of layers in CPU memory; implies checkpoint_activations", change=ALWAYS
+    )
     cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
-        "auto", "on a GPU, whether training and generation may replay their steps as CUDA graphs"
+        "auto", "on a GPU, whether training and generation may replay their steps as CUDA graphs", change=ALWAYS
     )
     compile: bool = option(
-        False, "train language models with layers that torch.compile has fused; the first updates take minutes"
+        False,
+        "train language models with layers that torch.compile has fused; the first updates take minutes",
+        change=ALWAYS,
     )
 
 
@@ -100,9 +109,15 @@ class SideOptions:
     n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
     ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
     layers: int = option(6, "number of layers", least=1)
-    chunk_size: int = mirror(GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything")
-    truncation_length: int = mirror(GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length")
-    layerdrop: float = option(0.0, "probability of leaving out each layer in a training step", least=0, below=1)
+    chunk_size: int = mirror(
+        GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything", change=AFTER_TRAINING
+    )
+    truncation_length: int = mirror(
+        GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length", change=AFTER_TRAINING
+    )
+    layerdrop: float = option(
+        0.0, "probability of leaving out each layer in a training step", least=0, below=1, change=ALWAYS
+    )
     token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
     two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
     ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
@@ -138,14 +153,14 @@ def options_of(side: str) -> Type[StackOptions]:
 class EncoderOptions(options_of("encoder")):
     """Options of any Mega encoder."""
 
-    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings")
+    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings", change=ALWAYS)
 
 
 @dataclass
 class DecoderOptions(options_of("decoder")):
     """Options of any Mega decoder."""
 
-    decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings")
+    decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings", change=ALWAYS)
     decoder_megalodon_heads: int = mirror(MegalodonConfig, "heads", 1)
     decoder_norm_groups: int = mirror(MegalodonConfig, "groups", 0)
 
@@ -154,7 +169,7 @@ class DecoderOptions(options_of("decoder")):
     output_bias: bool = option(False, "a bias in the output projection")
     output_dense: bool = option(False, "a linear layer and tanh before the output projection")
     generation_weights: ChoiceEnum(list(FORMATS)) = option(
-        "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only"
+        "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only", change=ALWAYS
     )
 
     adaptive_softmax_cutoff: Optional[str] = option(
@@ -163,7 +178,7 @@ class DecoderOptions(options_of("decoder")):
         "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
     )
     adaptive_softmax_dropout: float = option(
-        0.0, "dropout inside the tail clusters", least=0, below=1, needs="adaptive_softmax_cutoff"
+        0.0, "dropout inside the tail clusters", least=0, below=1, needs="adaptive_softmax_cutoff", change=ALWAYS
     )
     adaptive_softmax_factor: float = option(
         4.0, "each cluster is narrower than the one before by this factor", least=1, needs="adaptive_softmax_cutoff"
@@ -219,7 +234,8 @@ def check_unused(cfg: FairseqDataclass, sides: Sequence[str]) -> None:
     """Refuses options of token mixers and feed-forward layers that have no effect in this model, if they were given."""
     defaults = MODEL_DATACLASS_REGISTRY.get(getattr(cfg, "_name", None), type(cfg))()
     given = {name for name in vars(defaults) if getattr(cfg, name) != getattr(defaults, name)}
-    used = {name for side in sides for config in _configs(cfg, side) for name in _read(config, cfg, side)}
+    changeable = {name for name, change in changes(type(defaults)).items() if change == AFTER_TRAINING}
+    used = {name for side in sides for config in _configs(cfg, side) for name in _read(config, cfg, side, changeable)}
     of_modules = {name for config in (FeedForwardConfig, *MIXERS.values()) for name in config.option_names(*sides)}
     for name in sorted(given & of_modules - used - {f"{side}_ffn_embed_dim" for side in sides}):
         raise ValueError(f"{typed(name)} is {getattr(cfg, name)} and has no effect in this model; leave it out")
@@ -235,7 +251,7 @@ def _configs(cfg: FairseqDataclass, side: str) -> List[Type[ModuleConfig]]:
     return [mixer_of(cfg, side), *feed_forward, *([GatedCrossAttentionConfig] if translates else [])]
 
 
-def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str) -> Iterator[str]:
+def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str, changeable: Set[str]) -> Iterator[str]:
     """The options that the fields of a config get their values from."""
     for f in fields(config):
         if f.metadata.get("option"):
@@ -243,5 +259,5 @@ def _read(config: Type[ModuleConfig], cfg: FairseqDataclass, side: str) -> Itera
             yield name
             fallback = f.metadata.get("fallback")
             # An override may replace an option that can change.
-            if fallback and (getattr(cfg, name) in (None, -1) or CHANGEABLE.fullmatch(name)):
+            if fallback and (getattr(cfg, name) in (None, -1) or name in changeable):
                 yield fallback

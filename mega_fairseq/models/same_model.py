@@ -11,11 +11,10 @@ import ast
 import difflib
 import logging
 import pickle
-import re
 from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -24,16 +23,17 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from mega_fairseq.fairseq_options import SECTIONS, is_training, option_of_command, typed
+from mega_fairseq.fairseq_options import (
+    ALWAYS,
+    SAME_SHAPES,
+    SECTIONS,
+    changes,
+    is_training,
+    option_of_command,
+    typed,
+)
 
 logger = logging.getLogger(__name__)
-# Options of models that may change freely, from one training to the next too: weights keep their meaning.
-FREE = re.compile(
-    r"\w*(drop|dropout|_embed_path|_activations)|init|piece_tokens|generation_weights|cuda_graphs|compile|_name"
-)
-# May change; in a resumed training, if no weight has another shape, or the optimizer's state would not fit.
-LIMITS = {"max_source_positions", "max_target_positions", "max_positions"}
-CHANGEABLE = re.compile(r"\w*(chunk_size|truncation_length)")  # may change after training
 TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on
 LAST = "checkpoint_last.pt"  # the default of --restore-file
 
@@ -78,7 +78,9 @@ def _compare(
     """Raises an error if a resumed training has another model than its checkpoint, and warns if a new one has."""
     if MODEL_REGISTRY.get(_section(state, "model").get("_name")) is not type(model):
         return  # not a Mega model, which fairseq reports
-    compared = {"model": [name for name in cfg if not FREE.fullmatch(name)], "task": TASK if resumes else ()}
+    may_change = changes(model.OPTIONS)
+    names_of_model = {name for name, change in may_change.items() if change != ALWAYS}
+    compared = {"model": names_of_model, "task": TASK if resumes else ()}
     changed = {}
     for section, names in compared.items():
         theirs = _section(state, section)
@@ -88,7 +90,8 @@ def _compare(
                 changed[name] = f"{typed(name)} is {ours} and was {theirs[name]}"
     listed = ", ".join(sorted(changed.values()))
     remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
-    if resumes and changed and (changed.keys() - LIMITS or _reshaped(model, state.get("model") or {})):
+    other_model = any(may_change.get(name) != SAME_SHAPES for name in changed)
+    if resumes and changed and (other_model or _reshaped(model, state.get("model") or {})):
         raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
     stored = state.get("task_state") or {}
     for name in stored.keys() & task_state.keys() if resumes else ():
@@ -116,7 +119,7 @@ def _section(state: Dict[str, Any], name: str) -> Mapping[str, Any]:
 # --------------------------------------------------------------------------------------- overrides
 
 
-def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
+def check_overrides(cfg: FairseqDataclass, options: Type[FairseqDataclass], task: FairseqTask) -> None:
     """Applies --model-overrides of options that are newer than the checkpoint; raises an error for others.
 
     fairseq ignores overrides of options that the checkpoint does not have. The task has the command line, and `cfg`
@@ -130,14 +133,15 @@ def check_overrides(cfg: FairseqDataclass, task: FairseqTask) -> None:
     for name in overrides:
         if hasattr(cfg, name) and not _is_of_checkpoint(name, cfg):
             setattr(cfg, name, overrides[name])
-    check_names("--model-overrides has", overrides, cfg)
+    check_names("--model-overrides has", overrides, cfg, options)
 
 
-def check_names(where: str, names: Iterable[str], cfg: FairseqDataclass) -> None:
+def check_names(where: str, names: Iterable[str], cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None:
     """Raises an error that begins with `where` if one of these options is unknown, or would make the weights wrong."""
+    may_change = changes(options)
     for name in names:
         if hasattr(cfg, name):
-            if not (name in LIMITS or FREE.fullmatch(name) or CHANGEABLE.fullmatch(name)):
+            if name in may_change and may_change[name] is None:
                 raise ValueError(f"{where} {name!r}, which must be as in the training of the weights; leave it out")
         elif not _is_of_checkpoint(name, cfg):
             similar = difflib.get_close_matches(str(name), list(cfg), n=1)

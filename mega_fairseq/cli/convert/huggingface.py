@@ -22,9 +22,8 @@ from mega_fairseq.cli.checkpoint.build import empty_model, fill
 from mega_fairseq.cli.checkpoint.trained import Checkpoint
 from mega_fairseq.cli.convert.families import Family, Options, class_names
 from mega_fairseq.cli.convert.names import translate, translate_back
-from mega_fairseq.fairseq_options import typed
+from mega_fairseq.fairseq_options import ALWAYS, changes, typed
 from mega_fairseq.models import MegaEncoderModel, MegaLanguageModel
-from mega_fairseq.models.same_model import FREE
 from mega_fairseq.tasks.mega_classification import HEAD
 
 WRITER = "save_pretrained"
@@ -349,8 +348,8 @@ def to_huggingface(
 
     counterparts = {ours for _, ours, *_ in (*SAME.values(), *WORDS.values())} | OURS
     counterparts = {ours.format(side=side) for ours in counterparts}
-    others = [f for f in fields(model.OPTIONS) if f.name not in counterparts and not FREE.fullmatch(f.name)]
-    fits = {field.name: cfg[field.name] == field.default for field in others}
+    others = {name for name, change in changes(model.OPTIONS).items() if change != ALWAYS} - counterparts
+    fits = {field.name: cfg[field.name] == field.default for field in fields(model.OPTIONS) if field.name in others}
     fits["no_scale_embedding"] = cfg.get("no_scale_embedding", True)
     fits["no_final_norm"] = not cfg["normalize_before"] or cfg["no_final_norm"]
     fits.update({ours: cfg[ours] in words.values() for _, ours, words in WORDS.values()})
