@@ -3,7 +3,7 @@
     python benchmarks/decode.py --json docs/decode.json      all tables, about 40 minutes
 
 Beam 5, random weights, as many target tokens as source tokens, a joined vocabulary of 33,000; encoder and fairseq's
-search included. Weights in int8 are measured on CPUs with exact products of them.
+search included.
 """
 
 import sys
@@ -20,7 +20,6 @@ from fairseq.tasks import FairseqTask
 
 from benchmarks.measure import Meter, Row, Step, main
 from benchmarks.models import built
-from mega_fairseq.ops.linear import INT8_WORKS
 
 TYPES, BEAM = 33_000, 5
 LENGTHS, LONG = [64, 256, 512], 2048
@@ -30,11 +29,10 @@ MODELS = {
     "Transformer": ["--arch=transformer_wmt_en_de"],
     "Mega": ["--arch=mega_transformer_base"],
     "Mega, chunks of 128": ["--arch=mega_transformer_base", *CHUNKS],
-    "Mega, int8": ["--arch=mega_transformer_base", "--generation-weights=int8"],
 }
 SMALL = ["--encoder-layers=1", "--decoder-layers=1"]
 SENTENCE = ["Transformer", "Mega", "Mega, chunks of 128"]
-BATCHED = ["Transformer", "Mega", *["Mega, int8"] * INT8_WORKS]
+BATCHED = ["Transformer", "Mega"]
 
 
 def build(words: List[str], types: int, longest: int) -> Tuple[FairseqTask, BaseFairseqModel]:

@@ -5,8 +5,8 @@
     python benchmarks/deploy.py --tables threads --json docs/deploy_speed.json          needs two idle cores
 
 Base models with random weights, beam 5, a joined vocabulary of 33,000, as many target as source tokens, encoder and
-search included. Random weights are the worst case for mega_runtime: their beams have little in common, so it reads
-about three times as many places as with trained ones, for which there is `deploy_trained.py`.
+search included, PyTorch in float32 only. Random weights are the worst case for mega_runtime: their beams have little in
+common, so it reads about three times as many places as with trained ones, for which there is `deploy_trained.py`.
 """
 
 import importlib.util
@@ -31,7 +31,6 @@ from benchmarks import translators
 from benchmarks.decode import CHUNKS, SMALL
 from benchmarks.measure import Meter, Row, main
 from benchmarks.translators import FORMATS, Sources, Translate
-from mega_fairseq.ops.linear import INT8_WORKS
 from mega_runtime import Translator
 
 TYPES, LENGTHS, SHORT, BATCHES = 33_000, [30, 64, 256, 512, 2048], 30, [16, 64, 256]
@@ -90,8 +89,7 @@ class Models:
                 each["CTranslate2"] = self.in_ctranslate2(number_format)
             each["mega_runtime"] = self.in_runtime("Mega", number_format)
             each["mega_runtime, chunks of 128"] = self.in_runtime("Mega in chunks", number_format)
-            if number_format == "float32" or INT8_WORKS:
-                each["PyTorch"] = translators.in_pytorch(self.checkpoint("Mega"), number_format)
+        found["float32"]["PyTorch"] = translators.in_pytorch(self.checkpoint("Mega"))
         return found
 
     def sources(self, count: int, length: int) -> Sources:
@@ -145,8 +143,7 @@ def windows(meter: Meter) -> Iterator[Row]:
         if BESIDE:
             each["CTranslate2"] = as_sentences(models.in_ctranslate2(number_format), separator)
         each["mega_runtime"] = models.in_runtime(name, number_format)
-        if number_format == "float32" or INT8_WORKS:
-            each["PyTorch"] = translators.in_pytorch(models.checkpoint(name), number_format)
+    engines["float32"]["PyTorch"] = translators.in_pytorch(models.checkpoint(name))
     for length in [64] if meter.quick else WINDOWS:
         sources = models.sources(1, length)
         sources[0][LINE - 1 : length - 1 : LINE] = [separator] * len(range(LINE - 1, length - 1, LINE))
@@ -217,8 +214,7 @@ INSTALLED = {
 TRANSLATE = {
     "torch, fairseq, mega_fairseq": """
 from mega_fairseq.models import MegaTransformerModel
-words = {"generation_weights": "int8"} if setting == "int8" else {}
-model = MegaTransformerModel.from_pretrained(folder, "checkpoint.pt", folder, **words)
+model = MegaTransformerModel.from_pretrained(folder, "checkpoint.pt", folder)
 model.translate(text, beam=5, max_len_b=64)
 """,
     "mega_runtime": """
@@ -249,10 +245,9 @@ def process(meter: Meter) -> Iterator[Row]:
     yield "importing, CPU seconds", {name: usage(IMPORTS[name], meter)[0] - started for name in names}
     text = " ".join(f"w{number}" for number in range(30))
     for number_format in FORMATS:
-        folders = {
-            "torch, fairseq, mega_fairseq": models.checkpoint("Mega").parent,
-            "mega_runtime": models.exported("Mega", number_format),
-        }
+        folders = {"mega_runtime": models.exported("Mega", number_format)}
+        if number_format == "float32":
+            folders = {"torch, fairseq, mega_fairseq": models.checkpoint("Mega").parent, **folders}
         if BESIDE:
             folders["CTranslate2"] = models.exported("Transformer", number_format)
         used = {

@@ -71,11 +71,9 @@ def check_lengths(found: List[int], expected: int) -> None:
 # ------------------------------------------------------------------------------------------- PyTorch
 
 
-def in_pytorch(checkpoint: Path, number_format: str = "float32") -> Translate:
+def in_pytorch(checkpoint: Path) -> Translate:
     """As fairseq-generate does."""
     overrides = {"data": str(checkpoint.parent)}
-    if number_format == "int8":
-        overrides["generation_weights"] = "int8"
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     model.eval().make_generation_fast_(need_attn=False)
     pad, eos = task.source_dictionary.pad(), task.source_dictionary.eos()

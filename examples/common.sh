@@ -315,7 +315,7 @@ override() {
     all=$("$PYTHON" -c 'import ast, sys
 print({name: value for words in sys.argv[1:] for name, value in ast.literal_eval(words).items()})' \
         "$given" "$settings" 2>/dev/null) ||
-        die "--model-overrides is $given: give a dictionary, such as \"{'generation_weights': 'int8'}\"."
+        die "--model-overrides is $given: give a dictionary, such as \"{'decoder_chunk_size': 256}\"."
     ARGUMENTS+=(--model-overrides "$all")
 }
 

@@ -25,7 +25,7 @@ from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
 from mega_fairseq.modules.finite import check_numbers
 from mega_fairseq.modules.projection import packed
 from mega_fairseq.ops.attention.segments import Segments, places
-from mega_fairseq.ops.linear import FORMATS, ready_linear, weights_in
+from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding
 
 Blocks = Tuple[BlockState, ...]
@@ -52,8 +52,6 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         affine_final_norm: bool = True,
     ):
         super().__init__(dictionary)
-        if cfg.generation_weights not in FORMATS:
-            raise ValueError(f"generation_weights is {cfg.generation_weights!r}; choose one of {', '.join(FORMATS)}")
         self.build_stack(cfg, embed_tokens, max_positions, source_dim, affine_final_norm)
         self.padding_idx = dictionary.pad()
         self.adaptive_softmax, self.output_projection = adaptive_softmax, None
@@ -229,15 +227,14 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
 
     def pack(self) -> PackedWeights:
         """The weights prepared for single tokens."""
-        with weights_in(self.cfg.generation_weights):
-            if self.adaptive_softmax is not None or self.output_dense is not None:
-                output = self.output_layer
-            elif self.output_projection is None:
-                tied = type(self.embed_tokens) is TokenEmbedding
-                output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
-            else:
-                output = packed(self.output_projection)
-            return PackedWeights(tuple(block.step() for block in self.blocks), output)
+        if self.adaptive_softmax is not None or self.output_dense is not None:
+            output = self.output_layer
+        elif self.output_projection is None:
+            tied = type(self.embed_tokens) is TokenEmbedding
+            output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
+        else:
+            output = packed(self.output_projection)
+        return PackedWeights(tuple(block.step() for block in self.blocks), output)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Features (..., D) -> scores (..., V), or the features themselves for an adaptive softmax."""

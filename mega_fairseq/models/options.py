@@ -33,7 +33,6 @@ from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
-from mega_fairseq.ops.linear import FORMATS
 
 logger = logging.getLogger(__name__)
 
@@ -168,9 +167,6 @@ class DecoderOptions(options_of("decoder")):
     share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
     output_bias: bool = option(False, "a bias in the output projection")
     output_dense: bool = option(False, "a linear layer and tanh before the output projection")
-    generation_weights: ChoiceEnum(list(FORMATS)) = option(
-        "float32", "number format of the decoder's weights in generation; int8 is faster, on CPUs only", change=ALWAYS
-    )
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,

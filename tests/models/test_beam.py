@@ -16,7 +16,6 @@ from mega_fairseq.models.passes import STEPS
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
 from mega_fairseq.modules.decoder_state import DecoderState
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.linear import FORMATS, INT8_WORKS
 from tests.helpers import small_models
 from tests.helpers.golden_models import PAD
 from tests.helpers.small_models import BEAMS, IN_LINES, SENTENCES, TYPES, language_model, orders_of_beams, sources
@@ -347,15 +346,3 @@ def test_rows_with_a_pad_that_all_continue_one_without_take_the_fast_path_again(
         search.step()
         assert search.kept().packed is not None
         search.follow(range(SENTENCES * BEAMS))
-
-
-@pytest.mark.skipif(not INT8_WORKS, reason="this CPU has no exact products in int8")
-@torch.no_grad()
-def test_steps_with_weights_in_int8_are_near_those_in_float32():
-    exact, rounded = (scores_of_steps(model(generation_weights=name)) for name in FORMATS)
-    assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
-
-
-def test_an_unknown_format_of_weights_is_refused():
-    with pytest.raises(ValueError, match="generation_weights is 'int4'; choose one of float32, int8"):
-        model(generation_weights="int4")

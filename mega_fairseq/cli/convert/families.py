@@ -19,7 +19,7 @@ OF_MIXERS = {option.partition("}_")[2] for mixer in MIXERS.values() for option i
 # Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
 NEW = {
     *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
-    *("token_mixer", "ffn_activation_fn", "generation_weights", "cuda_graphs", "compile"),
+    *("token_mixer", "ffn_activation_fn", "cuda_graphs", "compile"),
     *("no_affine_norm", "no_final_norm", "opposite_ffn_norm", "output_bias", "output_dense", "token_types"),
     *("cross_attention_positions", "cross_attention_window"),
     *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "ffn_rescale")),
