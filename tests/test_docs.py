@@ -13,7 +13,6 @@ import pytest
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import FORKS, ROOT, fresh
 from tests.helpers.forking import python, write_script
-from tests.helpers.released import READS_SAFELY
 
 DOCS = ROOT / "docs"
 PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "pretrained/**/*.md", "tests/**/*.md")
@@ -201,11 +200,10 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
 @pytest.mark.parametrize("page", ["translation", "language-modelling", "classification", "modules"])
 def test_documented_python_code_runs(page, translated, evaluated, classified, place):
     for program in blocks(DOCS / f"{page}.md", "python"):
-        if "export" not in program or READS_SAFELY:  # torch 2.6
-            process = FORKS.Process(target=execute, args=(program.replace("/tmp/", f"{place}/"), place))
-            process.start()
-            process.join()
-            assert process.exitcode == 0
+        process = FORKS.Process(target=execute, args=(program.replace("/tmp/", f"{place}/"), place))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
 
 def execute(program, folder):

@@ -96,7 +96,6 @@ class Mixer(Layer):
     gated_residual = False  # whether `mix` adds the residual itself
     norm_in_mix = False  # whether `mix` applies the norm itself, where it has the state of a norm that carries one
     fixed_step = False  # whether `step()` also takes states with `FixedKeyValues`, as in CUDA graphs
-    exports_step = True  # whether a step takes the same operations at every position, as torch.export needs
 
     def forward(
         self, x: Tensor, state: Optional[MixerState] = None, padding_mask: Optional[Padding] = None

@@ -104,7 +104,6 @@ class SparseAttention(ChunkedMixer):
     """M(X) = Attention(Q, K, V) W_o + b_o, where each place sees the keys of its sets; the strided pattern."""
 
     State = OpenChunk  # with all keys of the window, since every column is visited
-    exports_step = False  # the end of a block is a branch
 
     def __init__(self, config: SparseConfig):
         super().__init__(config)
