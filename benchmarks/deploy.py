@@ -167,9 +167,9 @@ def threads(meter: Meter) -> Iterator[Row]:
         each, folder = engines.setdefault(number_format, {}), models.exported("Mega", number_format)
         if BESIDE:
             of = partial(models.in_ctranslate2, number_format, batch=count // 2)
-            each["CTranslate2, 1 thread"] = of(inter_threads=1, intra_threads=1)
-            each["CTranslate2, 2 intra_threads"] = of(inter_threads=1, intra_threads=2)
-            each["CTranslate2, 2 inter_threads"] = of(inter_threads=2, intra_threads=1)
+            each["CTranslate2, 1 thread"] = of()
+            each["CTranslate2, 2 intra_threads"] = of(intra_threads=2)
+            each["CTranslate2, 2 inter_threads"] = of(inter_threads=2)
         translator = Translator(folder)
         of_mega = {
             "1 thread": [translator],

@@ -102,10 +102,13 @@ def converted(checkpoint: Path, folder: Path, number_format: str, data: Path) ->
     converter.convert(str(folder), quantization=None if number_format == "float32" else number_format)
 
 
-def in_ctranslate2(folder: Path, number_format: str, batch: int = 0, **threads: int) -> Translate:
+def in_ctranslate2(
+    folder: Path, number_format: str, batch: int = 0, inter_threads: int = 1, intra_threads: int = 1
+) -> Translate:
     """Batches of at most `batch` sentences, one for each of `inter_threads`; 0 for all sentences at once."""
     import ctranslate2
 
+    threads = {"inter_threads": inter_threads, "intra_threads": intra_threads}
     translator = ctranslate2.Translator(str(folder), compute_type=number_format, **threads)
     types = json.loads((folder / "shared_vocabulary.json").read_text())
 
