@@ -22,11 +22,17 @@ from mega_fairseq.tasks.prediction import Classifier
 
 @dataclass
 class MegaClassifierConfig(HeadedEncoderOptions):
-    pooling: ChoiceEnum(list(POOLINGS)) = option("mean", "features: the mean over positions, or the first one")
+    pooling: ChoiceEnum(list(POOLINGS)) = option(
+        "mean", "features: the mean over positions, or the first one", released=True
+    )
     pairs: bool = option(False, "classify pairs of inputs, each encoded alone; needs a task that has pairs")
-    classifier_layers: int = option(1, "hidden layers of the head", least=0)
+    classifier_layers: int = option(1, "hidden layers of the head", least=0, released=True)
     classifier_dim: int = option(
-        0, "width of the head's hidden layers; 0 for twice --encoder-embed-dim", least=0, needs="classifier_layers"
+        0,
+        "width of the head's hidden layers; 0 for twice --encoder-embed-dim",
+        least=0,
+        needs="classifier_layers",
+        released=True,
     )
 
 

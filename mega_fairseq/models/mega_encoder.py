@@ -30,12 +30,15 @@ CLASSES = re.compile(r"classification_heads\.([^.]+)\.out(?:_proj)?\.weight")  #
 @dataclass
 class HeadedEncoderOptions(EncoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
-    normalization_type: ChoiceEnum(list(NORMS)) = option("layernorm", "kind of norm; those over batches ignore pads")
+    normalization_type: ChoiceEnum(list(NORMS)) = option(
+        "layernorm", "kind of norm; those over batches ignore pads", released=True
+    )
     max_positions: int = option(
         512,
         "longest input, also for the task on a command line; with hydra, set it in the task as well",
         least=1,
         change=SAME_SHAPES,
+        released=True,
     )
 
 

@@ -25,22 +25,29 @@ from mega_fairseq.modules.adaptive_input import AdaptiveInput
 @dataclass
 class MegaLMConfig(DecoderOptions):
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
-    decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0)
+    decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0, released=True)
     token_types: int = option(0, "number of token types; all tokens get the embedding of the first", least=0)
     no_affine_final_norm: bool = option(
-        False, "no learned scale and offset in the norm after the last layer", needs="normalize_before"
+        False, "no learned scale and offset in the norm after the last layer", needs="normalize_before", released=True
     )
-    adaptive_input: bool = option(False, "narrower embeddings for rarer types")
+    adaptive_input: bool = option(False, "narrower embeddings for rarer types", released=True)
     adaptive_input_cutoff: Optional[str] = option(
-        None, "ends of the bands of an adaptive input; by default those of the softmax", needs="adaptive_input"
+        None,
+        "ends of the bands of an adaptive input; by default those of the softmax",
+        needs="adaptive_input",
+        released=True,
     )
     adaptive_input_factor: float = option(
-        4.0, "each band is narrower than the one before by this factor", least=1, needs="adaptive_input"
+        4.0, "each band is narrower than the one before by this factor", least=1, needs="adaptive_input", released=True
     )
-    tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax")
-    tie_adaptive_proj: bool = option(False, "also share their projections")
+    tie_adaptive_weights: bool = option(False, "share the tables of adaptive input and adaptive softmax", released=True)
+    tie_adaptive_proj: bool = option(False, "also share their projections", released=True)
     max_target_positions: int = option(
-        2048, "longest sequence of a model with position bias simple and no chunks", least=1, change=SAME_SHAPES
+        2048,
+        "longest sequence of a model with position bias simple and no chunks",
+        least=1,
+        change=SAME_SHAPES,
+        released=True,
     )
     piece_tokens: int = option(
         8192,

@@ -24,7 +24,9 @@ from mega_fairseq.modules import MIXERS, GatedCrossAttentionConfig
 @dataclass
 class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     share_all_embeddings: bool = option(
-        False, "tie source and target embeddings and output projection; needs a joined dictionary and one width"
+        False,
+        "tie source and target embeddings and output projection; needs a joined dictionary and one width",
+        released=True,
     )
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all encoder layers")
     decoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all decoder layers")
@@ -33,8 +35,12 @@ class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     )
     cross_attention_window: int = mirror(GatedCrossAttentionConfig, "window", -1, "; -1 for all lines", least=-1)
     # options of the translation task
-    max_source_positions: int = option(II("task.max_source_positions"), None, least=1, change=SAME_SHAPES)
-    max_target_positions: int = option(II("task.max_target_positions"), None, least=1, change=SAME_SHAPES)
+    max_source_positions: int = option(
+        II("task.max_source_positions"), None, least=1, change=SAME_SHAPES, released=True
+    )
+    max_target_positions: int = option(
+        II("task.max_target_positions"), None, least=1, change=SAME_SHAPES, released=True
+    )
 
 
 class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):

@@ -51,36 +51,44 @@ def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
 class StackOptions(FairseqDataclass):
     """Options of any Mega model."""
 
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("silu", "activation of values, candidate and feed-forward")
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
+        "silu", "activation of values, candidate and feed-forward", released=True
+    )
     ffn_activation_fn: Optional[str] = option(
         None, f"activation of feed-forward layers ({', '.join(FEED_FORWARD_ACTIVATIONS)}); by default --activation-fn"
     )
-    attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option("softmax", "attention function")
+    attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option(
+        "softmax", "attention function", released=True
+    )
     rel_pos_bias: ChoiceEnum(list(POSITION_BIASES)) = option(
-        "simple", "relative position bias; simple is limited to a chunk or the longest sequence of training"
+        "simple",
+        "relative position bias; simple is limited to a chunk or the longest sequence of training",
+        released=True,
     )
     normalization_type: ChoiceEnum([kind for kind in NORMS if kind not in BATCH_NORMS]) = option(
-        "layernorm", "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega"
+        "layernorm", "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega", released=True
     )
-    normalize_before: bool = option(False, "normalise the input of each layer (pre-norm) and the output of the last")
+    normalize_before: bool = option(
+        False, "normalise the input of each layer (pre-norm) and the output of the last", released=True
+    )
     no_affine_norm: bool = option(False, "no learned scale and offset in the norms of layers")
     no_final_norm: bool = option(
         False, "with --normalize-before, do not normalise the output of the last layer", needs="normalize_before"
     )
     opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
-    normalize_embedding: bool = option(False, "normalise embeddings")
+    normalize_embedding: bool = option(False, "normalise embeddings", released=True)
     init: ChoiceEnum(list(INITS)) = option(
         "released", "weight initialisation; scaled learns faster in small models", change=ALWAYS
     )
     truncation_length: int = option(
-        0, "how many steps the EMA looks back; 0 for no limit", least=0, change=AFTER_TRAINING
+        0, "how many steps the EMA looks back; 0 for no limit", least=0, change=AFTER_TRAINING, released=True
     )
 
-    dropout: float = option(0.1, "dropout of embeddings and of each layer's output", change=ALWAYS)
-    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0, change=ALWAYS)
-    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0, change=ALWAYS)
-    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0, change=ALWAYS)
-    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False, change=ALWAYS)
+    dropout: float = option(0.1, "dropout of embeddings and of each layer's output", change=ALWAYS, released=True)
+    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0, change=ALWAYS, released=True)
+    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0, change=ALWAYS, released=True)
+    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0, change=ALWAYS, released=True)
+    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False, change=ALWAYS, released=True)
 
     checkpoint_activations: bool = option(
         False, "save memory in training: recompute activations in backward", change=ALWAYS
@@ -102,14 +110,14 @@ class StackOptions(FairseqDataclass):
 class SideOptions:
     """Options that encoders and decoders each have: `layers` is --encoder-layers and --decoder-layers."""
 
-    embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1)
-    hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1)
-    z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1)
-    n_dim: int = mirror(GatedAttentionConfig, "ndim", 16)
-    ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out")
-    layers: int = option(6, "number of layers", least=1)
+    embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1, released=True)
+    hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1, released=True)
+    z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1, released=True)
+    n_dim: int = mirror(GatedAttentionConfig, "ndim", 16, released=True)
+    ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out", released=True)
+    layers: int = option(6, "number of layers", least=1, released=True)
     chunk_size: int = mirror(
-        GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything", change=AFTER_TRAINING
+        GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything", change=AFTER_TRAINING, released=True
     )
     truncation_length: int = mirror(
         GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length", change=AFTER_TRAINING
@@ -152,19 +160,27 @@ def options_of(side: str) -> Type[StackOptions]:
 class EncoderOptions(options_of("encoder")):
     """Options of any Mega encoder."""
 
-    encoder_embed_path: Optional[str] = option(None, "file of pre-trained source embeddings", change=ALWAYS)
+    encoder_embed_path: Optional[str] = option(
+        None, "file of pre-trained source embeddings", change=ALWAYS, released=True
+    )
 
 
 @dataclass
 class DecoderOptions(options_of("decoder")):
     """Options of any Mega decoder."""
 
-    decoder_embed_path: Optional[str] = option(None, "file of pre-trained target embeddings", change=ALWAYS)
+    decoder_embed_path: Optional[str] = option(
+        None, "file of pre-trained target embeddings", change=ALWAYS, released=True
+    )
     decoder_megalodon_heads: int = mirror(MegalodonConfig, "heads", 1)
     decoder_norm_groups: int = mirror(MegalodonConfig, "groups", 0)
 
-    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their size")
-    share_decoder_input_output_embed: bool = option(False, "tie the decoder's embeddings and output projection")
+    no_scale_embedding: bool = option(
+        False, "do not multiply embeddings by the square root of their size", released=True
+    )
+    share_decoder_input_output_embed: bool = option(
+        False, "tie the decoder's embeddings and output projection", released=True
+    )
     output_bias: bool = option(False, "a bias in the output projection")
     output_dense: bool = option(False, "a linear layer and tanh before the output projection")
 
@@ -172,9 +188,16 @@ class DecoderOptions(options_of("decoder")):
         None,
         "ends of the clusters of an adaptive softmax, as in 20000,60000; needs --criterion adaptive_loss with "
         "--ddp-backend legacy_ddp, or mega_lm_cross_entropy for language models",
+        released=True,
     )
     adaptive_softmax_dropout: float = option(
-        0.0, "dropout inside the tail clusters", least=0, below=1, needs="adaptive_softmax_cutoff", change=ALWAYS
+        0.0,
+        "dropout inside the tail clusters",
+        least=0,
+        below=1,
+        needs="adaptive_softmax_cutoff",
+        change=ALWAYS,
+        released=True,
     )
     adaptive_softmax_factor: float = option(
         4.0, "each cluster is narrower than the one before by this factor", least=1, needs="adaptive_softmax_cutoff"

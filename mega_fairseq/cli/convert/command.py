@@ -192,7 +192,7 @@ def write_folder(arguments: argparse.Namespace) -> None:
 def configuration(options: Options, family: Family, tensors: Mapping[str, Tensor]) -> DictConfig:
     """fairseq's complete configuration, with the checkpoint's options of model and task. Tensors have our names."""
     config = MODEL_DATACLASS_REGISTRY[family.model]
-    chosen = _plain(family.model_options(options, [field.name for field in fields(config)]))
+    chosen = _plain(family.model_options(options, fields(config)))
     chosen.update({name: None for name in PATHS if name in chosen})  # the tensors replace files
     criterion = _plain(family.criterion(options))
     cfg = OmegaConf.structured(FairseqConfig)

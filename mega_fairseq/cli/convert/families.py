@@ -1,7 +1,8 @@
 """Families of released architectures: how the options of each become those of a model and a task of this package."""
 
 import reprlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from dataclasses import Field
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from omegaconf import DictConfig
 from torch import Tensor, nn
@@ -9,22 +10,8 @@ from torch import Tensor, nn
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.convert.names import translate
 from mega_fairseq.models.embedding import types_of
-from mega_fairseq.modules import MIXERS, GatedAttentionConfig
 
 Options = Mapping[str, Any]
-
-SIDES = ("encoder", "decoder")
-RELEASED = {option.partition("}_")[2] for option in GatedAttentionConfig.options().values()} - {"token_shift"}
-OF_MIXERS = {option.partition("}_")[2] for mixer in MIXERS.values() for option in mixer.options().values()} - {""}
-# Model options that the release does not have. All others must be in the checkpoint: a default may change its function.
-NEW = {
-    *("_name", "init", "checkpoint_activations", "offload_activations", "piece_tokens", "adaptive_softmax_factor"),
-    *("token_mixer", "ffn_activation_fn", "cuda_graphs", "compile"),
-    *("no_affine_norm", "no_final_norm", "opposite_ffn_norm", "output_bias", "output_dense", "token_types"),
-    *("cross_attention_positions", "cross_attention_window"),
-    *(f"{side}_{name}" for side in SIDES for name in ("truncation_length", "layerdrop", "ffn_rescale")),
-    *(f"{side}_{name}" for side in SIDES for name in ("token_mixer", "two_hop", *(OF_MIXERS - RELEASED))),
-}
 
 
 class Family:
@@ -37,17 +24,18 @@ class Family:
     task_names: Tuple[str, ...]  # options of the task that the release has too
     names: Mapping[str, str] = {}  # the model's options with another name in the release
     values: Mapping[str, Mapping[str, str]] = {}  # values of the model's options that are other words in the release
-    new: Set[str] = NEW
+    lacking: Tuple[str, ...] = ()  # released options that some of these architectures do not have
 
-    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
-        """Those of these options of the model that the release has, and their values."""
+    def model_options(self, options: Options, ours: Sequence[Field]) -> Dict[str, Any]:
+        """Those of our options of the model that the release has, and their values."""
         chosen = {}
-        for name in names:
-            released = self.names.get(name, name)
+        for field in ours:
+            released = self.names.get(field.name, field.name)
             if released in options:
-                value = options[released]
-                chosen[name] = self.values.get(name, {}).get(value, value) if isinstance(value, str) else value
-            elif name not in self.new:
+                value, words = options[released], self.values.get(field.name, {})
+                chosen[field.name] = words.get(value, value) if isinstance(value, str) else value
+            elif field.metadata.get("released") and field.name not in self.lacking:
+                # Our default may give another function.
                 raise UserError(f"lacks the option {released}, so it is damaged; get it again from its source")
         return chosen
 
@@ -117,8 +105,8 @@ class _Language(Family):
         *("data", "tokens_per_sample", "variant_block_multiple_min", "variant_block_multiple_max", "valid_block"),
     )
 
-    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
-        chosen = super().model_options(options, names)
+    def model_options(self, options: Options, ours: Sequence[Field]) -> Dict[str, Any]:
+        chosen = super().model_options(options, ours)
         if chosen["max_target_positions"] is None:
             chosen["max_target_positions"] = options.get("tokens_per_sample")
         return chosen
@@ -159,16 +147,16 @@ class _Classification(Family):
         "classifier_dim": "classifier_out_dim",
     }
     values = {"pooling": {"mp": "mean", "cls": "first"}}
-    new = {*NEW, "encoder_embed_path", "normalize_embedding", "pairs"}  # those of speech have no normalize_embedding
+    lacking = ("encoder_embed_path", "normalize_embedding")  # those of speech have no normalize_embedding
 
-    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+    def model_options(self, options: Options, ours: Sequence[Field]) -> Dict[str, Any]:
         activation = options.get("classifier_activation_fn")
         if activation != "gelu":
             raise UserError(
                 f"has {reprlib.repr(activation)} for the option classifier_activation_fn, which cannot be converted; "
                 "give a model with gelu"
             )
-        return super().model_options(options, names)
+        return super().model_options(options, ours)
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
         common = super().task_options(options, tensors)

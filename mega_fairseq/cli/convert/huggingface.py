@@ -6,7 +6,7 @@ Their options are in config.json, their tensors in model.safetensors or pytorch_
 import json
 import os
 import reprlib
-from dataclasses import fields
+from dataclasses import Field, fields
 from enum import Enum
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -234,7 +234,7 @@ class HuggingFace(Family):
         self.labels = options.get("id2label")
         self.remarks: List[str] = []
 
-    def model_options(self, options: Options, names: Sequence[str]) -> Dict[str, Any]:
+    def model_options(self, options: Options, ours: Sequence[Field]) -> Dict[str, Any]:
         side, prenorm = self.kind.side, options["normalize_before_mega"]
         tied, dense = options["tie_word_embeddings"], options["add_lm_hidden_dense_layer"]
         ffn, dropout = options["use_normalized_ffn"], options["classifier_dropout"]
