@@ -31,15 +31,17 @@ def option(
     needs: Optional[str] = None,
     change: Optional[str] = None,
     released: bool = False,
+    huggingface: Optional[str] = None,
 ) -> Any:
     """A field of a dataclass of options; `check_ranges` refuses numbers that are not in [least, below).
 
     Without a help text, an interpolated option is one of another section, and no option of its own. `needs` is another
     option of a model, without which this one has no effect. `change` says when a checkpoint may be loaded with another
-    value: ALWAYS, AFTER_TRAINING, with the SAME_SHAPES, or never. `released` options are in the released code too.
+    value: ALWAYS, AFTER_TRAINING, with the SAME_SHAPES, or never. `released` options are in the released code too,
+    and `huggingface` is the option of Hugging Face's Mega that this one is made from.
     """
-    about = {"help": help, "least": least, "below": below, "needs": needs, "change": change, "released": released}
-    return field(default=default, metadata=about)
+    about = {"help": help, "least": least, "below": below, "needs": needs, "change": change}
+    return field(default=default, metadata={**about, "released": released, "huggingface": huggingface})
 
 
 def check_ranges(cfg: FairseqDataclass, options: Type[FairseqDataclass]) -> None:

@@ -31,7 +31,7 @@ CLASSES = re.compile(r"classification_heads\.([^.]+)\.out(?:_proj)?\.weight")  #
 class HeadedEncoderOptions(EncoderOptions):
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     normalization_type: ChoiceEnum(list(NORMS)) = option(
-        "layernorm", "kind of norm; those over batches ignore pads", released=True
+        "layernorm", "kind of norm; those over batches ignore pads", released=True, huggingface="normalization_type"
     )
     max_positions: int = option(
         512,
@@ -39,20 +39,34 @@ class HeadedEncoderOptions(EncoderOptions):
         least=1,
         change=SAME_SHAPES,
         released=True,
+        huggingface="max_positions",
     )
 
 
 @dataclass
 class MegaEncoderConfig(HeadedEncoderOptions):
     lm_head: ChoiceEnum(LM_HEADS) = option(
-        "gelu", "what precedes the projection to the vocabulary: linear and GELU and norm, linear and tanh, or nothing"
+        "gelu",
+        "what precedes the projection to the vocabulary: linear and GELU and norm, linear and tanh, or nothing",
+        huggingface="add_lm_hidden_dense_layer",
     )
-    untie_lm_head: bool = option(False, "do not share the weights of the embeddings with the language model head")
-    token_types: int = option(0, "number of token types, whose embeddings are added to those of tokens", least=0)
+    untie_lm_head: bool = option(
+        False,
+        "do not share the weights of the embeddings with the language model head",
+        huggingface="tie_word_embeddings",
+    )
+    token_types: int = option(
+        0,
+        "number of token types, whose embeddings are added to those of tokens",
+        least=0,
+        huggingface="type_vocab_size",
+    )
     pooling: ChoiceEnum(list(POOLINGS)) = option(
         "first", "features for classification: of the first position, or the mean, which sees all chunks"
     )
-    pooler_dropout: float = option(0.0, "dropout of classification heads", least=0, below=1, change=ALWAYS)
+    pooler_dropout: float = option(
+        0.0, "dropout of classification heads", least=0, below=1, change=ALWAYS, huggingface="classifier_dropout"
+    )
 
 
 class HeadedEncoder(MegaModel, FairseqEncoderModel):

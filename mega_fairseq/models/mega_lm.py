@@ -26,7 +26,9 @@ from mega_fairseq.modules.adaptive_input import AdaptiveInput
 class MegaLMConfig(DecoderOptions):
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0, released=True)
-    token_types: int = option(0, "number of token types; all tokens get the embedding of the first", least=0)
+    token_types: int = option(
+        0, "number of token types; all tokens get the embedding of the first", least=0, huggingface="type_vocab_size"
+    )
     no_affine_final_norm: bool = option(
         False, "no learned scale and offset in the norm after the last layer", needs="normalize_before", released=True
     )
@@ -48,6 +50,7 @@ class MegaLMConfig(DecoderOptions):
         least=1,
         change=SAME_SHAPES,
         released=True,
+        huggingface="max_positions",
     )
     piece_tokens: int = option(
         8192,

@@ -52,43 +52,85 @@ class StackOptions(FairseqDataclass):
     """Options of any Mega model."""
 
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
-        "silu", "activation of values, candidate and feed-forward", released=True
+        "silu", "activation of values, candidate and feed-forward", released=True, huggingface="activation"
     )
     ffn_activation_fn: Optional[str] = option(
         None, f"activation of feed-forward layers ({', '.join(FEED_FORWARD_ACTIVATIONS)}); by default --activation-fn"
     )
     attention_activation_fn: ChoiceEnum(list(ATTENTION_FUNCTIONS)) = option(
-        "softmax", "attention function", released=True
+        "softmax", "attention function", released=True, huggingface="attention_activation"
     )
     rel_pos_bias: ChoiceEnum(list(POSITION_BIASES)) = option(
         "simple",
         "relative position bias; simple is limited to a chunk or the longest sequence of training",
         released=True,
+        huggingface="relative_positional_bias",
     )
     normalization_type: ChoiceEnum([kind for kind in NORMS if kind not in BATCH_NORMS]) = option(
-        "layernorm", "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega", released=True
+        "layernorm",
+        "kind of norm; hf_rmsnorm only scales, as in Hugging Face's Mega",
+        released=True,
+        huggingface="normalization_type",
     )
     normalize_before: bool = option(
-        False, "normalise the input of each layer (pre-norm) and the output of the last", released=True
+        False,
+        "normalise the input of each layer (pre-norm) and the output of the last",
+        released=True,
+        huggingface="normalize_before_mega",
     )
-    no_affine_norm: bool = option(False, "no learned scale and offset in the norms of layers")
+    no_affine_norm: bool = option(
+        False, "no learned scale and offset in the norms of layers", huggingface="norm_affine"
+    )
     no_final_norm: bool = option(
         False, "with --normalize-before, do not normalise the output of the last layer", needs="normalize_before"
     )
-    opposite_ffn_norm: bool = option(False, "feed-forward layers have post-norm if mixers have pre-norm, or vice versa")
+    opposite_ffn_norm: bool = option(
+        False,
+        "feed-forward layers have post-norm if mixers have pre-norm, or vice versa",
+        huggingface="normalize_before_ffn",
+    )
     normalize_embedding: bool = option(False, "normalise embeddings", released=True)
     init: ChoiceEnum(list(INITS)) = option(
         "released", "weight initialisation; scaled learns faster in small models", change=ALWAYS
     )
     truncation_length: int = option(
-        0, "how many steps the EMA looks back; 0 for no limit", least=0, change=AFTER_TRAINING, released=True
+        0,
+        "how many steps the EMA looks back; 0 for no limit",
+        least=0,
+        change=AFTER_TRAINING,
+        released=True,
+        huggingface="truncation",
     )
 
-    dropout: float = option(0.1, "dropout of embeddings and of each layer's output", change=ALWAYS, released=True)
-    attention_dropout: float = mirror(GatedAttentionConfig, "attention_dropout", 0.0, change=ALWAYS, released=True)
-    hidden_dropout: float = mirror(GatedAttentionConfig, "hidden_dropout", 0.0, change=ALWAYS, released=True)
-    activation_dropout: float = mirror(FeedForwardConfig, "activation_dropout", 0.0, change=ALWAYS, released=True)
-    feature_dropout: bool = mirror(ModuleConfig, "feature_dropout", False, change=ALWAYS, released=True)
+    dropout: float = option(
+        0.1,
+        "dropout of embeddings and of each layer's output",
+        change=ALWAYS,
+        released=True,
+        huggingface="dropout_prob",
+    )
+    attention_dropout: float = mirror(
+        GatedAttentionConfig,
+        "attention_dropout",
+        0.0,
+        change=ALWAYS,
+        released=True,
+        huggingface="attention_probs_dropout_prob",
+    )
+    hidden_dropout: float = mirror(
+        GatedAttentionConfig, "hidden_dropout", 0.0, change=ALWAYS, released=True, huggingface="hidden_dropout_prob"
+    )
+    activation_dropout: float = mirror(
+        FeedForwardConfig,
+        "activation_dropout",
+        0.0,
+        change=ALWAYS,
+        released=True,
+        huggingface="nffn_activation_dropout_prob",
+    )
+    feature_dropout: bool = mirror(
+        ModuleConfig, "feature_dropout", False, change=ALWAYS, released=True, huggingface="use_feature_dropout"
+    )
 
     checkpoint_activations: bool = option(
         False, "save memory in training: recompute activations in backward", change=ALWAYS
@@ -110,17 +152,34 @@ class StackOptions(FairseqDataclass):
 class SideOptions:
     """Options that encoders and decoders each have: `layers` is --encoder-layers and --decoder-layers."""
 
-    embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1, released=True)
-    hidden_dim: int = mirror(GatedAttentionConfig, "value_dim", 1024, least=1, released=True)
-    z_dim: int = mirror(GatedAttentionConfig, "shared_dim", 128, least=1, released=True)
-    n_dim: int = mirror(GatedAttentionConfig, "ndim", 16, released=True)
-    ffn_embed_dim: int = mirror(FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out", released=True)
-    layers: int = option(6, "number of layers", least=1, released=True)
+    embed_dim: int = mirror(ModuleConfig, "dim", 512, least=1, released=True, huggingface="hidden_size")
+    hidden_dim: int = mirror(
+        GatedAttentionConfig, "value_dim", 1024, least=1, released=True, huggingface="intermediate_size"
+    )
+    z_dim: int = mirror(
+        GatedAttentionConfig, "shared_dim", 128, least=1, released=True, huggingface="shared_representation_size"
+    )
+    n_dim: int = mirror(GatedAttentionConfig, "ndim", 16, released=True, huggingface="ema_projection_size")
+    ffn_embed_dim: int = mirror(
+        FeedForwardConfig, "hidden_dim", 1024, "; 0 leaves them out", released=True, huggingface="nffn_hidden_size"
+    )
+    layers: int = option(6, "number of layers", least=1, released=True, huggingface="num_hidden_layers")
     chunk_size: int = mirror(
-        GatedAttentionConfig, "chunk_size", -1, "; -1 attends to everything", change=AFTER_TRAINING, released=True
+        GatedAttentionConfig,
+        "chunk_size",
+        -1,
+        "; -1 attends to everything",
+        change=AFTER_TRAINING,
+        released=True,
+        huggingface="chunk_size",
     )
     truncation_length: int = mirror(
-        GatedAttentionConfig, "truncation", -1, "; -1 follows --truncation-length", change=AFTER_TRAINING
+        GatedAttentionConfig,
+        "truncation",
+        -1,
+        "; -1 follows --truncation-length",
+        change=AFTER_TRAINING,
+        huggingface="truncation",
     )
     layerdrop: float = option(
         0.0, "probability of leaving out each layer in a training step", least=0, below=1, change=ALWAYS
@@ -179,10 +238,12 @@ class DecoderOptions(options_of("decoder")):
         False, "do not multiply embeddings by the square root of their size", released=True
     )
     share_decoder_input_output_embed: bool = option(
-        False, "tie the decoder's embeddings and output projection", released=True
+        False, "tie the decoder's embeddings and output projection", released=True, huggingface="tie_word_embeddings"
     )
     output_bias: bool = option(False, "a bias in the output projection")
-    output_dense: bool = option(False, "a linear layer and tanh before the output projection")
+    output_dense: bool = option(
+        False, "a linear layer and tanh before the output projection", huggingface="add_lm_hidden_dense_layer"
+    )
 
     adaptive_softmax_cutoff: Optional[str] = option(
         None,

@@ -31,33 +31,23 @@ CONFIG, SAFE, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 LONGEST = 2**31  # steps of a truncation, which torch could not count
 POOLER = "pooler"  # the head that stands for MegaModel's pooler: its own layer and tanh, then an identity
 
-# Options of the same meaning: Hugging Face's, its default, and ours.
-SAME = {
-    "hidden_size": (128, "{side}_embed_dim"),
-    "num_hidden_layers": (4, "{side}_layers"),
-    "intermediate_size": (256, "{side}_hidden_dim"),
-    "shared_representation_size": (64, "{side}_z_dim"),
-    "ema_projection_size": (16, "{side}_n_dim"),
-    "dropout_prob": (0.1, "dropout"),
-    "hidden_dropout_prob": (0.1, "hidden_dropout"),
-    "attention_probs_dropout_prob": (0.1, "attention_dropout"),
-    "nffn_activation_dropout_prob": (0.1, "activation_dropout"),
-    "use_feature_dropout": (False, "feature_dropout"),
-    "normalize_before_mega": (True, "normalize_before"),
-}
-# The same for words, with ours for each of Hugging Face's; the first of two is written back.
+# Words of Hugging Face's options and ours for them; the first of two is written back.
 ACTIVATIONS = {name: name for name in ("silu", "relu", "gelu", "linear", "gelu_fast", "gelu_accurate")}
 ACTIVATIONS.update(swish="silu", gelu_new="gelu_accurate", gelu_pytorch_tanh="gelu_accurate", quick_gelu="gelu_sigmoid")
 NORMS = {"scalenorm": "scalenorm", "layernorm": "layernorm", "batchnorm": "batchnorm", "rmsnorm": "hf_rmsnorm"}
 WORDS = {
-    "activation": ("silu", "activation_fn", ACTIVATIONS),
-    "attention_activation": ("softmax", "attention_activation_fn", {n: n for n in ("softmax", "laplace", "relu2")}),
-    "relative_positional_bias": ("rotary", "rel_pos_bias", {n: n for n in ("rotary", "simple")}),
-    "normalization_type": ("scalenorm", "normalization_type", NORMS),
+    "activation": ACTIVATIONS,
+    "attention_activation": {name: name for name in ("softmax", "laplace", "relu2")},
+    "relative_positional_bias": {name: name for name in ("rotary", "simple")},
+    "normalization_type": NORMS,
 }
-# All options with their defaults. The last two have a counterpart with this value only.
+# All options of Hugging Face's with their defaults. The last two have a counterpart with this value only.
 DEFAULTS = {
-    **{name: default for name, (default, *_) in {**SAME, **WORDS}.items()},
+    "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256, "shared_representation_size": 64,
+    "ema_projection_size": 16, "dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "nffn_activation_dropout_prob": 0.1, "use_feature_dropout": False, "normalize_before_mega": True,
+    "activation": "silu", "attention_activation": "softmax", "relative_positional_bias": "rotary",
+    "normalization_type": "scalenorm",
     "use_normalized_ffn": True, "nffn_hidden_size": 256, "normalize_before_ffn": True,
     "bidirectional": True, "is_decoder": False, "use_chunking": False, "chunk_size": -1, "truncation": None,
     "max_positions": 2048, "add_token_type_embeddings": False, "type_vocab_size": 2, "vocab_size": 30522,
@@ -65,13 +55,8 @@ DEFAULTS = {
     "norm_affine": True, "add_cross_attention": False, "pad_token_id": 1,
 }  # fmt: skip
 FIXED = ("add_cross_attention", "pad_token_id")
-# Options of ours that the other direction reads besides these; it refuses other values than the default of the rest.
-OURS = {
-    *(f"{{side}}_{name}" for name in ("ffn_embed_dim", "chunk_size", "truncation_length")),
-    *("truncation_length", "opposite_ffn_norm", "no_final_norm", "no_affine_norm", "no_affine_final_norm"),
-    *("token_types", "max_positions", "max_target_positions", "lm_head", "untie_lm_head", "pooler_dropout"),
-    *("share_decoder_input_output_embed", "output_bias", "output_dense", "no_scale_embedding"),
-}
+# Options of ours without effect there: a missing bias is written as zeros, and there is no norm after the last layer.
+IGNORED = {"output_bias", "no_affine_final_norm"}
 
 # Ends of the names of a layer's tensors, Hugging Face's and the released ones.
 OF_LAYERS = {
@@ -184,7 +169,7 @@ def _check(options: Options) -> None:
         )
         if not (fits or value is default is None) or (name in FIXED and value != default):
             raise _refusal(name, value, f"it must be {'a number' if number else repr(default)}")
-    for name, (_, _, words) in WORDS.items():
+    for name, words in WORDS.items():
         if options[name] not in words:
             raise _refusal(name, options[name], f"give a model with {', '.join(words)}")
     causal = KINDS[arch].side == "decoder"
@@ -207,6 +192,11 @@ def _check(options: Options) -> None:
 
 def _refusal(name: str, value: Any, remedy: str) -> UserError:
     return UserError(f"has {reprlib.repr(value)} for the option {name}, which has no counterpart here; {remedy}")
+
+
+def _counterparts(ours: Sequence[Field]) -> Dict[str, str]:
+    """Those of our options that are made from one of Hugging Face's, and its name for each."""
+    return {f.name: f.metadata["huggingface"] for f in ours if f.metadata.get("huggingface")}
 
 
 def _reach(options: Options) -> int:
@@ -236,26 +226,26 @@ class HuggingFace(Family):
 
     def model_options(self, options: Options, ours: Sequence[Field]) -> Dict[str, Any]:
         side, prenorm = self.kind.side, options["normalize_before_mega"]
-        tied, dense = options["tie_word_embeddings"], options["add_lm_hidden_dense_layer"]
         ffn, dropout = options["use_normalized_ffn"], options["classifier_dropout"]
-        chosen = {ours.format(side=side): options[name] for name, (_, ours) in SAME.items()}
-        chosen.update({ours: words[options[name]] for name, (_, ours, words) in WORDS.items()})
-        chosen.update({
+        chosen = {}
+        for name, theirs in _counterparts(ours).items():
+            chosen[name] = WORDS[theirs][options[theirs]] if theirs in WORDS else options[theirs]
+        chosen.update({  # where Hugging Face's has other values
             f"{side}_ffn_embed_dim": options["nffn_hidden_size"] if ffn else 0,
             f"{side}_chunk_size": options["chunk_size"] if options["use_chunking"] else -1,
-            "truncation_length": options["truncation"] or 0,
+            "truncation_length": options["truncation"] or 0, f"{side}_truncation_length": -1,
             "opposite_ffn_norm": ffn and options["normalize_before_ffn"] != prenorm,
             "no_final_norm": prenorm, "no_affine_norm": not options["norm_affine"],
             "token_types": options["type_vocab_size"] if options["add_token_type_embeddings"] else 0,
         })  # fmt: skip
         if side == "decoder":
-            chosen.update(max_target_positions=_longest(options), no_scale_embedding=True)
-            chosen.update(share_decoder_input_output_embed=tied, output_bias=True, output_dense=dense)
+            chosen.update(max_target_positions=_longest(options), no_scale_embedding=True, output_bias=True)
         else:
-            chosen.update(max_positions=_longest(options), lm_head="none")
+            chosen.update(max_positions=_longest(options), lm_head="none", untie_lm_head=False)
             chosen["pooler_dropout"] = options["hidden_dropout_prob"] if dropout is None else dropout
         if self.arch == "MegaForMaskedLM":
-            chosen.update(lm_head="tanh" if dense else "linear", untie_lm_head=not tied)
+            chosen["lm_head"] = "tanh" if options["add_lm_hidden_dense_layer"] else "linear"
+            chosen["untie_lm_head"] = not options["tie_word_embeddings"]
         return chosen
 
     def task_options(self, options: Options, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
@@ -346,13 +336,14 @@ def to_huggingface(
     cfg = {name: value.value if isinstance(value, Enum) else value for name, value in vars(model.cfg).items()}
     arch = _arch(model)
 
-    counterparts = {ours for _, ours, *_ in (*SAME.values(), *WORDS.values())} | OURS
-    counterparts = {ours.format(side=side) for ours in counterparts}
-    others = {name for name, change in changes(model.OPTIONS).items() if change != ALWAYS} - counterparts
+    counterparts = _counterparts(fields(model.OPTIONS))
+    others = {name for name, change in changes(model.OPTIONS).items() if change != ALWAYS}
+    others -= counterparts.keys() | IGNORED
     fits = {field.name: cfg[field.name] == field.default for field in fields(model.OPTIONS) if field.name in others}
     fits["no_scale_embedding"] = cfg.get("no_scale_embedding", True)
     fits["no_final_norm"] = not cfg["normalize_before"] or cfg["no_final_norm"]
-    fits.update({ours: cfg[ours] in words.values() for _, ours, words in WORDS.values()})
+    worded = {ours: theirs for ours, theirs in counterparts.items() if theirs in WORDS}
+    fits.update({ours: cfg[ours] in WORDS[theirs].values() for ours, theirs in worded.items()})
     if arch == "MegaForMaskedLM":
         fits.update(lm_head=cfg["lm_head"] in ("tanh", "linear"), pooling=True)  # without a head, nothing is pooled
     wrong = [f"{cfg[name]!r} for {typed(name)}" for name, fit in fits.items() if not fit]
@@ -360,9 +351,9 @@ def to_huggingface(
         raise UserError(
             f"has {', '.join(wrong)}, which Hugging Face's Mega does not have; give a model trained with other values"
         )
-    options = {name: cfg[ours.format(side=side)] for name, (_, ours) in SAME.items()}
-    for name, (_, ours, words) in WORDS.items():
-        options[name] = next(theirs for theirs, word in words.items() if word == cfg[ours])
+    options = {theirs: cfg[ours] for ours, theirs in counterparts.items()}
+    for ours, name in worded.items():
+        options[name] = next(theirs for theirs, word in WORDS[name].items() if word == cfg[ours])
     dense, tied = cfg.get("lm_head") == "tanh", not cfg.get("untie_lm_head")
     if side == "decoder":
         dense, tied = cfg["output_dense"], cfg["share_decoder_input_output_embed"]
