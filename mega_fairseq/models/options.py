@@ -209,14 +209,14 @@ class SideOptions:
     sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
 
 
-def options_of(side: str) -> Type[StackOptions]:
+def options_of_side(side: str) -> Type[StackOptions]:
     """Those of any stack and, named after "encoder" or "decoder", of one side."""
     named = [(f"{side}_{f.name}", f.type, field(default=f.default, metadata=f.metadata)) for f in fields(SideOptions)]
     return make_dataclass(f"{side.title()}SideOptions", named, bases=(StackOptions,))
 
 
 @dataclass
-class EncoderOptions(options_of("encoder")):
+class EncoderOptions(options_of_side("encoder")):
     """Options of any Mega encoder."""
 
     encoder_embed_path: Optional[str] = option(
@@ -225,7 +225,7 @@ class EncoderOptions(options_of("encoder")):
 
 
 @dataclass
-class DecoderOptions(options_of("decoder")):
+class DecoderOptions(options_of_side("decoder")):
     """Options of any Mega decoder."""
 
     decoder_embed_path: Optional[str] = option(
