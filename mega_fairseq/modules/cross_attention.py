@@ -20,6 +20,7 @@ from mega_fairseq.modules.projection import gated_residual, linear, packed, proj
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.attention.fixed import FixedPlace
+from mega_fairseq.ops.attention.fixed import attend as attend_in_storage
 from mega_fairseq.ops.attention.one_position import few_scores
 from mega_fairseq.ops.attention.segments import NEAR, Bias, Segments, attention_in_segments, segment_weights
 from mega_fairseq.ops.gates import gate_output
@@ -205,11 +206,9 @@ class GatedCrossAttention(Layer):
             projected = project(norm(residual) if c.prenorm else residual)
             queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
             keys, values, padding, place, _, packed_values = state
-            if segments is None and isinstance(place, FixedPlace) and position_bias.in_kernel(queries):
-                from mega_fairseq.ops.attention.fixed.triton import attend  # here, since Triton may be missing
-
+            if segments is None and isinstance(place, FixedPlace) and not position_bias.rotates:
                 bias = position_bias(1 - place.limit, keys.size(1), keys.device)
-                attended = attend(queries, keys, values, place, bias, c.attention, padding=padding)
+                attended = attend_in_storage(queries, keys, values, place, bias, c.attention, padding=padding)
             else:
                 beams = queries.reshape(keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
                 if segments is None:

@@ -13,7 +13,8 @@ from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.ops.attention import attention, weighted_sum
 from mega_fairseq.ops.attention import position as ops
 from mega_fairseq.ops.attention.chunks import KeyValues
-from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, kernel_runs
+from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
+from mega_fairseq.ops.attention.fixed import attend as attend_in_storage
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.rotary import cos_sin, rotary_distances, rotate, turned
 from mega_fairseq.ops.precision import at_least_float32
@@ -168,10 +169,9 @@ def biased_weights(
     """f(Q K^T / tau + b_rel) for queries (G, n, z) that are all at `position` -> (G, n, m), for `weighted_sum`."""
     keys = k.size(1)
     if isinstance(position, FixedPlace):
-        bias, longest = position_bias(1 - position.limit, keys, q.device), position.limit - 1
+        bias = position_bias(1 - position.limit, keys, q.device)  # (limit - 1 + m,)
+        bias = None if bias is None else position.bias(bias, keys)
         position = position.number.view(1)
-        if bias is not None:  # (limit - 1 + m,) -> (m,)
-            bias = bias.index_select(0, torch.arange(keys, device=q.device) + (longest - position))
     else:
         bias = position_bias(-position, keys - position, q.device)  # (m,)
     q_rows = position_bias.rotate(q.reshape(-1, 1, q.size(-1)), position)
@@ -190,11 +190,9 @@ def attend_token(
     outer: bool = False,
 ) -> Tuple[Tensor, Union[KeyValues, FixedKeyValues]]:
     """Causal attention of the next token: q, k (R, z), v (R, e) -> (R, e), and the cache with its key and value."""
-    if isinstance(cache, FixedKeyValues) and position_bias.in_kernel(q):
-        from mega_fairseq.ops.attention.fixed.triton import attend  # here, since Triton may be missing
-
+    if isinstance(cache, FixedKeyValues) and not position_bias.rotates:
         bias = position_bias(1 - cache.last.limit, cache.keys.size(1), q.device)
-        return attend(q, cache.keys, cache.values, cache.last, bias, function, outer, new=(k, v)), cache
+        return attend_in_storage(q, cache.keys, cache.values, cache.last, bias, function, outer, new=(k, v)), cache
     cache = cache.append(k.unsqueeze(1), v.unsqueeze(1), chunk_size)
     weights = biased_weights(q.unsqueeze(1), cache.keys, position_bias, cache.last, function, cache.padding, outer)
     return weighted_sum(weights, cache.values).squeeze(1), cache.unless_complete(chunk_size)
@@ -210,9 +208,10 @@ class TabledBias:
         self.earlier: List[Any] = []  # smaller tables, which CUDA graphs may still read
         self.cos_sin: Optional[Tuple[Tensor, Tensor]] = None
 
-    def in_kernel(self, q: Tensor) -> bool:
-        """Whether a kernel for fixed storage can attend: it adds a bias, but rotates nothing."""
-        return kernel_runs(q) and not isinstance(self.bias, RotaryEmbedding)
+    @property
+    def rotates(self) -> bool:
+        """Whether it rotates queries and keys, and adds no bias."""
+        return isinstance(self.bias, RotaryEmbedding)
 
     def __call__(self, first: int, stop: int, device: torch.device) -> Optional[Tensor]:
         if self.bias.longest is not None:  # the bias is already a table
@@ -226,7 +225,7 @@ class TabledBias:
         return None if table is None else table[first - start : stop - start]
 
     def rotate(self, x: Tensor, first: Union[int, Tensor]) -> Tensor:
-        if isinstance(first, Tensor) or not isinstance(self.bias, RotaryEmbedding):
+        if isinstance(first, Tensor) or not self.rotates:
             return self.bias.rotate(x, first)
         stop, tables = first + x.size(1), self.cos_sin
         if tables is None or len(tables[0]) < stop:

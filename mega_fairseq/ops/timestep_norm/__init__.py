@@ -5,8 +5,8 @@ With n tokens before the piece, and means m and variances v of the W numbers of 
     n <- n + 1;   e = m - mean;   mean <- mean + e / n;   var <- var + (v + (1 - 1/n) e^2 - var) / n
     y = (x - mean) / sqrt(var + eps) * (1 + weight) + bias
 
-`naive.py` is this loop. Here, and in triton.py for NVIDIA GPUs, all tokens of a piece take their statistics from prefix
-sums. With k tokens up to t, and sums over the piece up to t relative to s, the mean before the piece:
+`naive.py` is this loop. In sums.py, and in triton.py for NVIDIA GPUs, all tokens of a piece take their statistics from
+prefix sums. With k tokens up to t, and sums over the piece up to t relative to s, the mean before the piece:
 
     mean = s + sum(m - s) / k;   var = (n var_before + sum(v + (m - s)^2)) / k - (mean - s)^2
 
@@ -20,21 +20,21 @@ take 1.9 times as long on a CPU (8,192 tokens of 512 numbers in 16 groups).
 """
 
 from types import ModuleType
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.backend import NAIVE, TRITON, backend
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32, widest
+from mega_fairseq.ops.precision import widest
+from mega_fairseq.ops.timestep_norm import sums
 from mega_fairseq.ops.timestep_norm.naive import Statistics, own_statistics, timestep_norm_naive
 
 WIDEST = 1024  # channels of a group in triton.py, which takes powers of two
 
 
-def timestep_norm(
+def _by_operator(
     x: Tensor,
     weight: Optional[Tensor],
     bias: Optional[Tensor],
@@ -42,15 +42,13 @@ def timestep_norm(
     lengths: Optional[Tensor] = None,
     eps: float = 1e-5,
 ) -> Tuple[Tensor, Statistics]:
-    """x (B, L, D) after `state` -> y (B, L, D) in x's dtype, and the statistics after it.
-
-    `weight` (D,) is the scale minus 1. `lengths` (B,) marks right padding: padded outputs are zero and pads do not
-    count.
-    """
-    if backend(x.device) == NAIVE:
-        return timestep_norm_naive(x, weight, bias, state, lengths, eps)
     y, _, _, mean, var = _norm(x, weight, bias, state.mean, state.var, state.count, lengths, eps)
     return y, Statistics(state.count + (x.size(1) if lengths is None else lengths), mean, var)
+
+
+# x (B, L, D) after a state -> y (B, L, D) in x's dtype, and the statistics after it. `weight` (D,) is the scale minus
+# 1. `lengths` (B,) marks right padding: padded outputs are zero and pads do not count.
+timestep_norm = Forms(timestep_norm_naive, _by_operator)
 
 
 def statistics(x: Tensor, groups: int) -> Statistics:
@@ -72,123 +70,23 @@ def merged(first: Statistics, second: Statistics) -> Statistics:
 
 # ---------------------------------------------------------------------------------------------- all tokens of a piece
 
+FORMS = Forms(sums, triton="mega_fairseq.ops.timestep_norm.triton")
 
-def _kernels(x: Tensor, mean: Tensor) -> Optional[ModuleType]:
-    """triton.py, if it is for this x (B, L, D) and means (B, G)."""
+
+def _form(x: Tensor, mean: Tensor) -> ModuleType:
+    """The one for this x (B, L, D) and means (B, G)."""
     width = x.size(2) // mean.size(1)
-    if backend(x.device) != TRITON or width > WIDEST or width & (width - 1):
-        return None
-    from mega_fairseq.ops.timestep_norm import triton  # here, since Triton may be missing
-
-    return triton
+    return FORMS.of(x, suits=width <= WIDEST and not width & (width - 1))
 
 
-def _origin(own: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-    """s (B, 1, G) that sums are relative to; before the first token it is that token's mean."""
-    return torch.where(count.view(-1, 1, 1) > 0, mean.unsqueeze(1), own[:, :1])
+def _forward(
+    x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], mean: Tensor, *args: Any
+) -> Tuple[Tensor, ...]:
+    return _form(x, mean).forward(x, weight, bias, mean, *args)
 
 
-def _counts(own: Tensor, count: Tensor) -> Tensor:
-    """Tokens up to each one, (B, L, 1)."""
-    places = torch.arange(1, own.size(1) + 1, device=own.device)
-    return (count.unsqueeze(1) + places).unsqueeze(-1).to(own.dtype)
-
-
-def _last(lengths: Optional[Tensor], like: Tensor) -> Tensor:
-    """The index of each row's last token, as `gather` takes it in (B, L, G): (B, 1, G)."""
-    index = like.new_full((like.size(0),), like.size(1), dtype=torch.long) if lengths is None else lengths
-    return (index - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, like.size(2))
-
-
-def _forward(x, weight, bias, mean, var, count, lengths, eps) -> Tuple[Tensor, ...]:
-    kernels, args = _kernels(x, mean), (x, weight, bias, mean, var, count, lengths)
-    if kernels is not None:
-        return kernels.forward(_fake(*args, eps), *args, eps=eps)
-    centred, own, spread = own_statistics(x, mean.size(1))
-    dtype, own, spread = own.dtype, own.to(mean.dtype), spread.to(mean.dtype)  # (B, L, G)
-    pads = None if lengths is None else padding_from_lengths(lengths, x.size(1)).unsqueeze(-1)
-    if pads is not None:
-        own, spread = (t.masked_fill(pads, 0.0) for t in (own, spread))
-    origin, counts = _origin(own, mean, count), _counts(own, count)
-    away = own - origin if pads is None else (own - origin).masked_fill(pads, 0.0)
-    moved = away.cumsum(1) / counts
-    before = (var * count.unsqueeze(1)).unsqueeze(1)
-    vars_ = ((before + (spread + away.square()).cumsum(1)) / counts - moved.square()).clamp_min(0.0)
-    means, scale = origin + moved, torch.rsqrt(vars_ + eps).to(dtype)
-
-    y = centred.add_((own - means).to(dtype).unsqueeze(-1)).mul_(scale.unsqueeze(-1)).flatten(-2)
-    y = y if weight is None else y.mul_(1.0 + weight.to(dtype))
-    y = (y if bias is None else y.add_(bias)).to(x.dtype)
-    last = _last(lengths, means)
-    ends = [t.gather(1, last).squeeze(1) for t in (means, vars_)]
-    if pads is not None:
-        y = y.masked_fill(pads, 0.0)
-        empty = (lengths == 0).unsqueeze(1)
-        ends = [torch.where(empty, old, new) for old, new in zip((mean, var), ends)]
-    return (y, means, scale, *ends)
-
-
-def _fake(x, weight, bias, mean, var, count, lengths, eps):
-    shape = (*x.shape[:2], mean.size(1))
-    means, scale = x.new_empty(shape, dtype=mean.dtype), x.new_empty(shape, dtype=at_least_float32(x.dtype))
-    return x.new_empty(x.shape), means, scale, torch.empty_like(mean), torch.empty_like(var)
-
-
-def _backward(grads, saved, x, weight, bias, mean, var, count, lengths, eps) -> List[Tensor]:
-    """With R, A and B sums from t to the end, of g_var / k, g_mean / k and g_var (mean - s) / k:
-
-    dx = r w dy + (A + 2 ((m - s) R - B)) / W + 2 R (x - m) / W
-    """
-    kernels = _kernels(x, mean)
-    if kernels is not None:
-        return kernels.backward(grads, saved, x, weight, bias, mean, var, count, lengths)
-    (dy, _, _, dmean, dvar), (means, scale) = grads, saved
-    centred, own, _ = own_statistics(x, mean.size(1))  # (B, L, G, W)
-    dtype, wide, own, width = own.dtype, mean.dtype, own.to(mean.dtype), centred.size(-1)
-    pads = None if lengths is None else padding_from_lengths(lengths, x.size(1)).unsqueeze(-1)
-    dy = torch.zeros_like(x) if dy is None else dy
-    if pads is not None:
-        own, dy = own.masked_fill(pads, 0.0), dy.masked_fill(pads, 0.0)
-        centred = centred.masked_fill(pads.unsqueeze(-1), 0.0)
-    dy = dy.to(dtype)
-    origin, counts = _origin(own, mean, count), _counts(own, count)
-    shift = own - means
-
-    parameters = []
-    if weight is not None:
-        normed = (centred + shift.to(dtype).unsqueeze(-1)).mul_(scale.unsqueeze(-1)).flatten(-2)
-        parameters.append(normed.mul_(dy).sum((0, 1)).to(weight.dtype))
-    if bias is not None:
-        parameters.append(dy.sum((0, 1)).to(bias.dtype))
-    g = (dy if weight is None else dy * (1.0 + weight.to(dtype))).view_as(centred)
-    total = g.sum(-1).to(wide)
-    r = scale.to(wide)
-    g_mean = -r * total
-    g_var = -0.5 * r.pow(3) * ((g * centred).sum(-1).to(wide) + shift * total)
-    last, through = _last(lengths, means), []
-    real = None if lengths is None else (lengths > 0).unsqueeze(1)
-    for gradient, end in ((g_mean, dmean), (g_var, dvar)):
-        if end is not None:
-            at_end = end if real is None else end * real
-            gradient.scatter_add_(1, last, at_end.unsqueeze(1))
-        through.append(0.0 if end is None or real is None else end * ~real)
-
-    def later(t: Tensor) -> Tensor:
-        return (t / counts).flip(1).cumsum(1).flip(1)
-
-    of_var, of_mean, of_both = later(g_var), later(g_mean), later(g_var * (means - origin))
-    constant = (of_mean + 2.0 * ((own - origin) * of_var - of_both)) / width
-    dx = g.mul(scale.unsqueeze(-1)).add_(constant.to(dtype).unsqueeze(-1))
-    dx = dx.addcmul_(centred, (of_var * (2.0 / width)).to(dtype).unsqueeze(-1)).flatten(-2).to(x.dtype)
-    if pads is not None:
-        dx = dx.masked_fill(pads, 0.0)
-    n = count.unsqueeze(1)
-    return [
-        dx,
-        *parameters,
-        n * (of_mean[:, 0] - 2.0 * of_both[:, 0]) + through[0],
-        n * of_var[:, 0] + through[1],
-    ]
+def _backward(grads, saved, x, weight, bias, mean, *args: Any) -> List[Tensor]:
+    return _form(x, mean).backward(grads, saved, x, weight, bias, mean, *args)
 
 
 # x (B, L, D) -> y, the means and 1 / sqrt(var + eps) of each token (B, L, G), and the last means and variances (B, G).
@@ -196,7 +94,7 @@ _norm = operator(
     "timestep_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, Tensor count, Tensor? lengths, "
     "float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _forward,
-    _fake,
+    sums.fake,
     _backward,
     saved=slice(1, 3),
     gradients=5,

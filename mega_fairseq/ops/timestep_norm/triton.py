@@ -14,6 +14,7 @@ from torch import Tensor
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.rows import WIDE, add_both_parts
+from mega_fairseq.ops.timestep_norm.sums import fake
 
 TILE = 4096  # numbers that a program holds at once
 
@@ -127,16 +128,18 @@ def _launch(kernel: Any, x: Tensor, groups: int, *args: Any, **options: Any) -> 
     launch(kernel, (x.size(0), groups), x, *args, x.size(1), **options, **sizes, num_warps=8)
 
 
-def forward(outputs: Tuple[Tensor, ...], x: Tensor, *args: Optional[Tensor], eps: float) -> Tuple[Tensor, ...]:
-    """Fills `outputs`, which are those of `_forward` in __init__.py."""
-    args = [None if t is None else t.contiguous() for t in args]
-    _launch(forward_kernel, x.contiguous(), args[2].size(1), *args, *outputs, EPS=eps)
+def forward(x: Tensor, *args: Any) -> Tuple[Tensor, ...]:
+    """As in sums.py."""
+    outputs, (*tensors, eps) = fake(x, *args), args
+    tensors = [None if t is None else t.contiguous() for t in tensors]
+    _launch(forward_kernel, x.contiguous(), tensors[2].size(1), *tensors, *outputs, EPS=eps)
     return outputs
 
 
-def backward(grads: List[Optional[Tensor]], saved: List[Tensor], x: Tensor, *args: Optional[Tensor]) -> List[Tensor]:
-    """As `_backward` in __init__.py."""
-    x, (weight, _, *state) = x.contiguous(), [None if t is None else t.contiguous() for t in args]
+def backward(grads: List[Optional[Tensor]], saved: List[Tensor], x: Tensor, *args: Any) -> List[Tensor]:
+    """As in sums.py."""
+    tensors = args[:-1]  # without eps
+    x, (weight, _, *state) = x.contiguous(), [None if t is None else t.contiguous() for t in tensors]
     dy, dmean, dvar = (None if t is None else t.contiguous() for t in (grads[0], *grads[3:]))
     dy, outputs = torch.zeros_like(x) if dy is None else dy, [torch.empty_like(t) for t in (x, *state[:2])]
     parts = saved[1].new_empty(x.size(0), 2 * x.size(2))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mega_fairseq.ops.attention.fixed import FixedPlace
+from mega_fairseq.ops.attention.fixed.storage import FixedPlace
 from mega_fairseq.ops.attention.scores import LAPLACE_MEAN, LAPLACE_STD
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.precision import at_least_float32
@@ -123,11 +123,7 @@ def attend(
     new: Optional[Tuple[Tensor, Tensor]] = None,
     padding: Optional[Tensor] = None,
 ) -> Tensor:
-    """q (R, z) at `place` -> (R, e), with a bias for the distances from 1 - place.limit on.
-
-    With `new`, a key (R, z) and a value (R, e), these are stored at `place`, and queries see the keys up to there.
-    Otherwise R / S queries each share keys (S, m, z) and values (S, m, e), without those of `padding` (S, m).
-    """
+    """As `attend_naive`."""
     (rows, z), (sources, capacity, e) = q.shape, values.shape
     out = values.new_empty(rows, e)
     stored, (key, value) = (None, (None, None)) if new is None else (place.rows, (t.contiguous() for t in new))
